@@ -1,0 +1,37 @@
+"""Meshes and shardings: pure data, knows nothing else of irpar."""
+
+from .blocks import (
+    Region,
+    block_range,
+    block_sizes,
+    ceil_div,
+    ceil_shape,
+    is_even,
+    local_region,
+    local_shape,
+    minor_gather_is_aligned,
+)
+from .errors import IrparError, ShardingError
+from .mesh import Axis, Mesh
+from .sharding import REDUCTIONS, DimSharding, DimSpec, Reduction, Sharding
+
+__all__ = [
+    "REDUCTIONS",
+    "Axis",
+    "DimSharding",
+    "DimSpec",
+    "IrparError",
+    "Mesh",
+    "Reduction",
+    "Region",
+    "Sharding",
+    "ShardingError",
+    "block_range",
+    "block_sizes",
+    "ceil_div",
+    "ceil_shape",
+    "is_even",
+    "local_region",
+    "local_shape",
+    "minor_gather_is_aligned",
+]

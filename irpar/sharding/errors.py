@@ -1,0 +1,39 @@
+"""The one error type of irpar: what, where, which rule, what to do."""
+
+
+class IrparError(Exception):
+    """A mistake in what irpar was given, told so that its user can mend it.
+
+    Args:
+        what: the problem, in one sentence, without a full stop.
+        where: where it is: file and line, node, value.
+        notes: further facts, a line each.
+        do: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", notes: tuple[str, ...] = (), do: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.notes = tuple(notes)
+        self.do = do
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  {self.where}")
+        lines.extend(f"  {note}" for note in self.notes)
+        if self.do:
+            lines.append(f"  do: {self.do}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.where, self.notes, self.do)
+
+
+def _rebuild(kind: type[IrparError], what: str, where: str, notes: tuple[str, ...], do: str) -> IrparError:
+    return kind(what, where=where, notes=notes, do=do)
+
+
+class ShardingError(IrparError):
+    """A mesh, a sharding or an annotation that cannot be."""

@@ -1,0 +1,199 @@
+"""Device meshes: named axes over a row-major (or explicit) list of devices."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .errors import ShardingError
+
+_AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True, order=True)
+class Axis:
+    """A mesh axis, or the part of one: `tp`, or `tp:(2)4` (a sub-axis of size 4 inside 2 major blocks).
+
+    A sub-axis `name:(pre)size` of an axis with N devices numbers the devices as `(pre, size, N / (pre * size))`,
+    row-major, and means the middle one. `size` is None for the whole axis.
+    """
+
+    name: str
+    pre: int = 1
+    size: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.size is None else f"{self.name}:({self.pre}){self.size}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Axis":
+        """Read `tp` or `tp:(2)4`.
+
+        Raises:
+            ShardingError: the text is neither.
+        """
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?::\((\d+)\)(\d+))?", text.strip())
+        if match is None:
+            raise ShardingError(
+                f'"{text}" is not a mesh axis', do='write an axis name such as tp, or a sub-axis "tp:(2)4"'
+            )
+        name, pre, size = match.groups()
+        return cls(name) if size is None else cls(name, int(pre), int(size))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Named axes with sizes over a list of devices.
+
+    Args:
+        axes: axis name to size, major first, e.g. `Mesh({"dp": 2, "tp": 4})`.
+        devices: device ids, one for each place in row-major order of the axes; None means 0, 1, 2 ...
+        name: what the text form calls it (`@m`).
+
+    Raises:
+        ShardingError: a name or size that cannot be, or device ids that do not fit the axes.
+    """
+
+    axes: Mapping[str, int] = field(hash=False)
+    devices: tuple[int, ...] | None = None
+    name: str = "m"
+
+    def __post_init__(self) -> None:
+        axes = dict(self.axes)
+        object.__setattr__(self, "axes", axes)
+        for axis, size in axes.items():
+            if not _AXIS_NAME.match(axis):
+                raise ShardingError(
+                    f'"{axis}" cannot name a mesh axis', do="use letters, digits and _ only, a letter first"
+                )
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ShardingError(f"mesh axis {axis} has size {size}", do="give every axis a size of 1 or more")
+        if self.devices is not None:
+            devices = tuple(self.devices)
+            if devices == tuple(range(math.prod(axes.values()))):
+                object.__setattr__(self, "devices", None)
+                return
+            object.__setattr__(self, "devices", devices)
+            if len(set(devices)) != len(devices) or len(devices) != self.size or min(devices) < 0:
+                raise ShardingError(
+                    f"mesh {self} has {self.size} places but its device list is {list(devices)}",
+                    do=f"list {self.size} different device ids of 0 or more",
+                )
+
+    @classmethod
+    def parse(cls, text: str, name: str = "m") -> "Mesh":
+        """Read `dp=2,tp=4`.
+
+        Raises:
+            ShardingError: the text has another form, a repeated axis, or a size below 1.
+        """
+        axes: dict[str, int] = {}
+        for item in text.split(","):
+            axis, equals, size = (part.strip() for part in item.partition("="))
+            if not equals or not re.fullmatch(r"\d{1,9}", size):
+                raise ShardingError(f'"{text}" is not a mesh: cannot read "{item.strip()}"', do="write it as dp=2,tp=4")
+            if axis in axes:
+                raise ShardingError(f'mesh "{text}" names axis {axis} twice', do="name each axis once")
+            axes[axis] = int(size)
+        return cls(axes, name=name)
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={size}" for axis, size in self.axes.items())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((tuple(self.axes.items()), self.devices, self.name))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of devices."""
+        return math.prod(self.axes.values())
+
+    @cached_property
+    def axis_names(self) -> tuple[str, ...]:
+        """Axis names, major first."""
+        return tuple(self.axes)
+
+    def axis_size(self, axis: Axis) -> int:
+        """Number of devices along an axis or sub-axis.
+
+        Raises:
+            ShardingError: the mesh has no such axis, or the sub-axis does not fit it.
+        """
+        whole = self.axes.get(axis.name)
+        if whole is None:
+            raise ShardingError(f'no axis "{axis.name}" in mesh {self}', do=self._remedy(axis.name))
+        if axis.size is None:
+            return whole
+        if axis.pre < 1 or axis.size < 2 or whole % (axis.pre * axis.size):
+            raise ShardingError(
+                f"sub-axis {axis} does not fit axis {axis.name} of size {whole}",
+                do="pre * size must divide the axis, and size must be 2 or more",
+            )
+        return axis.size
+
+    def _remedy(self, name: str) -> str:
+        known = ", ".join(f'"{axis}" (size {size})' for axis, size in self.axes.items())
+        return f"write {known}, or add {name} to the mesh" if known else f"add {name} to the mesh"
+
+    def group_size(self, axes: Sequence[Axis]) -> int:
+        """Number of devices that differ only in `axes`."""
+        return math.prod(self.axis_size(axis) for axis in axes)
+
+    def coords(self, rank: int) -> tuple[int, ...]:
+        """Row-major coordinates of a rank (a place in the mesh, not a device id)."""
+        result = []
+        for size in reversed(self.axes.values()):
+            rank, coordinate = divmod(rank, size)
+            result.append(coordinate)
+        return tuple(reversed(result))
+
+    def rank(self, coords: Sequence[int]) -> int:
+        """The rank at row-major coordinates."""
+        rank = 0
+        for coordinate, size in zip(coords, self.axes.values(), strict=True):
+            rank = rank * size + coordinate
+        return rank
+
+    def device(self, rank: int) -> int:
+        """The device id at a rank."""
+        return rank if self.devices is None else self.devices[rank]
+
+    def all_coords(self) -> Iterator[tuple[int, ...]]:
+        """Coordinates of rank 0, 1, 2 ..."""
+        return itertools.product(*(range(size) for size in self.axes.values()))
+
+    def position(self, coords: Sequence[int], axes: Sequence[Axis]) -> int:
+        """Row-major position of `coords` along `axes`, major first: 0 .. group_size(axes) - 1."""
+        position = 0
+        for axis in axes:
+            size = self.axis_size(axis)
+            coordinate = coords[self.axis_names.index(axis.name)]
+            minor = 1 if axis.size is None else self.axes[axis.name] // (axis.pre * axis.size)
+            position = position * size + coordinate // minor % size
+        return position
+
+    def groups(self, axes: Sequence[Axis]) -> list[list[int]]:
+        """The groups of ranks that a collective over `axes` joins, each in order of position along `axes`."""
+        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for rank, coords in enumerate(self.all_coords()):
+            key = tuple(self._without(coords, axes))
+            found.setdefault(key, []).append((self.position(coords, axes), rank))
+        return [[rank for _, rank in sorted(members)] for members in found.values()]
+
+    def _without(self, coords: Sequence[int], axes: Sequence[Axis]) -> Iterator[int]:
+        """Coordinates with what `axes` count taken out."""
+        for name, coordinate in zip(self.axis_names, coords, strict=True):
+            rest = coordinate
+            for axis in axes:
+                if axis.name != name:
+                    continue
+                size = self.axis_size(axis)
+                minor = 1 if axis.size is None else self.axes[name] // (axis.pre * axis.size)
+                rest -= coordinate // minor % size * minor
+            yield rest
