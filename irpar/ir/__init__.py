@@ -1,1 +1,60 @@
+"""The IR: graphs of values in SSA form, types, constants, text form and verifier."""
 
+from .annotate import Annotation, AnnotationError
+from .attributes import Attribute, Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types, same_attribute
+from .builder import Builder, Pattern, inherit, rewrite
+from .dims import Dim, Expr, parse_dim, symbol
+from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
+from .graph import Function, Graph, Names, Node, Use, Value, captured_or_read
+from .module import IRPAR_OPSET, Module
+from .tensor import ArrayTensor, ExternalTensor, LazyTensor, SlicedTensor, Tensor, TensorError
+from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
+
+__all__ = [
+    "IRPAR_OPSET",
+    "UNKNOWN",
+    "Annotation",
+    "AnnotationError",
+    "ArrayTensor",
+    "Attribute",
+    "Builder",
+    "DType",
+    "Dim",
+    "Expr",
+    "ExternalTensor",
+    "Floats",
+    "Function",
+    "Graph",
+    "Graphs",
+    "InflightType",
+    "Ints",
+    "LazyTensor",
+    "Module",
+    "Names",
+    "Node",
+    "OptionalType",
+    "Pattern",
+    "RefAttribute",
+    "SequenceType",
+    "Shape",
+    "SlicedTensor",
+    "Strings",
+    "Tensor",
+    "TensorError",
+    "TensorType",
+    "Tensors",
+    "Type",
+    "Types",
+    "Use",
+    "Value",
+    "captured_or_read",
+    "dtype_of_numpy",
+    "dtype_of_onnx",
+    "dtype_of_text",
+    "inherit",
+    "parse_dim",
+    "rewrite",
+    "same_attribute",
+    "symbol",
+    "tensor_type",
+]

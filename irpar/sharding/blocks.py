@@ -1,4 +1,7 @@
-"""Which block of a tensor a device holds. Dims that do not divide are cut in ceil-sized blocks, the last shorter or empty."""
+"""Which block of a tensor a device holds.
+
+Dims that do not divide are cut in ceil-sized blocks; the last ones may be shorter or empty.
+"""
 
 from collections.abc import Sequence
 

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from .errors import ShardingError
@@ -43,7 +43,7 @@ class Axis:
         return cls(name) if size is None else cls(name, int(pre), int(size))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mesh:
     """Named axes with sizes over a list of devices.
 
@@ -56,7 +56,7 @@ class Mesh:
         ShardingError: a name or size that cannot be, or device ids that do not fit the axes.
     """
 
-    axes: Mapping[str, int] = field(hash=False)
+    axes: Mapping[str, int]
     devices: tuple[int, ...] | None = None
     name: str = "m"
 
@@ -105,9 +105,16 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Mesh) and self._key == other._key)
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        return (tuple(self.axes.items()), self.devices, self.name)
+
     @cached_property
     def _hash(self) -> int:
-        return hash((tuple(self.axes.items()), self.devices, self.name))
+        return hash(self._key)
 
     @cached_property
     def size(self) -> int:

@@ -1,0 +1,124 @@
+"""Annotations: a glob over value names of the source model, and how the values that it matches are sharded."""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from irpar.sharding import DimSpec, IrparError, Mesh, Sharding
+
+from .graph import Value
+from .module import Module
+from .types import tensor_type
+
+
+class AnnotationError(IrparError):
+    """An annotation that matches nothing or does not fit."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """One entry of `--shardings`: a name or glob, and per dim None, an axis, or a list of axes ("?" last: open).
+
+    `where` is the place that messages name, such as `shardings.yaml, line 7`.
+    """
+
+    pattern: str
+    spec: tuple[DimSpec, ...]
+    where: str = ""
+
+    def place(self) -> str:
+        """The annotation and its place, as one line of a message."""
+        return f"{self.pattern!r}: {list(self.spec)}".replace("None", "null").replace("'", '"') + (
+            f"      {self.where}" if self.where else ""
+        )
+
+
+def annotate(module: Module, annotation: Annotation) -> int:
+    """Apply an annotation, or keep it until the module has a mesh.
+
+    Returns:
+        How many values it matches.
+
+    Raises:
+        AnnotationError: it matches nothing, or does not fit what it matches.
+    """
+    if module.meshes:
+        return apply(module, annotation, module.mesh)
+    matched = matches(module, annotation)
+    module.annotations.append(annotation)
+    return len(matched)
+
+
+def apply(module: Module, annotation: Annotation, mesh: Mesh) -> int:
+    """Set the sharding of every value that an annotation matches.
+
+    Raises:
+        AnnotationError: it matches nothing, names an axis that the mesh lacks, or has another number of dims.
+    """
+    matched = matches(module, annotation)
+    try:
+        sharding = Sharding.of_spec(mesh, annotation.spec)
+    except IrparError as error:
+        first = f"it matches {len(matched)} tensor{'s'[: len(matched) != 1]}, the first: {matched[0].name} {matched[0].type}"
+        raise AnnotationError(error.what, where=annotation.place(), notes=(first,), do=error.do) from error
+    for value in matched:
+        _check(annotation, sharding, value)
+        if value.sharding is not None and value.sharding != sharding:
+            raise AnnotationError(
+                f"%{value.name} is annotated twice: {value.sharding} and {sharding}",
+                where=annotation.place(),
+                do="keep one of the two entries",
+            )
+    for value in matched:
+        value.sharding = sharding
+        module.decisions[value.name] = f'annotated "{annotation.pattern}"' + (
+            f" in {annotation.where}" if annotation.where else ""
+        )
+    return len(matched)
+
+
+def _check(annotation: Annotation, sharding: Sharding, value: Value) -> None:
+    type_ = tensor_type(value.type)
+    if type_ is None or type_.shape is None:
+        raise AnnotationError(
+            f"%{value.name} is {value.type}: only tensors of known rank can be sharded",
+            where=annotation.place(),
+            do="annotate a tensor; run infer-types first where the rank is not known",
+        )
+    if len(type_.shape) != sharding.rank:
+        raise AnnotationError(
+            f"the annotation has {sharding.rank} dims, but {value.name} is {value.type}",
+            where=annotation.place(),
+            do=f"write one entry for each of its {len(type_.shape)} dims, null where a dim is not sharded",
+        )
+
+
+def matches(module: Module, annotation: Annotation) -> list[Value]:
+    """The values whose source name, name, or name as a graph result matches; an exact name goes before a glob.
+
+    Raises:
+        AnnotationError: none does; the message lists the nearest names.
+    """
+    named = list(_named(module))
+    found = [value for name, value in named if name == annotation.pattern]
+    if not found and re.search(r"[*?\[]", annotation.pattern):
+        matcher = re.compile(fnmatch.translate(annotation.pattern)).match
+        found = [value for name, value in named if matcher(name)]
+    if found:
+        return list(dict.fromkeys(found))
+    nearest = difflib.get_close_matches(annotation.pattern, {name for name, _ in named}, n=5, cutoff=0.5)
+    raise AnnotationError(
+        f'no tensor matches "{annotation.pattern}"',
+        where=annotation.place(),
+        notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+        do="write a name or glob of the model's tensors; `irpar inspect MODEL` lists them",
+    )
+
+
+def _named(module: Module) -> Iterable[tuple[str, Value]]:
+    for graph in module.graphs:
+        for value in graph.values():
+            yield value.source or value.name, value
+        yield from zip(graph.output_names, graph.outputs, strict=True)

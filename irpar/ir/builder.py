@@ -1,0 +1,110 @@
+"""Making nodes at a place in a graph, and rewriting by patterns that are Python functions."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .graph import Graph, Node, Value
+from .module import IRPAR_OPSET
+from .tensor import ArrayTensor, Tensor
+from .types import UNKNOWN, Type
+
+
+class Builder:
+    """Inserts nodes before an anchor. New nodes take source, scope and facts over from `like`.
+
+    Args:
+        graph: where to insert.
+        opsets: domain to version for the new nodes.
+        before: the anchor; None means at the end of the graph.
+        like: the node that the new ones stand for.
+    """
+
+    def __init__(
+        self, graph: Graph, opsets: Mapping[str, int], *, before: Node | None = None, like: Node | None = None
+    ) -> None:
+        self.graph = graph
+        self.opsets = opsets
+        self.before = before
+        self.like = like
+
+    def node(
+        self,
+        op_type: str,
+        operands: Sequence[Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        domain: str = "",
+        results: int | Sequence[Value] = 1,
+    ) -> Node:
+        """Insert a node; its results have no type yet."""
+        version = IRPAR_OPSET if domain == "irpar" else self.opsets.get(domain, 1)
+        made = Node(op_type, operands, attributes, domain=domain, version=version, results=results)
+        if self.like is not None:
+            inherit(made, self.like)
+        return self.graph.insert_before(self.before or self.graph.return_node, made)
+
+    def op(
+        self,
+        op_type: str,
+        operands: Sequence[Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        type: Type = UNKNOWN,
+        domain: str = "",
+        name: str = "",
+    ) -> Value:
+        """Insert a node with one result and return the result."""
+        value = Value(name, type)
+        return self.node(op_type, operands, attributes, domain=domain, results=[value]).result
+
+    def constant(self, data: Any, name: str = "const") -> Value:
+        """Add a constant to the graph: a tensor, an array, or numbers (ints become int64)."""
+        tensor = data if isinstance(data, Tensor) else ArrayTensor(np.asarray(data))
+        return self.graph.add_constant(tensor, name)
+
+
+def inherit(node: Node, origin: Node) -> None:
+    """Let `node` say that it comes from where `origin` comes from, with its phase, stage and place."""
+    node.source = origin.source
+    node.scope = origin.scope
+    node.phase = origin.phase
+    node.stage = origin.stage
+    node.place = origin.place
+
+
+Pattern = Callable[[Node, Builder], Value | Sequence[Value] | None]
+"""Looks at a node; returns what replaces its results, made with the builder, or None to leave it."""
+
+
+def rewrite(graph: Graph, opsets: Mapping[str, int], patterns: Mapping[str, Pattern]) -> int:
+    """Apply patterns, keyed by op type, until none applies; nodes that read a replaced result are looked at again.
+
+    A replaced node is erased; what it alone used is left to dce. Nested graphs are not entered.
+
+    Returns:
+        The number of replacements.
+    """
+    waiting = deque(node for node in graph if node.op_type in patterns)
+    queued = set(waiting)
+    count = 0
+    while waiting:
+        node = waiting.popleft()
+        queued.discard(node)
+        if node.graph is not graph:
+            continue
+        made = patterns[node.op_type](node, Builder(graph, opsets, before=node, like=node))
+        if made is None:
+            continue
+        values = [made] if isinstance(made, Value) else list(made)
+        users = [user for value in node.results for user in value.users]
+        node.replace(values)
+        count += 1
+        fresh = [value.node for value in values if value.node is not None]
+        for other in (*fresh, *users):
+            if other.op_type in patterns and other not in queued:
+                waiting.append(other)
+                queued.add(other)
+    return count

@@ -1,0 +1,739 @@
+"""The graph: values in SSA form, nodes in a linked list, and use lists that keep every rewrite O(1) per use."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import networkx as nx
+
+from irpar.sharding import Sharding
+
+from .attributes import Attribute, Graphs, attributes
+from .tensor import Tensor
+from .types import UNKNOWN, TensorType, Type
+
+Memory = Literal["device", "host", "disk"]
+Phase = Literal["forward", "backward", "optimizer"]
+Use = tuple["Node", int]
+
+
+class Value:
+    """One SSA value: a graph input, a constant, or a result of a node.
+
+    Attributes:
+        name: unique in its graph and all graphs nested in it, once it belongs to one.
+        type: its type. In a local graph the per-device one.
+        node: the node that produces it; None for inputs and constants.
+        index: its place among the results of `node`, or among the graph's inputs.
+        graph: for inputs and constants the graph that owns it.
+        data: the numbers, for constants.
+        sharding: how it lies on the mesh, or None where that is not decided.
+        global_shape: in a local graph the shape of the whole tensor; else None.
+        memory: where it is kept.
+        source: name of the value in the imported model that it stands for, through every rewrite.
+        doc, metadata: as in ONNX.
+    """
+
+    __slots__ = (
+        "_uses",
+        "data",
+        "doc",
+        "global_shape",
+        "graph",
+        "index",
+        "memory",
+        "metadata",
+        "name",
+        "node",
+        "sharding",
+        "source",
+        "type",
+    )
+
+    def __init__(self, name: str = "", type: Type = UNKNOWN, source: str | None = None) -> None:
+        self.name = name
+        self.type = type
+        self.source = source
+        self.node: Node | None = None
+        self.index = 0
+        self.graph: Graph | None = None
+        self.data: Tensor | None = None
+        self.sharding: Sharding | None = None
+        self.global_shape: tuple[int, ...] | None = None
+        self.memory: Memory = "device"
+        self.doc = ""
+        self.metadata: dict[str, str] | None = None
+        self._uses: dict[Use, None] = {}
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """All (node, operand index) that read this value; graph results count as uses by the graph's return node."""
+        return tuple(self._uses)
+
+    @property
+    def users(self) -> tuple["Node", ...]:
+        """The nodes that read this value, each once, in order of first use."""
+        return tuple(dict.fromkeys(node for node, _ in self._uses))
+
+    @property
+    def has_uses(self) -> bool:
+        """True where something reads this value."""
+        return bool(self._uses)
+
+    @property
+    def is_constant(self) -> bool:
+        """True where the numbers are known before anything runs."""
+        return self.data is not None
+
+    @property
+    def is_input(self) -> bool:
+        """True for inputs of a graph."""
+        return self.node is None and self.data is None
+
+    @property
+    def is_output(self) -> bool:
+        """True where a graph returns this value."""
+        return any(node.is_return for node, _ in self._uses)
+
+    @property
+    def owner(self) -> "Graph | None":
+        """The graph that the value is defined in."""
+        return self.node.graph if self.node is not None else self.graph
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """The type, which must be a tensor's.
+
+        Raises:
+            TypeError: it is a sequence, an optional, in flight, or unknown.
+        """
+        if type(self.type) is not TensorType:
+            raise TypeError(f"%{self.name} is {self.type}, not a tensor")
+        return self.type
+
+    @property
+    def dtype(self) -> Any:
+        """Element type of a tensor value."""
+        return self.tensor_type.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The static shape of a tensor value, in a local graph the per-device one.
+
+        Raises:
+            TypeError, ValueError: not a tensor, or not static.
+        """
+        return self.tensor_type.static_shape
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The static shape of the whole tensor, in global and local graphs alike."""
+        return self.shape if self.global_shape is None else self.global_shape
+
+    def rename(self, name: str) -> None:
+        """Take another name, made unique where something has it."""
+        owner = self.owner
+        if owner is None:
+            self.name = name
+            return
+        owner.names.release(self)
+        self.name = name
+        owner.names.claim(self)
+
+    def replace_uses(self, other: "Value", only: Iterable[Use] | None = None) -> None:
+        """Make all uses (or those in `only`) read `other` instead: O(1) per use."""
+        for node, index in tuple(self._uses) if only is None else tuple(only):
+            node.set_operand(index, other)
+
+    def __repr__(self) -> str:
+        return f"%{self.name} : {self.type}"
+
+
+class Node:
+    """One operation.
+
+    Attributes:
+        domain: operator domain; "" is ai.onnx, "irpar" irpar's own.
+        op_type: operator name.
+        version: the opset version of the domain that the node follows.
+        attributes: name to value; change them through `set_attribute` where nested graphs are involved.
+        results: the values it defines.
+        callee: for a call, the function.
+        phase, stage, place: facts that passes set; None where not decided.
+        name: the node's own name, as in ONNX.
+        source, scope: node name and scope in the imported model, through every rewrite.
+    """
+
+    __slots__ = (
+        "_next",
+        "_operands",
+        "_order",
+        "_previous",
+        "attributes",
+        "callee",
+        "doc",
+        "domain",
+        "graph",
+        "metadata",
+        "name",
+        "op_type",
+        "phase",
+        "place",
+        "results",
+        "scope",
+        "source",
+        "stage",
+        "version",
+    )
+
+    def __init__(
+        self,
+        op_type: str,
+        operands: Sequence[Value | None] = (),
+        attributes_: Mapping[str, Any] | None = None,
+        *,
+        results: int | Sequence[Value] = 1,
+        domain: str = "",
+        version: int = 0,
+        name: str = "",
+        source: str | None = None,
+        scope: str | None = None,
+    ) -> None:
+        self.op_type = op_type
+        self.domain = domain
+        self.version = version
+        self.name = name
+        self.source = source
+        self.scope = scope
+        self.callee: Function | None = None
+        self.phase: Phase | None = None
+        self.stage: int | None = None
+        self.place: Literal["device", "host"] | None = None
+        self.doc = ""
+        self.metadata: dict[str, str] | None = None
+        self.graph: Graph | None = None
+        self._previous: Node | None = None
+        self._next: Node | None = None
+        self._order = 0
+        self._operands = list(operands)
+        for index, operand in enumerate(operands):
+            if operand is not None:
+                operand._uses[self, index] = None
+        self.results: tuple[Value, ...] = (
+            tuple(Value() for _ in range(results)) if isinstance(results, int) else tuple(results)
+        )
+        for index, value in enumerate(self.results):
+            value.node = self
+            value.index = index
+        self.attributes: dict[str, Attribute] = attributes(attributes_) if attributes_ else {}
+        if self.attributes:
+            for nested in self.nested_graphs():
+                nested.parent = self
+
+    @property
+    def operands(self) -> tuple[Value | None, ...]:
+        """What the node reads; None for an optional operand that is left out."""
+        return tuple(self._operands)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The operands that are there."""
+        return tuple(operand for operand in self._operands if operand is not None)
+
+    @property
+    def result(self) -> Value:
+        """The only result.
+
+        Raises:
+            ValueError: the node has none or several.
+        """
+        (value,) = self.results
+        return value
+
+    @property
+    def is_return(self) -> bool:
+        """True for the node that holds a graph's results."""
+        return self.op_type == "Return" and self.domain == "irpar"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """(domain, op type)."""
+        return self.domain, self.op_type
+
+    @property
+    def previous(self) -> "Node | None":
+        """The node before this one in its graph."""
+        return self._previous
+
+    @property
+    def next(self) -> "Node | None":
+        """The node after this one in its graph."""
+        return self._next
+
+    @property
+    def label(self) -> str:
+        """What messages call the node: its source or own name, else its op type and first result."""
+        return self.source or self.name or f"{self.op_type} of %{self.results[0].name if self.results else ''}"
+
+    def set_operand(self, index: int, value: Value | None) -> None:
+        """Read `value` at an operand place: O(1)."""
+        old = self._operands[index]
+        if old is not None:
+            del old._uses[self, index]
+        self._operands[index] = value
+        if value is not None:
+            value._uses[self, index] = None
+
+    def set_operands(self, values: Sequence[Value | None]) -> None:
+        """Read other operands altogether."""
+        for index, old in enumerate(self._operands):
+            if old is not None:
+                del old._uses[self, index]
+        self._operands = list(values)
+        for index, value in enumerate(values):
+            if value is not None:
+                value._uses[self, index] = None
+
+    def add_result(self, value: Value) -> Value:
+        """Give the node one more result."""
+        value.node = self
+        value.index = len(self.results)
+        self.results = (*self.results, value)
+        if self.graph is not None:
+            self.graph.names.claim(value)
+        return value
+
+    def set_results(self, values: Sequence[Value]) -> None:
+        """Keep only `values` as results: some of the present ones, in their order; the others must have no uses."""
+        for value in self.results:
+            if value not in values:
+                _refuse_uses(value)
+                if self.graph is not None:
+                    self.graph.names.release(value)
+                value.node = None
+        self.results = tuple(values)
+        for index, value in enumerate(self.results):
+            value.index = index
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute; None removes it."""
+        self.attributes.pop(name, None)
+        self.attributes.update(attributes({name: value}))
+        for nested in self.nested_graphs():
+            nested.parent = self
+
+    def nested_graphs(self) -> Iterator["Graph"]:
+        """The graphs among the attributes (If, Loop, Scan bodies)."""
+        for value in self.attributes.values():
+            if isinstance(value, Graph):
+                yield value
+            elif isinstance(value, Graphs):
+                yield from value
+
+    def detach(self) -> "Node":
+        """Take the node out of its graph, with operands and results as they are, to be inserted elsewhere: O(1)."""
+        if self.graph is not None:
+            self.graph._unlink(self)
+        return self
+
+    def erase(self) -> None:
+        """Delete the node: O(operands).
+
+        Raises:
+            ValueError: a result is still used.
+        """
+        for value in self.results:
+            _refuse_uses(value)
+        self.set_operands(())
+        for nested in self.nested_graphs():
+            for inner in reversed(tuple(nested)):
+                inner.erase_forced()
+            nested.return_node.set_operands(())
+        self.detach()
+
+    def erase_forced(self) -> None:
+        """Delete the node whatever still reads its results (which then must be rewired or deleted too)."""
+        self.set_operands(())
+        self.detach()
+
+    def replace(self, values: Sequence[Value]) -> None:
+        """Make all uses of the results read `values`, which take over the sources; then erase."""
+        for old, new in zip(self.results, values, strict=True):
+            old.replace_uses(new)
+            if new.source is None:
+                new.source = old.source
+        self.erase()
+
+    def __repr__(self) -> str:
+        results = ", ".join(f"%{value.name}" for value in self.results)
+        operands = ", ".join("_" if value is None else f"%{value.name}" for value in self._operands)
+        return f"{results} = {self.op_type}({operands})"
+
+
+def _refuse_uses(value: Value) -> None:
+    if value._uses:
+        reader = next(iter(value._uses))[0]
+        raise ValueError(f"%{value.name} is still used, by {reader!r}")
+
+
+class Names:
+    """The value names of a graph and of all graphs nested in it."""
+
+    __slots__ = ("_counters", "table")
+
+    def __init__(self) -> None:
+        self.table: dict[str, Value] = {}
+        self._counters: dict[str, Iterator[int]] = {}
+
+    def claim(self, value: Value) -> None:
+        """Register a value, with a new name where its own is empty or taken."""
+        name = value.name
+        if not name or self.table.setdefault(name, value) is not value:
+            value.name = self.fresh(name or "v")
+            self.table[value.name] = value
+
+    def release(self, value: Value) -> None:
+        """Forget a value."""
+        if self.table.get(value.name) is value:
+            del self.table[value.name]
+
+    def fresh(self, hint: str) -> str:
+        """A name that nothing has yet: `hint_1`, `hint_2` ..."""
+        counter = self._counters.setdefault(hint, itertools.count(1))
+        for number in counter:
+            name = f"{hint}_{number}"
+            if name not in self.table:
+                return name
+        raise AssertionError
+
+
+class Graph:
+    """Nodes in order, with inputs, constants and results.
+
+    Attributes:
+        name: its name.
+        inputs: the input values; change through `add_input` and `remove_input`.
+        constants: the constant values, in order (a dict used as an ordered set).
+        output_names: what the results are called outside, whatever values they become.
+        names: the name table, shared with graphs nested in this one.
+        parent: the node that holds this graph, for nested graphs.
+        view: "global" (whole-tensor shapes) or "local" (per-device shapes).
+        ranks: for a local graph, the ranks that run it.
+        doc, metadata: as in ONNX.
+    """
+
+    __slots__ = (
+        "_count",
+        "_first",
+        "_last",
+        "_order_is_valid",
+        "constants",
+        "doc",
+        "inputs",
+        "metadata",
+        "name",
+        "names",
+        "output_names",
+        "parent",
+        "ranks",
+        "return_node",
+        "view",
+    )
+
+    def __init__(self, name: str = "main", *, names: Names | None = None) -> None:
+        self.name = name
+        self.names = names if names is not None else Names()
+        self.inputs: list[Value] = []
+        self.constants: dict[Value, None] = {}
+        self.output_names: list[str] = []
+        self.parent: Node | None = None
+        self.view: Literal["global", "local"] = "global"
+        self.ranks: tuple[int, ...] = ()
+        self.doc = ""
+        self.metadata: dict[str, str] | None = None
+        self.return_node = Node("Return", domain="irpar", results=0)
+        self.return_node.graph = self
+        self._first: Node | None = None
+        self._last: Node | None = None
+        self._count = 0
+        self._order_is_valid = False
+
+    # -- inputs, constants, results -----------------------------------------------------------------------------
+
+    def add_input(self, name: str = "", type: Type = UNKNOWN, source: str | None = None) -> Value:
+        """Append an input."""
+        value = Value(name, type, source)
+        value.graph = self
+        value.index = len(self.inputs)
+        self.inputs.append(value)
+        self.names.claim(value)
+        return value
+
+    def remove_input(self, value: Value) -> None:
+        """Drop an input that nothing reads.
+
+        Raises:
+            ValueError: something reads it.
+        """
+        _refuse_uses(value)
+        self.inputs.remove(value)
+        self.names.release(value)
+        value.graph = None
+        for index, other in enumerate(self.inputs):
+            other.index = index
+
+    def add_constant(self, data: Tensor, name: str = "", source: str | None = None) -> Value:
+        """Append a constant."""
+        value = Value(name, data.type, source)
+        value.graph = self
+        value.data = data
+        self.constants[value] = None
+        self.names.claim(value)
+        return value
+
+    def remove_constant(self, value: Value) -> None:
+        """Drop a constant that nothing reads: O(1).
+
+        Raises:
+            ValueError: something reads it.
+        """
+        _refuse_uses(value)
+        del self.constants[value]
+        self.names.release(value)
+        value.graph = None
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The results of the graph."""
+        return self.return_node.inputs
+
+    def set_outputs(self, values: Sequence[Value], names: Sequence[str] | None = None) -> None:
+        """Return `values`; their names outside are `names`, else those of before, else those of the values."""
+        self.return_node.set_operands(values)
+        if names is not None:
+            self.output_names = list(names)
+        elif len(self.output_names) != len(values):
+            self.output_names = [value.name for value in values]
+
+    # -- nodes --------------------------------------------------------------------------------------------------
+
+    def append(self, node: Node) -> Node:
+        """Insert a node last: O(1)."""
+        return self._link(node, self._last, None)
+
+    def insert_before(self, anchor: Node, node: Node) -> Node:
+        """Insert a node before another: O(1). The return node as anchor means last."""
+        if anchor is self.return_node:
+            return self.append(node)
+        return self._link(node, anchor._previous, anchor)
+
+    def insert_after(self, anchor: Node, node: Node) -> Node:
+        """Insert a node after another: O(1)."""
+        return self._link(node, anchor, anchor._next)
+
+    def _link(self, node: Node, previous: Node | None, following: Node | None) -> Node:
+        if node.graph is not None:
+            raise ValueError(f"{node!r} is in a graph already")
+        node.graph = self
+        node._previous = previous
+        node._next = following
+        if previous is None:
+            self._first = node
+        else:
+            previous._next = node
+        if following is None:
+            node._order = previous._order + 1 if previous is not None else 0
+            self._last = node
+        else:
+            following._previous = node
+            self._order_is_valid = False
+        self._count += 1
+        for value in node.results:
+            self.names.claim(value)
+        return node
+
+    def _unlink(self, node: Node) -> None:
+        if node._previous is None:
+            self._first = node._next
+        else:
+            node._previous._next = node._next
+        if node._next is None:
+            self._last = node._previous
+        else:
+            node._next._previous = node._previous
+        node._previous = node._next = None
+        node.graph = None
+        self._count -= 1
+        for value in node.results:
+            self.names.release(value)
+
+    def is_before(self, first: Node, second: Node) -> bool:
+        """True where `first` stands before `second` in this graph; amortised O(1) between insertions."""
+        if first is self.return_node or second is self.return_node:
+            return second is self.return_node and first is not self.return_node
+        if not self._order_is_valid:
+            for number, node in enumerate(self):
+                node._order = number
+            self._order_is_valid = True
+        return first._order < second._order
+
+    @property
+    def first(self) -> Node | None:
+        """The first node."""
+        return self._first
+
+    @property
+    def last(self) -> Node | None:
+        """The last node."""
+        return self._last
+
+    def __iter__(self) -> Iterator[Node]:
+        """The nodes in order; the one in hand may be erased, and nodes inserted after it are met."""
+        node = self._first
+        while node is not None:
+            following = node._next
+            yield node
+            # The next node is looked up again, unless this one was erased meanwhile.
+            node = node._next if node.graph is self else following
+
+    def __reversed__(self) -> Iterator[Node]:
+        node = self._last
+        while node is not None:
+            previous = node._previous
+            yield node
+            node = node._previous if node.graph is self else previous
+
+    def __len__(self) -> int:
+        return self._count
+
+    def walk(self) -> Iterator[Node]:
+        """The nodes of this graph and of the graphs nested in it, each holder before what it holds."""
+        for node in self:
+            yield node
+            if node.attributes:
+                for nested in node.nested_graphs():
+                    yield from nested.walk()
+
+    def graphs(self) -> Iterator["Graph"]:
+        """This graph and all graphs nested in it."""
+        yield self
+        for node in self:
+            if node.attributes:
+                for nested in node.nested_graphs():
+                    yield from nested.graphs()
+
+    def values(self) -> Iterator[Value]:
+        """Inputs, constants and results of all nodes, not of nested graphs."""
+        yield from self.inputs
+        yield from self.constants
+        for node in self:
+            yield from node.results
+
+    def value(self, name: str) -> Value:
+        """The value of that name, in this graph or one nested in it.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self.names.table[name]
+
+    # -- order --------------------------------------------------------------------------------------------------
+
+    def to_networkx(self) -> "nx.DiGraph":
+        """Nodes as vertices in order; an edge for each value that flows between them, `values` listing the values.
+
+        What a nested graph reads counts as read by the node that holds it. The return node is left out.
+        """
+        result = nx.DiGraph()
+        result.add_nodes_from(self)
+        for node in self:
+            for value in captured_or_read(node):
+                producer = value.node
+                if producer is None or producer.graph is not self:
+                    continue
+                if result.has_edge(producer, node):
+                    result.edges[producer, node]["values"].append(value)
+                else:
+                    result.add_edge(producer, node, values=[value])
+        return result
+
+    def sort(self) -> None:
+        """Put the nodes in a topological order, stable: no node moves before one that it need not.
+
+        Raises:
+            ValueError: the nodes form a cycle; the message names it.
+        """
+        place = {node: number for number, node in enumerate(self)}
+        graph = self.to_networkx()
+        try:
+            order = list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
+        except nx.NetworkXUnfeasible:
+            cycle = [edge[0].label for edge in nx.find_cycle(graph)]
+            raise ValueError(f"cycle of nodes: {' -> '.join([*cycle, cycle[0]])}") from None
+        previous = None
+        for node in order:
+            node._previous = previous
+            if previous is None:
+                self._first = node
+            else:
+                previous._next = node
+            previous = node
+        if previous is not None:
+            previous._next = None
+        self._last = previous
+        self._order_is_valid = False
+
+    def __repr__(self) -> str:
+        return f"<graph @{self.name}: {self._count} nodes>"
+
+
+def captured_or_read(node: Node) -> Iterator[Value]:
+    """The values that a node reads, those that its nested graphs read from outside them included."""
+    yield from node.inputs
+    for nested in node.nested_graphs():
+        inside = set(nested.graphs())
+        for graph in inside:
+            for inner in itertools.chain(graph, (graph.return_node,)):
+                for value in inner.inputs:
+                    if value.owner not in inside:
+                        yield value
+
+
+class Function:
+    """A named graph that calls share, as ONNX's model-local functions.
+
+    Attributes:
+        domain, name, overload: what calls it by.
+        graph: the body.
+        attributes: attribute names that a call must give (default None) or may give.
+        opsets: the opset versions that the body follows.
+    """
+
+    __slots__ = ("attributes", "doc", "domain", "graph", "metadata", "name", "opsets", "overload")
+
+    def __init__(self, domain: str, name: str, graph: Graph, *, overload: str = "") -> None:
+        self.domain = domain
+        self.name = name
+        self.overload = overload
+        self.graph = graph
+        self.attributes: dict[str, Attribute | None] = {}
+        self.opsets: dict[str, int] = {}
+        self.doc = ""
+        self.metadata: dict[str, str] | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """(domain, name, overload)."""
+        return self.domain, self.name, self.overload
+
+    def call(
+        self, operands: Sequence[Value | None], attributes_: Mapping[str, Any] | None = None, **facts: Any
+    ) -> Node:
+        """A node that calls this function."""
+        facts.setdefault("results", len(self.graph.outputs))
+        node = Node(self.name, operands, attributes_, domain=self.domain, **facts)
+        node.callee = self
+        return node
+
+    def __repr__(self) -> str:
+        return f"<function @{self.domain}.{self.name}>"

@@ -1,0 +1,129 @@
+"""The module: graphs, functions and meshes of one model."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from irpar.sharding import DimSpec, IrparError, Mesh
+
+from .graph import Function, Graph
+
+if TYPE_CHECKING:
+    from .annotate import Annotation
+    from .text import Printed
+
+IRPAR_OPSET = 1
+"""Version of irpar's own operator domain."""
+
+
+class Module:
+    """One model: a graph in global view, or (after localize) the distinct local graphs of its ranks.
+
+    Attributes:
+        graphs: one global graph, or local graphs whose `ranks` together are all ranks of the mesh.
+        functions: (domain, name, overload) to function.
+        meshes: name to mesh; all are views of one device list.
+        opsets: domain to opset version, "" for ai.onnx.
+        ir_version, producer, doc, metadata: as in ONNX.
+        source: the file that the module was loaded from.
+        annotations: what `shard` was told before the module had a mesh.
+        decisions: value name to why it is sharded so; a log that passes write, not part of the program.
+    """
+
+    __slots__ = (
+        "annotations",
+        "decisions",
+        "doc",
+        "functions",
+        "graphs",
+        "ir_version",
+        "meshes",
+        "metadata",
+        "opsets",
+        "producer",
+        "source",
+    )
+
+    def __init__(self, graph: Graph | None = None, *, opsets: dict[str, int] | None = None) -> None:
+        self.graphs: list[Graph] = [graph if graph is not None else Graph()]
+        self.functions: dict[tuple[str, str, str], Function] = {}
+        self.meshes: dict[str, Mesh] = {}
+        self.opsets: dict[str, int] = dict(opsets or {})
+        self.ir_version = 10
+        self.producer: tuple[str, str] = ("", "")
+        self.doc = ""
+        self.metadata: dict[str, str] = {}
+        self.source: Path | None = None
+        self.annotations: list[Annotation] = []
+        self.decisions: dict[str, str] = {}
+
+    @property
+    def graph(self) -> Graph:
+        """The global graph, or the first of the local ones."""
+        return self.graphs[0]
+
+    @property
+    def is_local(self) -> bool:
+        """True after localize."""
+        return self.graph.view == "local"
+
+    @property
+    def mesh(self) -> Mesh:
+        """The only mesh.
+
+        Raises:
+            IrparError: the module has none, or several.
+        """
+        if len(self.meshes) != 1:
+            raise IrparError(
+                f"the module has {len(self.meshes) or 'no'} mesh{'es' if self.meshes else ''}, one is needed",
+                do="give a mesh: --mesh dp=2,tp=4, or module.set_mesh(Mesh({...}))",
+            )
+        return next(iter(self.meshes.values()))
+
+    def set_mesh(self, mesh: Mesh) -> None:
+        """Add a mesh, or agree with the one of the same name; apply the annotations that waited for it.
+
+        Raises:
+            IrparError: another mesh has that name, or an annotation does not fit.
+        """
+        from .annotate import apply
+
+        known = self.meshes.setdefault(mesh.name, mesh)
+        if known != mesh:
+            raise IrparError(
+                f"mesh {mesh} does not agree with mesh {known}, which the annotations were written for",
+                do="use the same axes and sizes in both places, or leave one out",
+            )
+        waiting, self.annotations = self.annotations, []
+        for annotation in waiting:
+            apply(self, annotation, mesh)
+
+    def all_graphs(self) -> Iterator[Graph]:
+        """Every graph: main, local, function bodies, and all graphs nested in these."""
+        for graph in self.graphs:
+            yield from graph.graphs()
+        for function in self.functions.values():
+            yield from function.graph.graphs()
+
+    def shard(self, pattern: str, spec: Sequence[DimSpec]) -> int:
+        """Annotate the values of the source model whose names match a glob; see `irpar.ir.annotate`.
+
+        Returns:
+            How many values the pattern matches.
+
+        Raises:
+            IrparError: it matches none, or the spec does not fit.
+        """
+        from .annotate import Annotation, annotate
+
+        return annotate(self, Annotation(pattern, tuple(spec)))
+
+    def printed(self) -> "Printed":
+        """The text form, with the tensors that it names but does not hold."""
+        from .text import print_module
+
+        return print_module(self)
+
+    def __str__(self) -> str:
+        return self.printed().text

@@ -1,0 +1,239 @@
+"""Lazy tensors: they know dtype, shape and where their bytes lie, and are read when something needs the numbers."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irpar.sharding import IrparError
+
+from .dtypes import DType, dtype_of_numpy
+from .types import TensorType
+
+Array = np.ndarray[Any, Any]
+
+
+class TensorError(IrparError):
+    """The bytes of a tensor cannot be read, or do not fit its type."""
+
+
+class Tensor:
+    """A constant tensor. Subclasses say where the numbers come from.
+
+    Attributes:
+        dtype: element type.
+        shape: ints, one a dim.
+    """
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, dtype: DType, shape: Sequence[int]) -> None:
+        self.dtype = dtype
+        self.shape = tuple(shape)
+
+    @property
+    def type(self) -> TensorType:
+        """The type of a value that holds this tensor."""
+        return TensorType(self.dtype, self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in ONNX's raw form."""
+        return self.dtype.nbytes(self.size)
+
+    def numpy(self) -> Array:
+        """The numbers, as a read-only array of `shape`.
+
+        Raises:
+            TensorError: the bytes cannot be read.
+        """
+        raise NotImplementedError
+
+    def raw(self) -> bytes:
+        """The numbers in ONNX's raw form: little-endian, 4-bit and 2-bit types packed."""
+        return pack(self.numpy(), self.dtype)
+
+    def slice(self, region: Sequence[tuple[int, int]]) -> "Tensor":
+        """The block [start, stop) of each dim, lazy as well."""
+        region = tuple(region)
+        if all(start == 0 and stop == size for (start, stop), size in zip(region, self.shape, strict=True)):
+            return self
+        return SlicedTensor(self, region)
+
+    def equals(self, other: "Tensor") -> bool:
+        """True where dtype, shape and every bit agree (reads both unless they lie at the same place)."""
+        if self is other:
+            return True
+        return (
+            self.dtype is other.dtype and self.shape == other.shape and self.raw_or_strings() == other.raw_or_strings()
+        )
+
+    def raw_or_strings(self) -> object:
+        """What equality compares: raw bytes, or the list of strings."""
+        return self.numpy().ravel().tolist() if self.dtype is DType.STR else self.raw()
+
+
+class ArrayTensor(Tensor):
+    """A tensor held in memory."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Any, dtype: DType | None = None) -> None:
+        array = np.asarray(array)
+        dtype = dtype or dtype_of_numpy(array.dtype)
+        if dtype is DType.STR and array.dtype != object:
+            array = array.astype(object)
+        elif array.dtype != dtype.numpy:
+            array = array.astype(dtype.numpy)
+        view = array.view()
+        view.flags.writeable = False
+        super().__init__(dtype, array.shape)
+        self._array = view
+
+    def numpy(self) -> Array:
+        return self._array
+
+
+class LazyTensor(Tensor):
+    """A tensor whose raw bytes a function gives, e.g. out of a protobuf that is already in memory."""
+
+    __slots__ = ("_load",)
+
+    def __init__(self, dtype: DType, shape: Sequence[int], load: Callable[[], Array]) -> None:
+        super().__init__(dtype, shape)
+        self._load = load
+
+    def numpy(self) -> Array:
+        array = self._load()
+        array.flags.writeable = False
+        return array
+
+
+class ExternalTensor(Tensor):
+    """A tensor whose raw bytes lie in a file.
+
+    Attributes:
+        path: the file.
+        name: the file as the model calls it.
+        offset: first byte in the file.
+        length: number of bytes.
+    """
+
+    __slots__ = ("length", "name", "offset", "path")
+
+    def __init__(self, dtype: DType, shape: Sequence[int], path: Path, name: str, offset: int, length: int) -> None:
+        super().__init__(dtype, shape)
+        self.path = path
+        self.name = name
+        self.offset = offset
+        self.length = length
+
+    def numpy(self) -> Array:
+        self.check()
+        if self.size == 0:
+            return np.empty(self.shape, self.dtype.numpy)
+        if self.dtype.bits < 8:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                return unpack(file.read(self.length), self.dtype, self.shape)
+        return np.memmap(self.path, self.dtype.numpy, "r", self.offset, self.shape)
+
+    def check(self) -> None:
+        """Refuse a file that is missing or too short.
+
+        Raises:
+            TensorError: naming the file and the range.
+        """
+        if self.length != self.nbytes:
+            raise TensorError(
+                f"external data of {self.length} bytes for a tensor {self.type} of {self.nbytes} bytes",
+                where=f"{self.name}, offset {self.offset}",
+                do="write the model again; its external data does not fit its tensors",
+            )
+        try:
+            size = os.stat(self.path).st_size
+        except OSError as error:
+            raise TensorError(
+                f"cannot read external data: {error.strerror}", where=str(self.path), do="put the file beside the model"
+            ) from error
+        if self.offset + self.length > size:
+            raise TensorError(
+                f"external data ends at byte {size}, but a tensor {self.type} needs bytes "
+                f"{self.offset} to {self.offset + self.length}",
+                where=str(self.path),
+                do="the file is cut short: copy it again",
+            )
+
+
+class SlicedTensor(Tensor):
+    """A block of another tensor.
+
+    Attributes:
+        base: the whole tensor.
+        region: per dim the half-open range.
+    """
+
+    __slots__ = ("base", "region")
+
+    def __init__(self, base: Tensor, region: tuple[tuple[int, int], ...]) -> None:
+        if isinstance(base, SlicedTensor):
+            region = tuple((o + a, o + b) for (o, _), (a, b) in zip(base.region, region, strict=True))
+            base = base.base
+        for (start, stop), size in zip(region, base.shape, strict=True):
+            if not 0 <= start <= stop <= size:
+                raise ValueError(f"range [{start}, {stop}) is outside a dim of {size}")
+        super().__init__(base.dtype, [stop - start for start, stop in region])
+        self.base = base
+        self.region = region
+
+    def numpy(self) -> Array:
+        view = self.base.numpy()[tuple(slice(start, stop) for start, stop in self.region)]
+        view.flags.writeable = False
+        return view
+
+
+def pack(array: Array, dtype: DType) -> bytes:
+    """An array in ONNX's raw form.
+
+    Raises:
+        TensorError: strings have no raw form.
+    """
+    if dtype is DType.STR:
+        raise TensorError("strings have no raw form", do="keep string tensors inside the model")
+    array = np.ascontiguousarray(array)
+    if dtype.bits == 8 or dtype.bits > 8:
+        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    per_byte = 8 // dtype.bits
+    codes = array.reshape(-1).view(np.uint8) & ((1 << dtype.bits) - 1)
+    codes = np.pad(codes, (0, -len(codes) % per_byte)).reshape(-1, per_byte)
+    shifts = np.arange(per_byte, dtype=np.uint8) * dtype.bits
+    return np.bitwise_or.reduce(codes << shifts, axis=1).astype(np.uint8).tobytes() if len(codes) else b""
+
+
+def unpack(data: bytes, dtype: DType, shape: Sequence[int]) -> Array:
+    """An array from ONNX's raw form.
+
+    Raises:
+        TensorError: the bytes do not fill the shape.
+    """
+    count = math.prod(shape)
+    if len(data) != dtype.nbytes(count):
+        raise TensorError(f"{len(data)} bytes of data for a tensor {TensorType(dtype, tuple(shape))}")
+    if dtype.bits >= 8:
+        return np.frombuffer(data, dtype.numpy).reshape(shape)
+    codes = np.frombuffer(data, np.uint8)
+    parts = [(codes >> shift) & ((1 << dtype.bits) - 1) for shift in range(0, 8, dtype.bits)]
+    flat = np.stack(parts, axis=1).reshape(-1)[:count]
+    # ml_dtypes keeps a small integer or float in the low bits; signed ones sign-extended.
+    if dtype in (DType.I4, DType.I2):
+        sign = 1 << (dtype.bits - 1)
+        return ((flat.astype(np.int8) ^ sign) - sign).astype(dtype.numpy).reshape(shape)
+    return flat.astype(np.uint8).view(dtype.numpy).reshape(shape)
