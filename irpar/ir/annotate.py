@@ -61,7 +61,7 @@ def apply(module: Module, annotation: Annotation, mesh: Mesh) -> int:
     try:
         sharding = Sharding.of_spec(mesh, annotation.spec)
     except IrparError as error:
-        first = f"it matches {len(matched)} tensor{'s'[: len(matched) != 1]}, the first: {matched[0].name} {matched[0].type}"
+        first = f"it matches {len(matched)} tensor(s), the first: {matched[0].name} {matched[0].type}"
         raise AnnotationError(error.what, where=annotation.place(), notes=(first,), do=error.do) from error
     for value in matched:
         _check(annotation, sharding, value)

@@ -1,0 +1,214 @@
+"""Factor rules: what may be cut in an operator, as data.
+
+A rule gives every dim of every operand and result a list of factors, major first, like an einsum: MatMul is
+`([b,i,k],[b,k,j])->([b,i,j])`, a Reshape that merges two dims `([i,j],[])->([(ij)])`. A dim without factors is whole.
+Compare Shardy's sharding rules (OpenXLA RFC, 2024) and GSPMD, section 3.4 (Xu et al., 2021).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from irpar.sharding import Reduction
+
+DimFactors = tuple[int, ...]
+TensorFactors = tuple[DimFactors, ...]
+
+
+class Kind(Enum):
+    """What it means to cut a factor."""
+
+    PASS = "pass"
+    """Each device computes its block; nothing is sent."""
+    REDUCE = "reduce"
+    """Each device has a partial result, to be reduced."""
+    REPLICATE = "replicate"
+    """The op needs the whole factor."""
+    PERMUTE = "permute"
+    """The op needs a halo or a shift from its neighbours."""
+
+
+@dataclass(frozen=True)
+class FactorRule:
+    """The rule of one node.
+
+    Attributes:
+        operands: per operand its factors; a left-out operand has ().
+        results: per result its factors.
+        sizes: size of each factor.
+        kinds: what cutting each factor means.
+        reduce: the reduction of the REDUCE factors.
+    """
+
+    operands: tuple[TensorFactors, ...]
+    results: tuple[TensorFactors, ...]
+    sizes: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    reduce: Reduction = "sum"
+
+    @cached_property
+    def places(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """Per factor, where it stands: (tensor, dim, index in the dim); tensors count operands first, then results."""
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self.sizes]
+        for tensor, factors in enumerate((*self.operands, *self.results)):
+            for dim, parts in enumerate(factors):
+                for index, factor in enumerate(parts):
+                    found[factor].append((tensor, dim, index))
+        return tuple(map(tuple, found))
+
+    def __str__(self) -> str:
+        names = _names(len(self.sizes))
+
+        def tensor(factors: TensorFactors) -> str:
+            dims = (
+                f"({''.join(names[f] for f in dim)})" if len(dim) > 1 else "".join(names[f] for f in dim) or "1"
+                for dim in factors
+            )
+            return f"[{','.join(dims)}]"
+
+        text = f"({','.join(map(tensor, self.operands))})->({','.join(map(tensor, self.results))})"
+        for kind in (Kind.REDUCE, Kind.REPLICATE, Kind.PERMUTE):
+            listed = [names[f] for f, k in enumerate(self.kinds) if k is kind]
+            if listed:
+                reduction = f" {self.reduce}" if kind is Kind.REDUCE else ""
+                text += f" {kind.value}({','.join(listed)}){reduction}"
+        return text
+
+
+def _names(count: int) -> list[str]:
+    letters = "ijklmnopqrstuvwxyzabcdefgh"
+    return [letters[n] if count <= len(letters) else f"z{n}_" for n in range(count)]
+
+
+class RuleBuilder:
+    """Makes a rule factor by factor.
+
+    rule = RuleBuilder()
+    b, k = rule.factor(8), rule.factor(64, Kind.REDUCE)
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.kinds: list[Kind] = []
+
+    def factor(self, size: int, kind: Kind = Kind.PASS) -> int:
+        """A new factor."""
+        self.sizes.append(size)
+        self.kinds.append(kind)
+        return len(self.sizes) - 1
+
+    def dims(self, shape: Sequence[int], kind: Kind = Kind.PASS) -> list[DimFactors]:
+        """One new factor for each dim of a shape; dims of size 1 stay whole."""
+        return [(self.factor(size, kind),) if size != 1 else () for size in shape]
+
+    def done(
+        self,
+        operands: Sequence[Sequence[DimFactors]],
+        results: Sequence[Sequence[DimFactors]],
+        reduce: Reduction = "sum",
+    ) -> FactorRule:
+        """The rule."""
+        return FactorRule(
+            tuple(map(tuple, operands)), tuple(map(tuple, results)), tuple(self.sizes), tuple(self.kinds), reduce
+        )
+
+
+def whole(rank: int) -> TensorFactors:
+    """A tensor of which no dim may be cut."""
+    return ((),) * rank
+
+
+def broadcast_rule(shapes: Sequence[Sequence[int] | None], result: Sequence[int], results: int = 1) -> FactorRule:
+    """The rule of an elementwise op: numpy broadcasting of operands (None: left out) to the result shape."""
+    rule = RuleBuilder()
+    factors = rule.dims(result)
+    operands = [
+        ()
+        if shape is None
+        else [
+            factor if size == whole_size else ()
+            for size, whole_size, factor in zip(
+                shape, result[len(result) - len(shape) :], factors[len(result) - len(shape) :], strict=True
+            )
+        ]
+        for shape in shapes
+    ]
+    return rule.done(operands, [factors] * results)
+
+
+def reshape_factors(
+    before: Sequence[int], after: Sequence[int]
+) -> tuple[RuleBuilder, list[DimFactors], list[DimFactors]]:
+    """Compound factors that relate the dims of two shapes of equal size: `[6,4]` to `[2,3,4]` is `((ij),k)->(i,j,k)`.
+
+    Walks both shapes from the major end; where the dims of a group do not factor into each other (`[6,4]` to `[4,6]`) a
+    common divisor at the major end is kept and the rest is whole.
+    """
+    rule = RuleBuilder()
+    left: list[list[int]] = [[] for _ in before]
+    right: list[list[int]] = [[] for _ in after]
+    for left_dims, right_dims in _groups(before, after):
+        _match_group(rule, left, left_dims, list(before), right, right_dims, list(after))
+    return rule, [tuple(dim) for dim in left], [tuple(dim) for dim in right]
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """The smallest runs of dims of equal product on both sides; dims of size 1 are left out."""
+    rows = [(dim, size) for dim, size in enumerate(before) if size != 1]
+    columns = [(dim, size) for dim, size in enumerate(after) if size != 1]
+    i = j = 0
+    while i < len(rows) and j < len(columns):
+        left, right = [rows[i][0]], [columns[j][0]]
+        a, b = rows[i][1], columns[j][1]
+        i, j = i + 1, j + 1
+        while a != b:
+            if a < b and i < len(rows):
+                left.append(rows[i][0])
+                a, i = a * rows[i][1], i + 1
+            elif b < a and j < len(columns):
+                right.append(columns[j][0])
+                b, j = b * columns[j][1], j + 1
+            else:
+                return
+        yield left, right
+
+
+def _match_group(
+    rule: RuleBuilder,
+    left: list[list[int]],
+    left_dims: list[int],
+    before: list[int],
+    right: list[list[int]],
+    right_dims: list[int],
+    after: list[int],
+) -> None:
+    """Walk one group from the major end, splitting off the smaller of the two current dims as a factor."""
+    i = j = 0
+    a, b = before[left_dims[0]], after[right_dims[0]]
+    while i < len(left_dims) and j < len(right_dims):
+        small = min(a, b)
+        if a % small or b % small:
+            common = _gcd(a, b)
+            if common > 1:
+                # The major part of both dims lines up; what is inside does not.
+                factor = rule.factor(common)
+                left[left_dims[i]].append(factor)
+                right[right_dims[j]].append(factor)
+            return
+        factor = rule.factor(small)
+        left[left_dims[i]].append(factor)
+        right[right_dims[j]].append(factor)
+        a, b = a // small, b // small
+        if a == 1:
+            i += 1
+            a = before[left_dims[i]] if i < len(left_dims) else 1
+        if b == 1:
+            j += 1
+            b = after[right_dims[j]] if j < len(right_dims) else 1
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
