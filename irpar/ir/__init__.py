@@ -3,6 +3,7 @@
 from .annotate import Annotation, AnnotationError
 from .attributes import Attribute, Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types, same_attribute
 from .builder import Builder, Pattern, inherit, rewrite
+from .clone import clone_graph, clone_module, clone_node, clone_value
 from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .graph import Function, Graph, Names, Node, Use, Value, captured_or_read
@@ -48,6 +49,10 @@ __all__ = [
     "Use",
     "Value",
     "captured_or_read",
+    "clone_graph",
+    "clone_module",
+    "clone_node",
+    "clone_value",
     "dtype_of_numpy",
     "dtype_of_onnx",
     "dtype_of_text",

@@ -1,0 +1,120 @@
+"""Copies of nodes, graphs and modules."""
+
+from collections.abc import Mapping
+
+from .attributes import Attribute, Graphs
+from .graph import Function, Graph, Names, Node, Value
+from .module import Module
+
+
+def clone_value(value: Value) -> Value:
+    """A value with the same name, type and facts that belongs to nothing yet; its tensor is shared."""
+    made = Value(value.name, value.type, value.source)
+    made.data = value.data
+    made.sharding = value.sharding
+    made.global_shape = value.global_shape
+    made.memory = value.memory
+    made.doc = value.doc
+    made.metadata = dict(value.metadata) if value.metadata else None
+    return made
+
+
+def clone_node(
+    node: Node,
+    values: dict[Value, Value],
+    names: Names | None = None,
+    callees: Mapping[Function, Function] | None = None,
+) -> Node:
+    """A copy of a node that belongs to no graph yet.
+
+    Args:
+        node: the node.
+        values: what stands for each value; operands that are not in it are read as they are. The copies of the
+            results are added.
+        names: the name table of the graph that the copy will go to, for its nested graphs.
+        callees: what stands for each called function.
+    """
+    made = Node(
+        node.op_type,
+        [None if operand is None else values.get(operand, operand) for operand in node.operands],
+        domain=node.domain,
+        version=node.version,
+        name=node.name,
+        source=node.source,
+        scope=node.scope,
+        results=[clone_value(result) for result in node.results],
+    )
+    made.callee = callees.get(node.callee, node.callee) if callees and node.callee is not None else node.callee
+    made.phase, made.stage, made.place = node.phase, node.stage, node.place
+    made.doc = node.doc
+    made.metadata = dict(node.metadata) if node.metadata else None
+    values.update(zip(node.results, made.results, strict=True))
+    for name, attribute in node.attributes.items():
+        made.attributes[name] = _clone_attribute(attribute, made, values, names, callees)
+    return made
+
+
+def _clone_attribute(
+    attribute: Attribute,
+    holder: Node,
+    values: dict[Value, Value],
+    names: Names | None,
+    callees: Mapping[Function, Function] | None,
+) -> Attribute:
+    nested = (attribute,) if isinstance(attribute, Graph) else attribute if isinstance(attribute, Graphs) else ()
+    copies = []
+    for graph in nested:
+        copy = clone_graph(graph, values, names=names, callees=callees)
+        copy.parent = holder
+        copies.append(copy)
+    if isinstance(attribute, Graph):
+        return copies[0]
+    return Graphs(copies) if copies else attribute
+
+
+def clone_graph(
+    graph: Graph,
+    values: dict[Value, Value] | None = None,
+    *,
+    names: Names | None = None,
+    callees: Mapping[Function, Function] | None = None,
+) -> Graph:
+    """A copy of a graph, nested graphs included. `values` gets what stands for each of its values."""
+    values = {} if values is None else values
+    made = Graph(graph.name, names=names)
+    made.view, made.ranks, made.doc = graph.view, graph.ranks, graph.doc
+    made.metadata = dict(graph.metadata) if graph.metadata else None
+    for value in graph.inputs:
+        copy = values[value] = clone_value(value)
+        copy.graph, copy.index = made, len(made.inputs)
+        made.inputs.append(copy)
+        made.names.claim(copy)
+    for value in graph.constants:
+        copy = values[value] = clone_value(value)
+        copy.graph = made
+        made.constants[copy] = None
+        made.names.claim(copy)
+    for node in graph:
+        made.append(clone_node(node, values, made.names, callees))
+    made.set_outputs([values.get(value, value) for value in graph.outputs], graph.output_names)
+    return made
+
+
+def clone_module(module: Module) -> Module:
+    """A copy of a module; constants share their tensors."""
+    made = Module(opsets=module.opsets)
+    callees: dict[Function, Function] = {}
+    for key, function in module.functions.items():
+        # Bodies are copied in a second round, since functions call each other in any order.
+        copy = Function(function.domain, function.name, Graph(), overload=function.overload)
+        copy.attributes, copy.opsets = dict(function.attributes), dict(function.opsets)
+        copy.doc, copy.metadata = function.doc, dict(function.metadata) if function.metadata else None
+        callees[function] = made.functions[key] = copy
+    for function, copy in callees.items():
+        copy.graph = clone_graph(function.graph, callees=callees)
+    made.graphs = [clone_graph(graph, callees=callees) for graph in module.graphs]
+    made.meshes = dict(module.meshes)
+    made.ir_version, made.producer, made.doc = module.ir_version, module.producer, module.doc
+    made.metadata, made.source = dict(module.metadata), module.source
+    made.annotations, made.decisions = list(module.annotations), dict(module.decisions)
+    return made
