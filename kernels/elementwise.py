@@ -1,0 +1,239 @@
+"""Elementwise arithmetic and mathematical functions, with multidirectional broadcasting."""
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+
+import numpy as np
+
+from .operands import (
+    FLOAT32,
+    check_same_dtype,
+    compute_dtype,
+    in_compute_dtype,
+    is_float,
+    is_integer,
+    narrow,
+    one_of,
+    widen,
+)
+from .registry import Array, ArrayModule, kernel, register
+
+# ONNX name -> (since, name in the array module). The result has the operand's dtype.
+_UNARY = {
+    "Abs": (6, "abs"),
+    "Neg": (6, "negative"),
+    "Ceil": (6, "ceil"),
+    "Floor": (6, "floor"),
+    "Round": (11, "rint"),
+    "Sign": (9, "sign"),
+    "Exp": (6, "exp"),
+    "Log": (6, "log"),
+    "Sqrt": (6, "sqrt"),
+    "Sin": (7, "sin"),
+    "Cos": (7, "cos"),
+    "Tan": (7, "tan"),
+    "Asin": (7, "arcsin"),
+    "Acos": (7, "arccos"),
+    "Atan": (7, "arctan"),
+    "Sinh": (9, "sinh"),
+    "Cosh": (9, "cosh"),
+    "Tanh": (6, "tanh"),
+    "Asinh": (9, "arcsinh"),
+    "Acosh": (9, "arccosh"),
+    "Atanh": (9, "arctanh"),
+}
+
+
+def _unary(name: str) -> Callable[[ArrayModule, Array], Array]:
+    def unary(xp: ArrayModule, x: Array) -> Array:
+        return narrow(getattr(xp, name)(x), x.dtype)
+
+    return unary
+
+
+def _binary(name: str) -> Callable[[ArrayModule, Array, Array], Array]:
+    def binary(xp: ArrayModule, a: Array, b: Array) -> Array:
+        check_same_dtype(a, b)
+        return getattr(xp, name)(a, b)
+
+    return binary
+
+
+for _op_type, (_since, _name) in _UNARY.items():
+    register(_op_type, _since, _unary(_name))
+for _op_type, _name in {"Add": "add", "Sub": "subtract", "Mul": "multiply"}.items():
+    register(_op_type, 7, _binary(_name))
+
+
+@kernel("Div", since=7)
+def div(xp: ArrayModule, a: Array, b: Array) -> Array:
+    """Quotient; integers truncate towards zero."""
+    check_same_dtype(a, b)
+    if not is_integer(a.dtype):
+        return xp.divide(a, b)
+    quotient = xp.floor_divide(a, b)
+    if a.dtype.kind == "u":
+        return quotient
+    # floor and truncation differ by one where the exact quotient is negative and not whole
+    rounded_down = ((a < 0) != (b < 0)) & (quotient * b != a) & (b != 0)
+    return quotient + narrow(rounded_down, a.dtype)
+
+
+@kernel("Mod", since=10)
+def mod(xp: ArrayModule, a: Array, b: Array, *, fmod: int = 0) -> Array:
+    """Remainder with the divisor's sign (fmod=0) or the dividend's (fmod=1)."""
+    check_same_dtype(a, b)
+    one_of("fmod", fmod, (0, 1))
+    if fmod:
+        return xp.fmod(a, b)
+    return narrow(xp.mod(widen(a), widen(b)), a.dtype)
+
+
+@kernel("Pow", since=7)
+def pow_(xp: ArrayModule, base: Array, exponent: Array) -> Array:
+    """Power; the exponent's dtype may differ, the result has the base's."""
+    if is_float(base.dtype):
+        kind = xp.result_type(compute_dtype(base.dtype), compute_dtype(exponent.dtype))
+        kind = kind if is_float(exponent.dtype) else compute_dtype(base.dtype)
+        return narrow(xp.power(base.astype(kind, copy=False), exponent.astype(kind, copy=False)), base.dtype)
+    if is_float(exponent.dtype) or (exponent.dtype.kind == "i" and bool((exponent < 0).any())):
+        return narrow(xp.power(base.astype(np.float64), exponent.astype(np.float64)), base.dtype)
+    return narrow(xp.power(base, exponent.astype(base.dtype, copy=False)), base.dtype)
+
+
+@kernel("Reciprocal", since=6)
+def reciprocal(xp: ArrayModule, x: Array) -> Array:
+    """One over x."""
+    return x.dtype.type(1) / x
+
+
+@kernel("Sum", since=8)
+def sum_(xp: ArrayModule, *operands: Array) -> Array:
+    """Sum of any number of operands."""
+    check_same_dtype(*operands)
+    total = functools.reduce(operator.add, [widen(operand) for operand in operands])
+    return narrow(total, operands[0].dtype)
+
+
+@kernel("Mean", since=8)
+def mean(xp: ArrayModule, *operands: Array) -> Array:
+    """Mean of any number of operands."""
+    check_same_dtype(*operands)
+    total = functools.reduce(operator.add, [widen(operand) for operand in operands])
+    return narrow(total / total.dtype.type(len(operands)), operands[0].dtype)
+
+
+@kernel("Max", since=8)
+def max_(xp: ArrayModule, *operands: Array) -> Array:
+    """Greatest of any number of operands; a NaN wins."""
+    check_same_dtype(*operands)
+    return functools.reduce(xp.maximum, operands)
+
+
+@kernel("Min", since=8)
+def min_(xp: ArrayModule, *operands: Array) -> Array:
+    """Least of any number of operands; a NaN wins."""
+    check_same_dtype(*operands)
+    return functools.reduce(xp.minimum, operands)
+
+
+@kernel("Clip", since=6)
+def clip_by_attributes(
+    xp: ArrayModule,
+    x: Array,
+    *,
+    min: float = float(np.finfo(np.float32).min),
+    max: float = float(np.finfo(np.float32).max),
+) -> Array:
+    """Limit to [min, max] given as attributes (before version 11)."""
+    wide = widen(x)
+    low, high = wide.dtype.type(min), wide.dtype.type(max)
+    return narrow(xp.minimum(xp.maximum(wide, low), high), x.dtype)
+
+
+@kernel("Clip", since=11)
+def clip(xp: ArrayModule, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+    """Limit to [low, high], either of which may be absent; `high` wins where they cross."""
+    check_same_dtype(x, low, high)
+    if low is not None:
+        x = xp.maximum(x, low.reshape(()))
+    if high is not None:
+        x = xp.minimum(x, high.reshape(()))
+    return x
+
+
+def _erf_coefficients(degree: int, limit: float) -> tuple[float, ...]:
+    """Polynomial in u = 2 x² / limit² - 1 that interpolates erf(x) / x on [-limit, limit] in Chebyshev points."""
+
+    def ratio(u: float) -> float:
+        x = limit * math.sqrt(max((u + 1) / 2, 0.0))
+        return math.erf(x) / x if x > 1e-8 else 2 / math.sqrt(math.pi)
+
+    points = np.cos(np.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
+    fit = np.polynomial.chebyshev.chebfit(points, [ratio(float(u)) for u in points], degree)
+    return tuple(float(c) for c in fit)
+
+
+# dtype -> (limit beyond which erf rounds to 1, Chebyshev coefficients good to that dtype's rounding)
+_ERF = {
+    FLOAT32: (4.0, _erf_coefficients(22, 4.0)),
+    np.dtype(np.float64): (6.0, _erf_coefficients(56, 6.0)),
+}
+
+
+def erf_of(xp: ArrayModule, x: Array) -> Array:
+    """The error function of a float32 or float64 array."""
+    if xp.__name__ == "cupy":
+        from cupyx.scipy.special import erf as device_erf
+
+        return device_erf(x)
+    limit, coefficients = _ERF[x.dtype]
+    kind = x.dtype.type
+    clipped = xp.minimum(xp.maximum(x, kind(-limit)), kind(limit))
+    u = clipped * clipped * kind(2 / limit**2) - kind(1)
+    # Clenshaw's recurrence
+    twice, ahead, further = u + u, xp.zeros_like(u), xp.zeros_like(u)
+    for coefficient in reversed(coefficients[1:]):
+        ahead, further = twice * ahead - further + kind(coefficient), ahead
+    value = clipped * (u * ahead - further + kind(coefficients[0]))
+    return xp.minimum(xp.maximum(value, kind(-1)), kind(1))
+
+
+@kernel("Erf", since=9)
+def erf(xp: ArrayModule, x: Array) -> Array:
+    """The error function, for any real dtype."""
+    wide = x.astype(np.float64) if is_integer(x.dtype) else widen(x)
+    return narrow(xp.asarray(erf_of(xp, wide)), x.dtype)
+
+
+@kernel("BitShift", since=11)
+def bit_shift(xp: ArrayModule, x: Array, amount: Array, *, direction: str) -> Array:
+    """Shift bits LEFT or RIGHT; by the width or more gives the sign extension (0 or -1)."""
+    check_same_dtype(x, amount)
+    one_of("direction", direction, ("LEFT", "RIGHT"))
+    width = x.dtype.itemsize * 8
+    outside = (amount < 0) | (amount >= width)
+    safe = xp.where(outside, xp.zeros_like(amount), amount)
+    if direction == "LEFT":
+        shifted, beyond = xp.left_shift(x, safe), xp.zeros_like(x)
+    else:
+        shifted, beyond = (
+            xp.right_shift(x, safe),
+            narrow(x < 0, x.dtype) * x.dtype.type(-1 if x.dtype.kind == "i" else 0),
+        )
+    return xp.where(outside, beyond, shifted)
+
+
+@kernel("Softsign", since=1)
+@in_compute_dtype
+def softsign(xp: ArrayModule, x: Array) -> Array:
+    """x / (1 + |x|)."""
+    return x / (1 + xp.abs(x))
+
+
+@kernel("Det", since=11)
+def det(xp: ArrayModule, x: Array) -> Array:
+    """Determinants of the square matrices in the last two dims."""
+    return narrow(xp.asarray(xp.linalg.det(widen(x))), x.dtype)

@@ -1,0 +1,257 @@
+"""Gathering, scattering and selecting elements by index."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .operands import check_same_dtype, normalize_axis, one_of, to_int, to_ints
+from .registry import Array, ArrayModule, kernel
+
+
+def _checked(indices: Array, length: int, axis: int) -> Array:
+    """Indices counted from the front; IndexError outside [-length, length - 1]."""
+    if indices.size and not (int(indices.min()) >= -length and int(indices.max()) < length):
+        raise IndexError(f"an index is outside [{-length}, {length - 1}] on axis {axis}")
+    return indices + (indices < 0) * indices.dtype.type(length)
+
+
+@kernel("Gather", since=1)
+def gather(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    """Slices of x along one axis, in the shape of the indices."""
+    axis = normalize_axis(axis, x.ndim)
+    return xp.take(x, _checked(indices, x.shape[axis], axis), axis=axis)
+
+
+@kernel("GatherElements", since=11)
+def gather_elements(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    """One element of x for each index; the other coordinates are the index's own."""
+    axis = normalize_axis(axis, x.ndim)
+    return x[_coordinates(xp, indices, x.shape, axis)]
+
+
+def _coordinates(xp: ArrayModule, indices: Array, shape: tuple[int, ...], axis: int) -> tuple[Array, ...]:
+    """The full coordinates of elements whose place on `axis` is an index, elsewhere their place in `indices`."""
+    if indices.ndim != len(shape):
+        raise ValueError(f"indices have rank {indices.ndim}, the data rank {len(shape)}")
+    grid = []
+    for d, size in enumerate(indices.shape):
+        if d == axis:
+            grid.append(_checked(indices, shape[axis], axis))
+        else:
+            if size > shape[d]:
+                raise ValueError(f"indices of shape {indices.shape} reach beyond data of shape {shape}")
+            grid.append(xp.arange(size).reshape((-1,) + (1,) * (indices.ndim - 1 - d)))
+    return tuple(grid)
+
+
+def _nd_coordinates(xp: ArrayModule, indices: Array, shape: tuple[int, ...], batch_dims: int) -> tuple[Array, ...]:
+    """Coordinates from the last dim of `indices`, preceded by one coordinate for each batch dim."""
+    depth = indices.shape[-1]
+    if batch_dims + depth > len(shape):
+        raise ValueError(f"indices with {depth} coordinates and {batch_dims} batch dims exceed rank {len(shape)}")
+    grid = []
+    for d in range(batch_dims):
+        grid.append(xp.arange(shape[d]).reshape((-1,) + (1,) * (indices.ndim - 2 - d)))
+    for d in range(depth):
+        grid.append(_checked(indices[..., d], shape[batch_dims + d], batch_dims + d))
+    return tuple(grid)
+
+
+@kernel("GatherND", since=11)
+def gather_nd(xp: ArrayModule, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+    """Slices of x at coordinates that stand in the last dim of the indices."""
+    if x.shape[:batch_dims] != indices.shape[:batch_dims]:
+        raise ValueError(f"batch dims {x.shape[:batch_dims]} and {indices.shape[:batch_dims]} differ")
+    return x[_nd_coordinates(xp, indices, x.shape, batch_dims)]
+
+
+# reduction attribute -> the ufunc that combines, and needs to see repeated indices one by one
+_COMBINERS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+
+
+def _scatter(xp: ArrayModule, x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    check_same_dtype(x, updates)
+    one_of("reduction", reduction, ("none", *_COMBINERS))
+    result = x.copy()
+    if reduction == "none":
+        result[coordinates] = updates
+    elif result.dtype == bool:
+        # add and max are "or", mul and min are "and"; ufunc.at has no such loops for every name
+        getattr(xp, "logical_or" if reduction in ("add", "max") else "logical_and").at(result, coordinates, updates)
+    else:
+        getattr(xp, _COMBINERS[reduction]).at(result, coordinates, updates)
+    return result
+
+
+@kernel("Scatter", since=9)
+@kernel("ScatterElements", since=11)
+def scatter_elements(
+    xp: ArrayModule, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none"
+) -> Array:
+    """A copy of x with one element for each index replaced by, or combined with, its update."""
+    if updates.shape != indices.shape:
+        raise ValueError(f"updates of shape {updates.shape} do not match indices of shape {indices.shape}")
+    return _scatter(xp, x, _coordinates(xp, indices, x.shape, normalize_axis(axis, x.ndim)), updates, reduction)
+
+
+@kernel("ScatterND", since=11)
+def scatter_nd(xp: ArrayModule, x: Array, indices: Array, updates: Array, *, reduction: str = "none") -> Array:
+    """A copy of x with the slices at the given coordinates replaced by, or combined with, their updates."""
+    expected = (*indices.shape[:-1], *x.shape[indices.shape[-1] :])
+    if updates.shape != expected:
+        raise ValueError(f"updates must have shape {expected}, not {updates.shape}")
+    return _scatter(xp, x, _nd_coordinates(xp, indices, x.shape, 0), updates, reduction)
+
+
+@kernel("TensorScatter", since=24)
+def tensor_scatter(
+    xp: ArrayModule,
+    past: Array,
+    update: Array,
+    write_indices: Array | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Array:
+    """A copy of a cache with `update` written along `axis`, each batch element from its own place on."""
+    check_same_dtype(past, update)
+    one_of("mode", mode, ("linear", "circular"))
+    axis = normalize_axis(axis, past.ndim)
+    if axis == 0:
+        raise ValueError("attribute axis cannot name the batch dim")
+    batch, capacity, length = past.shape[0], past.shape[axis], update.shape[axis]
+    first = xp.zeros(batch, dtype=np.int64) if write_indices is None else write_indices
+    places = first[:, None] + xp.arange(length)
+    if mode == "circular":
+        places = places % capacity
+    elif length and int(places.max()) >= capacity:
+        raise ValueError(f"writing {length} places from {first.tolist()} on exceeds the cache's {capacity}")
+    result = past.copy()
+    xp.moveaxis(result, axis, 1)[xp.arange(batch)[:, None], places] = xp.moveaxis(update, axis, 1)
+    return result
+
+
+@kernel("Compress", since=9)
+def compress(xp: ArrayModule, x: Array, condition: Array, *, axis: int | None = None) -> Array:
+    """Slices along an axis (or elements of the flattened x) where the condition holds."""
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    (places,) = xp.nonzero(condition[: x.shape[axis]])
+    return xp.take(x, places, axis=axis)
+
+
+@kernel("NonZero", since=9)
+def non_zero(xp: ArrayModule, x: Array) -> Array:
+    """Coordinates of the elements that are not zero: int64[rank, count], in row-major order."""
+    if not x.ndim:
+        return xp.zeros((0, int(bool(x))), dtype=np.int64)
+    return xp.stack([place.astype(np.int64, copy=False) for place in xp.nonzero(x)])
+
+
+def _extreme_place(name: str) -> Callable[..., Array]:
+    def place(xp: ArrayModule, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+        axis = normalize_axis(axis, x.ndim)
+        if select_last_index:
+            found = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(x, axis), axis=axis)
+        else:
+            found = getattr(xp, name)(x, axis=axis)
+        found = xp.asarray(found).astype(np.int64, copy=False)
+        return xp.expand_dims(found, axis) if keepdims else found
+
+    return place
+
+
+kernel("ArgMax", since=1)(_extreme_place("argmax"))
+kernel("ArgMin", since=1)(_extreme_place("argmin"))
+
+
+@kernel("TopK", since=10)
+def top_k(
+    xp: ArrayModule, x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[Array, Array]:
+    """The k greatest or least elements along an axis, in order, and their places; of equals the first comes first."""
+    axis, count = normalize_axis(axis, x.ndim), to_int(k)
+    if not 0 <= count <= x.shape[axis]:
+        raise ValueError(f"k={count} is outside [0, {x.shape[axis]}], the length of axis {axis}")
+    if largest:
+        # a stable ascending sort of the reversed array, read backwards, keeps equals in order
+        places = x.shape[axis] - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
+    else:
+        places = xp.argsort(x, axis=axis, kind="stable")
+    places = places[(slice(None),) * axis + (slice(0, count),)]
+    return xp.take_along_axis(x, places, axis), places.astype(np.int64, copy=False)
+
+
+@kernel("ReverseSequence", since=10)
+def reverse_sequence(xp: ArrayModule, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
+    """Reverse the first `lengths[b]` steps of each batch element."""
+    if {batch_axis, time_axis} != {0, 1}:
+        raise ValueError(f"attributes batch_axis={batch_axis} and time_axis={time_axis} must be 0 and 1")
+    steps = xp.arange(x.shape[time_axis])
+    own = lengths[:, None]
+    places = xp.where(steps < own, own - 1 - steps, steps)
+    by_batch = x if batch_axis == 0 else xp.swapaxes(x, 0, 1)
+    reversed_ = by_batch[xp.arange(by_batch.shape[0])[:, None], places]
+    return reversed_ if batch_axis == 0 else xp.swapaxes(reversed_, 0, 1)
+
+
+@kernel("Unique", since=11)
+def unique(xp: ArrayModule, x: Array, *, axis: int | None = None, sorted: int = 1) -> tuple[Array, Array, Array, Array]:
+    """Distinct elements or slices, the first place of each, the way back, and how often each occurs."""
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    values, first, back, counts = xp.unique(x, True, True, True, axis=axis)
+    back = back.reshape(-1)
+    if not sorted:
+        order = xp.argsort(first)
+        rank = xp.argsort(order)
+        values, first, counts, back = xp.take(values, order, axis=axis), first[order], counts[order], rank[back]
+    return values, first.astype(np.int64), back.astype(np.int64), counts.astype(np.int64)
+
+
+def _cumulative(xp: ArrayModule, x: Array, axis: Array, name: str, exclusive: int, reverse: int) -> Array:
+    place = normalize_axis(to_int(axis), x.ndim)
+    x = xp.flip(x, place) if reverse else x
+    result = getattr(xp, name)(x, axis=place, dtype=x.dtype)
+    if exclusive and x.shape[place]:
+        before = (slice(None),) * place
+        start = xp.full_like(x[(*before, slice(0, 1))], 1 if name == "cumprod" else 0)
+        result = xp.concatenate([start, result[(*before, slice(0, -1))]], axis=place)
+    return xp.flip(result, place) if reverse else result
+
+
+@kernel("CumSum", since=11)
+def cum_sum(xp: ArrayModule, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    """Running sums along an axis."""
+    return _cumulative(xp, x, axis, "cumsum", exclusive, reverse)
+
+
+@kernel("CumProd", since=26)
+def cum_prod(xp: ArrayModule, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    """Running products along an axis."""
+    return _cumulative(xp, x, axis, "cumprod", exclusive, reverse)
+
+
+@kernel("OneHot", since=9)
+def one_hot(xp: ArrayModule, indices: Array, depth: Array, values: Array, *, axis: int = -1) -> Array:
+    """`values[1]` at each index of a new axis of length `depth`, `values[0]` elsewhere."""
+    length = int(depth.reshape(-1)[0])
+    place = normalize_axis(axis, indices.ndim + 1)
+    wanted = xp.expand_dims(indices.astype(np.int64), place)
+    wanted = xp.where(wanted < 0, wanted + length, wanted)
+    places = xp.arange(length).reshape((-1,) + (1,) * (indices.ndim - place))
+    return xp.where(wanted == places, values[1], values[0])
+
+
+@kernel("ArrayFeatureExtractor", since=1, domain="ai.onnx.ml")
+def array_feature_extractor(xp: ArrayModule, x: Array, indices: Array) -> Array:
+    """Elements of the last dim at the given places; a vector gives one row."""
+    chosen = xp.take(x, _checked(indices.reshape(-1), x.shape[-1], x.ndim - 1), axis=-1)
+    return chosen.reshape(1, -1) if x.ndim == 1 else chosen
+
+
+def scalar_of(value: Array) -> Array:
+    """The one element of an operand that holds one, as a Python or NumPy scalar."""
+    if value.size != 1:
+        raise ValueError(f"expected one element, not {to_ints(value.shape)}")
+    return value.reshape(()).item()

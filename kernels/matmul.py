@@ -1,0 +1,83 @@
+"""Matrix products: MatMul, Gemm, Einsum and their integer forms. fp16 and bf16 accumulate in float32."""
+
+import numpy as np
+
+from .operands import check_same_dtype, is_integer, narrow, widen
+from .registry import Array, ArrayModule, kernel
+
+
+@kernel("MatMul", since=1)
+def matmul(xp: ArrayModule, a: Array, b: Array) -> Array:
+    """Matrix product over the last two dims; leading dims broadcast."""
+    check_same_dtype(a, b)
+    return narrow(xp.matmul(widen(a), widen(b)), a.dtype)
+
+
+@kernel("Gemm", since=7)
+def gemm(
+    xp: ArrayModule,
+    a: Array,
+    b: Array,
+    c: Array | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
+    """alpha * a' @ b' + beta * c, with a' and b' transposed on request; c broadcasts to the product."""
+    check_same_dtype(a, b, c)
+    if a.ndim != 2 or b.ndim != 2:
+        raise ValueError(f"operands must be matrices, not of rank {a.ndim} and {b.ndim}")
+    product = xp.matmul(widen(a.T if transA else a), widen(b.T if transB else b))
+    if alpha != 1.0:
+        product = _scaled(product, alpha)
+    if c is not None:
+        if xp.broadcast_shapes(product.shape, c.shape) != product.shape:
+            raise ValueError(f"c of shape {c.shape} does not broadcast to {product.shape}")
+        product = product + (widen(c) if beta == 1.0 else _scaled(widen(c), beta))
+    return narrow(product, a.dtype)
+
+
+def _scaled(x: Array, factor: float) -> Array:
+    return x * (factor if is_integer(x.dtype) else x.dtype.type(factor))
+
+
+@kernel("Einsum", since=12)
+def einsum(xp: ArrayModule, *operands: Array, equation: str) -> Array:
+    """Einstein summation."""
+    check_same_dtype(*operands)
+    dtype = operands[0].dtype
+    result = xp.einsum(equation.replace(" ", ""), *(widen(x) for x in operands), optimize=len(operands) > 1)
+    return narrow(xp.asarray(result), dtype)
+
+
+def _less_zero_point(xp: ArrayModule, x: Array, zero_point: Array | None, rows: bool) -> Array:
+    """x - zero point in int32; a vector zero point holds one value per row of `a`, or per column of `b`."""
+    wide = x.astype(np.int32)
+    if zero_point is None:
+        return wide
+    offset = zero_point.astype(np.int32)
+    if rows and offset.ndim == 1 and offset.size > 1:
+        offset = offset[:, None]
+    return wide - offset
+
+
+def integer_product(
+    xp: ArrayModule, a: Array, b: Array, a_zero_point: Array | None, b_zero_point: Array | None
+) -> Array:
+    """(a - its zero point) @ (b - its zero point) in int32."""
+    left = _less_zero_point(xp, a, a_zero_point, rows=True)
+    return xp.matmul(left, _less_zero_point(xp, b, b_zero_point, rows=False))
+
+
+@kernel("MatMulInteger", since=10)
+def matmul_integer(
+    xp: ArrayModule,
+    a: Array,
+    b: Array,
+    a_zero_point: Array | None = None,
+    b_zero_point: Array | None = None,
+) -> Array:
+    """Product of 8-bit matrices less their zero points, in int32."""
+    return integer_product(xp, a, b, a_zero_point, b_zero_point)

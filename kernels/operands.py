@@ -1,0 +1,137 @@
+"""Reading operands: ONNX data types, axes, and the precision to compute in."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .registry import Array, ArrayModule, Function
+
+# TensorProto.DataType -> dtype. Strings are object arrays of str.
+ONNX_DTYPES: dict[int, np.dtype[Any]] = {
+    number: np.dtype(scalar)
+    for number, scalar in {
+        1: np.float32,
+        2: np.uint8,
+        3: np.int8,
+        4: np.uint16,
+        5: np.int16,
+        6: np.int32,
+        7: np.int64,
+        8: np.object_,
+        9: np.bool_,
+        10: np.float16,
+        11: np.float64,
+        12: np.uint32,
+        13: np.uint64,
+        14: np.complex64,
+        15: np.complex128,
+        16: ml_dtypes.bfloat16,
+        17: ml_dtypes.float8_e4m3fn,
+        18: ml_dtypes.float8_e4m3fnuz,
+        19: ml_dtypes.float8_e5m2,
+        20: ml_dtypes.float8_e5m2fnuz,
+        21: ml_dtypes.uint4,
+        22: ml_dtypes.int4,
+        23: ml_dtypes.float4_e2m1fn,
+        24: ml_dtypes.float8_e8m0fnu,
+        25: ml_dtypes.uint2,
+        26: ml_dtypes.int2,
+    }.items()
+}
+
+BFLOAT16 = ONNX_DTYPES[16]
+FLOAT8_DTYPES = frozenset(ONNX_DTYPES[number] for number in (17, 18, 19, 20))
+SMALL_FLOATS = frozenset({np.dtype(np.float16), BFLOAT16, ONNX_DTYPES[23], ONNX_DTYPES[24]}) | FLOAT8_DTYPES
+SMALL_INTEGERS = frozenset(ONNX_DTYPES[number] for number in (21, 22, 25, 26))
+FLOAT32 = np.dtype(np.float32)
+
+
+def dtype_of(number: int) -> np.dtype[Any]:
+    """The dtype of an ONNX data type number (`TensorProto.DataType`)."""
+    if number not in ONNX_DTYPES:
+        raise ValueError(f"ONNX data type {number} is not supported")
+    return ONNX_DTYPES[number]
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a real floating-point type, those of ml_dtypes included."""
+    return dtype.kind == "f" or dtype in SMALL_FLOATS
+
+
+def is_integer(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is an integer type (bool is not), those of ml_dtypes included."""
+    return dtype.kind in "iu" or dtype in SMALL_INTEGERS
+
+
+def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype to compute in: float32 for the smaller floats, else the dtype itself."""
+    return FLOAT32 if dtype in SMALL_FLOATS else dtype
+
+
+def widen(x: Array) -> Array:
+    """The array in its compute dtype; itself where that is its own."""
+    return x.astype(compute_dtype(x.dtype), copy=False)
+
+
+def narrow(x: Array, dtype: np.dtype[Any]) -> Array:
+    """The array in the result dtype; itself where it has it already."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def in_compute_dtype(function: Function) -> Function:
+    """Let a function of one float operand compute in the compute dtype and give back the operand's dtype."""
+
+    @functools.wraps(function)
+    def wrapper(xp: ArrayModule, x: Array, *operands: Array, **attributes: Any) -> Array:
+        return narrow(xp.asarray(function(xp, widen(x), *operands, **attributes)), x.dtype)
+
+    return wrapper
+
+
+def check_same_dtype(*operands: Array | None) -> None:
+    """Raise ValueError unless all operands that are present have one dtype."""
+    dtypes = {operand.dtype for operand in operands if operand is not None}
+    if len(dtypes) > 1:
+        raise ValueError(f"operands must have one dtype, not {', '.join(sorted(map(str, dtypes)))}")
+
+
+def to_ints(values: Array | Iterable[int] | int) -> tuple[int, ...]:
+    """Python ints from a shape or axes operand (any array module), an attribute tuple, or one int."""
+    if hasattr(values, "tolist"):
+        values = values.reshape(-1).tolist()
+    if isinstance(values, int):
+        return (values,)
+    return tuple(int(value) for value in values)
+
+
+def to_int(value: Array | int) -> int:
+    """The Python int in an operand that holds one element."""
+    values = to_ints(value)
+    if len(values) != 1:
+        raise ValueError(f"expected one integer, not {len(values)}")
+    return values[0]
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """An axis counted from the front; ValueError outside [-rank, rank - 1]."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} is outside [{-rank}, {rank - 1}] for rank {rank}")
+    return axis % rank
+
+
+def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, in the given order; ValueError when outside the rank or named twice."""
+    result = tuple(normalize_axis(axis, rank) for axis in axes)
+    if len(set(result)) < len(result):
+        raise ValueError(f"axes {result} name an axis twice")
+    return result
+
+
+def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Raise ValueError unless attribute `name` has one of the allowed values."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise ValueError(f"attribute {name}={value!r} is not supported; it can be {', '.join(map(repr, allowed))}")

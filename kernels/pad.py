@@ -1,0 +1,91 @@
+"""Pad and CenterCropPad."""
+
+from .operands import normalize_axes, one_of, to_ints
+from .registry import Array, ArrayModule, kernel
+
+Ints = tuple[int, ...]
+_MODES = ("constant", "reflect", "edge", "wrap")
+
+
+def _source_places(xp: ArrayModule, length: int, before: int, after: int, mode: str) -> Array:
+    """For each element of a padded dim, the place in the operand that it repeats."""
+    places = xp.arange(-before, length + after)
+    if mode == "edge":
+        return xp.clip(places, 0, length - 1)
+    if mode == "wrap" or length == 1:
+        return places % length
+    period = 2 * (length - 1)
+    places = places % period
+    return xp.minimum(places, period - places)
+
+
+def pad_array(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], mode: str, value: object) -> Array:
+    """Pad each dim by (before, after); negative amounts crop.
+
+    Args:
+        xp: the array module.
+        x: the operand.
+        pads: one pair per dim.
+        mode: `constant`, `reflect`, `edge` or `wrap`.
+        value: what `constant` fills with.
+    """
+    one_of("mode", mode, _MODES)
+    crop = tuple(slice(max(0, -b), n - max(0, -a)) for n, (b, a) in zip(x.shape, pads, strict=True))
+    x = x[crop]
+    pads = [(max(0, before), max(0, after)) for before, after in pads]
+    if mode == "constant":
+        shape = [n + before + after for n, (before, after) in zip(x.shape, pads, strict=True)]
+        result = xp.full(shape, value, dtype=x.dtype)
+        result[tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, pads, strict=True))] = x
+        return result
+    for axis, (before, after) in enumerate(pads):
+        if before or after:
+            if not x.shape[axis]:
+                raise ValueError(f"mode {mode!r} cannot pad dim {axis}, which is empty")
+            x = xp.take(x, _source_places(xp, x.shape[axis], before, after, mode), axis=axis)
+    return x
+
+
+def _pairs(pads: Ints, axes: Ints | None, rank: int) -> list[tuple[int, int]]:
+    chosen = tuple(range(rank)) if axes is None else normalize_axes(axes, rank)
+    if len(pads) != 2 * len(chosen):
+        raise ValueError(f"{len(pads)} pads given for {len(chosen)} axes; each needs one before and one after")
+    pairs = [(0, 0)] * rank
+    for place, axis in enumerate(chosen):
+        pairs[axis] = (pads[place], pads[place + len(chosen)])
+    return pairs
+
+
+@kernel("Pad", since=2)
+def pad_by_attributes(xp: ArrayModule, x: Array, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Array:
+    """Pad by amounts given as an attribute (before version 11)."""
+    return pad_array(xp, x, _pairs(pads, None, x.ndim), mode, value)
+
+
+@kernel("Pad", since=11)
+def pad(
+    xp: ArrayModule,
+    x: Array,
+    pads: Array,
+    value: Array | None = None,
+    axes: Array | None = None,
+    *,
+    mode: str = "constant",
+) -> Array:
+    """Pad some axes by amounts before and after; negative ones crop."""
+    pairs = _pairs(to_ints(pads), None if axes is None else to_ints(axes), x.ndim)
+    fill = x.dtype.type() if value is None else value.reshape(())
+    return pad_array(xp, x, pairs, mode, fill)
+
+
+@kernel("CenterCropPad", since=18)
+def center_crop_pad(xp: ArrayModule, x: Array, shape: Array, *, axes: Ints | None = None) -> Array:
+    """Crop or pad around the centre to given sizes."""
+    pairs = [(0, 0)] * x.ndim
+    chosen = normalize_axes(range(x.ndim) if axes is None else axes, x.ndim)
+    for axis, size in zip(chosen, to_ints(shape), strict=True):
+        missing = size - x.shape[axis]
+        # a crop starts at the rounded-down centre, and a pad leaves its odd element on the right
+        before = missing // 2 if missing >= 0 else -(-missing // 2)
+        pairs[axis] = (before, missing - before)
+    return pad_array(xp, x, pairs, "constant", x.dtype.type())

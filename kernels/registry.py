@@ -1,0 +1,195 @@
+"""The table of kernels: which function computes which version of which operator.
+
+A kernel function states its operator in its signature: operands are positional (`None` when an optional one is absent),
+ONNX attributes are keyword-only parameters whose defaults are ONNX's, `n_outputs` is asked for where it matters:
+
+    @kernel("Concat", since=4)
+    def concat(xp, *operands, axis): ...
+
+`Kernel` checks a call against that signature, so that a function body handles only what is particular to it. A function
+reports a problem with a plain `ValueError`; the caller sees a `KernelError` that names the operator and its operands.
+"""
+
+import inspect
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any  # a numpy.ndarray or a cupy.ndarray
+ArrayModule: TypeAlias = Any  # numpy or cupy
+Function: TypeAlias = Callable[..., Any]
+
+_REPORTED = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError, NotImplementedError)
+
+
+class KernelError(ValueError):
+    """A kernel cannot compute a node: wrong shapes or dtypes, or an attribute value that is not supported.
+
+    Attributes:
+        op_type: the operator's name, for example `"MatMul"`.
+        problem: what is wrong, without the operator's name.
+    """
+
+    def __init__(self, op_type: str, problem: str) -> None:
+        super().__init__(f"{op_type}: {problem}")
+        self.op_type = op_type
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a kernel function accepts, read from its Python signature.
+
+    Attributes:
+        operands: names of the positional operands, the required ones first.
+        required: how many operands must be present.
+        variadic: whether any number of operands may follow.
+        attributes: names of the ONNX attributes that the function knows.
+        required_attributes: those of them that have no default.
+        wants_n_outputs: whether the function must know how many results the node has.
+    """
+
+    operands: tuple[str, ...]
+    required: int
+    variadic: bool
+    attributes: frozenset[str]
+    required_attributes: frozenset[str]
+    wants_n_outputs: bool
+
+    @classmethod
+    def of(cls, function: Function) -> "Signature":
+        """Read the signature of `function(xp, *operands, **attributes)`."""
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "n_outputs"]
+        return cls(
+            operands=tuple(p.name for p in operands),
+            required=sum(p.default is p.empty for p in operands),
+            variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+            attributes=frozenset(p.name for p in keywords),
+            required_attributes=frozenset(p.name for p in keywords if p.default is p.empty),
+            wants_n_outputs=any(p.name == "n_outputs" for p in parameters),
+        )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operator version computed with arrays.
+
+    Attributes:
+        domain: the operator's domain, `""` for ONNX's own.
+        op_type: the operator's name.
+        since: the first operator-set version that this function computes.
+        function: `function(xp, *operands, **attributes)`, giving one array or a tuple of arrays.
+        signature: what the function accepts.
+    """
+
+    domain: str
+    op_type: str
+    since: int
+    function: Function
+    signature: Signature
+
+    def __call__(
+        self, xp: ArrayModule, inputs: Sequence[Array | None], attributes: Mapping[str, Any], n_outputs: int
+    ) -> tuple[Array, ...]:
+        """Compute the node's results.
+
+        Args:
+            xp: the array module that owns the inputs, `numpy` or `cupy`.
+            inputs: the operands in order; `None` for an optional one that is absent. They are never written to.
+            attributes: the attributes that the node sets, as Python values (int, float, str, tuples of those, arrays).
+            n_outputs: how many results the node has.
+
+        Returns:
+            `n_outputs` arrays with ONNX's result dtypes; some may be views of inputs.
+
+        Raises:
+            KernelError: an operand or an attribute is missing, has an unsupported value, or does not fit the others.
+        """
+        keywords = self._keywords(attributes)
+        if self.signature.wants_n_outputs:
+            keywords["n_outputs"] = n_outputs
+        operands = self._operands(inputs)
+        try:
+            with np.errstate(all="ignore"):
+                results = self.function(xp, *operands, **keywords)
+        except _REPORTED as error:
+            raise KernelError(self.op_type, f"{error}\n  operands: {_describe(inputs)}") from error
+        if not isinstance(results, tuple):
+            results = (results,)
+        if len(results) < n_outputs:
+            raise KernelError(self.op_type, f"the node has {n_outputs} results, this version gives {len(results)}")
+        return tuple(xp.asarray(result) for result in results[:n_outputs])
+
+    def _keywords(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = attributes.keys() - self.signature.attributes
+        if unknown:
+            raise KernelError(self.op_type, f"attribute {_names(unknown)} is not supported at version {self.since}")
+        missing = self.signature.required_attributes - attributes.keys()
+        if missing:
+            raise KernelError(self.op_type, f"attribute {_names(missing)} is missing")
+        return dict(attributes)
+
+    def _operands(self, inputs: Sequence[Array | None]) -> Sequence[Array | None]:
+        signature = self.signature
+        if len(inputs) > len(signature.operands) and not signature.variadic:
+            limit = len(signature.operands)
+            raise KernelError(self.op_type, f"{len(inputs)} operands given, version {self.since} takes at most {limit}")
+        for index in range(signature.required):
+            if index >= len(inputs) or inputs[index] is None:
+                raise KernelError(self.op_type, f"operand {index} ({signature.operands[index]}) is missing")
+        if signature.variadic and (not inputs or any(operand is None for operand in inputs)):
+            raise KernelError(self.op_type, "needs at least one operand, and none may be absent")
+        return inputs
+
+
+_TABLE: dict[tuple[str, str], list[Kernel]] = {}
+
+
+def register(op_type: str, since: int, function: Function, domain: str = "") -> None:
+    """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
+    versions = _TABLE.setdefault((domain, op_type), [])
+    if any(entry.since == since for entry in versions):
+        raise ValueError(f"two kernels for {op_type} since version {since}")
+    versions.append(Kernel(domain, op_type, since, function, Signature.of(function)))
+    versions.sort(key=lambda entry: entry.since)
+
+
+def kernel(op_type: str, since: int, domain: str = "") -> Callable[[Function], Function]:
+    """Decorator form of `register`; may be stacked where one function computes several operators."""
+
+    def enter(function: Function) -> Function:
+        register(op_type, since, function, domain)
+        return function
+
+    return enter
+
+
+def lookup(domain: str, op_type: str, version: int) -> Kernel | None:
+    """The kernel with the greatest since-version that is not above `version`, or None.
+
+    Args:
+        domain: the operator's domain; `"ai.onnx"` and `""` are the same.
+        op_type: the operator's name.
+        version: the version of that domain's operator set that the model imports.
+    """
+    versions = _TABLE.get(("" if domain == "ai.onnx" else domain, op_type), [])
+    index = bisect_right(versions, version, key=lambda entry: entry.since)
+    return versions[index - 1] if index else None
+
+
+def supported() -> list[tuple[str, str]]:
+    """All (domain, op type) pairs that have a kernel, sorted."""
+    return sorted(_TABLE)
+
+
+def _names(names: Sequence[str] | set[str] | frozenset[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))
+
+
+def _describe(inputs: Sequence[Array | None]) -> str:
+    return ", ".join("absent" if x is None else f"{x.dtype}{list(x.shape)}" for x in inputs) or "none"
