@@ -1,12 +1,14 @@
-"""Fixtures that run and check built models."""
+"""Fixtures that run, check and cut models."""
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 Array = NDArray[np.generic]
 
@@ -25,6 +27,31 @@ def run_model() -> Callable[[onnx.ModelProto | str, dict[str, Array]], Array]:
         return result
 
     return run
+
+
+@pytest.fixture
+def keep_blocks() -> Callable[..., onnx.ModelProto]:
+    """Return a model with each weight that `block_of` names (by glob) zeroed outside that block of its cut dim."""
+
+    def block_alone(values: Array, cut: list, block: int, blocks: int) -> Array:
+        axis = next(i for i, axes in enumerate(cut) if axes)
+        size = values.shape[axis] // blocks
+        place = (slice(None),) * axis + (slice(block * size, (block + 1) * size),)
+        alone = np.zeros_like(values)
+        alone[place] = values[place]
+        return alone
+
+    def keep(model: onnx.ModelProto, block_of: dict[str, int], cuts: dict, blocks: int) -> onnx.ModelProto:
+        kept = onnx.ModelProto()
+        kept.CopyFrom(model)
+        for tensor in kept.graph.initializer:
+            for pattern, block in block_of.items():
+                if fnmatchcase(tensor.name, pattern):
+                    alone = block_alone(numpy_helper.to_array(tensor), cuts[pattern], block, blocks)
+                    tensor.CopyFrom(numpy_helper.from_array(alone, tensor.name))
+        return kept
+
+    return keep
 
 
 @pytest.fixture

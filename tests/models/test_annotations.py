@@ -3,10 +3,8 @@
 from fnmatch import fnmatchcase
 
 import numpy as np
-import onnx
 import pytest
 from irpar.models import annotations, build
-from onnx import numpy_helper
 
 VARIANTS = [
     ("mlp", {}),
@@ -42,25 +40,8 @@ def test_axes_are_named_as_asked_and_none_leaves_them_out():
     assert annotations("llama", dp_axis=None, tp_axis=None) == {}
 
 
-def keep_blocks(model: onnx.ModelProto, block_of: dict[str, int], cuts: dict, blocks: int) -> onnx.ModelProto:
-    """Return the model with each named kind of weight zeroed outside the given block of its cut dim."""
-    kept = onnx.ModelProto()
-    kept.CopyFrom(model)
-    for tensor in kept.graph.initializer:
-        for pattern, block in block_of.items():
-            if fnmatchcase(tensor.name, pattern):
-                values = numpy_helper.to_array(tensor)
-                axis = next(i for i, axes in enumerate(cuts[pattern]) if axes)
-                size = values.shape[axis] // blocks
-                inside = np.zeros_like(values)
-                place = (slice(None),) * axis + (slice(block * size, (block + 1) * size),)
-                inside[place] = values[place]
-                tensor.CopyFrom(numpy_helper.from_array(inside, tensor.name))
-    return kept
-
-
 @pytest.mark.parametrize(("name", "settings"), [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"})])
-def test_what_one_rank_holds_is_all_that_its_row_blocks_need(name, settings, run_model, inputs):
+def test_what_one_rank_holds_is_all_that_its_row_blocks_need(name, settings, run_model, keep_blocks, inputs):
     """A rank's rows of the second layer see only what the rank's columns of the first ones compute.
 
     So with the rows kept of one rank alone, zeroing the columns of all others must not change the result, and zeroing
