@@ -1,5 +1,6 @@
 """Meshes and shardings: pure data, knows nothing else of irpar."""
 
+from .axes import common_atoms, join_axes, split_axis
 from .blocks import (
     Region,
     block_range,
@@ -13,7 +14,7 @@ from .blocks import (
 )
 from .errors import IrparError, ShardingError
 from .mesh import Axis, Mesh
-from .sharding import REDUCTIONS, DimSharding, DimSpec, Reduction, Sharding
+from .sharding import REDUCTIONS, DimSharding, DimSpec, Reduction, Sharding, check_disjoint
 
 __all__ = [
     "REDUCTIONS",
@@ -29,9 +30,13 @@ __all__ = [
     "block_range",
     "block_sizes",
     "ceil_div",
+    "check_disjoint",
     "ceil_shape",
+    "common_atoms",
     "is_even",
+    "join_axes",
     "local_region",
     "local_shape",
     "minor_gather_is_aligned",
+    "split_axis",
 ]

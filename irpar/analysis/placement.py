@@ -1,0 +1,276 @@
+"""How one node runs on a mesh: from the shardings of its values and its factor rule to what it needs and what it gives.
+
+h = MatMul(x : [8@dp, 64], w : [64, 256@tp])      rule ([i,j],[j,k])->([i,k]) reduce(j) sum
+factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp]; gives h [@dp, @tp]
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from irpar.ir import Node, Value, tensor_type
+from irpar.ops import FactorRule, Kind, factor_rule
+from irpar.sharding import Axis, Mesh, Sharding, ceil_div, join_axes, split_axis
+
+from .redistribution import cost
+
+Axes = tuple[Axis, ...]
+FactorAxes = tuple[Axes, ...]
+"""The mesh axes that cut each factor of a rule."""
+
+MOST_COMBINATIONS = 256
+"""Above this many ways to cut a node whose values disagree, the factors are decided one after the other."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a node runs.
+
+    Attributes:
+        operands: the sharding that each operand must have; None for left-out operands and for values without one.
+        results: the sharding that each result then has, partial axes included; None where it is not a tensor.
+        rule: the rule that it follows; None: the node runs whole on every device.
+        factors: what cuts each factor of the rule.
+    """
+
+    operands: tuple[Sharding | None, ...]
+    results: tuple[Sharding | None, ...]
+    rule: FactorRule | None
+    factors: FactorAxes
+
+
+class RuleView:
+    """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back."""
+
+    def __init__(self, node: Node, rule: FactorRule, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.rule = rule
+        self.values: tuple[Value | None, ...] = (*node.operands, *node.results)
+        self.tensors = (*rule.operands, *rule.results)
+        self.operand_count = len(rule.operands)
+        self.must_divide = [False] * len(rule.sizes)
+        for value, factors in zip(self.values, self.tensors, strict=True):
+            if value is None:
+                continue
+            for dim, parts in enumerate(factors):
+                if len(parts) > 1 or (parts and rule.sizes[parts[0]] != value.shape[dim]):
+                    for factor in parts:
+                        self.must_divide[factor] = True
+
+    def fitting(self, factor: int, axes: Axes) -> Axes:
+        """The longest major part of `axes` that may cut a factor: evenly where it must be, and never into empty blocks."""
+        if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE):
+            return ()
+        size = self.rule.sizes[factor]
+        for count in range(len(axes), 0, -1):
+            parts = self.mesh.group_size(axes[:count])
+            if size % parts == 0 or (not self.must_divide[factor] and (parts - 1) * ceil_div(size, parts) < size):
+                return axes[:count]
+        return ()
+
+    def project(self, tensor: int, dims: Sequence[Axes]) -> dict[int, Axes]:
+        """The factor axes that a tensor's dim axes mean, as far as they fit.
+
+        Dim `(ij)` of sizes 2, 4 cut by an axis of 4: the axis is split, its major half goes to i, the minor to j.
+        """
+        found: dict[int, Axes] = {}
+        for parts, axes in zip(self.tensors[tensor], dims, strict=True):
+            if axes and parts:
+                for factor, cut in self._project_dim(parts, axes):
+                    fitted = self.fitting(factor, cut)
+                    if fitted:
+                        found[factor] = fitted
+                    if fitted != cut:
+                        break
+        return found
+
+    def _project_dim(self, parts: tuple[int, ...], axes: Axes) -> Iterator[tuple[int, Axes]]:
+        if len(parts) == 1:
+            yield parts[0], axes
+            return
+        waiting = list(axes)
+        for factor in parts:
+            left = self.rule.sizes[factor]
+            taken: list[Axis] = []
+            while waiting and left > 1:
+                size = self.mesh.axis_size(waiting[0])
+                if left % size == 0:
+                    taken.append(waiting.pop(0))
+                    left //= size
+                elif size % left == 0:
+                    major, minor = split_axis(self.mesh, waiting[0], left)
+                    taken.append(major)
+                    waiting[0] = minor
+                    left = 1
+                else:
+                    waiting.clear()
+            yield factor, tuple(taken)
+            if left > 1:
+                return
+
+    def assemble(self, tensor: int, factors: Sequence[Axes]) -> tuple[Axes, ...] | None:
+        """The dim axes of a tensor under factor axes; None where they cannot be said: a minor factor of a dim may be
+        cut only where the ones before it are cut down to 1."""
+        dims = []
+        for parts in self.tensors[tensor]:
+            axes: list[Axis] = []
+            complete = True
+            for factor in parts:
+                if factors[factor] and not complete:
+                    return None
+                axes.extend(factors[factor])
+                complete = complete and self.mesh.group_size(factors[factor]) == self.rule.sizes[factor]
+            dims.append(join_axes(self.mesh, axes))
+        return tuple(dims)
+
+    def partial_axes(self, factors: Sequence[Axes]) -> Axes:
+        """The axes over which results are partial."""
+        return tuple(
+            axis for kind, axes in zip(self.rule.kinds, factors, strict=True) if kind is Kind.REDUCE for axis in axes
+        )
+
+    def placement(self, factors: FactorAxes) -> Placement | None:
+        """What the node needs and gives under factor axes; None where they are impossible."""
+        flat = [axis for axes in factors for axis in axes]
+        if not disjoint(self.mesh, flat):
+            return None
+        shardings: list[Sharding | None] = []
+        partial = join_axes(self.mesh, self.partial_axes(factors))
+        for tensor, value in enumerate(self.values):
+            if value is None:
+                shardings.append(None)
+                continue
+            dims = self.assemble(tensor, factors)
+            if dims is None:
+                return None
+            is_result = tensor >= self.operand_count
+            shardings.append(
+                Sharding.of_axes(
+                    self.mesh, dims, partial if is_result else (), self.rule.reduce if is_result else "sum"
+                )
+            )
+        count = self.operand_count
+        return Placement(tuple(shardings[:count]), tuple(shardings[count:]), self.rule, factors)
+
+
+def disjoint(mesh: Mesh, axes: Sequence[Axis]) -> bool:
+    """True where no device position is counted by two of the axes."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for axis in axes:
+        end = axis.pre * mesh.axis_size(axis)
+        for low, high in spans.setdefault(axis.name, []):
+            if axis.pre < high and low < end:
+                return False
+        spans[axis.name].append((axis.pre, end))
+    return True
+
+
+def whole_placement(node: Node, mesh: Mesh) -> Placement:
+    """The node runs on whole tensors on every device."""
+
+    def whole(value: Value | None) -> Sharding | None:
+        type_ = tensor_type(value.type) if value is not None else None
+        return None if type_ is None or type_.shape is None else Sharding.replicated(mesh, len(type_.shape))
+
+    return Placement(tuple(map(whole, node.operands)), tuple(map(whole, node.results)), None, ())
+
+
+def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
+    """The rule of a node beside its shapes, or None where it must run whole."""
+    if any(
+        value is not None and ((type_ := tensor_type(value.type)) is None or not type_.is_static)
+        for value in (*node.operands, *node.results)
+    ):
+        return None
+    rule = factor_rule(node)
+    return None if rule is None else RuleView(node, rule, mesh)
+
+
+def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placement:
+    """Decide how a node runs, given the completed shardings of its values.
+
+    Where the values agree, as they lie. Where they do not, the way that sends the fewest bytes: to bring the operands
+    there, and the results to where they are wanted; among equals the one that cuts the work most. Constants that
+    nobody pinned cost nothing: they are written as they are needed.
+    """
+    view = rule_view(node, mesh)
+    if view is None:
+        return whole_placement(node, mesh)
+    known = [_dims(value) for value in view.values]
+    projected = [{} if dims is None else view.project(tensor, dims) for tensor, dims in enumerate(known)]
+    options = _options(view, projected)
+    agreed = tuple(choices[0] for choices in options)
+    if all(len(choices) <= 2 for choices in options) and _agrees(view, agreed, known):
+        placement = view.placement(agreed)
+        if placement is not None:
+            return placement
+    return _cheapest(view, options, is_pinned)
+
+
+def _dims(value: Value | None) -> tuple[Axes, ...] | None:
+    return None if value is None or value.sharding is None else value.sharding.axes
+
+
+def _options(view: RuleView, projected: Sequence[dict[int, Axes]]) -> list[list[Axes]]:
+    """For each factor the ways that some value suggests, longest first, and last: not cut."""
+    options = []
+    for factor in range(len(view.rule.sizes)):
+        suggested = dict.fromkeys(found[factor] for found in projected if factor in found)
+        options.append([*sorted(suggested, key=lambda axes: -view.mesh.group_size(axes)), ()])
+    return options
+
+
+def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...] | None]) -> bool:
+    """True where every value already lies as the factor axes want it."""
+    return all(dims is None or view.assemble(tensor, factors) == dims for tensor, dims in enumerate(known))
+
+
+def _cheapest(view: RuleView, options: list[list[Axes]], is_pinned: Callable[[Value], bool]) -> Placement:
+    if math.prod(map(len, options)) <= MOST_COMBINATIONS:
+        candidates: Iterator[FactorAxes] = itertools.product(*options)
+    else:
+        candidates = _one_after_the_other(view, options, is_pinned)
+    best: tuple[tuple[int, int, int], Placement] | None = None
+    for factors in candidates:
+        placement = view.placement(factors)
+        if placement is None:
+            continue
+        key = _price(view, placement, is_pinned)
+        if best is None or key < best[0]:
+            best = key, placement
+    assert best is not None, "cutting nothing is always possible"
+    return best[1]
+
+
+def _one_after_the_other(
+    view: RuleView, options: list[list[Axes]], is_pinned: Callable[[Value], bool]
+) -> Iterator[FactorAxes]:
+    """Fix each factor at its best option while the later ones are not cut."""
+    chosen: list[Axes] = [()] * len(options)
+    for factor, choices in enumerate(options):
+        priced = []
+        for choice in choices:
+            chosen[factor] = choice
+            placement = view.placement(tuple(chosen))
+            if placement is not None:
+                priced.append((_price(view, placement, is_pinned), choice))
+        chosen[factor] = min(priced, key=lambda pair: pair[0])[1]
+    yield tuple(chosen)
+
+
+def _price(view: RuleView, placement: Placement, is_pinned: Callable[[Value], bool]) -> tuple[int, int, int]:
+    """(bytes sent by a device, minus the number of ways the work is cut, collectives)."""
+    sent = launches = 0
+    for value, needed in zip(view.values, placement.operands, strict=False):
+        if value is None or needed is None or value.sharding is None or (value.is_constant and not is_pinned(value)):
+            continue
+        sent += cost(value.sharding, needed, value.shape, value.dtype.bits)
+        launches += value.sharding.axes != needed.axes
+    for value, given in zip(view.values[view.operand_count :], placement.results, strict=True):
+        if value is None or given is None:
+            continue
+        wanted = value.sharding or given.with_partial(())
+        sent += cost(given, wanted, value.shape, value.dtype.bits)
+        launches += given != wanted
+    return sent, -view.mesh.group_size([axis for axes in placement.factors for axis in axes]), launches
