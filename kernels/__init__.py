@@ -8,17 +8,50 @@ from . import (
     activation,
     attention,
     cast,
+    convolution,
     elementwise,
     generate,
     indexing,
     logic,
+    loss,
     matmul,
     normalization,
+    optimizer,
     pad,
+    pooling,
     quantization,
+    recurrent,
     reduction,
+    resize,
     shape,
+    signal,
+    vision,
 )
 from .registry import Kernel, KernelError, kernel, lookup, register, supported
 
-__all__ = ["Kernel", "KernelError", "kernel", "lookup", "register", "supported"]
+# Importing a family enters its kernels in the table.
+FAMILIES = (
+    activation,
+    attention,
+    cast,
+    convolution,
+    elementwise,
+    generate,
+    indexing,
+    logic,
+    loss,
+    matmul,
+    normalization,
+    optimizer,
+    pad,
+    pooling,
+    quantization,
+    recurrent,
+    reduction,
+    resize,
+    shape,
+    signal,
+    vision,
+)
+
+__all__ = ["FAMILIES", "Kernel", "KernelError", "kernel", "lookup", "register", "supported"]

@@ -71,7 +71,7 @@ def _to_string(xp: ArrayModule, x: Array) -> Array:
 
 
 def _from_string(xp: ArrayModule, x: Array, dtype: np.dtype[Any]) -> Array:
-    if dtype == bool:
+    if dtype.kind == "b":
         raise ValueError("a string does not convert to bool")
     integers = is_integer(dtype) and all(_is_integer_text(text) for text in x.reshape(-1))
     values = [int(text) if integers else float(text) for text in x.reshape(-1)]
@@ -98,7 +98,7 @@ def convert(xp: ArrayModule, x: Array, dtype: np.dtype[Any], *, saturate: bool =
         return _to_string(xp, x)
     if x.dtype == _STRING:
         x = _from_string(xp, x, np.dtype(np.int64) if is_integer(dtype) else np.dtype(np.float64))
-    if dtype == bool:
+    if dtype.kind == "b":
         return (x.astype(np.float32) if x.dtype.kind == "V" else x) != 0
     if dtype in FLOAT8_DTYPES:
         return to_float8(xp, x, dtype, saturate)

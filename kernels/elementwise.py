@@ -186,7 +186,7 @@ _ERF = {
 def erf_of(xp: ArrayModule, x: Array) -> Array:
     """The error function of a float32 or float64 array."""
     if xp.__name__ == "cupy":
-        from cupyx.scipy.special import erf as device_erf
+        from cupyx.scipy.special import erf as device_erf  # type: ignore[import-not-found,unused-ignore]
 
         return device_erf(x)
     limit, coefficients = _ERF[x.dtype]

@@ -197,7 +197,8 @@ def softmax_of(xp: ArrayModule, x: Array, axis: int) -> Array:
     return e / e.sum(axis=axis, keepdims=True)
 
 
-def _log_softmax_of(xp: ArrayModule, x: Array, axis: int) -> Array:
+def log_softmax_of(xp: ArrayModule, x: Array, axis: int) -> Array:
+    """Logarithm of softmax of a float32 or float64 array along one axis."""
     if not x.shape[axis]:
         return x
     shifted = x - x.max(axis=axis, keepdims=True)
@@ -210,7 +211,7 @@ def _hardmax_of(xp: ArrayModule, x: Array, axis: int) -> Array:
     return (first == places).astype(x.dtype)
 
 
-_SOFTMAX_FAMILY = {"Softmax": softmax_of, "LogSoftmax": _log_softmax_of, "Hardmax": _hardmax_of}
+_SOFTMAX_FAMILY = {"Softmax": softmax_of, "LogSoftmax": log_softmax_of, "Hardmax": _hardmax_of}
 
 
 def _register_softmax_family() -> None:

@@ -98,16 +98,17 @@ def check_same_dtype(*operands: Array | None) -> None:
         raise ValueError(f"operands must have one dtype, not {', '.join(sorted(map(str, dtypes)))}")
 
 
-def to_ints(values: Array | Iterable[int] | int) -> tuple[int, ...]:
+def to_ints(values: Array) -> tuple[int, ...]:
     """Python ints from a shape or axes operand (any array module), an attribute tuple, or one int."""
-    if hasattr(values, "tolist"):
-        values = values.reshape(-1).tolist()
     if isinstance(values, int):
         return (values,)
-    return tuple(int(value) for value in values)
+    items: Iterable[Any] = values
+    if hasattr(values, "tolist"):
+        items = values.reshape(-1).tolist()
+    return tuple(int(item) for item in items)
 
 
-def to_int(value: Array | int) -> int:
+def to_int(value: Array) -> int:
     """The Python int in an operand that holds one element."""
     values = to_ints(value)
     if len(values) != 1:

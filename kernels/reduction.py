@@ -1,4 +1,4 @@
-"""Reductions. Axes are an attribute in older versions and an operand in newer ones; sums of small floats run in float32."""
+"""Reductions; axes are an attribute in older versions, an operand in newer ones. Small floats are summed in float32."""
 
 from collections.abc import Callable
 from typing import Any

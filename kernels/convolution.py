@@ -1,0 +1,236 @@
+"""Convolutions: windows laid out as columns and multiplied as matrices, one product per group."""
+
+import itertools
+import math
+
+import numpy as np
+
+from .operands import check_same_dtype, narrow, one_of, widen
+from .quantization import saturated
+from .registry import Array, ArrayModule, kernel
+from .windows import Windows
+
+Ints = tuple[int, ...]
+
+
+def _convolved(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows) -> Array:
+    """The convolution itself, in the operands' own dtype."""
+    batch, channels = x.shape[:2]
+    features = weight.shape[0]
+    if channels != weight.shape[1] * group or features % group:
+        raise ValueError(f"{group} groups of weight {weight.shape} do not fit {channels} channels")
+    depth = weight.shape[1] * math.prod(windows.kernel)
+    columns = windows.view(xp, x, 0).reshape(batch, group, depth, math.prod(windows.counts))
+    product = xp.matmul(weight.reshape(group, features // group, depth), columns)
+    return product.reshape(batch, features, *windows.counts)
+
+
+def _check_kernel_shape(kernel_shape: Ints | None, weight: Array) -> None:
+    if kernel_shape is not None and tuple(kernel_shape) != weight.shape[2:]:
+        raise ValueError(f"attribute kernel_shape={kernel_shape} is not the weight's {weight.shape[2:]}")
+
+
+@kernel("Conv", since=1)
+def conv(
+    xp: ArrayModule,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Convolution over any number of spatial dims, in groups, with strides, dilations and padding."""
+    check_same_dtype(x, weight, bias)
+    _check_kernel_shape(kernel_shape, weight)
+    windows = Windows.over(
+        x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
+    )
+    y = _convolved(xp, widen(x), widen(weight), group, windows)
+    if bias is not None:
+        y += widen(bias).reshape((-1,) + (1,) * (x.ndim - 2))
+    return narrow(y, x.dtype)
+
+
+def _less(x: Array, zero_point: Array | None, rank: int) -> Array:
+    """x - zero point in int32; a vector zero point belongs to dim 0."""
+    if zero_point is None:
+        return x.astype(np.int32)
+    offset = zero_point.astype(np.int32)
+    return x.astype(np.int32) - (offset.reshape((-1,) + (1,) * (rank - 1)) if offset.ndim else offset)
+
+
+@kernel("ConvInteger", since=10)
+def conv_integer(
+    xp: ArrayModule,
+    x: Array,
+    weight: Array,
+    x_zero_point: Array | None = None,
+    weight_zero_point: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Convolution of 8-bit tensors less their zero points, in int32; padding counts as the zero point."""
+    _check_kernel_shape(kernel_shape, weight)
+    windows = Windows.over(
+        x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
+    )
+    scalar = None if x_zero_point is None else x_zero_point.reshape(())
+    return _convolved(xp, _less(x, scalar, x.ndim), _less(weight, weight_zero_point, x.ndim), group, windows)
+
+
+@kernel("QLinearConv", since=10)
+def q_linear_conv(
+    xp: ArrayModule,
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    weight: Array,
+    weight_scale: Array,
+    weight_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+    bias: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Convolution of quantized tensors, quantized again; the bias is int32 with scale x_scale * weight_scale."""
+    _check_kernel_shape(kernel_shape, weight)
+    windows = Windows.over(
+        x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
+    )
+    offset = x_zero_point.reshape(())
+    y = _convolved(xp, _less(x, offset, x.ndim), _less(weight, weight_zero_point, x.ndim), group, windows)
+    per_feature = (-1,) + (1,) * (x.ndim - 2)
+    if bias is not None:
+        y += bias.reshape(per_feature)
+    factor = (widen(x_scale).astype(np.float64) * weight_scale / y_scale).reshape(per_feature)
+    return saturated(xp, xp.rint(y * factor) + y_zero_point.astype(np.float64), y_zero_point.dtype)
+
+
+def _transposed_geometry(
+    size: int, reach: int, stride: int, pads: tuple[int, int], extra: int, wanted: int | None, auto_pad: str
+) -> tuple[int, int]:
+    """Of one spatial dim of a transposed convolution: elements cut off in front, and the result's size."""
+    full = stride * (size - 1) + reach
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER") and wanted is None:
+        wanted = size * stride
+    if wanted is None:
+        return pads[0], full + extra - sum(pads)
+    total = max(full + extra - wanted, 0)
+    return (total // 2 if auto_pad == "SAME_UPPER" else total - total // 2), wanted
+
+
+@kernel("ConvTranspose", since=1)
+def conv_transpose(
+    xp: ArrayModule,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Transposed convolution: each input element adds its weighted kernel to the result."""
+    check_same_dtype(x, weight, bias)
+    _check_kernel_shape(kernel_shape, weight)
+    one_of("auto_pad", auto_pad, ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
+    rank, spatial = x.ndim - 2, x.shape[2:]
+    ones, zeros = (1,) * rank, (0,) * rank
+    strides, dilations, pads = strides or ones, dilations or ones, pads or zeros * 2
+    wanted = output_shape[-rank:] if output_shape else (None,) * rank
+    geometry = [
+        _transposed_geometry(
+            spatial[d],
+            (weight.shape[2 + d] - 1) * dilations[d] + 1,
+            strides[d],
+            (pads[d], pads[rank + d]),
+            (output_padding or zeros)[d],
+            wanted[d],
+            auto_pad,
+        )
+        for d in range(rank)
+    ]
+    y = _spread_kernels(xp, widen(x), widen(weight), group, strides, dilations, geometry)
+    if bias is not None:
+        y += widen(bias).reshape(-1, *ones)
+    return narrow(y, x.dtype)
+
+
+def _spread_kernels(
+    xp: ArrayModule,
+    x: Array,
+    weight: Array,
+    group: int,
+    strides: Ints,
+    dilations: Ints,
+    geometry: list[tuple[int, int]],
+) -> Array:
+    batch, channels, *spatial = x.shape
+    if channels != weight.shape[0] or channels % group:
+        raise ValueError(f"{group} groups of weight {weight.shape} do not fit {channels} channels")
+    features, kernel = weight.shape[1] * group, weight.shape[2:]
+    per_group = xp.swapaxes(weight.reshape(group, channels // group, -1), 1, 2)
+    columns = xp.matmul(per_group, x.reshape(batch, group, channels // group, -1))
+    columns = columns.reshape(batch, features, *kernel, *spatial)
+    # all that the kernels reach, and all that the result asks for
+    extents = [
+        max((n - 1) * s + (k - 1) * d + 1, cut + size)
+        for n, k, s, d, (cut, size) in zip(spatial, kernel, strides, dilations, geometry, strict=True)
+    ]
+    full = xp.zeros((batch, features, *extents), dtype=x.dtype)
+    for place in itertools.product(*map(range, kernel)):
+        target = tuple(
+            slice(p * d, p * d + (n - 1) * s + 1, s)
+            for p, d, n, s in zip(place, dilations, spatial, strides, strict=True)
+        )
+        full[(slice(None), slice(None), *target)] += columns[(slice(None), slice(None), *place)]
+    return full[(slice(None), slice(None), *(slice(cut, cut + size) for cut, size in geometry))]
+
+
+@kernel("Col2Im", since=18)
+def col2im(
+    xp: ArrayModule,
+    columns: Array,
+    image_shape: Array,
+    block_shape: Array,
+    *,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Add columns (batch, channels * block, blocks) back into the image that they were cut from."""
+    image = tuple(image_shape.reshape(-1).tolist())
+    block = tuple(block_shape.reshape(-1).tolist())
+    windows = Windows.over(image, block, strides=strides, dilations=dilations, pads=pads, auto_pad="NOTSET")
+    batch, channels = columns.shape[0], columns.shape[1] // math.prod(block)
+    pieces = widen(columns).reshape(batch, channels, *block, *windows.counts)
+    full = xp.zeros((batch, channels, *(n + sum(p) for n, p in zip(image, windows.pads, strict=True))), pieces.dtype)
+    for place in itertools.product(*map(range, block)):
+        target = tuple(
+            slice(p * d, p * d + (n - 1) * s + 1, s)
+            for p, d, n, s in zip(place, windows.dilations, windows.counts, windows.strides, strict=True)
+        )
+        full[(slice(None), slice(None), *target)] += pieces[(slice(None), slice(None), *place)]
+    cut = tuple(slice(before, before + n) for n, (before, _) in zip(image, windows.pads, strict=True))
+    return narrow(full[(slice(None), slice(None), *cut)], columns.dtype)

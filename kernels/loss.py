@@ -1,0 +1,57 @@
+"""Losses of classifiers."""
+
+import numpy as np
+
+from .normalization import log_softmax_of
+from .operands import narrow, one_of, widen
+from .registry import Array, ArrayModule, kernel
+
+
+def _negative_log_likelihood(
+    xp: ArrayModule, log_probability: Array, target: Array, weight: Array | None, reduction: str, ignored: int | None
+) -> Array:
+    """The loss from log-probabilities (batch, classes, *dims) in their compute dtype."""
+    one_of("reduction", reduction, ("none", "sum", "mean"))
+    classes = log_probability.shape[1]
+    counted = xp.ones(target.shape, dtype=bool) if ignored is None else target != ignored
+    label = xp.where(counted, target, xp.zeros_like(target))
+    if label.size and not (int(label.min()) >= 0 and int(label.max()) < classes):
+        raise IndexError(f"a target is outside [0, {classes - 1}]")
+    picked = xp.take_along_axis(log_probability, xp.expand_dims(label, 1).astype(np.int64), axis=1)
+    share = counted.astype(log_probability.dtype)
+    if weight is not None:
+        share = share * xp.take(widen(weight), label, axis=0)
+    losses = -picked.reshape(target.shape) * share
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / share.sum()
+
+
+@kernel("NegativeLogLikelihoodLoss", since=12)
+def negative_log_likelihood_loss(
+    xp: ArrayModule,
+    x: Array,
+    target: Array,
+    weight: Array | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Array:
+    """Weighted negative log-likelihood; the mean is over the weights of targets that are not ignored."""
+    return narrow(xp.asarray(_negative_log_likelihood(xp, widen(x), target, weight, reduction, ignore_index)), x.dtype)
+
+
+@kernel("SoftmaxCrossEntropyLoss", since=12)
+def softmax_cross_entropy_loss(
+    xp: ArrayModule,
+    scores: Array,
+    labels: Array,
+    weight: Array | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> tuple[Array, Array]:
+    """Cross-entropy of softmax(scores) over dim 1; gives the loss and the log-probabilities."""
+    log_probability = log_softmax_of(xp, widen(scores), 1)
+    loss = _negative_log_likelihood(xp, log_probability, labels, weight, reduction, ignore_index)
+    return narrow(xp.asarray(loss), scores.dtype), narrow(log_probability, scores.dtype)

@@ -1,0 +1,185 @@
+"""Pools over sliding windows, over whole feature maps, and the inverse of MaxPool."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .operands import in_compute_dtype, narrow, one_of, to_ints, widen
+from .reduction import identity_of
+from .registry import Array, ArrayModule, kernel
+from .windows import Windows
+
+Ints = tuple[int, ...]
+
+
+@kernel("AveragePool", since=7)
+@in_compute_dtype
+def average_pool(
+    xp: ArrayModule,
+    x: Array,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Mean of each window; padding counts as elements only with `count_include_pad`."""
+    windows = Windows.over(
+        x.shape[2:],
+        tuple(kernel_shape),
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+        auto_pad=auto_pad,
+        ceil_mode=bool(ceil_mode),
+    )
+    sums = windows.view(xp, x, 0).sum(axis=windows.kernel_axes)
+    return sums / _covered(xp, x, windows, bool(count_include_pad)).astype(x.dtype)
+
+
+def _covered(xp: ArrayModule, x: Array, windows: Windows, count_padding: bool) -> Array:
+    """How many elements each window counts; what only `ceil_mode` added never counts."""
+    spatial = x.shape[2:]
+    if not count_padding:
+        return windows.view(xp, xp.ones((1, 1, *spatial), dtype=np.int64), 0).sum(axis=windows.kernel_axes)
+    padded = tuple(n + sum(pair) for n, pair in zip(spatial, windows.pads, strict=True))
+    no_pads = ((0, 0),) * len(spatial)
+    bare = Windows(windows.kernel, windows.strides, windows.dilations, no_pads, windows.extra, windows.counts)
+    return bare.view(xp, xp.ones((1, 1, *padded), dtype=np.int64), 0).sum(axis=windows.kernel_axes)
+
+
+@kernel("MaxPool", since=1)
+def max_pool(
+    xp: ArrayModule,
+    x: Array,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+    n_outputs: int,
+) -> tuple[Array, ...]:
+    """Greatest element of each window, and its flat place in the operand."""
+    one_of("storage_order", storage_order, (0, 1))
+    windows = Windows.over(
+        x.shape[2:],
+        tuple(kernel_shape),
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+        auto_pad=auto_pad,
+        ceil_mode=bool(ceil_mode),
+    )
+    wide = widen(x)
+    view = windows.view(xp, wide, identity_of(wide.dtype, least=True))
+    y = narrow(view.max(axis=windows.kernel_axes), x.dtype)
+    if n_outputs == 1:
+        return (y,)
+    flat = view.reshape(*x.shape[:2], math.prod(windows.kernel), *windows.counts)
+    return y, _flat_places(xp, xp.argmax(flat, axis=2), x.shape, windows, column_major=bool(storage_order))
+
+
+def _flat_places(xp: ArrayModule, winner: Array, shape: Ints, windows: Windows, *, column_major: bool) -> Array:
+    """Flat places in the operand of the winning elements, from their flat places in their windows."""
+    rank = len(windows.kernel)
+    offsets = []
+    for size in reversed(windows.kernel):
+        offsets.append(winner % size)
+        winner = winner // size
+    spatial = []
+    for d, offset in enumerate(reversed(offsets)):
+        start = xp.arange(windows.counts[d]).reshape((-1,) + (1,) * (rank - 1 - d))
+        spatial.append(start * windows.strides[d] - windows.pads[d][0] + offset * windows.dilations[d])
+    place = xp.zeros_like(spatial[0])
+    order = reversed(range(rank)) if column_major else range(rank)
+    for d in order:
+        place = place * shape[2 + d] + spatial[d]
+    maps = xp.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *(1,) * rank)
+    return (maps * math.prod(shape[2:]) + place).astype(np.int64)
+
+
+@kernel("MaxUnpool", since=9)
+def max_unpool(
+    xp: ArrayModule,
+    x: Array,
+    indices: Array,
+    output_shape: Array | None = None,
+    *,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """Put each element back at its place in a tensor of zeros."""
+    rank = x.ndim - 2
+    strides, pads = strides or (1,) * rank, pads or (0,) * (2 * rank)
+    inferred = tuple(
+        (n - 1) * s + k - pads[d] - pads[rank + d]
+        for d, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel_shape, strict=True))
+    )
+    # places count in the pool's own operand, whose shape `output_shape` may only extend
+    result = xp.zeros(math.prod(x.shape[:2]) * math.prod(inferred), dtype=x.dtype)
+    result[indices.reshape(-1)] = x.reshape(-1)
+    result = result.reshape(*x.shape[:2], *inferred)
+    if output_shape is None:
+        return result
+    extended = xp.zeros(to_ints(output_shape), dtype=x.dtype)
+    extended[tuple(slice(0, n) for n in result.shape)] = result
+    return extended
+
+
+@kernel("LpPool", since=2)
+@in_compute_dtype
+def lp_pool(
+    xp: ArrayModule,
+    x: Array,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    p: int = 2,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:
+    """The Lp norm of each window."""
+    windows = Windows.over(
+        x.shape[2:],
+        tuple(kernel_shape),
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+        auto_pad=auto_pad,
+        ceil_mode=bool(ceil_mode),
+    )
+    return (windows.view(xp, xp.abs(x) ** p, 0).sum(axis=windows.kernel_axes)) ** (1 / p)
+
+
+def _spatial(x: Array) -> Any:
+    return tuple(range(2, x.ndim))
+
+
+@kernel("GlobalAveragePool", since=1)
+@in_compute_dtype
+def global_average_pool(xp: ArrayModule, x: Array) -> Array:
+    """Mean of each feature map."""
+    return x.mean(axis=_spatial(x), keepdims=True)
+
+
+@kernel("GlobalMaxPool", since=1)
+def global_max_pool(xp: ArrayModule, x: Array) -> Array:
+    """Greatest element of each feature map."""
+    return x.max(axis=_spatial(x), keepdims=True)
+
+
+@kernel("GlobalLpPool", since=2)
+@in_compute_dtype
+def global_lp_pool(xp: ArrayModule, x: Array, *, p: int = 2) -> Array:
+    """The Lp norm of each feature map."""
+    return (xp.abs(x) ** p).sum(axis=_spatial(x), keepdims=True) ** (1 / p)

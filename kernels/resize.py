@@ -1,0 +1,212 @@
+"""Resize: each resized axis in turn becomes a weighted sum of a few neighbours (its taps)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .operands import is_integer, narrow, normalize_axes, one_of, to_ints, widen
+from .registry import Array, ArrayModule, kernel
+
+Ints = tuple[int, ...]
+_COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+)
+_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How one axis is resized.
+
+    Attributes:
+        length: elements before.
+        resized: elements after.
+        scale: the ratio asked for, which `resized / length` only approximates.
+        region: start and end of the cropped region, as shares of the axis.
+    """
+
+    length: int
+    resized: int
+    scale: float
+    region: tuple[float, float]
+
+    def coordinates(self, mode: str) -> np.ndarray:
+        """The place in the operand of each element of the result."""
+        x, n, m, scale = np.arange(self.resized, dtype=np.float64), self.length, self.resized, self.scale
+        start, end = self.region
+        match mode:
+            case "pytorch_half_pixel" if m <= 1:
+                return np.zeros(m)
+            case "half_pixel" | "pytorch_half_pixel":
+                return (x + 0.5) / scale - 0.5
+            case "half_pixel_symmetric":
+                return n / 2 * (1 - m / (scale * n)) + (x + 0.5) / scale - 0.5
+            case "tf_half_pixel_for_nn":
+                return (x + 0.5) / scale
+            case "align_corners":
+                return x * (n - 1) / (m - 1) if m > 1 else np.zeros(m)
+            case "asymmetric":
+                return x / scale
+            case _:
+                if m > 1:
+                    return start * (n - 1) + x * (end - start) * (n - 1) / (m - 1)
+                return np.full(m, 0.5 * (start + end) * (n - 1))
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The interpolation that a node asks for.
+
+    Attributes:
+        mode: `nearest`, `linear` or `cubic`.
+        nearest_mode: how `nearest` rounds.
+        cubic_a: the coefficient of the cubic.
+        antialias: whether to stretch the filter when shrinking.
+        exclude_outside: whether neighbours outside the operand weigh nothing.
+    """
+
+    mode: str
+    nearest_mode: str
+    cubic_a: float
+    antialias: bool
+    exclude_outside: bool
+
+    def taps(self, coordinates: np.ndarray, axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+        """Places and weights, each (resized, taps), of the neighbours that make each element."""
+        if self.mode == "nearest":
+            places = _NEAREST[self.nearest_mode](coordinates)[:, None]
+            return np.clip(places, 0, axis.length - 1).astype(np.int64), np.ones_like(places)
+        stretch = min(axis.scale, 1.0) if self.antialias else 1.0
+        reach = math.ceil((1 if self.mode == "linear" else 2) / stretch)
+        places = np.floor(coordinates)[:, None] + np.arange(-reach + 1, reach + 1)
+        distance = np.abs(places - coordinates[:, None]) * stretch
+        weights = np.maximum(1 - distance, 0) if self.mode == "linear" else self._cubic(distance)
+        if self.exclude_outside:
+            weights = np.where((places < 0) | (places > axis.length - 1), 0, weights)
+        weights = weights / weights.sum(axis=1, keepdims=True)
+        return np.clip(places, 0, axis.length - 1).astype(np.int64), weights
+
+    def _cubic(self, t: np.ndarray) -> np.ndarray:
+        a = self.cubic_a
+        near = ((a + 2) * t - (a + 3)) * t * t + 1
+        far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+        return np.where(t <= 1, near, np.where(t < 2, far, 0))
+
+
+def _resize_axis(xp: ArrayModule, x: Array, dim: int, places: np.ndarray, weights: np.ndarray) -> Array:
+    column = (-1,) + (1,) * (x.ndim - 1 - dim)
+    if places.shape[1] == 1:
+        return xp.take(x, xp.asarray(places[:, 0]), axis=dim)
+    result = None
+    for tap in range(places.shape[1]):
+        weight = xp.asarray(weights[:, tap].astype(x.dtype)).reshape(column)
+        term = xp.take(x, xp.asarray(places[:, tap]), axis=dim) * weight
+        result = term if result is None else result + term
+    return result
+
+
+def _sizes_by_policy(lengths: Ints, sizes: Ints, policy: str) -> tuple[Ints, list[float]]:
+    """The result's sizes and scales from the sizes that were asked for."""
+    one_of("keep_aspect_ratio_policy", policy, ("stretch", "not_larger", "not_smaller"))
+    scales = [size / length for size, length in zip(sizes, lengths, strict=True)]
+    if policy == "stretch":
+        return sizes, scales
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return tuple(math.floor(scale * length + 0.5) for length in lengths), [scale] * len(lengths)
+
+
+@kernel("Resize", since=11)
+def resize(
+    xp: ArrayModule,
+    x: Array,
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Array | None = None,
+    *,
+    antialias: int = 0,
+    axes: Ints | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Array:
+    """Resample some axes to given sizes or by given scales."""
+    one_of("mode", mode, ("nearest", "linear", "cubic"))
+    one_of("nearest_mode", nearest_mode, _NEAREST)
+    one_of("coordinate_transformation_mode", coordinate_transformation_mode, _COORDINATES)
+    dims = normalize_axes(range(x.ndim) if axes is None else axes, x.ndim)
+    crop = coordinate_transformation_mode == "tf_crop_and_resize"
+    regions = _regions(roi, len(dims)) if crop else [(0.0, 1.0)] * len(dims)
+    plan = _plan([x.shape[dim] for dim in dims], scales, sizes, regions, keep_aspect_ratio_policy, crop=crop)
+    interpolation = Filter(mode, nearest_mode, cubic_coeff_a, bool(antialias), bool(exclude_outside))
+
+    result = x if mode == "nearest" else x.astype(np.float64) if is_integer(x.dtype) else widen(x)
+    outside = []
+    for dim, axis in zip(dims, plan, strict=True):
+        if axis.length == axis.resized and axis.scale == 1 and not crop:
+            continue
+        coordinates = axis.coordinates(coordinate_transformation_mode)
+        result = _resize_axis(xp, result, dim, *interpolation.taps(coordinates, axis))
+        if crop:
+            beyond = (coordinates < 0) | (coordinates > axis.length - 1)
+            outside.append(xp.asarray(beyond).reshape((-1,) + (1,) * (x.ndim - 1 - dim)))
+    for beyond in outside:
+        result = xp.where(beyond, result.dtype.type(extrapolation_value), result)
+    if is_integer(x.dtype) and mode != "nearest":
+        limits = np.iinfo(x.dtype)
+        result = xp.clip(xp.rint(result), limits.min, limits.max)
+    return narrow(result, x.dtype)
+
+
+def _regions(roi: Array | None, count: int) -> list[tuple[float, float]]:
+    if roi is None or roi.size != 2 * count:
+        raise ValueError(f"tf_crop_and_resize needs a roi of {2 * count} numbers")
+    values = roi.reshape(-1).astype(np.float64).tolist()
+    return list(zip(values[:count], values[count:], strict=True))
+
+
+def _plan(
+    lengths: list[int],
+    scales: Array | None,
+    sizes: Array | None,
+    regions: list[tuple[float, float]],
+    policy: str,
+    *,
+    crop: bool,
+) -> list[Axis]:
+    given_scales = scales is not None and scales.size > 0
+    given_sizes = sizes is not None and sizes.size > 0
+    if given_scales == given_sizes:
+        raise ValueError("exactly one of scales and sizes must be given")
+    if given_sizes:
+        resized, ratios = _sizes_by_policy(tuple(lengths), to_ints(sizes), policy)
+    else:
+        assert scales is not None
+        ratios = [float(scale) for scale in scales.reshape(-1).tolist()]
+        shares = [end - start if crop else 1.0 for start, end in regions]
+        resized = tuple(math.floor(n * share * r) for n, share, r in zip(lengths, shares, ratios, strict=True))
+    return [Axis(n, m, ratio, region) for n, m, ratio, region in zip(lengths, resized, ratios, regions, strict=True)]
+
+
+@kernel("Upsample", since=9)
+def upsample(xp: ArrayModule, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
+    """Resample by scales, in the way of the operator that Resize replaced."""
+    return resize(
+        xp, x, None, scales, None, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+    )
