@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from .elementwise import erf_of
 from .operands import check_same_dtype, in_compute_dtype, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
@@ -69,7 +71,7 @@ def leaky_relu(xp: ArrayModule, x: Array, *, alpha: float = 0.01) -> Array:
 def prelu(xp: ArrayModule, x: Array, slope: Array) -> Array:
     """x where positive, else slope * x; the slope broadcasts to x."""
     check_same_dtype(x, slope)
-    if xp.broadcast_shapes(x.shape, slope.shape) != x.shape:
+    if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise ValueError(f"slope of shape {slope.shape} does not broadcast to {x.shape}")
     return xp.where(x < x.dtype.type(0), slope * x, x)
 

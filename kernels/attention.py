@@ -65,6 +65,8 @@ def _masked(xp: ArrayModule, scores: Array, mask: Array | None, allowed: Array |
 
 def _softmax_or_zero(xp: ArrayModule, scores: Array) -> Array:
     """Softmax over keys; a query that may see none gets zeros, not NaN."""
+    if not scores.shape[-1]:
+        return scores
     peak = scores.max(axis=-1, keepdims=True)
     e = xp.exp(scores - xp.where(peak == -np.inf, xp.zeros_like(peak), peak))
     norm = e.sum(axis=-1, keepdims=True)

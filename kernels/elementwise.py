@@ -182,6 +182,8 @@ _ERF = {
     np.dtype(np.float64): (6.0, _erf_coefficients(56, 6.0)),
 }
 
+_ERF_BLOCK = 16384  # elements whose temporaries stay in a core's cache
+
 
 def erf_of(xp: ArrayModule, x: Array) -> Array:
     """The error function of a float32 or float64 array."""
@@ -189,16 +191,27 @@ def erf_of(xp: ArrayModule, x: Array) -> Array:
         from cupyx.scipy.special import erf as device_erf  # type: ignore[import-not-found,unused-ignore]
 
         return device_erf(x)
+    flat, result = x.reshape(-1), np.empty(x.size, dtype=x.dtype)
+    for start in range(0, x.size, _ERF_BLOCK):
+        block = slice(start, start + _ERF_BLOCK)
+        result[block] = _erf_block(flat[block])
+    return result.reshape(x.shape)
+
+
+def _erf_block(x: Array) -> Array:
     limit, coefficients = _ERF[x.dtype]
     kind = x.dtype.type
-    clipped = xp.minimum(xp.maximum(x, kind(-limit)), kind(limit))
+    clipped = np.clip(x, kind(-limit), kind(limit))
     u = clipped * clipped * kind(2 / limit**2) - kind(1)
-    # Clenshaw's recurrence
-    twice, ahead, further = u + u, xp.zeros_like(u), xp.zeros_like(u)
+    # Clenshaw's recurrence, in place
+    twice, ahead, further = u + u, np.zeros_like(u), np.zeros_like(u)
     for coefficient in reversed(coefficients[1:]):
-        ahead, further = twice * ahead - further + kind(coefficient), ahead
+        # further becomes the next `ahead`
+        np.subtract(twice * ahead, further, out=further)
+        further += kind(coefficient)
+        ahead, further = further, ahead
     value = clipped * (u * ahead - further + kind(coefficients[0]))
-    return xp.minimum(xp.maximum(value, kind(-1)), kind(1))
+    return np.clip(value, kind(-1), kind(1))
 
 
 @kernel("Erf", since=9)

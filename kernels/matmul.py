@@ -10,6 +10,11 @@ from .registry import Array, ArrayModule, kernel
 def matmul(xp: ArrayModule, a: Array, b: Array) -> Array:
     """Matrix product over the last two dims; leading dims broadcast."""
     check_same_dtype(a, b)
+    if not a.ndim or not b.ndim:
+        raise ValueError("operands must have rank 1 or more")
+    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
+    if a.shape[-1] != inner:
+        raise ValueError(f"inner dims {a.shape[-1]} and {inner} differ")
     return narrow(xp.matmul(widen(a), widen(b)), a.dtype)
 
 
@@ -33,7 +38,7 @@ def gemm(
     if alpha != 1.0:
         product = _scaled(product, alpha)
     if c is not None:
-        if xp.broadcast_shapes(product.shape, c.shape) != product.shape:
+        if np.broadcast_shapes(product.shape, c.shape) != product.shape:
             raise ValueError(f"c of shape {c.shape} does not broadcast to {product.shape}")
         product = product + (widen(c) if beta == 1.0 else _scaled(widen(c), beta))
     return narrow(product, a.dtype)

@@ -27,11 +27,23 @@ def reshape(xp: ArrayModule, x: Array, shape: Array, *, allowzero: int = 0) -> A
             if size == 0 and axis >= x.ndim:
                 raise ValueError(f"shape {target} copies dim {axis} of an operand of rank {x.ndim}")
             target[axis] = x.shape[axis] if size == 0 else size
-    if target.count(-1) == 1 and x.size == 0:
-        # NumPy cannot infer a dim of an empty array; the other dims decide, where they are not empty
-        known = math.prod(size for size in target if size != -1)
-        target[target.index(-1)] = 0 if known else 1
+    if -1 in target and x.size == 0:
+        target[target.index(-1)] = _inferred_dim(x.shape, target)
     return x.reshape(target)
+
+
+def _inferred_dim(shape: Ints, target: list[int]) -> int:
+    """What -1 stands for when the operand is empty, which array modules cannot tell.
+
+    Where the other dims are empty too, the dims that are not decide: (0, 4, 8) as [0, -1] is (0, 32).
+    """
+    known = [size for size in target if size != -1]
+    if 0 not in known:
+        return 0
+    count, rest = divmod(math.prod(n for n in shape if n), math.prod(n for n in known if n))
+    if rest:
+        raise ValueError(f"shape {target} does not fit an operand of shape {shape}")
+    return count
 
 
 @kernel("Transpose", since=1)
@@ -197,7 +209,7 @@ def unsqueeze(xp: ArrayModule, x: Array, axes: Array) -> Array:
 @kernel("Expand", since=8)
 def expand(xp: ArrayModule, x: Array, shape: Array) -> Array:
     """Broadcast x and `shape` against each other."""
-    return xp.broadcast_to(x, xp.broadcast_shapes(x.shape, to_ints(shape)))
+    return xp.broadcast_to(x, np.broadcast_shapes(x.shape, to_ints(shape)))
 
 
 @kernel("Tile", since=6)

@@ -1,0 +1,74 @@
+"""What a kernel says about a call that it cannot compute."""
+
+import numpy as np
+import pytest
+
+from irpar import kernels
+from irpar.kernels import registry
+
+X = np.ones((2, 3), dtype=np.float32)
+Y = np.ones((4, 3), dtype=np.float32)
+IDS = np.array([0, 5], dtype=np.int64)
+
+# (operator, inputs, attributes, number of results, what the message must say)
+REFUSED = [
+    ("Add", (X, Y), {}, 1, r"Add: operands could not be broadcast .*\n  operands: float32\[2, 3\], float32\[4, 3\]"),
+    ("Add", (X, Y.astype(np.float64)), {}, 1, "Add: operands must have one dtype, not float32, float64"),
+    ("Add", (X,), {}, 1, r"Add: operand 1 \(b\) is missing"),
+    ("Add", (X, X, X), {}, 1, "Add: 3 operands given, version 7 takes at most 2"),
+    ("Add", (X, X), {"axis": 1}, 1, "Add: attribute 'axis' is not supported at version 7"),
+    ("Relu", (X,), {}, 2, "Relu: the node has 2 results, this version gives 1"),
+    ("And", (X, X), {}, 1, "And: operands must be bool, not float32"),
+    ("MatMul", (X, Y), {}, 1, "MatMul: inner dims 3 and 4 differ"),
+    ("Gemm", (X[0], Y), {}, 1, "Gemm: operands must be matrices, not of rank 1 and 2"),
+    ("Concat", (X,), {}, 1, "Concat: attribute 'axis' is missing"),
+    ("Concat", (X, None), {"axis": 0}, 1, "Concat: needs at least one operand, and none may be absent"),
+    ("Softmax", (X,), {"axis": 2}, 1, r"Softmax: axis 2 is outside \[-2, 1\] for rank 2"),
+    ("Gather", (X, IDS), {}, 1, r"Gather: an index is outside \[-2, 1\] on axis 0"),
+    (
+        "Gelu",
+        (X,),
+        {"approximate": "erf"},
+        1,
+        "Gelu: attribute approximate='erf' is not supported; it can",
+    ),
+    ("Cast", (X,), {"to": 99}, 1, "Cast: ONNX data type 99 is not supported"),
+    ("Split", (X, IDS), {"axis": 1}, 2, r"Split: split \[0, 5\] does not cut 3 elements into 2 results"),
+    ("Squeeze", (X, IDS[:1]), {}, 1, "Squeeze: cannot drop dim 0, which has 2 elements"),
+    ("Transpose", (X,), {"perm": (0, 0)}, 1, r"Transpose: attribute perm=\[0, 0\] is no permutation of the 2 dims"),
+    ("Dropout", (X, None, np.array(True)), {}, 1, "Dropout: training mode draws random numbers"),
+    ("Conv", (X[None, None], X[None, None]), {"group": 3}, 1, "Conv: 3 groups of weight .* do not fit 1 channels"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "inputs", "attributes", "n_outputs", "message"), REFUSED)
+def test_refusal_names_operator_and_problem(op_type, inputs, attributes, n_outputs, message):
+    kernel = kernels.lookup("", op_type, 21)
+    with pytest.raises(kernels.KernelError, match=f"^{message}") as caught:
+        kernel(np, inputs, attributes, n_outputs)
+    assert caught.value.op_type == op_type
+
+
+def test_two_kernels_for_one_version_are_refused():
+    with pytest.raises(ValueError, match="two kernels for Add since version 7"):
+        kernels.register("Add", 7, lambda xp, a, b: a + b)
+
+
+def test_registered_kernel_is_found(monkeypatch):
+    monkeypatch.setattr(registry, "_TABLE", {})
+
+    @kernels.kernel("Twice", since=3, domain="test")
+    def twice(xp, x, *, times: int = 2):
+        return x * np.float32(times)
+
+    kernel = kernels.lookup("test", "Twice", 4)
+    (y,) = kernel(np, [X], {"times": 3}, 1)
+    assert y.tolist() == [[3.0] * 3] * 2
+    assert kernels.supported() == [("test", "Twice")]
+    assert kernels.lookup("test", "Twice", 2) is None
+
+
+def test_scalar_results_are_arrays():
+    (y,) = kernels.lookup("", "Add", 21)(np, [np.array(1, np.float32)] * 2, {}, 1)
+    assert isinstance(y, np.ndarray)
+    assert y.shape == ()
