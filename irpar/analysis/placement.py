@@ -59,7 +59,7 @@ class RuleView:
                         self.must_divide[factor] = True
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
-        """The longest major part of `axes` that may cut a factor: evenly where it must be, and never into empty blocks."""
+        """The longest major part of `axes` that may cut a factor: evenly where it must, never into empty blocks."""
         if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE):
             return ()
         size = self.rule.sizes[factor]

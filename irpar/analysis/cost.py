@@ -1,0 +1,30 @@
+"""FLOPs and bytes of nodes and graphs, from the operator definitions."""
+
+from irpar.ir import Graph, Node, tensor_type
+from irpar.ops import flops
+
+from .liveness import value_bytes
+
+
+def node_flops(node: Node) -> int:
+    """Floating-point operations of a node; 0 where a type is not static or the op has no definition.
+
+    An If counts its more expensive branch, a Loop or Scan one trip.
+    """
+    nested = [graph_flops(graph) for graph in node.nested_graphs()]
+    if nested:
+        return max(nested)
+    values = (*node.inputs, *node.results)
+    if any((type_ := tensor_type(value.type)) is None or not type_.is_static for value in values):
+        return 0
+    return flops(node)
+
+
+def node_bytes(node: Node) -> int:
+    """Bytes that a node reads and writes."""
+    return sum(map(value_bytes, node.inputs)) + sum(map(value_bytes, node.results))
+
+
+def graph_flops(graph: Graph) -> int:
+    """Floating-point operations of all nodes; in a local graph those of one device."""
+    return sum(map(node_flops, graph))

@@ -1,0 +1,92 @@
+"""Liveness: which values are held when, and the most bytes that are held at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from irpar.ir import Graph, Node, Value, captured_or_read, tensor_type
+
+VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+"""Ops whose result is the operand's memory under another shape."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most memory that running a graph in its order needs.
+
+    Attributes:
+        constant_bytes: all constants, held throughout.
+        activation_bytes: the most bytes of inputs and results held at once.
+        node: the node that runs when the most is held; None for a graph without nodes.
+    """
+
+    constant_bytes: int
+    activation_bytes: int
+    node: Node | None
+
+    @property
+    def total_bytes(self) -> int:
+        """Constants and activations."""
+        return self.constant_bytes + self.activation_bytes
+
+
+def value_bytes(value: Value) -> int:
+    """Bytes of a static tensor value; 0 for what has no static size."""
+    type_ = tensor_type(value.type)
+    return type_.nbytes if type_ is not None and type_.is_static else 0
+
+
+def constant_bytes(graph: Graph) -> int:
+    """Bytes of all constants of a graph, those of nested graphs included."""
+    return sum(value_bytes(value) for inner in graph.graphs() for value in inner.constants)
+
+
+def peak(graph: Graph) -> Peak:
+    """Peak memory of a graph that frees each value after its last use; results of views share their operand's bytes.
+
+    What a nested graph (If, Loop, Scan) needs inside counts while its holder runs. Linear in uses.
+    """
+    roots = _roots(graph)
+    last = _last_uses(graph, roots)
+    held = sum(value_bytes(value) for value in graph.inputs)
+    freed_inputs = [value for value in graph.inputs if value not in last]
+    most, where = held, None
+    held -= sum(map(value_bytes, freed_inputs))
+    ends: dict[Node, list[Value]] = {}
+    for value, node in last.items():
+        ends.setdefault(node, []).append(value)
+    for node in graph:
+        held += sum(value_bytes(value) for value in node.results if roots.get(value, value) is value)
+        inside = max((peak(nested).activation_bytes for nested in node.nested_graphs()), default=0)
+        if held + inside > most:
+            most, where = held + inside, node
+        held -= sum(map(value_bytes, ends.get(node, ())))
+        held -= sum(
+            value_bytes(value) for value in node.results if roots.get(value, value) is value and value not in last
+        )
+    return Peak(constant_bytes(graph), most, where)
+
+
+def _roots(graph: Graph) -> dict[Value, Value]:
+    """Values that are views, and the value whose bytes they share."""
+    roots: dict[Value, Value] = {}
+    for node in graph:
+        if node.op_type in VIEWS and not node.domain and node.inputs:
+            source = node.inputs[0]
+            roots[node.result] = roots.get(source, source)
+    return roots
+
+
+def _last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
+    """The last node that reads each value or a view of it; graph results are read by the return node."""
+    last: dict[Value, Node] = {}
+    for node in _in_order(graph):
+        for value in captured_or_read(node):
+            root = roots.get(value, value)
+            if not root.is_constant:
+                last[root] = node
+    return last
+
+
+def _in_order(graph: Graph) -> Iterator[Node]:
+    yield from graph
+    yield graph.return_node

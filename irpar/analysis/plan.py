@@ -1,0 +1,333 @@
+"""plan.json: what was decided, what is sent, and which rank runs what. The format is described in docs/plan.md."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from irpar.ir import ExternalTensor, Graph, Module, Node, SlicedTensor, Tensor, Value, tensor_type
+from irpar.ops import definition, factor_rule
+from irpar.ops.collectives import KINDS, sent_bytes
+from irpar.sharding import Axis, IrparError, Mesh
+
+from .cost import graph_flops
+from .liveness import peak, value_bytes
+from .parts import Part
+
+FORMAT = "irpar-plan/1"
+COORDS = "irpar.coords"
+LEAST_NAMED_BYTES = 1024
+"""Smaller replicated values are not listed."""
+
+
+class PlanError(IrparError):
+    """A plan.json that cannot be read or does not fit its parts."""
+
+
+@dataclass
+class Plan:
+    """The contents of plan.json, field by field as in docs/plan.md."""
+
+    source: dict[str, Any]
+    pipeline: str
+    mesh: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    parts: list[dict[str, Any]]
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    collectives: list[dict[str, Any]]
+    replicated: list[dict[str, Any]]
+    totals: dict[str, Any]
+    original: dict[str, Any]
+    values: list[dict[str, Any]] = field(default_factory=list)
+    predicted: dict[str, Any] | None = None
+    format: str = FORMAT
+
+    def to_json(self) -> str:
+        """The text of plan.json: one line for each entry of a list."""
+        fields = asdict(self)
+        order = ["format", *(name for name in fields if name != "format")]
+        lines = []
+        for name in order:
+            value = fields[name]
+            if isinstance(value, list) and value:
+                rows = ",\n    ".join(json.dumps(row) for row in value)
+                lines.append(f"  {json.dumps(name)}: [\n    {rows}\n  ]")
+            else:
+                lines.append(f"  {json.dumps(name)}: {json.dumps(value)}")
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @property
+    def mesh_of_ranks(self) -> Mesh:
+        """The mesh that the ranks form."""
+        devices = self.mesh.get("devices")
+        return Mesh(self.mesh["axes"], tuple(devices) if devices else None)
+
+
+def source_of(module: Module) -> dict[str, Any]:
+    """What plan.json says of the model file: name, sha256 of the .onnx file, external files with size and mtime."""
+    files: dict[Path, str] = {}
+    for graph in module.all_graphs():
+        for value in graph.constants:
+            tensor: Tensor | None = value.data
+            if isinstance(tensor, SlicedTensor):
+                tensor = tensor.base
+            if isinstance(tensor, ExternalTensor):
+                files.setdefault(tensor.path, tensor.name)
+    external = []
+    for path, name in files.items():
+        known = path.stat() if path.exists() else None
+        external.append(
+            {"file": name, "size": known.st_size if known else None, "mtime": known.st_mtime if known else None}
+        )
+    if module.source is None:
+        return {"model": None, "sha256": None, "external": external}
+    digest = hashlib.sha256()
+    with open(module.source, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"model": str(module.source), "sha256": digest.hexdigest(), "external": external}
+
+
+def original_of(module: Module) -> dict[str, Any]:
+    """Memory and FLOPs of the whole model on one device (after the normalising passes)."""
+    whole = peak(module.graph)
+    return {
+        "peak_bytes": whole.total_bytes,
+        "weight_bytes": whole.constant_bytes,
+        "flops": graph_flops(module.graph),
+    }
+
+
+def make_plan(
+    module: Module,
+    mesh: Mesh,
+    parts: Sequence[Part],
+    *,
+    pipeline: str,
+    source: dict[str, Any],
+    original: dict[str, Any],
+) -> Plan:
+    """The plan of a local module.
+
+    Args:
+        module: after localize.
+        mesh: its mesh.
+        parts: from `parts_of`.
+        pipeline: the pipeline string that made it.
+        source: from `source_of`, of the imported module.
+        original: from `original_of`, of the module before it was sharded.
+    """
+    peaks = {graph: peak(graph) for graph in module.graphs}
+    costs = {graph: graph_flops(graph) for graph in module.graphs}
+    part_of = {rank: part for part in parts for rank in part.ranks}
+    collectives = _collectives(module, mesh)
+    graph = module.graph
+    return Plan(
+        source=source,
+        pipeline=pipeline,
+        mesh={"axes": dict(mesh.axes), "devices": [mesh.device(rank) for rank in range(mesh.size)]},
+        ranks=[
+            {
+                "rank": rank,
+                "coords": list(mesh.coords(rank)),
+                "part": part_of[rank].index,
+                "peak_bytes": peaks[part_of[rank].graph].total_bytes,
+            }
+            for rank in range(mesh.size)
+        ],
+        parts=[
+            {
+                "model": f"part{part.index}/model.onnx",
+                "weight_bytes": peaks[part.graph].constant_bytes,
+                "flops": costs[part.graph],
+            }
+            for part in parts
+        ],
+        inputs=[_spec(value.source or value.name, value) for value in graph.inputs if value.name != COORDS],
+        outputs=[_spec(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)],
+        collectives=collectives,
+        replicated=_replicated(graph, mesh, module.decisions),
+        totals=_totals(collectives, max(costs.values())),
+        original=original,
+        values=_values(graph, module.decisions),
+    )
+
+
+def _spec(name: str, value: Value) -> dict[str, Any]:
+    type_ = tensor_type(value.type)
+    return {
+        "name": name,
+        "dtype": None if type_ is None else type_.dtype.text,
+        "shape": None if type_ is None or type_.shape is None else list(value.whole_shape),
+        "sharding": None if value.sharding is None else value.sharding.spec(),
+    }
+
+
+def _collectives(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
+    """One entry for each id, the sizes being the most that any program has."""
+    found: dict[int, dict[str, Any]] = {}
+    for graph in module.graphs:
+        for node in graph:
+            if node.domain != "irpar" or node.op_type not in KINDS:
+                continue
+            entry = _collective(node, mesh)
+            known = found.setdefault(entry["id"], entry)
+            for key in ("bytes", "sent_bytes"):
+                known[key] = max(known[key], entry[key])
+    return [found[number] for number in sorted(found)]
+
+
+def _collective(node: Node, mesh: Mesh) -> dict[str, Any]:
+    axes = node.attributes["axes"]
+    assert isinstance(axes, tuple)
+    operand = node.inputs[0]
+    return {
+        "id": node.attributes["id"],
+        "kind": KINDS[node.op_type],
+        "reduce": node.attributes.get("reduce"),
+        "axes": list(axes),
+        "group_size": mesh.group_size([Axis.parse(str(axis)) for axis in axes]),
+        "dtype": operand.dtype.text,
+        "bytes": value_bytes(operand),
+        "sent_bytes": sent_bytes(node, mesh),
+        "times": 1,
+        "value": operand.source or operand.name,
+        "phase": node.phase,
+        "reason": node.doc,
+    }
+
+
+def _replicated(graph: Graph, mesh: Mesh, decisions: dict[str, str]) -> list[dict[str, Any]]:
+    """Ops that run whole because they have no rule, and weights that every device holds whole."""
+    if mesh.size == 1:
+        return []
+    listed: list[dict[str, Any]] = []
+    for value in graph.constants:
+        size = value_bytes(value)
+        if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
+            why = decisions.get(value.name, "not annotated, and no reader needs a block of it")
+            listed.append({"value": value.source or value.name, "bytes": size, "why": why})
+    for node in graph:
+        if node.domain != "irpar" and any(map(value_bytes, node.results)) and not _has_rule(node):
+            listed.append(
+                {"op": node.label, "bytes": sum(map(value_bytes, node.results)), "why": why_without_rule(node)}
+            )
+    return listed
+
+
+def _has_rule(node: Node) -> bool:
+    values = (*node.inputs, *node.results)
+    if any((type_ := tensor_type(value.type)) is None or not type_.is_static for value in values):
+        return False
+    return factor_rule(node) is not None
+
+
+def why_without_rule(node: Node) -> str:
+    """Why an op runs on whole tensors."""
+    name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    found = definition(node)
+    if found is None or found.rule is None:
+        return f"{name} has no sharding rule"
+    return f"the rule of {name} does not cover these attributes or shapes"
+
+
+def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str, Any]:
+    by_kind: dict[str, dict[str, int]] = {}
+    for entry in collectives:
+        kind = by_kind.setdefault(entry["kind"], {"collectives": 0, "sent_bytes": 0})
+        kind["collectives"] += entry["times"]
+        kind["sent_bytes"] += entry["times"] * entry["sent_bytes"]
+    return {
+        "collectives": sum(kind["collectives"] for kind in by_kind.values()),
+        "sent_bytes": sum(kind["sent_bytes"] for kind in by_kind.values()),
+        "by_kind": by_kind,
+        "flops_per_rank": most_flops,
+    }
+
+
+def _values(graph: Graph, decisions: dict[str, str]) -> list[dict[str, Any]]:
+    """The sharded values and why they are sharded so."""
+    return [
+        {
+            "name": value.name,
+            "source": value.source or value.name,
+            "shape": list(value.whole_shape),
+            "sharding": value.sharding.spec(),
+            "partial": [str(axis) for axis in value.sharding.partial],
+            "why": decisions.get(value.name),
+        }
+        for value in graph.values()
+        if value.sharding is not None and value.sharding.all_axes
+    ]
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read and check plan.json of an output folder.
+
+    Raises:
+        PlanError: it is missing, is not JSON, is of another format, or lacks a field.
+    """
+    path = folder / "plan.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"cannot read the plan: {error.strerror}",
+            where=str(path),
+            do="give the folder that `irpar partition -o` made",
+        ) from error
+    except ValueError as error:
+        raise PlanError(f"plan.json is not JSON: {error}", where=str(path), do="partition the model again") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise PlanError(
+            f"plan.json has format {found!r}, this irpar reads {FORMAT!r}",
+            where=str(path),
+            do="partition the model again with this version",
+        )
+    names = Plan.__dataclass_fields__
+    missing = [name for name in names if name not in data and name not in ("values", "predicted")]
+    if missing:
+        raise PlanError(f"plan.json lacks {', '.join(missing)}", where=str(path), do="partition the model again")
+    plan = Plan(**{name: value for name, value in data.items() if name in names})
+    _check(plan, path)
+    return plan
+
+
+def _check(plan: Plan, path: Path) -> None:
+    """Refuse a plan whose fields contradict each other."""
+
+    def refuse(what: str) -> PlanError:
+        return PlanError(what, where=str(path), do="partition the model again; plan.json is not meant to be edited")
+
+    try:
+        mesh = plan.mesh_of_ranks
+        ranks = [(entry["rank"], tuple(entry["coords"]), entry["part"]) for entry in plan.ranks]
+        models = [entry["model"] for entry in plan.parts]
+        _check_specs([*plan.inputs, *plan.outputs], mesh)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise refuse(f"plan.json has an entry that cannot be read: {error}") from error
+    except IrparError as error:
+        raise refuse(f"plan.json has a mesh or sharding that cannot be: {error.what}") from error
+    if [(rank, coords) for rank, coords, _ in ranks] != list(enumerate(mesh.all_coords())):
+        raise refuse(f"the ranks of plan.json are not those of mesh {mesh}")
+    if not all(isinstance(part, int) and 0 <= part < len(models) for _, _, part in ranks):
+        raise refuse(f"a rank of plan.json names a part outside 0 .. {len(models) - 1}")
+    for model in models:
+        if not isinstance(model, str) or Path(model).is_absolute() or ".." in Path(model).parts:
+            raise refuse(f"plan.json names a part outside its folder: {model}")
+
+
+def _check_specs(specs: Iterable[dict[str, Any]], mesh: Mesh) -> None:
+    from irpar.sharding import Sharding
+
+    for spec in specs:
+        if not isinstance(spec["name"], str):
+            raise TypeError("a name that is no string")
+        if spec["sharding"] is not None:
+            sharding = Sharding.of_spec(mesh, spec["sharding"])
+            if sharding.rank != len(spec["shape"]):
+                raise ValueError(f"sharding of {spec['name']} has another number of dims than its shape")

@@ -1,0 +1,198 @@
+"""Writing a partition: out/plan.json, and for each part its model and its slices of the weights."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from irpar.analysis.parts import Part
+from irpar.analysis.plan import FORMAT, Plan
+from irpar.ir import DType, Module, Tensor, Value
+from irpar.sharding import IrparError
+
+from .copying import write_tensor
+from .save import to_proto
+
+Weights = Literal["copy", "none"]
+LEAST_EXTERNAL_BYTES = 1024
+"""Smaller constants stay inside model.onnx."""
+WEIGHTS_FILE = "weights.bin"
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes written so far, bytes in all)."""
+
+
+class OutputError(IrparError):
+    """The output folder cannot be written, or must not be replaced."""
+
+
+def write_partition(
+    folder: Path,
+    module: Module,
+    parts: Sequence[Part],
+    plan: Plan,
+    *,
+    weights: Weights = "copy",
+    force: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Write plan, programs and weights of a local module.
+
+    Everything is written into a folder beside the target, which then takes its name; when anything fails before that,
+    nothing is left and the target is as it was.
+
+    Args:
+        folder: the target.
+        module: after localize.
+        parts: its parts.
+        plan: its plan.
+        weights: "copy" writes each part's slices, "none" writes plan and programs only.
+        force: replace a target that holds an irpar plan.
+        progress: told about written bytes.
+
+    Raises:
+        OutputError: the target exists (and is not to be replaced), or there is not enough room.
+        OSError: the disk refuses.
+    """
+    check_target(folder, force)
+    with _fresh_folder(folder) as fresh:
+        layouts = [_Layout(part) for part in parts]
+        total = sum(layout.size for layout in layouts) if weights == "copy" else 0
+        _check_room(fresh, total)
+        report = _Report(progress, total)
+        for part, layout in zip(parts, layouts, strict=True):
+            target = fresh / f"part{part.index}"
+            target.mkdir()
+            _write_model(target / "model.onnx", module, part, layout)
+            if weights == "copy":
+                layout.write(target / WEIGHTS_FILE, report)
+        (fresh / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+
+
+def check_target(folder: Path, force: bool) -> None:
+    """Refuse a target that exists, unless `force` is given and it holds irpar's plan.json.
+
+    Raises:
+        OutputError: saying which of the two.
+    """
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not force:
+        raise OutputError(f"{folder} exists already", do="give another folder, or --force to replace a partition")
+    if folder.is_dir() and not folder.is_symlink():
+        if not any(folder.iterdir()):
+            return
+        try:
+            data = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+            if isinstance(data, dict) and str(data.get("format", "")).startswith(FORMAT.split("/")[0]):
+                return
+        except (OSError, ValueError):
+            pass
+    raise OutputError(
+        f"{folder} holds no partition of irpar (no plan.json of irpar in it), so --force does not replace it",
+        do="give another folder, or remove this one yourself",
+    )
+
+
+@contextmanager
+def _fresh_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside the target that takes its name on success and goes on failure."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = uuid.uuid4().hex[:8]
+    fresh = folder.parent / f".{folder.name}.{mark}.new"
+    fresh.mkdir()
+    try:
+        yield fresh
+        old = folder.parent / f".{folder.name}.{mark}.old"
+        if folder.exists():
+            os.rename(folder, old)
+        try:
+            os.rename(fresh, folder)
+        except OSError:
+            if old.exists():
+                os.rename(old, folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutputError(
+            f"the weights need {needed:,} bytes, the disk has {free:,} free",
+            where=str(folder.parent),
+            do="free some room, give another folder, or write --weights none",
+        )
+
+
+class _Report:
+    """Adds up written bytes for the progress display."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress = progress
+        self.total = total
+        self.done = 0
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+class _Layout:
+    """Which constants of a part go to weights.bin, and where."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.places: dict[Value, tuple[Tensor, int]] = {}
+        offset = 0
+        for value in part.graph.constants:
+            tensor = part.tensor(value)
+            if tensor.dtype is DType.STR or tensor.nbytes < LEAST_EXTERNAL_BYTES:
+                continue
+            alignment = 4096 if tensor.nbytes >= 1 << 16 else 64
+            offset = -(-offset // alignment) * alignment
+            self.places[value] = tensor, offset
+            offset += tensor.nbytes
+        self.size = offset
+
+    def proto(self, value: Value) -> onnx.TensorProto:
+        """How model.onnx refers to a constant."""
+        tensor, offset = self.places.get(value) or (self.part.tensor(value), None)
+        made = onnx.TensorProto(name=value.name, data_type=tensor.dtype.value, dims=tensor.shape)
+        if offset is not None:
+            made.data_location = onnx.TensorProto.EXTERNAL
+            for key, text in (("location", WEIGHTS_FILE), ("offset", str(offset)), ("length", str(tensor.nbytes))):
+                made.external_data.add(key=key, value=text)
+        elif tensor.dtype is DType.STR:
+            made.string_data.extend(_bytes(item) for item in tensor.numpy().ravel().tolist())
+        else:
+            made.raw_data = tensor.raw()
+        return made
+
+    def write(self, path: Path, report: _Report) -> None:
+        """Write weights.bin, one tensor after the other."""
+        with open(path, "wb") as file:
+            file.truncate(self.size)
+            for tensor, offset in self.places.values():
+                write_tensor(tensor, file, offset, report)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+def _write_model(path: Path, module: Module, part: Part, layout: _Layout) -> None:
+    model = to_proto(module, part.graph, constant=layout.proto)
+    facts = {"irpar.part": str(part.index), "irpar.ranks": json.dumps(list(part.ranks))}
+    for key, text in facts.items():
+        model.metadata_props.add(key=key, value=text)
+    path.write_bytes(model.SerializeToString())

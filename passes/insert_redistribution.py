@@ -1,0 +1,206 @@
+"""insert-redistribution: collectives where a value does not lie as its reader needs it."""
+
+from dataclasses import dataclass
+
+from irpar.analysis.placement import Placement, place
+from irpar.analysis.redistribution import Step, plan
+from irpar.ir import Builder, Graph, Module, Node, Use, Value, tensor_type
+from irpar.ops import Kind
+from irpar.pass_manager import Pass, PassResult
+from irpar.sharding import IrparError, Mesh, Sharding
+
+
+@dataclass(frozen=True)
+class InsertRedistribution(Pass):
+    """Decide how each node runs, and put collectives wherever a value lies otherwise than its reader needs it.
+
+    Before: global view, every tensor value of the main graph has a sharding (complete-sharding).
+    After: global view; each node's operands lie as its factor rule needs them, its results are what the rule gives;
+    the collectives in between (irpar.AllReduce, AllGather, ReduceScatter, AllToAll, and AllSlice, which sends
+    nothing) have ids in program order and say in their doc why they are there. Each value is redistributed once for
+    each sharding that its readers need. The paths are the cheapest: see irpar.analysis.redistribution.
+    """
+
+    name = "insert-redistribution"
+
+    def run(self, module: Module) -> PassResult:
+        """Insert into the main graph."""
+        if module.is_local:
+            raise IrparError("insert-redistribution needs the global view", do="run it before localize")
+        for value in module.graph.values():
+            if value.sharding is None and value.has_uses and tensor_type(value.type) is not None:
+                raise IrparError(
+                    f"%{value.name} has no sharding yet", do="run complete-sharding before insert-redistribution"
+                )
+        insertion = _Insertion(module, module.graph, module.mesh)
+        count = insertion.run()
+        return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})
+
+
+class _Insertion:
+    """One run over one graph.
+
+    p = MatMul(a : [8@dp, 256@tp], w2 : [256@tp, 64]) gives [8@dp, 64] partial(sum: tp), y wants [8@dp, 64]
+    becomes   p = MatMul(a, w2) : [8@dp, 64] partial(sum: tp)
+              y = irpar.AllReduce(p) {axes=["tp"]} : [8@dp, 64]
+    """
+
+    def __init__(self, module: Module, graph: Graph, mesh: Mesh) -> None:
+        self.module = module
+        self.graph = graph
+        self.mesh = mesh
+        self.placements: dict[Node, Placement] = {}
+        self.moved: dict[tuple[Value, Sharding], Value] = {}
+        self.collectives = 0
+        self.slices = 0
+
+    def run(self) -> int:
+        """Returns how many nodes were inserted."""
+        nodes = list(self.graph)
+        for node in nodes:
+            self.placements[node] = place(node, self.mesh, lambda _: True)
+        wanted = self._wanted(nodes)
+        for node in nodes:
+            self._feed(node)
+            self._give(node, wanted)
+        self._number()
+        return self.collectives + self.slices
+
+    def _wanted(self, nodes: list[Node]) -> dict[Value, set[Sharding]]:
+        """The shardings that the readers of each value need."""
+        wanted: dict[Value, set[Sharding]] = {}
+        for node in nodes:
+            for value, needed in self._needs(node):
+                wanted.setdefault(value, set()).add(needed)
+        for value in self.graph.outputs:
+            if value.sharding is not None:
+                wanted.setdefault(value, set()).add(value.sharding)
+        return wanted
+
+    def _needs(self, node: Node) -> list[tuple[Value, Sharding]]:
+        needs = []
+        for value, needed in zip(node.operands, self.placements[node].operands, strict=True):
+            if value is not None and needed is not None:
+                needs.append((value, needed))
+        for value, _ in self._captured(node):
+            if value.sharding is not None:
+                needs.append((value, Sharding.replicated(self.mesh, value.sharding.rank)))
+        return needs
+
+    def _captured(self, node: Node) -> list[tuple[Value, Use]]:
+        """What the nested graphs of a node read from this graph: they run whole on every device."""
+        return [
+            (value, (inner, index))
+            for nested in node.nested_graphs()
+            for graph in nested.graphs()
+            for inner in (*graph, graph.return_node)
+            for index, value in enumerate(inner.operands)
+            if value is not None and value.owner is self.graph
+        ]
+
+    def _feed(self, node: Node) -> None:
+        """Make a node read its operands as it needs them."""
+        for index, (value, needed) in enumerate(zip(node.operands, self.placements[node].operands, strict=True)):
+            if value is not None and needed is not None and value.sharding != needed:
+                reason = self._reason_of_need(node, value, needed)
+                node.set_operand(index, self._redistributed(value, needed, node, reason))
+        for value, (inner, index) in self._captured(node):
+            if value.sharding is not None and not value.sharding.is_replicated:
+                whole = Sharding.replicated(self.mesh, value.sharding.rank)
+                reason = f"{node.op_type} {node.label} reads %{value.name} inside its body, which runs whole"
+                inner.set_operand(index, self._redistributed(value, whole, node, reason))
+
+    def _give(self, node: Node, wanted: dict[Value, set[Sharding]]) -> None:
+        """Let the results be what the node gives, and what follows read them as completion said."""
+        following = node.next or self.graph.return_node
+        for value, given in zip(node.results, self.placements[node].results, strict=True):
+            if given is None or value.sharding is None or given == value.sharding:
+                continue
+            target = value.sharding
+            readers = wanted.get(value, set())
+            if len(readers) == 1 and target not in readers:
+                # Nobody reads it as completion left it: go to where its readers are in one step.
+                (target,) = readers
+            value.sharding = given
+            if not readers:
+                continue
+            uses = value.uses
+            moved = self._redistributed(value, target, following, self._reason_of_result(node, value, given, target))
+            value.replace_uses(moved, only=uses)
+
+    def _redistributed(self, value: Value, target: Sharding, before: Node, reason: str) -> Value:
+        """The value under another sharding, made once and shared."""
+        assert value.sharding is not None
+        if value.sharding == target:
+            return value
+        known = self.moved.get((value, target))
+        if known is not None:
+            return known
+        steps = plan(value.sharding, target, value.shape, value.dtype.bits)
+        if value.is_constant and all(step.op == "AllSlice" for step in steps):
+            result = self.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
+            result.sharding = target
+        else:
+            result = value
+            for step in steps:
+                result = self._step(result, step, before, value.node, reason)
+            self.module.decisions[result.name] = reason
+        self.moved[value, target] = result
+        return result
+
+    def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:
+        attributes: dict[str, object] = {"axes": [str(axis) for axis in step.axes]}
+        match step.op:
+            case "AllToAll":
+                attributes |= {"split_dim": step.dims[0], "concat_dim": step.dims[1]}
+            case "AllGather" | "ReduceScatter" | "AllSlice":
+                attributes["dim"] = step.dims[0]
+        if step.op in ("AllReduce", "ReduceScatter"):
+            assert value.sharding is not None
+            attributes["reduce"] = value.sharding.reduce
+        like = origin if origin is not None else before
+        builder = Builder(self.graph, self.module.opsets, before=before, like=None if like.is_return else like)
+        result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
+        result.sharding = step.after
+        result.source = value.source
+        assert result.node is not None
+        result.node.doc = reason
+        if step.op == "AllSlice":
+            self.slices += 1
+        else:
+            self.collectives += 1
+        return result
+
+    def _number(self) -> None:
+        """Ids in program order, equal on all ranks since they all run programs made from this one."""
+        number = 0
+        for node in self.graph:
+            if node.domain == "irpar" and node.op_type != "AllSlice":
+                node.set_attribute("id", number)
+                number += 1
+
+    # -- reasons ------------------------------------------------------------------------------------------------
+
+    def _reason_of_need(self, node: Node, value: Value, needed: Sharding) -> str:
+        rule = self.placements[node].rule
+        if rule is None:
+            return f"{node.op_type} {node.label} has no sharding rule and needs %{value.name} whole"
+        return f"{node.op_type} {node.label} needs %{value.name} as {needed}, it lies as {value.sharding}"
+
+    def _reason_of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
+        if not given.partial:
+            return f"{node.op_type} {node.label} gives %{value.name} as {given}, its readers want {target}"
+        placement = self.placements[node]
+        axes = ", ".join(map(str, given.partial))
+        cut = [
+            f"%{operand.name}"
+            for operand, sharding in zip(node.operands, placement.operands, strict=True)
+            if operand is not None and sharding is not None and self._cuts_reduced_factor(placement, node, operand)
+        ]
+        return f"{node.op_type} {node.label} sums over {axes}, which cuts {' and '.join(cut)}"
+
+    def _cuts_reduced_factor(self, placement: Placement, node: Node, operand: Value) -> bool:
+        rule = placement.rule
+        assert rule is not None
+        factors = {factor for parts in rule.operands[node.operands.index(operand)] for factor in parts}
+        return any(rule.kinds[f] is Kind.REDUCE and placement.factors[f] for f in factors)

@@ -1,0 +1,190 @@
+"""localize: from whole-tensor shapes with shardings to per-device shapes with collectives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from irpar.ir import Builder, Graph, Module, Node, TensorType, Value, clone_node, clone_value, tensor_type
+from irpar.ops import definition
+from irpar.ops.coords import block_start
+from irpar.pass_manager import Pass, PassResult
+from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_sizes, is_even, local_shape
+
+
+@dataclass(frozen=True)
+class Localize(Pass):
+    """Rewrite the graph as the program that each device runs.
+
+    Before: global view, operands lie as their readers need them (insert-redistribution).
+    After: local view: types are per-device blocks, AllSlice is a Slice at an offset computed from `irpar.coords`,
+    target shapes and the like are the local ones. There is one local graph for each distinct program: one when every
+    cut divides, more when blocks differ in size. Constants keep their whole tensors; who writes or runs a part slices.
+    """
+
+    name = "localize"
+
+    def run(self, module: Module) -> PassResult:
+        """Replace the global graph by local ones."""
+        if module.is_local:
+            raise IrparError("the module is in local view already", do="run localize once")
+        mesh = module.mesh
+        whole = module.graph
+        for value in whole.values():
+            if value.sharding is None and tensor_type(value.type) is not None and (value.has_uses or value.is_input):
+                raise IrparError(f"%{value.name} has no sharding", do="run complete-sharding before localize")
+        programs = distinct_programs(whole, mesh)
+        graphs = [_Localizer(module, whole, mesh, ranks).run() for ranks in programs]
+        if len(graphs) > 1:
+            for number, graph in enumerate(graphs):
+                graph.name = f"{whole.name}.{number}"
+        module.graphs = graphs
+        return PassResult(True, statistics={"programs": len(graphs)})
+
+
+def distinct_programs(graph: Graph, mesh: Mesh) -> list[tuple[int, ...]]:
+    """The ranks that share a program: those whose blocks have equal sizes in every dim that does not divide.
+
+    A dim of 10 over tp=4 has blocks 3, 3, 3, 1: ranks 0, 1, 2 share a program, rank 3 has its own.
+    """
+    uneven: dict[tuple[int, tuple[Axis, ...]], None] = {}
+    for value in graph.values():
+        if value.sharding is not None and value.sharding.all_axes:
+            for size, dim in zip(value.shape, value.sharding.dims, strict=True):
+                if dim.axes and not is_even(size, mesh.group_size(dim.axes)):
+                    uneven[size, dim.axes] = None
+    sizes = [(axes, block_sizes(size, mesh.group_size(axes))) for size, axes in uneven]
+    programs: dict[tuple[object, ...], list[int]] = {}
+    for rank, coords in enumerate(mesh.all_coords()):
+        key = tuple(tuple(_blocks_around(mesh, coords, axes, blocks)) for axes, blocks in sizes)
+        programs.setdefault(key, []).append(rank)
+    return [tuple(ranks) for ranks in programs.values()]
+
+
+def _blocks_around(
+    mesh: Mesh, coords: tuple[int, ...], axes: tuple[Axis, ...], blocks: list[int]
+) -> list[tuple[int, ...]]:
+    """The own block, and the blocks of each group of neighbours that a collective over minor axes may join."""
+    position = mesh.position(coords, axes)
+    found = []
+    for count in range(len(axes) + 1):
+        group = mesh.group_size(axes[len(axes) - count :])
+        first = position // group * group
+        found.append(tuple(blocks[first : first + group]))
+    return found
+
+
+class _Localizer:
+    """Makes the local graph of some ranks."""
+
+    def __init__(self, module: Module, whole: Graph, mesh: Mesh, ranks: tuple[int, ...]) -> None:
+        self.module = module
+        self.whole = whole
+        self.mesh = mesh
+        self.coords = mesh.coords(ranks[0])
+        self.local = Graph(whole.name)
+        self.local.view = "local"
+        self.local.ranks = ranks
+        self.local.doc = whole.doc
+        self.local.metadata = dict(whole.metadata) if whole.metadata else None
+        self.values: dict[Value, Value] = {}
+
+    def run(self) -> Graph:
+        for value in self.whole.inputs:
+            made = self._local_value(value)
+            made.graph, made.index = self.local, len(self.local.inputs)
+            self.local.inputs.append(made)
+            self.local.names.claim(made)
+        for value in self.whole.constants:
+            made = self._local_value(value)
+            made.graph = self.local
+            self.local.constants[made] = None
+            self.local.names.claim(made)
+        for node in self.whole:
+            self._node(node)
+        self.local.set_outputs([self.values[value] for value in self.whole.outputs], self.whole.output_names)
+        return self.local
+
+    def _local_value(self, value: Value) -> Value:
+        made = clone_value(value)
+        self._localize_type(value, made)
+        self.values[value] = made
+        return made
+
+    def _localize_type(self, value: Value, made: Value) -> None:
+        if value.sharding is None:
+            return
+        made.sharding = value.sharding
+        made.global_shape = value.shape
+        made.type = TensorType(value.dtype, local_shape(value.sharding, value.shape, self.coords))
+
+    def _node(self, node: Node) -> None:
+        if node.domain == "irpar" and node.op_type == "AllSlice":
+            self._slice(node)
+            return
+        made = clone_node(node, self.values, self.local.names)
+        self.local.append(made)
+        for value, local in zip(node.results, made.results, strict=True):
+            self._localize_type(value, local)
+        if node.domain == "irpar":
+            self._uneven_sizes(node, made)
+            return
+        found = definition(node)
+        if found is not None and found.localize is not None and self._is_cut(node):
+            builder = Builder(self.local, self.module.opsets, before=made, like=made)
+            replaced = found.localize(node, made, builder)
+            if replaced is not None:
+                self._replace(node, made, replaced)
+
+    def _is_cut(self, node: Node) -> bool:
+        return any(value.sharding is not None and value.sharding.all_axes for value in (*node.inputs, *node.results))
+
+    def _replace(self, node: Node, made: Node, values: Sequence[Value]) -> None:
+        for whole, old, new in zip(node.results, made.results, values, strict=True):
+            self._localize_type(whole, new)
+            new.source = old.source
+            self.values[whole] = new
+        made.erase()
+
+    def _slice(self, node: Node) -> None:
+        """AllSlice: the block starts at (position along the new axes) * (block size) of what the device holds."""
+        (whole,) = node.inputs
+        result = node.result
+        assert result.sharding is not None
+        dim = node.attributes["dim"]
+        assert isinstance(dim, int)
+        axes = [Axis.parse(str(axis)) for axis in node.attributes["axes"]]  # type: ignore[union-attr]
+        builder = Builder(self.local, self.module.opsets, before=None, like=node)
+        block = -(-whole.shape[dim] // self.mesh.group_size(result.sharding.dims[dim].axes))
+        start = block_start(builder, self.mesh, axes, block)
+        stop = builder.op("Add", [start, builder.constant([block])], type=start.type)
+        made = builder.op("Slice", [self.values[whole], start, stop, builder.constant([dim])], name=result.name)
+        made.source = result.source
+        self._localize_type(result, made)
+        self.values[result] = made
+
+    def _uneven_sizes(self, node: Node, made: Node) -> None:
+        """Tell the collective the block sizes of its members where they differ."""
+        before, after = node.inputs[0].sharding, node.result.sharding
+        assert before is not None
+        assert after is not None
+        shape = node.inputs[0].shape
+        match node.op_type:
+            case "AllGather":
+                self._set_sizes(made, "sizes", shape, before, node.attributes["dim"], node)
+            case "ReduceScatter":
+                self._set_sizes(made, "sizes", shape, after, node.attributes["dim"], node)
+            case "AllToAll":
+                self._set_sizes(made, "split_sizes", shape, after, node.attributes["split_dim"], node)
+                self._set_sizes(made, "concat_sizes", shape, before, node.attributes["concat_dim"], node)
+
+    def _set_sizes(
+        self, made: Node, name: str, shape: Sequence[int], sharding: Sharding, dim: object, node: Node
+    ) -> None:
+        assert isinstance(dim, int)
+        axes = [Axis.parse(str(axis)) for axis in node.attributes["axes"]]  # type: ignore[union-attr]
+        cut = sharding.dims[dim].axes
+        sizes = block_sizes(shape[dim], self.mesh.group_size(cut))
+        count = self.mesh.group_size(axes)
+        first = self.mesh.position(self.coords, cut) // count * count
+        mine = sizes[first : first + count]
+        if len(set(mine)) > 1:
+            made.set_attribute(name, mine)
