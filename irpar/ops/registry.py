@@ -1,19 +1,21 @@
 """Operator definitions: one place that says how an op types, shards and costs, and how its local form differs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from irpar.ir import Builder, Node, Type
+from irpar.ir import Builder, Node, Type, Value, tensor_type
 
+from .facts import CannotTellError, refers_to_call
 from .rule import FactorRule
 
 Infer = Callable[[Node], Sequence[Type] | None]
 Rule = Callable[[Node], FactorRule | None]
 Cost = Callable[[Node], int]
-Localize = Callable[[Node, Node, Builder], None]
+Localize = Callable[[Node, Node, Builder], Sequence[Value] | None]
+"""Mends the local copy of a node; see `OpDef.localize`."""
 
 FAMILIES = (
     "elementwise",
@@ -23,6 +25,7 @@ FAMILIES = (
     "shape",
     "indexing",
     "attention",
+    "convolution",
     "collectives",
 )
 
@@ -36,8 +39,12 @@ class OpDef:
         infer: result types from operand types, constants and attributes; None where it cannot tell.
         rule: the factor rule of a node with static operand and result types; None: only whole tensors.
         flops: floating-point operations of a node with static types (an add or a multiply counts 1).
-        localize: mends the local copy of a node (operands, attributes) where the rule does not say it all; called
-            as `localize(whole, local, builder)` after the local types are set.
+        localize: mends the local copy of a node where the rule does not say it all. Called as
+            `localize(whole, local, builder)` after the local types are set: `whole` is the node of the global view,
+            whose operands carry whole types and the shardings that the node runs with; `local` stands in the local
+            graph already; `builder` inserts before it. Returns None when it only changed operands or attributes of
+            `local`, else one value for each result of `local`, of the same type: the caller lets these take over
+            uses, names and facts of the results and erases `local`.
     """
 
     domain: str
@@ -52,7 +59,9 @@ _DEFINITIONS: dict[tuple[str, str], OpDef] = {}
 
 
 def define(definition: OpDef) -> OpDef:
-    """Register a definition.
+    """Register a definition. Where its `infer` or `rule` raises CannotTellError, the registered one gives None.
+
+    A rule is asked only about tensors of known, static, non-empty shape.
 
     Raises:
         ValueError: the op has one already.
@@ -60,8 +69,43 @@ def define(definition: OpDef) -> OpDef:
     key = (definition.domain, definition.name)
     if key in _DEFINITIONS:
         raise ValueError(f"{definition.domain or 'ai.onnx'}.{definition.name} is defined twice")
-    _DEFINITIONS[key] = definition
-    return definition
+    guarded = replace(
+        definition,
+        infer=definition.infer and _guarded_infer(definition.infer),
+        rule=definition.rule and _guarded_rule(definition.rule),
+    )
+    _DEFINITIONS[key] = guarded
+    return guarded
+
+
+def _guarded_infer(infer: Infer) -> Infer:
+    def answer(node: Node) -> Sequence[Type] | None:
+        if refers_to_call(node):
+            return None
+        try:
+            return infer(node)
+        except CannotTellError:
+            return None
+
+    return answer
+
+
+def _guarded_rule(rule: Rule) -> Rule:
+    def answer(node: Node) -> FactorRule | None:
+        if refers_to_call(node) or not all(map(_is_plain, (*node.inputs, *node.results))):
+            return None
+        try:
+            return rule(node)
+        except CannotTellError:
+            return None
+
+    return answer
+
+
+def _is_plain(value: Value) -> bool:
+    """True for tensors of static shape with at least one element."""
+    found = tensor_type(value.type)
+    return found is not None and found.is_static and 0 not in found.static_shape
 
 
 @cache

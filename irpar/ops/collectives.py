@@ -1,0 +1,214 @@
+"""irpar's collectives: types in both views, and what they send.
+
+They have no factor rule: they are where sharding changes, made by insert-redistribution, not what a sharding flows
+through.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from irpar.ir import IRPAR_OPSET, Node, Shape, Type, Value
+from irpar.ir.attributes import Strings
+from irpar.sharding import Axis, Mesh, ceil_shape
+
+from .coords import root_of
+from .facts import CannotTellError, int_attribute, ints_attribute, needed, tensor_of
+from .registry import OpDef, define
+
+DOMAIN = "irpar"
+assert IRPAR_OPSET == 1
+
+
+def collective_axes(node: Node) -> tuple[Axis, ...]:
+    """The mesh axes over which a collective runs, major first.
+
+    Raises:
+        CannotTellError: the node has none.
+        ShardingError: one is no axis.
+    """
+    texts = node.attributes.get("axes")
+    if not isinstance(texts, Strings):
+        raise CannotTellError("axes")
+    return tuple(Axis.parse(text if isinstance(text, str) else text.decode()) for text in texts)
+
+
+def _is_local(node: Node) -> bool:
+    return node.graph is not None and root_of(node.graph).view == "local"
+
+
+def _mesh(value: Value) -> Mesh:
+    if value.sharding is None:
+        raise CannotTellError("the mesh")
+    return value.sharding.mesh
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The members of a local collective: how many there are, and which of them the graph's ranks are."""
+
+    size: int
+    position: int
+
+
+def _group(node: Node) -> _Group:
+    mesh = _mesh(needed(node, 0))
+    axes = collective_axes(node)
+    assert node.graph is not None
+    ranks = root_of(node.graph).ranks
+    return _Group(mesh.group_size(axes), mesh.position(mesh.coords(ranks[0] if ranks else 0), axes))
+
+
+def _with_dim(shape: Shape, dim: int, size: int) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _local_shape(node: Node) -> tuple[int, ...]:
+    found = tensor_of(node, 0)
+    if not found.is_static:
+        raise CannotTellError("a local shape that is not static")
+    return found.static_shape
+
+
+def _part(total: int, sizes: tuple[int, ...] | None, group: _Group) -> int:
+    """The size of this member's block of a dim of `total`."""
+    return total // group.size if sizes is None else sizes[group.position]
+
+
+def _gathered(size: int, sizes: tuple[int, ...] | None, group: _Group) -> int:
+    """The size of all members' blocks together."""
+    return size * group.size if sizes is None else sum(sizes)
+
+
+def _shape_kept(node: Node) -> Shape:
+    return _local_shape(node)
+
+
+def _shape_all_gather(node: Node) -> Shape:
+    shape, dim = _local_shape(node), int_attribute(node, "dim")
+    return _with_dim(shape, dim, _gathered(shape[dim], ints_attribute(node, "sizes"), _group(node)))
+
+
+def _shape_reduce_scatter(node: Node) -> Shape:
+    shape, dim = _local_shape(node), int_attribute(node, "dim")
+    return _with_dim(shape, dim, _part(shape[dim], ints_attribute(node, "sizes"), _group(node)))
+
+
+def _shape_all_to_all(node: Node) -> Shape:
+    shape = _local_shape(node)
+    split, concat = int_attribute(node, "split_dim"), int_attribute(node, "concat_dim")
+    group = _group(node)
+    divided = _with_dim(shape, split, _part(shape[split], ints_attribute(node, "split_sizes"), group))
+    return _with_dim(divided, concat, _gathered(shape[concat], ints_attribute(node, "concat_sizes"), group))
+
+
+def _infer(local: Callable[[Node], Shape]) -> Callable[[Node], Sequence[Type]]:
+    """Whole types stay as they are; local ones follow from the attributes."""
+
+    def infer(node: Node) -> Sequence[Type]:
+        found = tensor_of(node, 0)
+        return [found.with_shape(local(node)) if _is_local(node) else found]
+
+    return infer
+
+
+# -- what is sent, by the ring model ----------------------------------------------------------------------------------
+
+
+def _block(node: Node, value: Value) -> tuple[int, ...]:
+    """The largest block of a value that any device holds; in a local graph the one that this program holds."""
+    if _is_local(node):
+        return value.shape
+    if value.sharding is None:
+        raise CannotTellError("the sharding")
+    return ceil_shape(value.sharding, value.shape)
+
+
+def _operand_block(node: Node) -> tuple[int, ...]:
+    return _block(node, needed(node, 0))
+
+
+def _padded(shape: Sequence[int], dim: int, sizes: tuple[int, ...] | None) -> int:
+    """Elements of a block with `dim` padded to the largest of `sizes`."""
+    return prod(shape) if sizes is None else prod(_with_dim(tuple(shape), dim, max(sizes)))  # type: ignore[arg-type]
+
+
+def _elements_all_reduce(node: Node, size: int) -> tuple[int, int]:
+    return 2 * (size - 1) * prod(_operand_block(node)), size
+
+
+def _elements_all_gather(node: Node, size: int) -> tuple[int, int]:
+    dim, sizes = int_attribute(node, "dim"), ints_attribute(node, "sizes")
+    return (size - 1) * _padded(_operand_block(node), dim, sizes), 1
+
+
+def _elements_reduce_scatter(node: Node, size: int) -> tuple[int, int]:
+    dim, sizes = int_attribute(node, "dim"), ints_attribute(node, "sizes")
+    return (size - 1) * _padded(_block(node, node.result), dim, sizes), 1
+
+
+def _elements_all_to_all(node: Node, size: int) -> tuple[int, int]:
+    """All blocks but one of the local buffer, both dims padded."""
+    split, concat = int_attribute(node, "split_dim"), int_attribute(node, "concat_dim")
+    shape = _operand_block(node)
+    parts = ints_attribute(node, "split_sizes")
+    block = max(parts) if parts else -(-shape[split] // size)
+    shape = tuple(block if dim == split else count for dim, count in enumerate(shape))
+    return (size - 1) * _padded(shape, concat, ints_attribute(node, "concat_sizes")), 1
+
+
+def _elements_all(node: Node, size: int) -> tuple[int, int]:
+    return (prod(_operand_block(node)) if size > 1 else 0), 1
+
+
+def _elements_none(node: Node, size: int) -> tuple[int, int]:
+    return 0, 1
+
+
+@dataclass(frozen=True)
+class _Collective:
+    """One kind of collective.
+
+    Attributes:
+        shape: the local shape of the result.
+        elements: how many elements a member sends, as a fraction (numerator, denominator).
+    """
+
+    shape: Callable[[Node], Shape]
+    elements: Callable[[Node, int], tuple[int, int]]
+
+
+COLLECTIVES = {
+    "AllReduce": _Collective(_shape_kept, _elements_all_reduce),
+    "AllGather": _Collective(_shape_all_gather, _elements_all_gather),
+    "ReduceScatter": _Collective(_shape_reduce_scatter, _elements_reduce_scatter),
+    "AllToAll": _Collective(_shape_all_to_all, _elements_all_to_all),
+    "CollectivePermute": _Collective(_shape_kept, _elements_all),
+    "Broadcast": _Collective(_shape_kept, _elements_all),
+    # Free, and in global view only: localize turns it into ONNX operators.
+    "AllSlice": _Collective(_shape_reduce_scatter, _elements_none),
+}
+
+
+def is_collective(node: Node) -> bool:
+    """True for an operator of irpar's that changes how a tensor lies on the mesh."""
+    return node.domain == DOMAIN and node.op_type in COLLECTIVES
+
+
+def sent_bytes(node: Node, mesh: Mesh) -> int:
+    """The most bytes that a device sends in a collective, by the ring model, uneven blocks padded, rounded up.
+
+    With n members and S bytes: all-reduce 2(n-1)/n of the operand, all-gather (n-1)/n of the gathered result,
+    reduce-scatter (n-1)/n of the operand, all-to-all (n-1)/n of the local buffer, permute and broadcast the operand.
+
+    Raises:
+        KeyError: the node is no collective.
+        CannotTellError: in a global graph the operand or result has no sharding.
+    """
+    count, divisor = COLLECTIVES[node.op_type].elements(node, mesh.group_size(collective_axes(node)))
+    found = tensor_of(node, 0)
+    return -(-count * found.dtype.bits // (8 * divisor))
+
+
+for _name, _collective in COLLECTIVES.items():
+    define(OpDef(DOMAIN, _name, _infer(_collective.shape)))

@@ -1,0 +1,133 @@
+"""Convolutions and pooling: batch and channels may be cut, places are whole."""
+
+from collections.abc import Sequence
+from math import prod
+
+from irpar.ir import Builder, Dim, Node, Type
+
+from .facts import (
+    CannotTellError,
+    dims_of,
+    int_attribute,
+    ints_attribute,
+    operand,
+    result_shape,
+    shape_of,
+    tensor_of,
+    text_attribute,
+)
+from .registry import OpDef, define
+from .rule import DimFactors, FactorRule, Kind, RuleBuilder
+
+
+def _windows(node: Node, kernel: Sequence[int]) -> list[Dim]:
+    """Sizes of the result along the places."""
+    dims = dims_of(node, 0)[2:]
+    rank = len(dims)
+    strides = ints_attribute(node, "strides") or (1,) * rank
+    dilations = ints_attribute(node, "dilations") or (1,) * rank
+    pads = ints_attribute(node, "pads") or (0,) * (2 * rank)
+    auto_pad = text_attribute(node, "auto_pad", "NOTSET")
+    found: list[Dim] = []
+    for dim, size in enumerate(dims):
+        if not isinstance(size, int):
+            raise CannotTellError("symbolic places")
+        reach = dilations[dim] * (kernel[dim] - 1) + 1
+        if auto_pad.startswith("SAME"):
+            found.append(-(-size // strides[dim]))
+            continue
+        padding = 0 if auto_pad == "VALID" else pads[dim] + pads[dim + rank]
+        found.append(
+            _steps(size + padding - reach, strides[dim], bool(int_attribute(node, "ceil_mode", 0)), size, pads[dim])
+        )
+    return found
+
+
+# -- Conv -----------------------------------------------------------------------------------------------------------
+
+
+def _infer_conv(node: Node) -> Sequence[Type]:
+    kernel = dims_of(node, 1)
+    window = ints_attribute(node, "kernel_shape") or kernel[2:]
+    if not all(isinstance(size, int) for size in window):
+        raise CannotTellError("a symbolic kernel")
+    shape = (dims_of(node, 0)[0], kernel[0], *_windows(node, window))  # type: ignore[arg-type]
+    return [tensor_of(node, 0).with_shape(shape)]
+
+
+def _rule_conv(node: Node) -> FactorRule:
+    """`([b,(gc),s],[(gm),c,k],[(gm)])->([b,(gm),s])`: batch, groups and (of one group) output channels pass.
+
+    Input channels give partial sums, but with a bias, which each device would add, they are whole; so are places.
+    """
+    data, kernel = shape_of(node, 0), shape_of(node, 1)
+    groups = int_attribute(node, "group", 1)
+    rule = RuleBuilder()
+    (batch,) = rule.dims(data[:1])
+    (group,) = rule.dims([groups])
+    bias = operand(node, 2) is not None
+    (inputs,) = rule.dims(kernel[1:2], Kind.REPLICATE if bias or groups > 1 else Kind.REDUCE)
+    (outputs,) = rule.dims([kernel[0] // groups], Kind.REPLICATE if groups > 1 else Kind.PASS)
+    channels: DimFactors = (*group, *outputs)
+    operands: list[list[DimFactors]] = [
+        [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
+        [channels, inputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
+    ]
+    if len(node.operands) > 2:
+        operands.append([channels] if bias else [])
+    return rule.done(operands, [[batch, channels, *[()] * (len(data) - 2)]])
+
+
+def _localize_conv(whole_node: Node, local: Node, builder: Builder) -> None:
+    """Count the groups of the block."""
+    groups = int_attribute(whole_node, "group", 1)
+    if groups > 1:
+        local.set_attribute("group", shape_of(local, 0)[1] // shape_of(local, 1)[1])
+
+
+def _cost_conv(node: Node) -> int:
+    size = prod(result_shape(node))
+    return size * (2 * prod(shape_of(node, 1)[1:]) + (operand(node, 2) is not None))
+
+
+define(OpDef("", "Conv", _infer_conv, _rule_conv, _cost_conv, _localize_conv))
+
+
+# -- pooling --------------------------------------------------------------------------------------------------------
+
+
+def _infer_pool(node: Node) -> Sequence[Type]:
+    if len(node.results) > 1:
+        raise CannotTellError("positions")
+    shape = (*dims_of(node, 0)[:2], *_windows(node, ints_attribute(node, "kernel_shape") or ()))
+    return [tensor_of(node, 0).with_shape(shape)]
+
+
+def _infer_global_pool(node: Node) -> Sequence[Type]:
+    dims = dims_of(node, 0)
+    return [tensor_of(node, 0).with_shape((*dims[:2], *[1] * (len(dims) - 2)))]
+
+
+def _rule_pool(node: Node) -> FactorRule | None:
+    """Batch and channels pass. Positions of maxima count through the whole tensor: no rule."""
+    if len(node.results) > 1:
+        return None
+    shape = shape_of(node, 0)
+    rule = RuleBuilder()
+    leading = rule.dims(shape[:2])
+    places = rule.dims(shape[2:], Kind.REPLICATE)
+    return rule.done([[*leading, *places]], [[*leading, *[()] * len(places)]])
+
+
+def _cost_pool(node: Node) -> int:
+    return prod(result_shape(node)) * prod(ints_attribute(node, "kernel_shape") or ())
+
+
+def _cost_global_pool(node: Node) -> int:
+    return prod(shape_of(node, 0))
+
+
+for _name in ("AveragePool", "LpPool", "MaxPool"):
+    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool))
+for _name in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"):
+    define(OpDef("", _name, _infer_global_pool, _rule_pool, _cost_global_pool))

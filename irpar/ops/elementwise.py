@@ -1,0 +1,185 @@
+"""Elementwise operators: unary, binary with broadcasting, comparisons, logic, selection and casts."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from irpar.ir import DType, Node, TensorType, Type
+
+from .facts import (
+    CannotTellError,
+    broadcast_dims,
+    dims_of,
+    dtype_attribute,
+    int_attribute,
+    ints_operand,
+    operand,
+    result_shape,
+    same_type,
+    shape_of,
+    shapes_of,
+    tensor_of,
+)
+from .registry import OpDef, define
+from .rule import DimFactors, FactorRule, RuleBuilder, broadcast_rule, whole
+
+UNARY = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Cos", "Cosh", "Elu",
+    "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal",
+    "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish",
+    "Tan", "Tanh", "ThresholdedRelu",
+)  # fmt: skip
+BINARY = (
+    "Add", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Mod", "Mul", "PRelu", "Pow", "Sub",
+)  # fmt: skip
+COMPARISONS = ("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor")
+TESTS = ("IsInf", "IsNaN")
+VARIADIC = ("Max", "Mean", "Min", "Sum")
+
+
+def _broadcast_type(node: Node, dtype: DType) -> list[Type]:
+    dims = broadcast_dims([dims_of(node, index) for index, value in enumerate(node.operands) if value is not None])
+    return [TensorType(dtype, dims)]
+
+
+def infer_broadcast(node: Node) -> Sequence[Type]:
+    """The dtype of the first operand, dims by broadcasting."""
+    return _broadcast_type(node, tensor_of(node, 0).dtype)
+
+
+def infer_comparison(node: Node) -> Sequence[Type]:
+    """Bools, dims by broadcasting."""
+    return _broadcast_type(node, DType.BOOL)
+
+
+def _infer_where(node: Node) -> Sequence[Type]:
+    return _broadcast_type(node, tensor_of(node, 1).dtype)
+
+
+def rule_broadcast(node: Node) -> FactorRule:
+    """Every dim of the result, and the same dim of the operands that have it."""
+    return broadcast_rule(shapes_of(node), result_shape(node))
+
+
+def per_element(count: int) -> Callable[[Node], int]:
+    """A cost of `count` operations for each element of the first result."""
+    return lambda node: count * prod(result_shape(node))
+
+
+def _cost_variadic(node: Node) -> int:
+    extra = 1 if node.op_type == "Mean" else 0
+    return (len(node.operands) - 1 + extra) * prod(result_shape(node))
+
+
+for _name in UNARY:
+    define(OpDef("", _name, same_type, rule_broadcast, per_element(1)))
+for _name in BINARY:
+    define(OpDef("", _name, infer_broadcast, rule_broadcast, per_element(1)))
+for _name in (*COMPARISONS, *TESTS):
+    define(OpDef("", _name, infer_comparison, rule_broadcast, per_element(1)))
+for _name in VARIADIC:
+    define(OpDef("", _name, infer_broadcast, rule_broadcast, _cost_variadic))
+define(OpDef("", "Where", _infer_where, rule_broadcast, per_element(1)))
+define(OpDef("", "Identity", same_type, rule_broadcast))
+
+
+# -- Clip: bounds are scalars, left out or not --------------------------------------------------------------------
+
+
+def _infer_first(node: Node) -> Sequence[Type]:
+    return [tensor_of(node, 0)]
+
+
+def _rule_scalars(node: Node) -> FactorRule:
+    """The first operand elementwise; all others whole."""
+    rule = RuleBuilder()
+    dims = rule.dims(shape_of(node, 0))
+    others = [() if shape is None else whole(len(shape)) for shape in shapes_of(node)[1:]]
+    return rule.done([dims, *others], [dims] * len(node.results))
+
+
+define(OpDef("", "Clip", _infer_first, _rule_scalars, per_element(2)))
+
+
+# -- Cast, CastLike -----------------------------------------------------------------------------------------------
+
+
+def _infer_cast(node: Node) -> Sequence[Type]:
+    return [TensorType(dtype_attribute(node, "to"), tensor_of(node, 0).shape)]
+
+
+def _infer_cast_like(node: Node) -> Sequence[Type]:
+    return [TensorType(tensor_of(node, 1).dtype, tensor_of(node, 0).shape)]
+
+
+def _rule_cast_like(node: Node) -> FactorRule:
+    """Of the second operand only the dtype counts, so that it may lie in any way."""
+    rule = RuleBuilder()
+    dims = rule.dims(shape_of(node, 0))
+    return rule.done([dims, rule.dims(shape_of(node, 1))], [dims])
+
+
+define(OpDef("", "Cast", _infer_cast, rule_broadcast))
+define(OpDef("", "CastLike", _infer_cast_like, _rule_cast_like))
+
+
+# -- Dropout ------------------------------------------------------------------------------------------------------
+
+
+def _infer_dropout(node: Node) -> Sequence[Type]:
+    data = tensor_of(node, 0)
+    return [data, TensorType(DType.BOOL, data.shape)][: len(node.results)]
+
+
+def is_random_dropout(node: Node) -> bool:
+    """True for a Dropout that is, or may be, in training mode."""
+    mode = operand(node, 2)
+    return mode is not None and (mode.data is None or bool(ints_operand(node, 2) != (0,)))
+
+
+def _rule_dropout(node: Node) -> FactorRule | None:
+    return None if is_random_dropout(node) else _rule_scalars(node)
+
+
+define(OpDef("", "Dropout", _infer_dropout, _rule_dropout))
+
+
+# -- Quantisation: elementwise, with scales for the whole tensor or along one axis ----------------------------------
+
+
+def _infer_quantize(node: Node) -> Sequence[Type]:
+    shape = tensor_of(node, 0).shape
+    named = int_attribute(node, "output_dtype", 0)
+    if operand(node, 2) is not None:
+        return [TensorType(tensor_of(node, 2).dtype, shape)]
+    return [TensorType(dtype_attribute(node, "output_dtype") if named else DType.U8, shape)]
+
+
+def _infer_dequantize(node: Node) -> Sequence[Type]:
+    named = int_attribute(node, "output_dtype", 0)
+    dtype = dtype_attribute(node, "output_dtype") if named else tensor_of(node, 1).dtype
+    return [TensorType(dtype, tensor_of(node, 0).shape)]
+
+
+def _rule_quantize(node: Node) -> FactorRule:
+    """A scale of one element stays whole, a vector goes with its axis; scales of blocks are not covered."""
+    if int_attribute(node, "block_size", 0):
+        raise CannotTellError("scales of blocks")
+    rule = RuleBuilder()
+    shape = shape_of(node, 0)
+    dims = rule.dims(shape)
+    axis = int_attribute(node, "axis", 1)
+    others: list[Sequence[DimFactors]] = []
+    for scale in shapes_of(node)[1:]:
+        if scale is None:
+            others.append(())
+        elif prod(scale) == 1:
+            others.append(whole(len(scale)))
+        elif len(scale) == 1 and -len(shape) <= axis < len(shape) and shape[axis] == scale[0]:
+            others.append((dims[axis],))
+        else:
+            raise CannotTellError("scales of blocks")
+    return rule.done([dims, *others], [dims])
+
+
+define(OpDef("", "QuantizeLinear", _infer_quantize, _rule_quantize, per_element(2)))
+define(OpDef("", "DequantizeLinear", _infer_dequantize, _rule_quantize, per_element(2)))

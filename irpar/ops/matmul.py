@@ -1,0 +1,226 @@
+"""Matrix products: MatMul, Gemm and Einsum."""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
+
+from .facts import (
+    CannotTellError,
+    broadcast_dims,
+    dims_of,
+    float_attribute,
+    int_attribute,
+    operand,
+    result_shape,
+    shape_of,
+    shapes_of,
+    tensor_of,
+    text_attribute,
+)
+from .registry import OpDef, define
+from .rule import DimFactors, FactorRule, Kind, RuleBuilder
+
+# -- MatMul: numpy's, operands of one dim included ------------------------------------------------------------------
+
+
+def _infer_matmul(node: Node) -> Sequence[Type]:
+    return [TensorType(tensor_of(node, 0).dtype, _matmul_dims(node))]
+
+
+def _infer_matmul_integer(node: Node) -> Sequence[Type]:
+    return [TensorType(DType.I32, _matmul_dims(node))]
+
+
+def _matmul_dims(node: Node) -> tuple[Dim, ...]:
+    left, right = dims_of(node, 0), dims_of(node, 1)
+    if not left or not right:
+        raise CannotTellError("a scalar")
+    batch = broadcast_dims([left[:-2], right[:-2]])
+    return (*batch, *(left[-2:-1] if len(left) > 1 else ()), *(right[-1:] if len(right) > 1 else ()))
+
+
+def _rule_matmul(node: Node) -> FactorRule:
+    """`([b,i,k],[b,k,j])->([b,i,j])`: i, j and batch dims pass, k gives partial sums."""
+    rule, operands, result = _matmul_factors(shape_of(node, 0), shape_of(node, 1), result_shape(node))
+    return rule.done(operands, [result])
+
+
+def _matmul_factors(
+    left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]
+) -> tuple[RuleBuilder, list[list[DimFactors]], list[DimFactors]]:
+    rule = RuleBuilder()
+    batch_rank = max(len(left), len(right), 2) - 2
+    batch = rule.dims(result[:batch_rank])
+    rows = rule.dims(left[-2:-1]) if len(left) > 1 else []
+    columns = rule.dims(right[-1:]) if len(right) > 1 else []
+    inner = rule.dims(left[-1:], Kind.REDUCE)
+
+    def batch_of(shape: tuple[int, ...]) -> list[DimFactors]:
+        dims = shape[:-2]
+        aligned = zip(dims, batch[batch_rank - len(dims) :], result[batch_rank - len(dims) :], strict=False)
+        return [factor if size == whole else () for size, factor, whole in aligned]
+
+    return rule, [[*batch_of(left), *rows, *inner], [*batch_of(right), *inner, *columns]], [*batch, *rows, *columns]
+
+
+def _cost_matmul(node: Node) -> int:
+    return 2 * prod(result_shape(node)) * shape_of(node, 0)[-1]
+
+
+def _rule_matmul_integer(node: Node) -> FactorRule:
+    """As MatMul; zero points of one element stay whole, vectors go with the rows or columns."""
+    left, right = shape_of(node, 0), shape_of(node, 1)
+    rule, operands, result = _matmul_factors(left, right, result_shape(node))
+    places = [operands[0][-2:-1], operands[1][-1:] if len(right) > 1 else []]
+    for shape, factors in zip(shapes_of(node)[2:], places, strict=False):
+        if shape is None:
+            operands.append([])
+        elif prod(shape) == 1:
+            operands.append([()] * len(shape))
+        elif len(shape) == 1 and factors:
+            operands.append(factors)
+        else:
+            raise CannotTellError("zero points of several dims")
+    return rule.done(operands, [result])
+
+
+define(OpDef("", "MatMul", _infer_matmul, _rule_matmul, _cost_matmul))
+define(OpDef("", "MatMulInteger", _infer_matmul_integer, _rule_matmul_integer, _cost_matmul))
+
+
+# -- Gemm -----------------------------------------------------------------------------------------------------------
+
+
+def _infer_gemm(node: Node) -> Sequence[Type]:
+    left, right = dims_of(node, 0), dims_of(node, 1)
+    rows = left[1 if int_attribute(node, "transA", 0) else 0]
+    columns = right[0 if int_attribute(node, "transB", 0) else 1]
+    return [TensorType(tensor_of(node, 0).dtype, (rows, columns))]
+
+
+def _rule_gemm(node: Node) -> FactorRule:
+    """`([i,k],[k,j],[i,j])->([i,j])`. With C, partial sums over k would each add it: k is then whole.
+
+    `decompose_gemm_bias` takes C out beforehand, so that k may be cut.
+    """
+    shapes = shapes_of(node)
+    bias = operand(node, 2) is not None
+    rule = RuleBuilder()
+    left = shape_of(node, 0)
+    rows, columns = rule.dims(result_shape(node))
+    transposed = bool(int_attribute(node, "transA", 0))
+    (inner,) = rule.dims([left[0 if transposed else 1]], Kind.REPLICATE if bias else Kind.REDUCE)
+    a = [inner, rows] if transposed else [rows, inner]
+    b = [columns, inner] if int_attribute(node, "transB", 0) else [inner, columns]
+    operands = [a, b]
+    if len(shapes) > 2:
+        c = shapes[2] or ()
+        aligned = zip(c, result_shape(node)[2 - len(c) :], [rows, columns][2 - len(c) :], strict=True)
+        operands.append([factor if size == whole else () for size, whole, factor in aligned])
+    return rule.done(operands, [[rows, columns]])
+
+
+def _cost_gemm(node: Node) -> int:
+    left = shape_of(node, 0)
+    inner = left[0 if int_attribute(node, "transA", 0) else 1]
+    size = prod(result_shape(node))
+    scaled = sum(float_attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta"))
+    return size * (2 * inner + (operand(node, 2) is not None) + scaled)
+
+
+def decompose_gemm_bias(node: Node, builder: Builder) -> Value | None:
+    """A pattern that turns `Gemm(a, b, c)` into `Add(Gemm(a, b), beta * c)`; None for any other node.
+
+    The contraction of a Gemm without C may be cut: its partial sums are reduced before C is added, once.
+    """
+    bias = operand(node, 2)
+    beta = node.attributes.get("beta", 1.0)
+    if node.identity != ("", "Gemm") or bias is None or not isinstance(beta, float):
+        return None
+    result = node.result
+    kept = {name: value for name, value in node.attributes.items() if name != "beta"}
+    product = builder.op("Gemm", node.operands[:2], kept, type=result.type, name=f"{result.name}_product")
+    if beta == 0.0:
+        return product
+    if beta != 1.0:
+        dtype: DType = bias.dtype
+        if not dtype.is_float and not beta.is_integer():
+            return None
+        factor = builder.constant(np.asarray(beta).astype(dtype.numpy), f"{result.name}_beta")
+        bias = builder.op("Mul", [bias, factor], type=bias.type, name=f"{result.name}_bias")
+    return builder.op("Add", [product, bias], type=result.type)
+
+
+define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm))
+
+
+# -- Einsum ---------------------------------------------------------------------------------------------------------
+
+
+def _equation(node: Node) -> tuple[list[str], str]:
+    """The letters of each operand and of the result.
+
+    Raises:
+        CannotTellError: an ellipsis, or a letter twice in one operand.
+    """
+    text = text_attribute(node, "equation").replace(" ", "")
+    if "." in text:
+        raise CannotTellError("an ellipsis")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        right = "".join(letter for letter in sorted(set(left) - {","}) if left.count(letter) == 1)
+    if len(terms) != len(node.operands) or any(len(set(term)) != len(term) for term in (*terms, right)):
+        raise CannotTellError("a letter twice in one operand")
+    return terms, right
+
+
+def _letter_dims(node: Node, terms: Sequence[str]) -> dict[str, Dim]:
+    found: dict[str, list[Dim]] = {}
+    for index, term in enumerate(terms):
+        dims = dims_of(node, index)
+        if len(dims) != len(term):
+            raise CannotTellError("equation and rank differ")
+        for letter, dim in zip(term, dims, strict=True):
+            found.setdefault(letter, []).append(dim)
+    return {letter: broadcast_dims([(dim,) for dim in dims])[0] for letter, dims in found.items()}
+
+
+def _infer_einsum(node: Node) -> Sequence[Type]:
+    terms, result = _equation(node)
+    sizes = _letter_dims(node, terms)
+    return [TensorType(tensor_of(node, 0).dtype, tuple(sizes[letter] for letter in result))]
+
+
+def _rule_einsum(node: Node) -> FactorRule:
+    """One factor a letter: those of the result pass, the others give partial sums."""
+    terms, result = _equation(node)
+    sizes = _letter_dims(node, terms)
+    rule = RuleBuilder()
+    factors: dict[str, DimFactors] = {}
+    for letter, size in sizes.items():
+        assert isinstance(size, int)
+        (factors[letter],) = rule.dims([size], Kind.PASS if letter in result else Kind.REDUCE)
+    operands = [
+        [factors[letter] if size == sizes[letter] else () for letter, size in zip(term, shape_of(node, n), strict=True)]
+        for n, term in enumerate(terms)
+    ]
+    return rule.done(operands, [[factors[letter] for letter in result]])
+
+
+def _cost_einsum(node: Node) -> int:
+    """One multiply for each further operand and one add, for every combination of letters."""
+    try:
+        terms, result = _equation(node)
+    except CannotTellError:
+        return 0
+    sizes = _letter_dims(node, terms)
+    points = prod(size for size in sizes.values() if isinstance(size, int))
+    adds = 1 if set(result) != set(sizes) else 0
+    return points * (len(terms) - 1 + adds)
+
+
+define(OpDef("", "Einsum", _infer_einsum, _rule_einsum, _cost_einsum))

@@ -1,0 +1,409 @@
+"""Operators that move data without computing: shapes, order, joining and cutting."""
+
+from collections.abc import Sequence
+
+from irpar.ir import Builder, Dim, DType, Expr, Node, Tensor, TensorType, Type
+from irpar.ir.dims import exact_div, product_of
+
+from .facts import (
+    CannotTellError,
+    axes_of,
+    axis_attribute,
+    axis_of,
+    broadcast_dims,
+    dims_of,
+    int_attribute,
+    ints_attribute,
+    ints_of,
+    ints_operand,
+    needed_ints,
+    operand,
+    result_shape,
+    result_shapes,
+    same_type,
+    shape_of,
+    shapes_of,
+    tensor_of,
+)
+from .local import set_target
+from .registry import OpDef, define
+from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
+
+# -- Transpose ------------------------------------------------------------------------------------------------------
+
+
+def _permutation(node: Node, rank: int) -> tuple[int, ...]:
+    return ints_attribute(node, "perm") or tuple(reversed(range(rank)))
+
+
+def _infer_transpose(node: Node) -> Sequence[Type]:
+    dims = dims_of(node, 0)
+    return [tensor_of(node, 0).with_shape(tuple(dims[dim] for dim in _permutation(node, len(dims))))]
+
+
+def _rule_transpose(node: Node) -> FactorRule:
+    """Every dim passes."""
+    rule = RuleBuilder()
+    dims = rule.dims(shape_of(node, 0))
+    return rule.done([dims], [[dims[dim] for dim in _permutation(node, len(dims))]])
+
+
+define(OpDef("", "Transpose", _infer_transpose, _rule_transpose))
+
+
+# -- Reshape, Flatten, Squeeze, Unsqueeze ---------------------------------------------------------------------------
+
+
+def _infer_reshape(node: Node) -> Sequence[Type]:
+    data = tensor_of(node, 0)
+    target = list(needed_ints(node, 1))
+    copies = not int_attribute(node, "allowzero", 0)
+    dims: list[Dim] = []
+    for place, size in enumerate(target):
+        if size == 0 and copies:
+            dims.append(dims_of(node, 0)[place])
+        else:
+            dims.append(size)
+    if -1 in target:
+        place = target.index(-1)
+        dims[place] = _remaining(product_of(dims_of(node, 0)), product_of((*dims[:place], *dims[place + 1 :])))
+    return [data.with_shape(tuple(dims))]
+
+
+def _remaining(total: int | Expr | None, known: int | Expr | None) -> int | Expr:
+    """The size that -1 stands for."""
+    if total is None or known is None or known == 0:
+        raise CannotTellError("the size of -1")
+    found = exact_div(total, known)
+    if found is None:
+        raise CannotTellError("the size of -1")
+    return found
+
+
+def _rule_reshape(node: Node) -> FactorRule:
+    """Compound factors: `([(ij)])->([i,j])`, `([i,j])->([(ij)])`. Other operands are whole."""
+    rule, before, after = reshape_factors(shape_of(node, 0), result_shape(node))
+    others = [() if shape is None else whole(len(shape)) for shape in shapes_of(node)[1:]]
+    return rule.done([before, *others], [after])
+
+
+def _localize_reshape(whole_node: Node, local: Node, builder: Builder) -> None:
+    """The target is the local shape."""
+    target = result_shape(local)
+    if 0 in target and local.version >= 14:
+        local.set_attribute("allowzero", 1)
+    set_target(local, 1, target, builder)
+
+
+def _infer_flatten(node: Node) -> Sequence[Type]:
+    dims = dims_of(node, 0)
+    axis = int_attribute(node, "axis", 1)
+    axis += len(dims) if axis < 0 else 0
+    return [tensor_of(node, 0).with_shape((product_of(dims[:axis]), product_of(dims[axis:])))]
+
+
+def _infer_squeeze(node: Node) -> Sequence[Type]:
+    dims = dims_of(node, 0)
+    axes = _squeezed(node, dims)
+    return [tensor_of(node, 0).with_shape(tuple(size for dim, size in enumerate(dims) if dim not in axes))]
+
+
+def _squeezed(node: Node, dims: Sequence[Dim]) -> tuple[int, ...]:
+    axes = ints_of(node, "axes", 1, 13)
+    if axes is not None:
+        return axes_of(axes, len(dims))
+    if not all(isinstance(size, int) for size in dims):
+        raise CannotTellError("whether a symbolic dim is 1")
+    return tuple(dim for dim, size in enumerate(dims) if size == 1)
+
+
+def _localize_squeeze(whole_node: Node, local: Node, builder: Builder) -> None:
+    """Name the axes: without them, a dim whose block has size 1 would go too."""
+    if operand(local, 1) is None and "axes" not in local.attributes:
+        set_target(local, 1, _squeezed(whole_node, shape_of(whole_node, 0)), builder)
+
+
+def _infer_unsqueeze(node: Node) -> Sequence[Type]:
+    dims = list(dims_of(node, 0))
+    axes = ints_of(node, "axes", 1, 13)
+    if axes is None:
+        raise CannotTellError("axes")
+    for axis in axes_of(axes, len(dims) + len(axes)):
+        dims.insert(axis, 1)
+    return [tensor_of(node, 0).with_shape(tuple(dims))]
+
+
+define(OpDef("", "Reshape", _infer_reshape, _rule_reshape, localize=_localize_reshape))
+define(OpDef("", "Flatten", _infer_flatten, _rule_reshape))
+define(OpDef("", "Squeeze", _infer_squeeze, _rule_reshape, localize=_localize_squeeze))
+define(OpDef("", "Unsqueeze", _infer_unsqueeze, _rule_reshape))
+
+
+# -- Concat, Split --------------------------------------------------------------------------------------------------
+
+
+def _infer_concat(node: Node) -> Sequence[Type]:
+    shapes = [dims_of(node, index) for index in range(len(node.operands))]
+    rank = len(shapes[0])
+    axis = axis_attribute(node, rank)
+    if any(len(shape) != rank for shape in shapes):
+        raise CannotTellError("ranks differ")
+    total: Dim = 0
+    for shape in shapes:
+        size = shape[axis]
+        total = None if total is None or size is None else total + size
+    dims = [total if dim == axis else _known([shape[dim] for shape in shapes]) for dim in range(rank)]
+    return [tensor_of(node, 0).with_shape(tuple(dims))]
+
+
+def _known(dims: Sequence[Dim]) -> Dim:
+    """Of dims that must be equal the one that says most."""
+    return next((dim for dim in dims if isinstance(dim, int)), next((dim for dim in dims if dim is not None), None))
+
+
+def _rule_concat(node: Node) -> FactorRule:
+    """The axis is whole, the other dims pass."""
+    return _rule_along(node, axis_attribute(node, len(result_shape(node))))
+
+
+def _rule_along(node: Node, axis: int) -> FactorRule:
+    """Operands and results of one shape but for the axis, which is whole; vectors that say how to cut are whole."""
+    rule = RuleBuilder()
+    shape = result_shape(node)
+    dims: list[DimFactors] = [() if dim == axis else rule.dims([size])[0] for dim, size in enumerate(shape)]
+    rank = len(shape)
+    operands = [dims if place == 0 or node.op_type == "Concat" else whole(1) for place in range(len(node.operands))]
+    assert all(len(found) == rank for found in result_shapes(node))
+    return rule.done(operands, [dims] * len(node.results))
+
+
+def _split_sizes(node: Node, size: Dim, count: int) -> list[Dim]:
+    sizes = ints_of(node, "split", 1, 13)
+    if sizes is not None:
+        return list(sizes)
+    if not isinstance(size, int):
+        if size is None or exact_div(size, count) is None:
+            raise CannotTellError("sizes of a symbolic dim")
+        return [exact_div(size, count)] * count
+    # Parts of equal size, the last one smaller where the size does not divide.
+    part = -(-size // count)
+    return [min(part, max(size - part * index, 0)) for index in range(count)]
+
+
+def _infer_split(node: Node) -> Sequence[Type]:
+    data, dims = tensor_of(node, 0), dims_of(node, 0)
+    axis = axis_attribute(node, len(dims), 0)
+    sizes = _split_sizes(node, dims[axis], len(node.results))
+    if len(sizes) != len(node.results):
+        raise CannotTellError("sizes and results differ")
+    return [data.with_shape((*dims[:axis], size, *dims[axis + 1 :])) for size in sizes]
+
+
+def _rule_split(node: Node) -> FactorRule:
+    """The axis is whole, the other dims pass."""
+    return _rule_along(node, axis_attribute(node, len(shape_of(node, 0)), 0))
+
+
+define(OpDef("", "Concat", _infer_concat, _rule_concat))
+define(OpDef("", "Split", _infer_split, _rule_split))
+
+
+# -- Slice, Pad, Tile, Expand ---------------------------------------------------------------------------------------
+
+
+def _slices(node: Node, rank: int) -> dict[int, tuple[int, int, int]]:
+    """Axis to (start, end, step)."""
+    starts, ends = needed_ints(node, 1), needed_ints(node, 2)
+    axes = ints_operand(node, 3)
+    steps = ints_operand(node, 4) or (1,) * len(starts)
+    places = range(len(starts)) if axes is None else [axis_of(axis, rank) for axis in axes]
+    return dict(zip(places, zip(starts, ends, steps, strict=True), strict=True))
+
+
+def _infer_slice(node: Node) -> Sequence[Type]:
+    dims = list(dims_of(node, 0))
+    for axis, cut in _slices(node, len(dims)).items():
+        dims[axis] = _sliced_size(dims[axis], cut)
+    return [tensor_of(node, 0).with_shape(tuple(dims))]
+
+
+def _sliced_size(size: Dim, cut: tuple[int, int, int]) -> Dim:
+    if isinstance(size, int):
+        return len(range(*slice(*cut).indices(size))) if cut[2] > 0 else len(_backwards(size, cut))
+    if cut[0] == 0 and cut[1] >= 2**31 - 1 and cut[2] == 1:
+        return size
+    raise CannotTellError("a slice of a symbolic dim")
+
+
+def _backwards(size: int, cut: tuple[int, int, int]) -> range:
+    """The indices of a slice of negative step; ONNX clamps bounds as numpy does, but for an end below -size."""
+    start, end, step = cut
+    start = min(max(start + size, 0) if start < 0 else start, size - 1)
+    end = max(end + size, -1) if end < 0 else end
+    return range(start, end, step)
+
+
+def _is_full(size: int, cut: tuple[int, int, int]) -> bool:
+    """True where a slice takes all indices in order."""
+    return cut[2] == 1 and range(*slice(*cut).indices(size)) == range(size)
+
+
+def _rule_slice(node: Node) -> FactorRule:
+    """Dims that are taken whole pass; those that are cut are whole."""
+    shape = shape_of(node, 0)
+    partial = {axis for axis, cut in _slices(node, len(shape)).items() if not _is_full(shape[axis], cut)}
+    return _rule_except(node, partial)
+
+
+def _rule_except(node: Node, changed: set[int]) -> FactorRule:
+    """Dims pass but for the changed ones; all operands but the first are whole."""
+    rule = RuleBuilder()
+    shape = shape_of(node, 0)
+    dims = [rule.dims([size], Kind.REPLICATE if dim in changed else Kind.PASS)[0] for dim, size in enumerate(shape)]
+    result: list[DimFactors] = [() if dim in changed else factors for dim, factors in enumerate(dims)]
+    others = [() if other is None else whole(len(other)) for other in shapes_of(node)[1:]]
+    return rule.done([dims, *others], [result])
+
+
+define(OpDef("", "Slice", _infer_slice, _rule_slice))
+
+
+def _pads(node: Node, rank: int) -> dict[int, tuple[int, int]]:
+    """Axis to (before, after)."""
+    pads = needed_ints(node, 1)
+    axes = ints_operand(node, 3)
+    places = range(rank) if axes is None else [axis_of(axis, rank) for axis in axes]
+    half = len(pads) // 2
+    return dict(zip(places, zip(pads[:half], pads[half:], strict=True), strict=True))
+
+
+def _infer_pad(node: Node) -> Sequence[Type]:
+    dims = list(dims_of(node, 0))
+    for axis, (before, after) in _pads(node, len(dims)).items():
+        size = dims[axis]
+        dims[axis] = size if before + after == 0 or size is None else size + (before + after)
+    return [tensor_of(node, 0).with_shape(tuple(dims))]
+
+
+def _rule_pad(node: Node) -> FactorRule:
+    """Dims without padding pass, in every mode."""
+    return _rule_except(node, {axis for axis, pads in _pads(node, len(shape_of(node, 0))).items() if pads != (0, 0)})
+
+
+define(OpDef("", "Pad", _infer_pad, _rule_pad))
+
+
+def _infer_tile(node: Node) -> Sequence[Type]:
+    dims, repeats = dims_of(node, 0), needed_ints(node, 1)
+    sizes = [None if dim is None else dim * count for dim, count in zip(dims, repeats, strict=True)]
+    return [tensor_of(node, 0).with_shape(tuple(sizes))]
+
+
+def _rule_tile(node: Node) -> FactorRule:
+    """Dims that are not repeated pass."""
+    return _rule_except(node, {dim for dim, count in enumerate(needed_ints(node, 1)) if count != 1})
+
+
+define(OpDef("", "Tile", _infer_tile, _rule_tile))
+
+
+def _infer_expand(node: Node) -> Sequence[Type]:
+    return [tensor_of(node, 0).with_shape(broadcast_dims([dims_of(node, 0), needed_ints(node, 1)]))]
+
+
+def _rule_expand(node: Node) -> FactorRule:
+    """Every dim of the result passes; those that are new in it need nothing of the operand."""
+    rule = RuleBuilder()
+    shape, result = shape_of(node, 0), result_shape(node)
+    dims = rule.dims(result)
+    start = len(result) - len(shape)
+    data = [dims[start + dim] if size == result[start + dim] else () for dim, size in enumerate(shape)]
+    return rule.done([data, whole(1)], [dims])
+
+
+def _localize_target(index: int):  # type: ignore[no-untyped-def]
+    """A hook that sets a shape operand to the local shape."""
+
+    def hook(whole_node: Node, local: Node, builder: Builder) -> None:
+        set_target(local, index, result_shape(local), builder)
+
+    return hook
+
+
+define(OpDef("", "Expand", _infer_expand, _rule_expand, localize=_localize_target(1)))
+
+
+# -- Shape, Size, ConstantOfShape, Trilu ----------------------------------------------------------------------------
+
+
+def _infer_shape(node: Node) -> Sequence[Type]:
+    rank = len(dims_of(node, 0))
+    start, end = int_attribute(node, "start", 0), int_attribute(node, "end", rank)
+    return [TensorType(DType.I64, (len(range(rank)[slice(start, end)]),))]
+
+
+def _infer_size(node: Node) -> Sequence[Type]:
+    return [TensorType(DType.I64, ())]
+
+
+def _infer_constant_of_shape(node: Node) -> Sequence[Type]:
+    value = node.attributes.get("value")
+    return [TensorType(value.dtype if isinstance(value, Tensor) else DType.F32, needed_ints(node, 0))]
+
+
+def _rule_constant_of_shape(node: Node) -> FactorRule:
+    """Every device makes its block."""
+    rule = RuleBuilder()
+    return rule.done([whole(1)], [rule.dims(result_shape(node))])
+
+
+def _rule_trilu(node: Node) -> FactorRule:
+    """The matrices are whole."""
+    rule = RuleBuilder()
+    shape = shape_of(node, 0)
+    dims = [*rule.dims(shape[:-2]), *rule.dims(shape[-2:], Kind.REPLICATE)]
+    others = [() if other is None else whole(len(other)) for other in shapes_of(node)[1:]]
+    return rule.done([dims, *others], [dims])
+
+
+def _infer_range(node: Node) -> Sequence[Type]:
+    dtype = tensor_of(node, 0).dtype
+    if not dtype.is_integer:
+        raise CannotTellError("the length of a range of floats")
+    (start,), (limit,), (delta,) = (needed_ints(node, place) for place in range(3))
+    if delta == 0:
+        raise CannotTellError("a step of 0")
+    return [TensorType(dtype, (len(range(start, limit, delta)),))]
+
+
+# Shape, Size and Range of static types are folded; what is left of them has no rule.
+define(OpDef("", "Shape", _infer_shape))
+define(OpDef("", "Size", _infer_size))
+define(OpDef("", "Range", _infer_range))
+define(OpDef("", "ConstantOfShape", _infer_constant_of_shape, _rule_constant_of_shape, localize=_localize_target(0)))
+define(OpDef("", "Trilu", same_type, _rule_trilu))
+
+
+# -- DepthToSpace, SpaceToDepth -------------------------------------------------------------------------------------
+
+
+def _infer_depth_space(node: Node) -> Sequence[Type]:
+    dims = dims_of(node, 0)
+    block = int_attribute(node, "blocksize")
+    batch, channels, height, width = dims
+    if not isinstance(channels, int) or not isinstance(height, int) or not isinstance(width, int):
+        raise CannotTellError("symbolic dims")
+    if node.op_type == "DepthToSpace":
+        shape: tuple[Dim, ...] = (batch, channels // block**2, height * block, width * block)
+    else:
+        shape = (batch, channels * block**2, height // block, width // block)
+    return [tensor_of(node, 0).with_shape(shape)]
+
+
+def _rule_batch_only(node: Node) -> FactorRule:
+    """Only the batch passes."""
+    return _rule_except(node, set(range(1, len(shape_of(node, 0)))))
+
+
+for _name in ("DepthToSpace", "SpaceToDepth"):
+    define(OpDef("", _name, _infer_depth_space, _rule_batch_only))
