@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from irpar.ir import IRPAR_OPSET, Node, Shape, Type, Value
+from irpar.ir import Node, Shape, Type, Value
 from irpar.ir.attributes import Strings
 from irpar.sharding import Axis, Mesh, ceil_shape
 
@@ -17,7 +17,6 @@ from .facts import CannotTellError, int_attribute, ints_attribute, needed, tenso
 from .registry import OpDef, define
 
 DOMAIN = "irpar"
-assert IRPAR_OPSET == 1
 
 
 def collective_axes(node: Node) -> tuple[Axis, ...]:
@@ -188,6 +187,17 @@ COLLECTIVES = {
     # Free, and in global view only: localize turns it into ONNX operators.
     "AllSlice": _Collective(_shape_reduce_scatter, _elements_none),
 }
+
+
+KINDS = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllToAll": "all_to_all",
+    "CollectivePermute": "permute",
+    "Broadcast": "broadcast",
+}
+"""What plan.json calls the collectives that send."""
 
 
 def is_collective(node: Node) -> bool:

@@ -24,6 +24,8 @@ def _windows(node: Node, kernel: Sequence[int]) -> list[Dim]:
     """Sizes of the result along the places."""
     dims = dims_of(node, 0)[2:]
     rank = len(dims)
+    if len(kernel) != rank:
+        raise CannotTellError("a kernel of another rank")
     strides = ints_attribute(node, "strides") or (1,) * rank
     dilations = ints_attribute(node, "dilations") or (1,) * rank
     pads = ints_attribute(node, "pads") or (0,) * (2 * rank)
@@ -37,9 +39,15 @@ def _windows(node: Node, kernel: Sequence[int]) -> list[Dim]:
             found.append(-(-size // strides[dim]))
             continue
         padding = 0 if auto_pad == "VALID" else pads[dim] + pads[dim + rank]
-        found.append(
-            _steps(size + padding - reach, strides[dim], bool(int_attribute(node, "ceil_mode", 0)), size, pads[dim])
-        )
+        span = size + padding - reach
+        if span < 0:
+            raise CannotTellError("a window that is larger than the data")
+        count = span // strides[dim] + 1
+        if int_attribute(node, "ceil_mode", 0):
+            count = -(-span // strides[dim]) + 1
+            # A window that would start in the padding behind the data is dropped.
+            count -= (count - 1) * strides[dim] >= size + pads[dim]
+        found.append(count)
     return found
 
 

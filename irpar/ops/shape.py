@@ -1,6 +1,6 @@
 """Operators that move data without computing: shapes, order, joining and cutting."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from irpar.ir import Builder, Dim, DType, Expr, Node, Tensor, TensorType, Type
 from irpar.ir.dims import exact_div, product_of
@@ -33,7 +33,10 @@ from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, wh
 
 
 def _permutation(node: Node, rank: int) -> tuple[int, ...]:
-    return ints_attribute(node, "perm") or tuple(reversed(range(rank)))
+    found = ints_attribute(node, "perm") or tuple(reversed(range(rank)))
+    if sorted(found) != list(range(rank)):
+        raise CannotTellError("no permutation of the dims")
+    return found
 
 
 def _infer_transpose(node: Node) -> Sequence[Type]:
@@ -61,9 +64,11 @@ def _infer_reshape(node: Node) -> Sequence[Type]:
     dims: list[Dim] = []
     for place, size in enumerate(target):
         if size == 0 and copies:
-            dims.append(dims_of(node, 0)[place])
+            dims.extend(dims_of(node, 0)[place : place + 1])
         else:
             dims.append(size)
+    if len(dims) != len(target):
+        raise CannotTellError("0 for a dim that the operand lacks")
     if -1 in target:
         place = target.index(-1)
         dims[place] = _remaining(product_of(dims_of(node, 0)), product_of((*dims[:place], *dims[place + 1 :])))
@@ -217,6 +222,8 @@ def _slices(node: Node, rank: int) -> dict[int, tuple[int, int, int]]:
     axes = ints_operand(node, 3)
     steps = ints_operand(node, 4) or (1,) * len(starts)
     places = range(len(starts)) if axes is None else [axis_of(axis, rank) for axis in axes]
+    if not len(places) == len(starts) == len(ends) == len(steps) or 0 in steps:
+        raise CannotTellError("starts, ends, axes and steps do not fit each other")
     return dict(zip(places, zip(starts, ends, steps, strict=True), strict=True))
 
 
@@ -274,6 +281,8 @@ def _pads(node: Node, rank: int) -> dict[int, tuple[int, int]]:
     axes = ints_operand(node, 3)
     places = range(rank) if axes is None else [axis_of(axis, rank) for axis in axes]
     half = len(pads) // 2
+    if len(pads) != 2 * len(places):
+        raise CannotTellError("pads of another rank")
     return dict(zip(places, zip(pads[:half], pads[half:], strict=True), strict=True))
 
 
@@ -295,6 +304,8 @@ define(OpDef("", "Pad", _infer_pad, _rule_pad))
 
 def _infer_tile(node: Node) -> Sequence[Type]:
     dims, repeats = dims_of(node, 0), needed_ints(node, 1)
+    if len(dims) != len(repeats):
+        raise CannotTellError("repeats of another rank")
     sizes = [None if dim is None else dim * count for dim, count in zip(dims, repeats, strict=True)]
     return [tensor_of(node, 0).with_shape(tuple(sizes))]
 
@@ -321,7 +332,7 @@ def _rule_expand(node: Node) -> FactorRule:
     return rule.done([data, whole(1)], [dims])
 
 
-def _localize_target(index: int):  # type: ignore[no-untyped-def]
+def _localize_target(index: int) -> Callable[[Node, Node, Builder], None]:
     """A hook that sets a shape operand to the local shape."""
 
     def hook(whole_node: Node, local: Node, builder: Builder) -> None:
@@ -390,6 +401,8 @@ define(OpDef("", "Trilu", same_type, _rule_trilu))
 def _infer_depth_space(node: Node) -> Sequence[Type]:
     dims = dims_of(node, 0)
     block = int_attribute(node, "blocksize")
+    if len(dims) != 4:
+        raise CannotTellError("another rank than 4")
     batch, channels, height, width = dims
     if not isinstance(channels, int) or not isinstance(height, int) or not isinstance(width, int):
         raise CannotTellError("symbolic dims")
