@@ -1,1 +1,60 @@
+"""irpar cuts an ONNX model over a device mesh into per-device ONNX models with explicit communication, and runs them.
 
+>>> import irpar
+>>> module = irpar.load("gpt.onnx")                                      # doctest: +SKIP
+>>> module.shard("h.*.mlp.c_fc.weight", [None, "tp"])                    # doctest: +SKIP
+>>> partition = irpar.partition(module, irpar.Mesh({"dp": 2, "tp": 4}))  # doctest: +SKIP
+>>> partition.verify().check()                                           # doctest: +SKIP
+>>> partition.save("out/")                                               # doctest: +SKIP
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Partition, annotate, load, partition
+    from .ir import Module
+    from .pass_manager import Pass, PassManager, PassResult
+    from .sharding import IrparError, Mesh, Sharding
+
+try:
+    __version__ = version("irpar")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0"
+
+__all__ = [
+    "IrparError",
+    "Mesh",
+    "Module",
+    "Partition",
+    "Pass",
+    "PassManager",
+    "PassResult",
+    "Sharding",
+    "annotate",
+    "load",
+    "partition",
+]
+
+_HOMES = {
+    "IrparError": "sharding",
+    "Mesh": "sharding",
+    "Sharding": "sharding",
+    "Module": "ir",
+    "Pass": "pass_manager",
+    "PassManager": "pass_manager",
+    "PassResult": "pass_manager",
+    "Partition": "api",
+    "annotate": "api",
+    "load": "api",
+    "partition": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, so that `import irpar` alone stays quick."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'irpar' has no attribute {name!r}")
+    return getattr(import_module(f".{home}", __name__), name)

@@ -1,0 +1,239 @@
+"""What people call from Python: load a model, partition it, run, verify and save the partition."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from irpar.analysis.parts import Part, parts_of
+from irpar.analysis.plan import Plan, make_plan, original_of, read_plan, source_of
+from irpar.ir import Module, clone_module
+from irpar.sharding import IrparError, Mesh
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from irpar.pass_manager import PassManager
+    from irpar.runtime.executor import Executor
+    from irpar.verification import Bisection, Original, Verification
+
+NORMALISE = "inline-functions,infer-types,fold-constants,cse,dce"
+"""The passes that make an export static and small."""
+SHARD = "complete-sharding,insert-redistribution,localize"
+"""The passes that make it a partition."""
+DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
+
+Engine = Literal["ort", "numpy"]
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+def load(path: str | Path, *, bind: Mapping[str, int] | None = None) -> Module:
+    """Read an ONNX model; weights are not read until something needs them.
+
+    Args:
+        path: the .onnx file.
+        bind: sizes for symbolic dims, e.g. `{"batch": 8, "seq": 128}`.
+
+    Raises:
+        IrparError: the file is no valid ONNX model, or a symbol of `bind` is not in it.
+    """
+    from irpar.onnx_io import load as read
+
+    module = read(Path(path))
+    if bind:
+        from irpar.passes.bind_dims import BindDims
+
+        BindDims(sizes=dict(bind)).run(module)
+    return module
+
+
+def partition(
+    module: Module,
+    mesh: Mesh | None = None,
+    *,
+    pipeline: "str | PassManager | None" = None,
+) -> "Partition":
+    """Cut a module over a mesh. The module itself stays as it is.
+
+    Args:
+        module: from `load`, annotated with `module.shard(...)`.
+        mesh: the devices; may be left out where the annotations came with one.
+        pipeline: passes to run instead of the default ones; must end with a local module.
+
+    Raises:
+        IrparError: a symbolic dim is not bound, an annotation does not fit, or the pipeline does not localize.
+    """
+    from irpar.pass_manager import PassManager
+
+    manager = pipeline if isinstance(pipeline, PassManager) else PassManager.parse(pipeline or DEFAULT_PIPELINE)
+    work = clone_module(module)
+    if mesh is not None:
+        work.set_mesh(mesh)
+    work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
+    source = source_of(module)
+    original: dict[str, Any] = {}
+    _run_passes(manager, work, original)
+    return Partition._made(module, work, str(manager), source, original)
+
+
+def _run_passes(manager: "PassManager", work: Module, original: dict[str, Any]) -> None:
+    """Run the passes; measure the whole model as it enters complete-sharding, when it is static."""
+    from irpar.passes.bind_dims import require_static
+
+    def before(name: str, module: Module) -> None:
+        if name == "complete-sharding":
+            require_static(module)
+            original.update(original_of(module))
+
+    manager.run(work, before_pass=before)
+    if not work.is_local:
+        raise IrparError(
+            f'the pipeline "{manager}" leaves the module in global view',
+            do="end it with complete-sharding,insert-redistribution,localize",
+        )
+
+
+class Partition:
+    """A model cut over a mesh: per-part programs, their plan, and what runs them.
+
+    Attributes:
+        module: the local module; None for a partition opened from disk.
+        plan: the contents of plan.json.
+        folder: where it was opened from.
+    """
+
+    def __init__(self, plan: Plan, *, module: Module | None = None, whole: Module | None = None) -> None:
+        self.plan = plan
+        self.module = module
+        self.folder: Path | None = None
+        self._whole = whole
+        self._parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
+        self._executors: dict[str, Executor] = {}
+
+    @classmethod
+    def _made(
+        cls, whole: Module, local: Module, pipeline: str, source: dict[str, Any], original: dict[str, Any]
+    ) -> "Partition":
+        parts = parts_of(local, local.mesh)
+        plan = make_plan(local, local.mesh, parts, pipeline=pipeline, source=source, original=original)
+        return cls(plan, module=local, whole=whole)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Partition":
+        """Open what `save` wrote.
+
+        Raises:
+            IrparError: the folder holds no plan.json, or one that cannot be read.
+        """
+        folder = Path(folder)
+        made = cls(read_plan(folder))
+        made.folder = folder
+        return made
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        weights: Literal["copy", "none"] = "copy",
+        force: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Write plan.json and the parts; see `irpar.onnx_io.partition.write_partition`.
+
+        Raises:
+            IrparError: the folder exists, or the weights cannot be read.
+        """
+        from irpar.onnx_io.partition import write_partition
+
+        if self.module is None:
+            raise IrparError("a partition opened from disk is saved already", do="copy its folder")
+        write_partition(
+            Path(folder), self.module, self._parts, self.plan, weights=weights, force=force, progress=progress
+        )
+
+    def executor(self, engine: Engine = "ort") -> "Executor":
+        """What runs the parts; made once for each engine."""
+        from irpar.runtime.executor import Executor
+
+        if engine not in self._executors:
+            if self.module is not None:
+                self._executors[engine] = Executor(self.module, self.module.mesh, engine=engine, parts=self._parts)
+            else:
+                assert self.folder is not None
+                self._executors[engine] = Executor.open(self.folder, engine=engine)
+        return self._executors[engine]
+
+    def run(self, inputs: Arrays, *, engine: Engine = "ort") -> "dict[str, np.ndarray[Any, Any]]":
+        """Run all ranks in this process.
+
+        Args:
+            inputs: whole arrays by input name; they are scattered by their shardings.
+            engine: what computes between collectives.
+
+        Returns:
+            Whole arrays by output name.
+
+        Raises:
+            IrparError: inputs that do not fit, or a rank failed.
+        """
+        return self.executor(engine).run(inputs)
+
+    def original(self, path: str | Path | None = None) -> "Original":
+        """The model that the partition was made of, as ONNX Runtime can run it.
+
+        Raises:
+            IrparError: it is not there any more, or is not the same file.
+        """
+        from irpar.verification import Original
+
+        if path is None and self._whole is not None and self._whole.source is None:
+            return Original.of_module(self._whole)
+        return Original.of_file(path or self.plan.source["model"], None if path else self.plan.source["sha256"])
+
+    def verify(
+        self,
+        inputs: Arrays | None = None,
+        *,
+        engine: Engine = "ort",
+        tolerance: float | None = None,
+        seed: int = 0,
+        model: str | Path | None = None,
+    ) -> "Verification":
+        """Compare the partition with ONNX Runtime on the original model.
+
+        Args:
+            inputs: whole arrays by input name; None draws plausible random ones.
+            engine: what runs the partition.
+            tolerance: largest |a - b| / (1 + |b|) that counts as equal; None: by dtype (1e-4 for f32, 3e-2 for f16).
+            seed: for the random inputs.
+            model: where the original is, if not where it was.
+
+        Raises:
+            IrparError: the original is missing or another one, or a side cannot run.
+        """
+        from irpar.verification import verify
+
+        return verify(self, self.original(model), inputs, engine=engine, tolerance=tolerance, seed=seed)
+
+    def bisect(
+        self,
+        inputs: Arrays | None = None,
+        *,
+        engine: Engine = "ort",
+        tolerance: float | None = None,
+        seed: int = 0,
+        model: str | Path | None = None,
+    ) -> "Bisection":
+        """Find the first tensor of the model, in its order, that differs; arguments as in `verify`."""
+        from irpar.verification import bisect
+
+        return bisect(self, self.original(model), inputs, engine=engine, tolerance=tolerance, seed=seed)
+
+
+def annotate(module: Module, annotations: Mapping[str, Sequence[Any]]) -> None:
+    """Annotate several tensors at once: name or glob to one entry a dim, as in a `--shardings` file.
+
+    Raises:
+        IrparError: a name matches nothing, or an entry does not fit.
+    """
+    for pattern, spec in annotations.items():
+        module.shard(pattern, spec)

@@ -1,0 +1,285 @@
+"""Comparing a partition with ONNX Runtime on the original model, and finding the first tensor that differs."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from irpar.ir import DType, Module, dtype_of_numpy
+from irpar.sharding import IrparError
+
+if TYPE_CHECKING:
+    from irpar.api import Partition
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+TOLERANCES = {DType.F64: 1e-6, DType.F32: 1e-4, DType.F16: 3e-2, DType.BF16: 1e-1}
+"""Largest |a - b| / (1 + |b|) by dtype; other float types 0.25, all else must be equal."""
+VALUES_AT_ONCE = 256
+"""How many tensors a bisection compares in one run of the two sides."""
+
+
+class VerificationError(IrparError):
+    """The comparison cannot be made."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two tensors differ.
+
+    Attributes:
+        name: of the tensor.
+        largest: max |a - b|; inf where shapes, dtypes or NaNs differ.
+        relative: max |a - b| / (1 + |b|), which the tolerance bounds.
+        tolerance: the bound.
+        where: index of the largest difference.
+        note: what else is wrong, e.g. another shape.
+    """
+
+    name: str
+    largest: float
+    relative: float
+    tolerance: float
+    where: tuple[int, ...] = ()
+    note: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """True within the tolerance."""
+        return self.relative <= self.tolerance and not self.note
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outputs of both sides, compared."""
+
+    differences: tuple[Difference, ...]
+    inputs: str
+
+    @property
+    def is_equal(self) -> bool:
+        """True where all outputs agree."""
+        return all(difference.is_equal for difference in self.differences)
+
+    @property
+    def largest(self) -> float:
+        """The largest |a - b| over all outputs."""
+        return max((difference.largest for difference in self.differences), default=0.0)
+
+    def __bool__(self) -> bool:
+        return self.is_equal
+
+    def check(self) -> "Verification":
+        """Itself, where all outputs agree.
+
+        Raises:
+            VerificationError: naming the outputs that differ.
+        """
+        wrong = [difference for difference in self.differences if not difference.is_equal]
+        if wrong:
+            raise VerificationError(
+                f"{len(wrong)} of {len(self.differences)} outputs differ from the original",
+                notes=tuple(describe(difference) for difference in wrong[:5]),
+                do="find the first tensor that differs with `irpar verify OUT --bisect`, and report it",
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The first tensor that differs, and how many before it agree."""
+
+    first: Difference | None
+    compared: int
+    node: str
+
+
+def describe(difference: Difference) -> str:
+    """One line about a difference."""
+    if difference.note:
+        return f"{difference.name}: {difference.note}"
+    where = f" at {list(difference.where)}" if difference.where else ""
+    return (
+        f"{difference.name}: largest difference {difference.largest:.3g}{where}, "
+        f"relative {difference.relative:.3g}, allowed {difference.tolerance:g}"
+    )
+
+
+def compare(name: str, got: Array, expected: Array, tolerance: float | None = None) -> Difference:
+    """Compare two arrays; equal infinities and NaNs at equal places are equal."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    dtype = dtype_of_numpy(expected.dtype)
+    bound = tolerance if tolerance is not None else TOLERANCES.get(dtype, 0.25)
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        note = f"is {got.dtype}{list(got.shape)}, should be {expected.dtype}{list(expected.shape)}"
+        return Difference(name, np.inf, np.inf, bound, note=note)
+    if not dtype.is_float and dtype not in (DType.C64, DType.C128):
+        wrong = np.argwhere(got != expected)
+        if len(wrong):
+            return Difference(name, np.inf, np.inf, 0.0, tuple(map(int, wrong[0])), f"{len(wrong)} elements differ")
+        return Difference(name, 0.0, 0.0, 0.0)
+    wide = np.complex128 if dtype in (DType.C64, DType.C128) else np.float64
+    return _compare_floats(name, got.astype(wide), expected.astype(wide), bound)
+
+
+def _compare_floats(name: str, got: Array, expected: Array, bound: float) -> Difference:
+    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+    if same.all():
+        return Difference(name, 0.0, 0.0, bound)
+    with np.errstate(invalid="ignore", over="ignore"):
+        absolute = np.where(same, 0.0, np.abs(got - expected))
+        relative = np.where(same, 0.0, absolute / (1.0 + np.abs(expected)))
+    absolute, relative = (np.where(np.isnan(error), np.inf, error) for error in (absolute, relative))
+    where = tuple(int(index) for index in np.unravel_index(int(relative.argmax()), relative.shape))
+    return Difference(name, float(absolute.max()), float(relative.max()), bound, where)
+
+
+class Original:
+    """The whole model, run by ONNX Runtime."""
+
+    def __init__(self, model: str | bytes, module: Module, name: str) -> None:
+        self.model = model
+        self.module = module
+        self.name = name
+
+    @classmethod
+    def of_file(cls, path: str | Path | None, sha256: str | None) -> "Original":
+        """The model in a file.
+
+        Raises:
+            VerificationError: it is missing, or has another sha256 than it had when it was partitioned.
+        """
+        if path is None:
+            raise VerificationError(
+                "the plan does not say which file the model came from", do="name it: irpar verify OUT --model MODEL"
+            )
+        path = Path(path)
+        if not path.is_file():
+            raise VerificationError(
+                "the original model is not there any more",
+                where=str(path),
+                do="name it: irpar verify OUT --model MODEL",
+            )
+        if sha256 is not None and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            raise VerificationError(
+                "the original model has changed since it was partitioned",
+                where=str(path),
+                do="partition it again, or name the right file: irpar verify OUT --model MODEL",
+            )
+        from irpar.onnx_io import load
+
+        return cls(str(path), load(path), str(path))
+
+    @classmethod
+    def of_module(cls, module: Module) -> "Original":
+        """A model that was built in memory."""
+        from irpar.onnx_io import to_proto
+
+        return cls(to_proto(module).SerializeToString(), module, "the module in memory")
+
+    def run(self, inputs: Arrays, fetch: Sequence[str] | None = None) -> dict[str, Array]:
+        """Run it; `fetch` names intermediate values to return instead of the outputs.
+
+        Raises:
+            VerificationError: ONNX Runtime refuses the model or the inputs.
+        """
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        model: str | bytes = self.model
+        if fetch is not None:
+            # With fusions off every intermediate value exists.
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            model = self._with_outputs(fetch, options)
+        try:
+            session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            names = [output.name for output in session.get_outputs()] if fetch is None else list(fetch)
+            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+        except Exception as error:
+            raise VerificationError(
+                f"ONNX Runtime does not run the original: {first_line(error)}",
+                where=self.name,
+                do="check the inputs, and that the model runs in ONNX Runtime by itself",
+            ) from error
+
+    def _with_outputs(self, fetch: Sequence[str], options: Any) -> bytes:
+        if isinstance(self.model, bytes):
+            proto = onnx.load_from_string(self.model)
+        else:
+            proto = onnx.load(self.model, load_external_data=False)
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(Path(self.model).resolve().parent)
+            )
+        present = {output.name for output in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetch if name not in present)
+        return bytes(proto.SerializeToString())
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, short enough for a message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+def _inputs_for(partition: "Partition", original: Original, inputs: Arrays | None, seed: int) -> tuple[Arrays, str]:
+    if inputs is not None:
+        return inputs, "given"
+    from irpar.runtime.inputs import random_inputs
+
+    return random_inputs(partition.plan.inputs, original.module.graph, seed), f"random, seed {seed}"
+
+
+def verify(
+    partition: "Partition",
+    original: Original,
+    inputs: Arrays | None,
+    *,
+    engine: Any,
+    tolerance: float | None,
+    seed: int,
+) -> Verification:
+    """Run both sides on the same inputs and compare all outputs."""
+    inputs, kind = _inputs_for(partition, original, inputs, seed)
+    got = partition.run(inputs, engine=engine)
+    expected = original.run(inputs)
+    return Verification(
+        tuple(compare(name, got[name], expected[name], tolerance) for name in expected if name in got), kind
+    )
+
+
+def bisect(
+    partition: "Partition",
+    original: Original,
+    inputs: Arrays | None,
+    *,
+    engine: Any,
+    tolerance: float | None,
+    seed: int,
+) -> Bisection:
+    """Compare the intermediate values of both sides in the order of the original; stop at the first that differs."""
+    inputs, _ = _inputs_for(partition, original, inputs, seed)
+    executor = partition.executor(engine)
+    held = set(executor.fetchable())
+    producers = {value.source or value.name: node.label for node in original.module.graph for value in node.results}
+    names = [name for name in producers if name in held]
+    compared = 0
+    for batch in _batches(names, VALUES_AT_ONCE):
+        expected = original.run(inputs, fetch=batch)
+        got = executor.run(inputs, fetch=batch)
+        for name in batch:
+            difference = compare(name, got[name], expected[name], tolerance)
+            if not difference.is_equal:
+                return Bisection(difference, compared, producers[name])
+            compared += 1
+    return Bisection(None, compared, "")
+
+
+def _batches(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
