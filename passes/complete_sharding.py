@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.placement import Axes, RuleView, disjoint, place, rule_view
-from irpar.ir import Graph, Module, Node, Value, rewrite, tensor_type
+from irpar.ir import Decision, Graph, Module, Node, Value, rewrite, tensor_type
 from irpar.ops import Kind
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Pass, PassResult
@@ -140,7 +140,7 @@ class _Completion:
         present = [factor for parts in view.tensors[tensor] for factor in parts]
         wanted = self._expressible(view, tensor, [axes if f in present else () for f, axes in enumerate(factors)])
         current = self.axes[value]
-        changed = False
+        added: list[Axis] = []
         for dim, axes in enumerate(wanted):
             old = current[dim]
             if len(axes) <= len(old) or axes[: len(old)] != old or not self.open[value][dim]:
@@ -148,9 +148,9 @@ class _Completion:
             others = [axis for other, cut in enumerate(current) if other != dim for axis in cut]
             if disjoint(self.mesh, [*others, *axes]):
                 current[dim] = axes
-                changed = True
-        if changed:
-            self.module.decisions.setdefault(value.name, f"follows {self._origin(node, value)}")
+                added.extend(axes[len(old) :])
+        if added:
+            self.module.decisions.setdefault(value.name, self._decision(node, value, added))
             neighbours = value.users if value.node is None else (value.node, *value.users)
             self.dirty.update(other for other in neighbours if other is not node and other in self.views)
 
@@ -165,12 +165,14 @@ class _Completion:
             dims = view.assemble(tensor, factors)
         return dims
 
-    def _origin(self, node: Node, value: Value) -> str:
-        """Where the new axes of a value come from, in a few words."""
+    def _decision(self, node: Node, value: Value, added: list[Axis]) -> Decision:
+        """Which other value of the node brought the added axes."""
+        names = {axis.name for axis in added}
         for other in (*node.inputs, *node.results):
-            if other is not value and other in self.axes and any(self.axes[other]):
-                return f"%{other.name} through {node.op_type} {node.label}"
-        return f"{node.op_type} {node.label}"
+            axes = self.axes.get(other, []) if other is not value else []
+            if names & {axis.name for cut in axes for axis in cut}:
+                return Decision(f"follows %{other.name} through {node.op_type} {node.label}", other.name)
+        return Decision(f"follows {node.op_type} {node.label}")
 
     def _settle_constants(self) -> None:
         """Write constants that nobody pinned as their only reader needs them, and whole where readers differ."""

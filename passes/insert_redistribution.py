@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from irpar.analysis.placement import Placement, place
 from irpar.analysis.redistribution import Step, plan
-from irpar.ir import Builder, Graph, Module, Node, Use, Value, tensor_type
+from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value, tensor_type
 from irpar.ops import Kind
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Mesh, Sharding
@@ -144,7 +144,7 @@ class _Insertion:
             result = value
             for step in steps:
                 result = self._step(result, step, before, value.node, reason)
-            self.module.decisions[result.name] = reason
+            self.module.decisions[result.name] = Decision(reason)
         self.moved[value, target] = result
         return result
 
@@ -182,25 +182,34 @@ class _Insertion:
     # -- reasons ------------------------------------------------------------------------------------------------
 
     def _reason_of_need(self, node: Node, value: Value, needed: Sharding) -> str:
-        rule = self.placements[node].rule
-        if rule is None:
-            return f"{node.op_type} {node.label} has no sharding rule and needs %{value.name} whole"
-        return f"{node.op_type} {node.label} needs %{value.name} as {needed}, it lies as {value.sharding}"
+        lies = f"%{value.name} lies as {value.sharding}{self._because(value)}"
+        if self.placements[node].rule is None:
+            return f"{node.op_type} {node.label} has no sharding rule and needs it whole; {lies}"
+        return f"{node.op_type} {node.label} needs it as {needed}; {lies}"
 
     def _reason_of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
         if not given.partial:
-            return f"{node.op_type} {node.label} gives %{value.name} as {given}, its readers want {target}"
-        placement = self.placements[node]
+            return f"{node.op_type} {node.label} gives %{value.name} as {given}; its readers want {target}"
         axes = ", ".join(map(str, given.partial))
-        cut = [
-            f"%{operand.name}"
-            for operand, sharding in zip(node.operands, placement.operands, strict=True)
-            if operand is not None and sharding is not None and self._cuts_reduced_factor(placement, node, operand)
-        ]
+        cut = [f"%{operand.name}{self._because(operand)}" for operand in self._cut_operands(node)]
         return f"{node.op_type} {node.label} sums over {axes}, which cuts {' and '.join(cut)}"
 
-    def _cuts_reduced_factor(self, placement: Placement, node: Node, operand: Value) -> bool:
+    def _cut_operands(self, node: Node) -> list[Value]:
+        """The operands of which a reduced factor is cut."""
+        placement = self.placements[node]
         rule = placement.rule
         assert rule is not None
-        factors = {factor for parts in rule.operands[node.operands.index(operand)] for factor in parts}
-        return any(rule.kinds[f] is Kind.REDUCE and placement.factors[f] for f in factors)
+        return [
+            operand
+            for operand, dims in zip(node.operands, rule.operands, strict=True)
+            if operand is not None
+            and any(rule.kinds[f] is Kind.REDUCE and placement.factors[f] for parts in dims for f in parts)
+        ]
+
+    def _because(self, value: Value) -> str:
+        """The annotation that a value's sharding goes back to, in brackets."""
+        chain = self.module.chain(value.name)
+        if not chain:
+            return ""
+        name, decision = chain[-1]
+        return f" ({decision.why})" if name == value.name else f" (as %{name}: {decision.why})"

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irpar.ir import Builder, Graph, Module, Node, TensorType, Value, clone_node, clone_value, tensor_type
+from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value, tensor_type
 from irpar.ops import definition
 from irpar.ops.coords import block_start
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_sizes, is_even, local_shape
+from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_sizes, ceil_div, is_even, local_shape
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,11 @@ class _Localizer:
         self.local.doc = whole.doc
         self.local.metadata = dict(whole.metadata) if whole.metadata else None
         self.values: dict[Value, Value] = {}
+        self.bounds: dict[tuple[tuple[Axis, ...], int], tuple[Value, Value]] = {}
+        self.lists: dict[tuple[int, ...], Value] = {}
 
     def run(self) -> Graph:
+        """Returns the local graph."""
         for value in self.whole.inputs:
             made = self._local_value(value)
             made.graph, made.index = self.local, len(self.local.inputs)
@@ -153,13 +156,31 @@ class _Localizer:
         assert isinstance(dim, int)
         axes = [Axis.parse(str(axis)) for axis in node.attributes["axes"]]  # type: ignore[union-attr]
         builder = Builder(self.local, self.module.opsets, before=None, like=node)
-        block = -(-whole.shape[dim] // self.mesh.group_size(result.sharding.dims[dim].axes))
-        start = block_start(builder, self.mesh, axes, block)
-        stop = builder.op("Add", [start, builder.constant([block])], type=start.type)
-        made = builder.op("Slice", [self.values[whole], start, stop, builder.constant([dim])], name=result.name)
+        start, stop = self._block_bounds(builder, axes, ceil_div(whole.shape[dim], result.sharding.dim_parts(dim)))
+        made = builder.op("Slice", [self.values[whole], start, stop, self._ints(builder, [dim])], name=result.name)
         made.source = result.source
         self._localize_type(result, made)
         self.values[result] = made
+
+    def _block_bounds(self, builder: Builder, axes: Sequence[Axis], block: int) -> tuple[Value, Value]:
+        """Where the own block of a dim starts and ends, as Slice takes it: int64[1], made once for each cut."""
+        known = self.bounds.get((tuple(axes), block))
+        if known is not None:
+            return known
+        offset = block_start(builder, self.mesh, axes, block)
+        assert offset.node is not None
+        # Beside the offset, which stands before every reader.
+        early = Builder(self.local, self.module.opsets, before=offset.node.next)
+        type_ = TensorType(DType.I64, (1,))
+        start = early.op("Reshape", [offset, self._ints(early, [1])], type=type_)
+        stop = early.op("Add", [start, self._ints(early, [block])], type=type_)
+        return self.bounds.setdefault((tuple(axes), block), (start, stop))
+
+    def _ints(self, builder: Builder, numbers: list[int]) -> Value:
+        """A constant int64 list, shared."""
+        if tuple(numbers) not in self.lists:
+            self.lists[tuple(numbers)] = builder.constant(numbers)
+        return self.lists[tuple(numbers)]
 
     def _uneven_sizes(self, node: Node, made: Node) -> None:
         """Tell the collective the block sizes of its members where they differ."""

@@ -7,7 +7,7 @@ from .clone import clone_graph, clone_module, clone_node, clone_value
 from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .graph import Function, Graph, Names, Node, Use, Value, captured_or_read
-from .module import IRPAR_OPSET, Module
+from .module import IRPAR_OPSET, Decision, Module
 from .tensor import ArrayTensor, ExternalTensor, LazyTensor, SlicedTensor, Tensor, TensorError
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
 
@@ -20,6 +20,7 @@ __all__ = [
     "Attribute",
     "Builder",
     "DType",
+    "Decision",
     "Dim",
     "Expr",
     "ExternalTensor",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from irpar.sharding import DimSpec, IrparError, Mesh, Sharding
 
 from .graph import Value
-from .module import Module
+from .module import Decision, Module
 from .types import tensor_type
 
 
@@ -73,9 +73,8 @@ def apply(module: Module, annotation: Annotation, mesh: Mesh) -> int:
             )
     for value in matched:
         value.sharding = sharding
-        module.decisions[value.name] = f'annotated "{annotation.pattern}"' + (
-            f" in {annotation.where}" if annotation.where else ""
-        )
+        place = f" in {annotation.where}" if annotation.where else ""
+        module.decisions[value.name] = Decision(f'annotated "{annotation.pattern}"{place}')
     return len(matched)
 
 

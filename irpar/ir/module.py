@@ -1,6 +1,7 @@
 """The module: graphs, functions and meshes of one model."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 
 IRPAR_OPSET = 1
 """Version of irpar's own operator domain."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why a value is sharded as it is: in words, and the name of the value that it follows, if any."""
+
+    why: str
+    follows: str | None = None
 
 
 class Module:
@@ -55,7 +64,7 @@ class Module:
         self.metadata: dict[str, str] = {}
         self.source: Path | None = None
         self.annotations: list[Annotation] = []
-        self.decisions: dict[str, str] = {}
+        self.decisions: dict[str, Decision] = {}
 
     @property
     def graph(self) -> Graph:
@@ -118,6 +127,15 @@ class Module:
         from .annotate import Annotation, annotate
 
         return annotate(self, Annotation(pattern, tuple(spec)))
+
+    def chain(self, name: str) -> list[tuple[str, Decision]]:
+        """The decisions that lead to a value's sharding, from the value back to an annotation."""
+        found: list[tuple[str, Decision]] = []
+        step: str | None = name
+        while step is not None and step in self.decisions and all(step != seen for seen, _ in found):
+            found.append((step, self.decisions[step]))
+            step = self.decisions[step].follows
+        return found
 
     def printed(self) -> "Printed":
         """The text form, with the tensors that it names but does not hold."""
