@@ -150,7 +150,7 @@ class _Completion:
                 current[dim] = axes
                 added.extend(axes[len(old) :])
         if added:
-            self.module.decisions.setdefault(value.name, self._decision(node, value, added))
+            self.module.decide(value.name, self._decision(node, value, added))
             neighbours = value.users if value.node is None else (value.node, *value.users)
             self.dirty.update(other for other in neighbours if other is not node and other in self.views)
 
@@ -167,12 +167,12 @@ class _Completion:
 
     def _decision(self, node: Node, value: Value, added: list[Axis]) -> Decision:
         """Which other value of the node brought the added axes."""
-        names = {axis.name for axis in added}
+        names = tuple(dict.fromkeys(axis.name for axis in added))
         for other in (*node.inputs, *node.results):
             axes = self.axes.get(other, []) if other is not value else []
-            if names & {axis.name for cut in axes for axis in cut}:
-                return Decision(f"follows %{other.name} through {node.op_type} {node.label}", other.name)
-        return Decision(f"follows {node.op_type} {node.label}")
+            if set(names) & {axis.name for cut in axes for axis in cut}:
+                return Decision(f"follows %{other.name} through {node.op_type} {node.label}", other.name, names)
+        return Decision(f"follows {node.op_type} {node.label}", axes=names)
 
     def _settle_constants(self) -> None:
         """Write constants that nobody pinned as their only reader needs them, and whole where readers differ."""

@@ -144,7 +144,7 @@ class _Insertion:
             result = value
             for step in steps:
                 result = self._step(result, step, before, value.node, reason)
-            self.module.decisions[result.name] = Decision(reason)
+            self.module.decide(result.name, Decision(reason))
         self.moved[value, target] = result
         return result
 
@@ -191,7 +191,9 @@ class _Insertion:
         if not given.partial:
             return f"{node.op_type} {node.label} gives %{value.name} as {given}; its readers want {target}"
         axes = ", ".join(map(str, given.partial))
-        cut = [f"%{operand.name}{self._because(operand)}" for operand in self._cut_operands(node)]
+        cut = [
+            f"%{operand.name}{self._because(operand, given.partial[0].name)}" for operand in self._cut_operands(node)
+        ]
         return f"{node.op_type} {node.label} sums over {axes}, which cuts {' and '.join(cut)}"
 
     def _cut_operands(self, node: Node) -> list[Value]:
@@ -206,9 +208,9 @@ class _Insertion:
             and any(rule.kinds[f] is Kind.REDUCE and placement.factors[f] for parts in dims for f in parts)
         ]
 
-    def _because(self, value: Value) -> str:
-        """The annotation that a value's sharding goes back to, in brackets."""
-        chain = self.module.chain(value.name)
+    def _because(self, value: Value, axis: str | None = None) -> str:
+        """The annotation that a value's sharding, or its cut by an axis, goes back to; in brackets."""
+        chain = self.module.chain(value.name, axis)
         if not chain:
             return ""
         name, decision = chain[-1]

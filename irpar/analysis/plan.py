@@ -200,7 +200,7 @@ def _collective(node: Node, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def _replicated(graph: Graph, mesh: Mesh, decisions: dict[str, Decision]) -> list[dict[str, Any]]:
+def _replicated(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
     """Ops that run whole because they have no rule, and weights that every device holds whole."""
     if mesh.size == 1:
         return []
@@ -209,7 +209,7 @@ def _replicated(graph: Graph, mesh: Mesh, decisions: dict[str, Decision]) -> lis
         size = value_bytes(value)
         if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
             known = decisions.get(value.name)
-            why = known.why if known else "not annotated, and no reader needs a block of it"
+            why = known[0].why if known else "not annotated, and no reader needs a block of it"
             listed.append({"value": value.source or value.name, "bytes": size, "why": why})
     for node in graph:
         if node.domain != "irpar" and any(map(value_bytes, node.results)) and not _has_rule(node):
@@ -249,7 +249,7 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
     }
 
 
-def _values(graph: Graph, decisions: dict[str, Decision]) -> list[dict[str, Any]]:
+def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
     """The sharded values and why they are sharded so."""
     return [
         {
@@ -258,8 +258,7 @@ def _values(graph: Graph, decisions: dict[str, Decision]) -> list[dict[str, Any]
             "shape": list(value.whole_shape),
             "sharding": value.sharding.spec(),
             "partial": [str(axis) for axis in value.sharding.partial],
-            "why": decisions[value.name].why if value.name in decisions else None,
-            "follows": decisions[value.name].follows if value.name in decisions else None,
+            "why": [asdict(decision) for decision in decisions.get(value.name, ())],
         }
         for value in graph.values()
         if value.sharding is not None and value.sharding.all_axes

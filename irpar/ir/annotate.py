@@ -74,7 +74,7 @@ def apply(module: Module, annotation: Annotation, mesh: Mesh) -> int:
     for value in matched:
         value.sharding = sharding
         place = f" in {annotation.where}" if annotation.where else ""
-        module.decisions[value.name] = Decision(f'annotated "{annotation.pattern}"{place}')
+        module.decide(value.name, Decision(f'annotated "{annotation.pattern}"{place}'))
     return len(matched)
 
 

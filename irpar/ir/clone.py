@@ -116,5 +116,6 @@ def clone_module(module: Module) -> Module:
     made.meshes = dict(module.meshes)
     made.ir_version, made.producer, made.doc = module.ir_version, module.producer, module.doc
     made.metadata, made.source = dict(module.metadata), module.source
-    made.annotations, made.decisions = list(module.annotations), dict(module.decisions)
+    made.annotations = list(module.annotations)
+    made.decisions = {name: list(known) for name, known in module.decisions.items()}
     return made

@@ -19,10 +19,14 @@ IRPAR_OPSET = 1
 
 @dataclass(frozen=True)
 class Decision:
-    """Why a value is sharded as it is: in words, and the name of the value that it follows, if any."""
+    """Why a value is cut by some axes: in words, and the name of the value that it follows, if any.
+
+    `axes` names the mesh axes that it is about; empty: the sharding altogether.
+    """
 
     why: str
     follows: str | None = None
+    axes: tuple[str, ...] = ()
 
 
 class Module:
@@ -64,7 +68,7 @@ class Module:
         self.metadata: dict[str, str] = {}
         self.source: Path | None = None
         self.annotations: list[Annotation] = []
-        self.decisions: dict[str, Decision] = {}
+        self.decisions: dict[str, list[Decision]] = {}
 
     @property
     def graph(self) -> Graph:
@@ -128,14 +132,27 @@ class Module:
 
         return annotate(self, Annotation(pattern, tuple(spec)))
 
-    def chain(self, name: str) -> list[tuple[str, Decision]]:
-        """The decisions that lead to a value's sharding, from the value back to an annotation."""
-        found: list[tuple[str, Decision]] = []
+    def decide(self, name: str, decision: Decision) -> None:
+        """Log why a value is sharded so."""
+        self.decisions.setdefault(name, []).append(decision)
+
+    def decision(self, name: str, axis: str | None = None) -> Decision | None:
+        """Why a value is cut by an axis; without one, the first decision about it."""
+        known = self.decisions.get(name, ())
+        about = [decision for decision in known if not decision.axes or axis in decision.axes]
+        return next(iter(about), known[0] if known else None)
+
+    def chain(self, name: str, axis: str | None = None) -> list[tuple[str, Decision]]:
+        """The decisions that lead to a value's cut by an axis, from the value back to an annotation."""
+        found: dict[str, Decision] = {}
         step: str | None = name
-        while step is not None and step in self.decisions and all(step != seen for seen, _ in found):
-            found.append((step, self.decisions[step]))
-            step = self.decisions[step].follows
-        return found
+        while step is not None and step not in found:
+            decision = self.decision(step, axis)
+            if decision is None:
+                break
+            found[step] = decision
+            step = decision.follows
+        return list(found.items())
 
     def printed(self) -> "Printed":
         """The text form, with the tensors that it names but does not hold."""
