@@ -150,7 +150,8 @@ class _Completion:
                 current[dim] = axes
                 added.extend(axes[len(old) :])
         if added:
-            self.module.decide(value.name, self._decision(node, value, added))
+            for name in dict.fromkeys(axis.name for axis in added):
+                self.module.decide(value.name, self._decision(node, value, name))
             neighbours = value.users if value.node is None else (value.node, *value.users)
             self.dirty.update(other for other in neighbours if other is not node and other in self.views)
 
@@ -165,14 +166,13 @@ class _Completion:
             dims = view.assemble(tensor, factors)
         return dims
 
-    def _decision(self, node: Node, value: Value, added: list[Axis]) -> Decision:
-        """Which other value of the node brought the added axes."""
-        names = tuple(dict.fromkeys(axis.name for axis in added))
+    def _decision(self, node: Node, value: Value, name: str) -> Decision:
+        """Which other value of the node brought a mesh axis."""
         for other in (*node.inputs, *node.results):
             axes = self.axes.get(other, []) if other is not value else []
-            if set(names) & {axis.name for cut in axes for axis in cut}:
-                return Decision(f"follows %{other.name} through {node.op_type} {node.label}", other.name, names)
-        return Decision(f"follows {node.op_type} {node.label}", axes=names)
+            if any(axis.name == name for cut in axes for axis in cut):
+                return Decision(f"follows %{other.name} through {node.op_type} {node.label}", other.name, (name,))
+        return Decision(f"follows {node.op_type} {node.label}", axes=(name,))
 
     def _settle_constants(self) -> None:
         """Write constants that nobody pinned as their only reader needs them, and whole where readers differ."""
