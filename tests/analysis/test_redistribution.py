@@ -1,0 +1,175 @@
+"""The planner's steps are executed here by a few lines of numpy of their own, and their bytes counted."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irpar.analysis.redistribution import Step, cost, plan
+from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, local_region
+
+MESHES = [{"x": 4}, {"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 3, "y": 2}, {"x": 2, "y": 2, "z": 2}]
+
+
+def block(array: np.ndarray, sharding: Sharding, rank: int) -> np.ndarray:
+    """What a rank holds; of a partial tensor, position p of n holds p + 1 shares of n(n+1)/2."""
+    mesh = sharding.mesh
+    coords = mesh.coords(rank)
+    part = array[tuple(slice(*bounds) for bounds in local_region(sharding, array.shape, coords))]
+    if sharding.partial:
+        n = mesh.group_size(sharding.partial)
+        part = part * (mesh.position(coords, sharding.partial) + 1) / (n * (n + 1) / 2)
+    return part
+
+
+def execute(step: Step, held: list[np.ndarray], before: Sharding, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """One step on all ranks."""
+    mesh = before.mesh
+    result: list[np.ndarray] = [np.empty(0)] * mesh.size
+    for group in mesh.groups(step.axes):
+        members = [held[rank] for rank in group]
+        for position, rank in enumerate(group):
+            result[rank] = _member(step, members, position, mesh, rank, before, shape)
+    return result
+
+
+def _member(
+    step: Step,
+    members: list[np.ndarray],
+    position: int,
+    mesh: Mesh,
+    rank: int,
+    before: Sharding,
+    shape: tuple[int, ...],
+) -> np.ndarray:
+    after = step.after
+
+    def own(array: np.ndarray, dim: int) -> np.ndarray:
+        """The rank's block of a dim under `after`, of an array that holds the block under the axes before."""
+        coords = mesh.coords(rank)
+        start, stop = local_region(after, shape, coords)[dim]
+        first, _ = local_region(before, shape, coords)[dim]
+        return array.take(range(start - first, stop - first), axis=dim)
+
+    match step.op:
+        case "AllSlice":
+            return own(members[position], step.dims[0])
+        case "AllGather":
+            return np.concatenate(members, axis=step.dims[0])
+        case "AllReduce":
+            return sum(members[1:], members[0])
+        case "ReduceScatter":
+            return own(sum(members[1:], members[0]), step.dims[0])
+        case "AllToAll":
+            split, concat = step.dims
+            return np.concatenate([own(member, split) for member in members], axis=concat)
+    raise AssertionError(step.op)
+
+
+def check(mesh: Mesh, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> tuple[Step, ...]:
+    array = np.random.default_rng(0).standard_normal(shape)
+    steps = plan(source, target, shape, 32)
+    held = [block(array, source, rank) for rank in range(mesh.size)]
+    before = source
+    for step in steps:
+        held = execute(step, held, before, shape)
+        before = step.after
+    assert (steps[-1].after if steps else source).axes == target.axes
+    for rank in range(mesh.size):
+        expected = block(array, target, rank)
+        np.testing.assert_allclose(held[rank], expected, atol=1e-12, err_msg=f"rank {rank}: {source} -> {target}")
+    return steps
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Mesh, Sharding, Sharding, tuple[int, ...]]:
+    mesh = Mesh(draw(st.sampled_from(MESHES)))
+    rank = draw(st.integers(1, 3))
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(rank))
+
+    def sharding(may_be_partial: bool) -> Sharding:
+        dims: list[list[Axis]] = [[] for _ in shape]
+        partial: list[Axis] = []
+        for axis in draw(st.permutations(mesh.axis_names)):
+            place = draw(st.integers(-2 if may_be_partial else -1, rank - 1))
+            if place >= 0:
+                dims[place].append(Axis(axis))
+            elif place == -2:
+                partial.append(Axis(axis))
+        return Sharding.of_axes(mesh, dims, partial)
+
+    return mesh, sharding(True), sharding(False), shape
+
+
+@given(problems())
+@settings(max_examples=150, deadline=None)
+def test_steps_lead_to_the_target(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]]) -> None:
+    check(*problem)
+
+
+def specs(mesh: Mesh, *dims: list[str] | None, partial: str = "") -> Sharding:
+    return Sharding.of_spec(mesh, dims).with_partial([Axis(name) for name in partial])
+
+
+M24 = Mesh({"x": 2, "y": 4})
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "ops", "sent"),
+    [
+        (specs(M24, ["x"], None), specs(M24, None, None), ["AllGather"], 64 * 32 * 4 // 2),
+        (specs(M24, None, None), specs(M24, ["x"], ["y"]), ["AllSlice", "AllSlice"], 0),
+        (specs(M24, ["x"], None), specs(M24, None, ["x"]), ["AllToAll"], 64 * 32 * 4 // 2 // 2),
+        # Slicing before gathering halves what is gathered.
+        (specs(M24, ["x"], None), specs(M24, None, ["y"]), ["AllSlice", "AllGather"], 64 * 32 * 4 // 4 // 2),
+        (specs(M24, None, None, partial="y"), specs(M24, None, None), ["AllReduce"], 64 * 32 * 4 * 2 * 3 // 4),
+        (specs(M24, None, None, partial="y"), specs(M24, ["y"], None), ["ReduceScatter"], 64 * 32 * 4 * 3 // 4),
+        (specs(M24, None, None, partial="xy"), specs(M24, ["x", "y"], None), ["ReduceScatter"], 64 * 32 * 4 * 7 // 8),
+        (specs(M24, ["y"], None), specs(M24, ["y:(1)2"], ["y:(2)2"]), ["AllToAll"], 64 * 32 * 4 // 4 // 2),
+    ],
+)
+def test_known_moves(source: Sharding, target: Sharding, ops: list[str], sent: int) -> None:
+    steps = check(M24, source, target, (64, 32))
+    assert [step.op for step in steps] == ops
+    assert sum(step.sent_bytes for step in steps) == sent == cost(source, target, (64, 32), 32)
+
+
+def test_every_pair_on_two_axes() -> None:
+    mesh = Mesh({"x": 2, "y": 2})
+    choices = [(), ("x",), ("y",), ("x", "y"), ("y", "x")]
+    shardings = [
+        Sharding.of_axes(mesh, [[Axis(a) for a in first], [Axis(a) for a in second]])
+        for first, second in itertools.product(choices, choices)
+        if not set(first) & set(second)
+    ]
+    for source, target in itertools.product(shardings, shardings):
+        check(mesh, source, target, (8, 4))
+
+
+def test_uneven_blocks_are_gathered_whole_where_they_do_not_nest() -> None:
+    mesh = Mesh({"x": 2, "y": 2})
+    # 10 over 4 is 3, 3, 3, 1, but 10 over 2 is 5, 5: blocks over (x, y) do not join to blocks over x.
+    assert block_range(10, 4, 1) == (3, 6)
+    steps = check(mesh, specs(mesh, ["x", "y"]), specs(mesh, ["x"]), (10,))
+    assert [step.op for step in steps] == ["AllGather", "AllSlice"]
+
+
+def test_sub_axes_that_do_not_divide_each_other_go_through_the_whole_tensor() -> None:
+    mesh = Mesh({"x": 6})
+    steps = check(mesh, specs(mesh, ["x:(1)2"]), specs(mesh, ["x:(1)3"]), (12,))
+    assert [step.op for step in steps] == ["AllGather", "AllSlice"]
+
+
+def test_partial_targets_are_refused() -> None:
+    with pytest.raises(IrparError, match="cannot redistribute"):
+        plan(specs(M24, None), specs(M24, None, partial="x"), (8,), 32)
+
+
+def test_half_reduced_values_keep_the_other_axis() -> None:
+    (step,) = plan(specs(M24, None, partial="xy"), specs(M24, None, partial="y"), (8,), 32)
+    assert step.op == "AllReduce"
+    assert step.axes == (Axis("x"),)
+    assert step.sent_bytes == math.prod([8, 4, 2, 1]) // 2
