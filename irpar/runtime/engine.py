@@ -1,0 +1,103 @@
+"""What an engine must do, and the engines by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+from irpar.analysis.parts import Part
+from irpar.ir import Tensor, Value
+from irpar.sharding import IrparError
+
+from .program import Segment
+
+Array = np.ndarray[Any, Any]
+
+
+class Constants:
+    """The constants of one part: read when a segment first needs them, then shared by all segments and ranks."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._tensors: dict[Value, Tensor] = {}
+        self._arrays: dict[Value, Array] = {}
+
+    def tensor(self, value: Value) -> Tensor:
+        """The part's block of a constant, lazy."""
+        found = self._tensors.get(value)
+        if found is None:
+            found = self._tensors[value] = self._part.tensor(value)
+        return found
+
+    def array(self, value: Value) -> Array:
+        """The part's block of a constant as a read-only array (memory-mapped where it lies in a file)."""
+        found = self._arrays.get(value)
+        if found is None:
+            found = self._arrays[value] = self.tensor(value).numpy()
+        return found
+
+
+class CompiledSegment(Protocol):
+    """A segment made ready for one part; may run on several threads at once."""
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Compute `segment.outputs` from values for `segment.inputs`.
+
+        Tensors are numpy arrays, sequences lists of them, an absent optional None. Inputs are not written to, and
+        results may share memory with them.
+
+        Raises:
+            NodeError: naming the node that failed, where the engine knows it.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """Runs the compute between two collectives.
+
+    Attributes:
+        name: what `--engine` calls it.
+        is_parallel: whether several segments gain from running on several threads (the GIL is let go).
+    """
+
+    name: str
+    is_parallel: bool
+
+    def compile(self, segment: Segment, constants: Constants) -> CompiledSegment:
+        """Make a segment ready for one part.
+
+        Raises:
+            EngineError: the engine cannot compute an op or hold a dtype of it; says which, and what to do.
+        """
+        ...
+
+
+class EngineSettings:
+    """What an engine may want to know.
+
+    Attributes:
+        opsets: domain to opset version of the module.
+        ranks: how many ranks run in this process.
+    """
+
+    def __init__(self, opsets: Mapping[str, int], ranks: int) -> None:
+        self.opsets = dict(opsets)
+        self.ranks = ranks
+
+
+ENGINES: dict[str, str] = {"ort": "ort_engine:OrtEngine", "numpy": "numpy_engine:NumpyEngine"}
+"""Name to module and class; loaded when asked for, so that nobody waits for an engine that is not used."""
+
+
+def make_engine(name: str, settings: EngineSettings) -> Engine:
+    """The engine of that name.
+
+    Raises:
+        IrparError: there is none.
+    """
+    if name not in ENGINES:
+        raise IrparError(f'there is no engine "{name}"', do=f"use one of {', '.join(ENGINES)}")
+    module, _, kind = ENGINES[name].partition(":")
+    make: Callable[[EngineSettings], Engine] = getattr(import_module(f"{__package__}.{module}"), kind)
+    return make(settings)

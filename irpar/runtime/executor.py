@@ -1,0 +1,356 @@
+"""Running the program of every rank in one process, in lockstep."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from irpar.analysis.parts import Part, parts_of
+from irpar.ir import Module, Value, tensor_type
+from irpar.sharding import IrparError, Mesh
+
+from .engine import CompiledSegment, EngineSettings, make_engine
+from .errors import ProgramError, RunError
+from .groups import Call, make_group, rank_text
+from .layout import TensorSpec, check_replicas, gather, scatter
+from .log import CollectiveLog
+from .prepared import Prepared, PreparedPart, Preparer, check_parts
+from .program import CollectiveStep, ComputeStep
+from .specs import COORDS, check_inputs, input_specs, output_specs, program_inputs, spec_of
+
+PARALLEL_SECONDS = 2e-4
+"""Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
+
+
+class Executor:
+    """Runs all ranks of a partitioned program in this process.
+
+    with Executor(module, mesh) as executor:
+        outputs = executor.run({"x": x})
+
+    Args:
+        module: a local module; or a global one without collectives, on a mesh of one device.
+        mesh: the mesh of its ranks.
+        engine: what computes: "ort" or "numpy".
+        group: what communicates: "threads".
+        parts: the parts of the module; None: those that `parts_of` finds.
+
+    Attributes:
+        inputs: what `run` takes.
+        outputs: what `run` gives.
+        log: the collectives of the last run.
+
+    Raises:
+        IrparError: the program cannot be run; says what to do.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        mesh: Mesh,
+        *,
+        engine: str = "ort",
+        group: str = "threads",
+        parts: Sequence[Part] | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.parts = tuple(parts if parts is not None else _parts(module, mesh))
+        check_parts(self.parts, mesh.size)
+        graph = self.parts[0].graph
+        self.inputs: tuple[TensorSpec, ...] = input_specs(graph)
+        self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
+        self._check_parts_agree()
+        self.log = CollectiveLog()
+        self._engine = make_engine(engine, EngineSettings(module.opsets, mesh.size))
+        self._group = make_group(group, mesh)
+        self._preparer = Preparer(self.parts, self._engine)
+        self._prepared = self._preparer.prepare()
+        self._fetched: tuple[tuple[str, ...], Prepared] | None = None
+        self._seconds: dict[CompiledSegment, float] = {}
+        self._threads = min(mesh.size, os.cpu_count() or 1) if self._engine.is_parallel else 1
+        self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, engine: str = "ort", group: str = "threads") -> "Executor":
+        """The program that `irpar partition` wrote to a folder.
+
+        Raises:
+            IrparError: plan.json or a part cannot be read, or they do not fit each other.
+        """
+        from irpar.analysis.plan import read_plan
+        from irpar.onnx_io import load
+
+        folder = Path(folder)
+        plan = read_plan(folder)
+        mesh = plan.mesh_of_ranks
+        modules = [load(folder / entry["model"]) for entry in plan.parts]
+        ranks: dict[int, list[int]] = {}
+        for entry in plan.ranks:
+            ranks.setdefault(entry["part"], []).append(entry["rank"])
+        parts = [
+            Part(index, modules[index].graph, tuple(members), mesh.coords(members[0]))
+            for index, members in sorted(ranks.items())
+        ]
+        executor = cls(modules[0], mesh, engine=engine, group=group, parts=parts)
+        executor._check_plan(folder, plan.inputs, plan.outputs)
+        return executor
+
+    def run(
+        self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), check_replicas: bool = False
+    ) -> dict[str, Any]:
+        """Compute the outputs from whole inputs.
+
+        Args:
+            inputs: name to whole array (a list of arrays for a sequence).
+            fetch: source names of further values to give back whole.
+            check_replicas: compare what several ranks hold of one result.
+
+        Returns:
+            Name to whole array: the outputs, then what was fetched.
+
+        Raises:
+            InputError: inputs that do not fit, or a name to fetch that there is not.
+            RunError: a rank failed; all ranks have stopped.
+            MismatchError: ranks came to different collectives.
+            ReplicaError: with `check_replicas`, ranks hold different copies.
+        """
+        given = check_inputs(self.inputs, inputs)
+        outputs = {spec.name for spec in self.outputs}
+        prepared = self._for_fetch(tuple(name for name in dict.fromkeys(fetch) if name not in outputs))
+        self.log = CollectiveLog()
+        states = self._start(prepared, given)
+        self._lockstep(states)
+        return self._results(prepared, states, check_replicas)
+
+    def close(self) -> None:
+        """Stop the threads; the executor cannot run any more."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._group.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- a run --------------------------------------------------------------------------------------------------
+
+    def _for_fetch(self, names: tuple[str, ...]) -> Prepared:
+        if not names:
+            return self._prepared
+        if self._fetched is None or self._fetched[0] != names:
+            self._fetched = None  # Let go of the last variant before the next one is made.
+            self._fetched = names, self._preparer.prepare_fetch(names)
+        return self._fetched[1]
+
+    def _start(self, prepared: Prepared, given: Mapping[str, Any]) -> list["_RankState"]:
+        states = [_RankState(rank, self.mesh.coords(rank), part) for part in prepared.parts for rank in part.part.ranks]
+        states.sort(key=lambda state: state.rank)
+        for state in states:
+            state.take_inputs(given)
+        return states
+
+    def _lockstep(self, states: Sequence["_RankState"]) -> None:
+        """Compute up to the next collective on every rank, execute those that are complete, and so on."""
+        waiting: dict[int, Call] = {}
+        while True:
+            self._compute([state for state in states if state.rank not in waiting and state.compute is not None])
+            for state in states:
+                if state.rank not in waiting and state.step is not None:
+                    waiting[state.rank] = state.call()
+            if not waiting:
+                return
+            for rank, result in self._group.exchange(waiting).items():
+                self.log.add(waiting.pop(rank))
+                states[rank].receive(result)
+
+    def _compute(self, states: Sequence["_RankState"]) -> None:
+        """Run the segment that each rank has come to, on threads where the segments are long enough."""
+        if self._pool is None or len(states) < 2 or not self._is_long(states):
+            for state in states:
+                self._run_segment(state)
+            return
+        futures = [self._pool.submit(self._run_segment, state) for state in states[1:]]
+        errors: list[BaseException | None] = []
+        try:
+            self._run_segment(states[0])
+        except Exception as error:
+            errors.append(error)
+        # Every rank comes to an end before an error is told: nothing runs on behind the caller's back.
+        errors.extend(future.exception() for future in futures)
+        for failed in errors:
+            if failed is not None:
+                raise failed
+
+    def _is_long(self, states: Sequence["_RankState"]) -> bool:
+        known = self._seconds
+        return any(known.get(state.compiled, PARALLEL_SECONDS) >= PARALLEL_SECONDS for state in states)
+
+    def _run_segment(self, state: "_RankState") -> None:
+        start = time.perf_counter()
+        compiled = state.compiled
+        try:
+            state.compute_step()
+        except Exception as error:
+            raise self._rank_error(state, error) from error
+        seconds = time.perf_counter() - start
+        # The shortest time seen: a thread that waited for a core says little about the segment.
+        self._seconds[compiled] = min(seconds, self._seconds.get(compiled, seconds))
+
+    def _rank_error(self, state: "_RankState", error: Exception) -> RunError:
+        who = rank_text(self.mesh, state.rank)
+        step = state.compute
+        label = step.segment.label if step is not None else ""
+        if isinstance(error, IrparError):
+            return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=error.do)
+        return RunError(f"{who}: {type(error).__name__}: {error}", where=label)
+
+    def _results(self, prepared: Prepared, states: Sequence["_RankState"], with_check: bool) -> dict[str, Any]:
+        results: dict[str, Any] = {}
+        for index, spec in enumerate(self.outputs):
+            blocks = {state.rank: state.read(state.graph.outputs[index]) for state in states}
+            results[spec.name] = self._whole(spec, blocks, with_check)
+        for name, values in prepared.fetched.items():
+            blocks = {state.rank: state.read(values[state.graph]) for state in states if state.graph in values}
+            spec = spec_of(next(iter(values.values())), name)
+            results[name] = self._whole(spec, blocks, with_check)
+        return results
+
+    def _whole(self, spec: TensorSpec, blocks: Mapping[int, Any], with_check: bool) -> Any:
+        if with_check:
+            check_replicas(spec.name, blocks, spec.sharding)
+        shape = spec.shape
+        static = None if shape is None or not all(isinstance(dim, int) for dim in shape) else shape
+        result = gather(blocks, spec.sharding, static)  # type: ignore[arg-type]
+        if isinstance(result, np.ndarray) and not result.flags.writeable:
+            return result.copy()  # It is (a view of) an input or a constant.
+        return result
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def _check_parts_agree(self) -> None:
+        for part in self.parts[1:]:
+            if input_specs(part.graph) != self.inputs or output_specs(part.graph) != self.outputs:
+                raise ProgramError(
+                    f"parts {self.parts[0].index} and {part.index} have different inputs or outputs",
+                    do="partition the model again",
+                )
+
+    def _check_plan(
+        self, folder: Path, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]
+    ) -> None:
+        for listed, specs in ((inputs, self.inputs), (outputs, self.outputs)):
+            planned = [(entry["name"], entry["dtype"], entry["shape"]) for entry in listed]
+            found = [
+                (
+                    spec.name,
+                    None if spec.dtype is None else spec.dtype.text,
+                    None if spec.shape is None else [*spec.shape],
+                )
+                for spec in specs
+            ]
+            if planned != found:
+                raise ProgramError(
+                    "plan.json and the parts have different inputs or outputs",
+                    where=str(folder),
+                    notes=(f"plan: {planned}", f"parts: {found}"),
+                    do="partition the model again; a file of this folder was changed",
+                )
+
+
+def _parts(module: Module, mesh: Mesh) -> list[Part]:
+    if module.is_local:
+        return parts_of(module, mesh)
+    if mesh.size > 1:
+        raise ProgramError(f"the module is in global view, which {mesh.size} ranks cannot run", do="run localize first")
+    return [Part(0, module.graph, (0,), mesh.coords(0))]
+
+
+class _RankState:
+    """Where one rank is in its program, and the values that it holds."""
+
+    def __init__(self, rank: int, coords: tuple[int, ...], prepared: PreparedPart) -> None:
+        self.rank = rank
+        self.coords = coords
+        self.graph = prepared.part.graph
+        self._prepared = prepared
+        self._steps = prepared.program.steps
+        self._position = 0
+        self._segment = 0
+        self._values: dict[Value, Any] = {}
+
+    @property
+    def step(self) -> ComputeStep | CollectiveStep | None:
+        """The step that comes next; None at the end."""
+        return self._steps[self._position] if self._position < len(self._steps) else None
+
+    @property
+    def compute(self) -> ComputeStep | None:
+        """The step that comes next, where it is a segment."""
+        step = self.step
+        return step if isinstance(step, ComputeStep) else None
+
+    @property
+    def compiled(self) -> CompiledSegment:
+        """The compiled segment that comes next."""
+        return self._prepared.compiled[self._segment]
+
+    def read(self, value: Value) -> Any:
+        """A value that the rank holds."""
+        return self._prepared.constants.array(value) if value.is_constant else self._values[value]
+
+    def take_inputs(self, given: Mapping[str, Any]) -> None:
+        """Take this rank's blocks of the whole inputs, and its coordinates.
+
+        Raises:
+            RunError: a block does not have the shape that the program says.
+        """
+        for name, value in program_inputs(self.graph).items():
+            whole = given[name]
+            block = scatter(whole, value.sharding, self.coords) if isinstance(whole, np.ndarray) else whole
+            type_ = tensor_type(value.type)
+            if type_ is not None and type_.is_static and block.shape != type_.static_shape:
+                raise RunError(
+                    f"the block of {name} on rank {self.rank} is {list(block.shape)}, the program takes {type_}",
+                    do="partition the model again",
+                )
+            self._values[value] = block
+        for value in self.graph.inputs:
+            if value.name == COORDS:
+                self._values[value] = np.asarray(self.coords, np.int64)
+
+    def compute_step(self) -> None:
+        """Run the segment that comes next."""
+        step = self.compute
+        assert step is not None
+        inputs = [self._values[value] for value in step.segment.inputs]
+        results = self.compiled.run(inputs)
+        self._values.update(zip(step.segment.outputs, results, strict=True))
+        self._segment += 1
+        self._advance(step.frees)
+
+    def call(self) -> Call:
+        """The collective that comes next, with this rank's operand."""
+        step = self.step
+        assert isinstance(step, CollectiveStep)
+        return Call(self.rank, self.coords, step.collective, self.read(step.operand))
+
+    def receive(self, result: Any) -> None:
+        """Take the result of that collective."""
+        step = self.step
+        assert isinstance(step, CollectiveStep)
+        self._values[step.result] = result
+        self._advance(step.frees)
+
+    def _advance(self, frees: Iterable[Value]) -> None:
+        self._position += 1
+        for value in frees:
+            self._values.pop(value, None)

@@ -1,0 +1,159 @@
+"""What a process group must do: collectives among the ranks of a mesh."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+from irpar.ir import Attribute, Node, dtype_of_numpy, tensor_type
+from irpar.sharding import REDUCTIONS, Axis, Mesh, Reduction
+
+from ..errors import ProgramError
+
+Array = np.ndarray[Any, Any]
+
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "AllReduce": ("reduce",),
+    "AllGather": ("dim",),
+    "ReduceScatter": ("dim", "reduce"),
+    "AllToAll": ("split_dim", "concat_dim"),
+    "CollectivePermute": ("pairs",),
+    "Broadcast": ("root",),
+}
+"""The collectives, and the attributes that each must have beside `id` and `axes`."""
+
+_DIMS = ("dim", "split_dim", "concat_dim")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a program; two are equal where all that their participants must agree on is equal.
+
+    Attributes:
+        kind: AllReduce, AllGather, ReduceScatter, AllToAll, CollectivePermute or Broadcast.
+        id: unique in the program, equal on all participants.
+        axes: mesh axes, major first; a group is the ranks that differ only in these.
+        reduce: the reduction of AllReduce and ReduceScatter.
+        dim: the dim of AllGather and ReduceScatter.
+        split_dim, concat_dim: the dims of AllToAll.
+        pairs: source and target positions of CollectivePermute, alternating.
+        root: the position that Broadcast sends from.
+        sizes: block sizes along `dim` where they differ.
+        split_sizes, concat_sizes: block sizes of AllToAll where they differ.
+        label: what messages call it: its source, the operand, the reason.
+    """
+
+    kind: str
+    id: int
+    axes: tuple[Axis, ...]
+    reduce: Reduction = "sum"
+    dim: int = 0
+    split_dim: int = 0
+    concat_dim: int = 0
+    pairs: tuple[int, ...] = ()
+    root: int = 0
+    sizes: tuple[int, ...] | None = None
+    split_sizes: tuple[int, ...] | None = None
+    concat_sizes: tuple[int, ...] | None = None
+    label: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, node: Node) -> "Collective":
+        """Read a node of the domain `irpar`.
+
+        Raises:
+            ProgramError: it is no collective that can be executed, or an attribute is missing or cannot be.
+        """
+        required = REQUIRED.get(node.op_type)
+        if required is None:
+            raise ProgramError(
+                f"irpar.{node.op_type} cannot be executed",
+                where=node.label,
+                do=f"run localize first; the runtime executes {', '.join(REQUIRED)}",
+            )
+        missing = [name for name in ("id", "axes", *required) if name not in node.attributes]
+        if missing or len(node.operands) != 1 or node.operands[0] is None or len(node.results) != 1:
+            raise ProgramError(
+                f"irpar.{node.op_type} needs one operand, one result and {', '.join(('id', 'axes', *required))}",
+                where=node.label,
+                notes=(f"missing: {', '.join(missing)}",) if missing else (),
+            )
+        axes = tuple(Axis.parse(str(axis)) for axis in _tuple(node.attributes["axes"]))
+        known = {f.name for f in fields(cls)} - {"axes", "kind", "label"}
+        settings: dict[str, Any] = {
+            name: _plain(value, name, node) for name, value in node.attributes.items() if name in known
+        }
+        return cls(kind=node.op_type, axes=axes, label=_label(node), **settings)
+
+    def __str__(self) -> str:
+        return f"{self.kind} id={self.id} over {','.join(map(str, self.axes))}"
+
+
+def _tuple(value: Attribute) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+def _plain(value: Attribute, name: str, node: Node) -> Any:
+    if name == "reduce" and value not in REDUCTIONS:
+        raise ProgramError(
+            f"irpar.{node.op_type} has an unknown reduction {value!r}",
+            where=node.label,
+            do=f"use one of {', '.join(REDUCTIONS)}",
+        )
+    if name in _DIMS and isinstance(value, int) and value < 0:
+        operand = node.operands[0]
+        type_ = tensor_type(operand.type) if operand is not None else None
+        rank = type_.rank if type_ is not None else None
+        return value + rank if rank is not None else value
+    return tuple(value) if isinstance(value, tuple) else value
+
+
+def _label(node: Node) -> str:
+    operand = node.operands[0]
+    text = f"%{node.results[0].name} = {node.op_type}(%{operand.name if operand is not None else ''})"
+    return f"{text}: {node.doc}" if node.doc else text
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A rank that has come to a collective, with its operand."""
+
+    rank: int
+    coords: tuple[int, ...]
+    collective: Collective
+    operand: Array
+
+    def describe(self, mesh: Mesh) -> str:
+        """The rank and what it came to, as one line of a message."""
+        type_ = f"{dtype_of_numpy(self.operand.dtype)}{list(self.operand.shape)}"
+        label = f"    {self.collective.label}" if self.collective.label else ""
+        return f"{rank_text(mesh, self.rank)} is at {self.collective} with {type_}{label}"
+
+
+def rank_text(mesh: Mesh, rank: int) -> str:
+    """A rank and its coordinates: `rank 3 (dp=1, tp=1)`."""
+    coords = zip(mesh.axis_names, mesh.coords(rank), strict=True)
+    return f"rank {rank} ({', '.join(f'{axis}={coordinate}' for axis, coordinate in coords)})"
+
+
+class Group(Protocol):
+    """Moves data between ranks. A process may run one rank, or several that this one call serves together."""
+
+    def exchange(self, waiting: Mapping[int, Call]) -> dict[int, Array]:
+        """Execute collectives that the ranks of this process wait at.
+
+        Args:
+            waiting: rank to call, for all ranks of this process that have come to a collective; the others are done.
+
+        Returns:
+            The results of at least one rank; ranks without one go on waiting.
+
+        Raises:
+            MismatchError: the ranks of a group came to different collectives, or brought operands that do not fit.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what the group holds."""
+        ...

@@ -1,0 +1,156 @@
+"""From whole tensors to the blocks of ranks, and back."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import Dim, DType, dtype_of_numpy
+from irpar.sharding import Sharding, block_range, local_region
+
+from .errors import ReplicaError, RunError
+from .reduction import reduce_arrays
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What is known of an input or output of the whole program.
+
+    Attributes:
+        name: its name outside.
+        dtype: element type; None where it is not a tensor.
+        shape: the whole shape; None where it is not a tensor or its rank is not known.
+        sharding: how it lies on the mesh; None: whole on every rank.
+    """
+
+    name: str
+    dtype: DType | None
+    shape: tuple[Dim, ...] | None
+    sharding: Sharding | None = None
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return f"{self.name} (not a tensor)"
+        dims = "*" if self.shape is None else ", ".join("_" if dim is None else str(dim) for dim in self.shape)
+        return f"{self.name} {self.dtype}[{dims}]"
+
+
+def scatter(array: Array, sharding: Sharding | None, coords: Sequence[int]) -> Array:
+    """The block of a whole tensor that the rank at `coords` holds, as a view.
+
+    Raises:
+        RunError: the sharding is partial: a whole tensor does not say how it is a sum.
+    """
+    if sharding is None or sharding.is_replicated:
+        return array
+    if sharding.partial:
+        raise RunError(f"an input cannot be partial over {', '.join(map(str, sharding.partial))}")
+    return array[tuple(slice(start, stop) for start, stop in local_region(sharding, array.shape, coords))]
+
+
+def gather(blocks: Mapping[int, Any], sharding: Sharding | None, shape: Sequence[int] | None) -> Any:
+    """The whole tensor from the blocks of ranks.
+
+    Args:
+        blocks: rank to its block; where several ranks hold the same one, the first counts.
+        sharding: how the tensor lies on the mesh; None: every rank holds it whole.
+        shape: the whole shape; None: that of the block.
+
+    Returns:
+        The tensor, partial values reduced. A block that is the whole tensor comes back as it is.
+
+    Raises:
+        RunError: the blocks do not make up the tensor.
+    """
+    first = blocks[min(blocks)]
+    if sharding is None or sharding.is_replicated or shape is None:
+        return first
+    if math.prod(sharding.dim_parts(dim) for dim in range(sharding.rank)) == 1:
+        return _reduced(blocks, sharding)[(0,) * sharding.rank]
+    whole = np.empty(tuple(shape), first.dtype)
+    for place, block in _reduced(blocks, sharding).items():
+        region = [
+            block_range(size, sharding.dim_parts(dim), index)
+            for dim, (size, index) in enumerate(zip(shape, place, strict=True))
+        ]
+        target = whole[tuple(slice(start, stop) for start, stop in region)]
+        if target.shape != block.shape:
+            raise RunError(f"a block of {list(block.shape)} where the sharding {sharding} has {list(target.shape)}")
+        target[...] = block
+    return whole
+
+
+def _places(blocks: Mapping[int, Any], sharding: Sharding) -> dict[tuple[tuple[int, ...], int], list[int]]:
+    """Which ranks hold which block: (index of the block in each dim, position along the partial axes) to ranks."""
+    mesh = sharding.mesh
+    found: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for rank in sorted(blocks):
+        coords = mesh.coords(rank)
+        place = tuple(mesh.position(coords, axes) for axes in sharding.axes)
+        found.setdefault((place, mesh.position(coords, sharding.partial)), []).append(rank)
+    return found
+
+
+def _reduced(blocks: Mapping[int, Any], sharding: Sharding) -> dict[tuple[int, ...], Array]:
+    """Every block once, reduced over the partial axes in order of position."""
+    held = _places(blocks, sharding)
+    terms = range(sharding.mesh.group_size(sharding.partial))
+    places = product(*(range(sharding.dim_parts(dim)) for dim in range(sharding.rank)))
+    found = {}
+    for place in places:
+        missing = [term for term in terms if (place, term) not in held]
+        if missing:
+            raise RunError(f"no rank holds block {list(place)} of a tensor that lies as {sharding}")
+        found[place] = reduce_arrays([blocks[held[place, term][0]] for term in terms], sharding.reduce)
+    return found
+
+
+def check_replicas(name: str, blocks: Mapping[int, Any], sharding: Sharding | None) -> None:
+    """Refuse copies of one block that differ between ranks: bitwise, or for floats by more than rounding.
+
+    Raises:
+        ReplicaError: naming the value, two ranks and the largest difference.
+    """
+    ranks = sorted(blocks)
+    copies = [ranks] if sharding is None else list(_places(blocks, sharding).values())
+    for first, *others in copies:
+        for other in others:
+            difference = _difference(blocks[first], blocks[other])
+            if difference:
+                raise ReplicaError(f"{name} should be equal on ranks {first} and {other}, but {difference}")
+
+
+def _difference(a: Any, b: Any) -> str:
+    if a is b or not isinstance(a, np.ndarray):
+        return ""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return f"is {a.dtype}{list(a.shape)} on one and {b.dtype}{list(b.shape)} on the other"
+    kind = dtype_of_numpy(a.dtype)
+    if not kind.is_float and a.dtype.kind != "c":
+        count = int(np.count_nonzero(a != b))
+        return f"{count} of {a.size} elements differ" if count else ""
+    wide = a.dtype if a.dtype.itemsize >= 4 else np.dtype(np.float32)
+    left, right = a.astype(wide, copy=False), b.astype(wide, copy=False)
+    if np.array_equal(left, right, equal_nan=True):
+        return ""
+    # Threads may sum in another order: allow the rounding of a few dozen operations.
+    tolerance = 64 * _epsilon(a.dtype)
+    scale = float(np.max(np.abs(left), initial=0.0, where=np.isfinite(left)))
+    if np.allclose(left, right, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+        return ""
+    with np.errstate(all="ignore"):
+        worst = np.nanmax(np.abs(left - right), initial=0.0)
+    return f"the largest difference is {worst:.3g}"
+
+
+def _epsilon(dtype: np.dtype[Any]) -> float:
+    import ml_dtypes
+
+    if dtype.kind == "c":
+        return float(np.finfo(dtype).eps)
+    return float(ml_dtypes.finfo(dtype).eps)

@@ -1,0 +1,85 @@
+"""The log of executed collectives, and its comparison with the plan."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from irpar.ir import dtype_of_numpy
+
+from .groups.base import Call
+
+
+def kind_in_plan(op_type: str) -> str:
+    """What plan.json calls a kind of collective: `AllReduce` is `all_reduce`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op_type).lower()
+
+
+class Record(NamedTuple):
+    """One executed collective.
+
+    Attributes:
+        id: the collective's id in the program.
+        kind: as in plan.json, e.g. `all_reduce`.
+        dtype: element type, e.g. `f32`.
+        bytes: bytes of the local operand, the largest over the ranks.
+        axes: mesh axes that it joins, major first.
+    """
+
+    id: int
+    kind: str
+    dtype: str
+    bytes: int
+    axes: tuple[str, ...]
+
+
+class CollectiveLog:
+    """Records in order of execution; the groups of one collective make one record together."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._times: dict[tuple[int, int], int] = {}
+        self._places: dict[tuple[int, int], int] = {}
+
+    def add(self, call: Call) -> None:
+        """Note that a rank took part in a collective."""
+        collective, operand = call.collective, call.operand
+        time = self._times.get((call.rank, collective.id), 0)
+        self._times[call.rank, collective.id] = time + 1
+        dtype = dtype_of_numpy(operand.dtype)
+        size = dtype.nbytes(operand.size)
+        place = self._places.get((collective.id, time))
+        if place is None:
+            self._places[collective.id, time] = len(self._records)
+            axes = tuple(map(str, collective.axes))
+            self._records.append(Record(collective.id, kind_in_plan(collective.kind), str(dtype), size, axes))
+        elif size > self._records[place].bytes:
+            self._records[place] = self._records[place]._replace(bytes=size)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        return self._records[index]
+
+    def differences(self, plan: Sequence[Mapping[str, Any]]) -> list[str]:
+        """How the log differs from the `collectives` of plan.json, a line each; empty where they agree."""
+        found = []
+        counts: dict[int, int] = {}
+        planned = {entry["id"]: entry for entry in plan}
+        for record in self._records:
+            counts[record.id] = counts.get(record.id, 0) + 1
+            entry = planned.get(record.id)
+            if entry is None:
+                found.append(f"{record.kind} id={record.id} was executed but is not in the plan")
+                continue
+            expected = Record(record.id, entry["kind"], entry["dtype"], entry["bytes"], tuple(entry["axes"]))
+            if expected != record:
+                found.append(f"collective id={record.id}: the plan has {expected[1:]}, executed was {record[1:]}")
+        for entry in plan:
+            times, done = entry.get("times") or 1, counts.get(entry["id"], 0)
+            if times != done:
+                found.append(f"{entry['kind']} id={entry['id']} was executed {done} times, the plan has {times}")
+        return found

@@ -1,0 +1,287 @@
+"""The engine `ort`: one ONNX Runtime session for each segment and part, shared by the ranks of the part."""
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from irpar.ir import UNKNOWN, DType, Graph, Module, Node, Tensor, Value, clone_node, clone_value, tensor_type
+
+from .engine import Array, Constants, EngineSettings
+from .errors import EngineError, NodeError
+from .program import Segment
+
+INLINE_BYTES = 1024
+"""Constants of up to this many bytes go into the model, where shape inference and constant folding see them."""
+
+NEWEST_IR_VERSION = 13
+"""The newest ONNX IR version that ONNX Runtime 1.31 loads."""
+
+_WEIGHTS = "weights"
+
+_PLAIN = frozenset(
+    {
+        *(DType.F16, DType.F32, DType.F64, DType.BOOL, DType.STR),
+        *(DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64),
+    }
+)
+"""Dtypes that ONNX Runtime takes and gives as numpy arrays; others pass as integers of the same width."""
+
+_NO_KERNEL = re.compile(r"Could not find an implementation for ([\w.]+)\((\d+)\) node with name '([^']*)'")
+_BAD_TYPE = re.compile(r"Type '([^']*)' of input parameter \(([^)]*)\) of operator \(([^)]*)\) in node \(([^)]*)\)")
+_RUN_FAILED = re.compile(r"while running ([\w.]+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
+
+
+class OrtEngine:
+    """Runs segments in ONNX Runtime on the CPU.
+
+    With several ranks each session computes on the thread that calls it, so that ranks run side by side; a single
+    rank gets ONNX Runtime's own number of threads.
+    """
+
+    name = "ort"
+    is_parallel = True
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._opsets = settings.opsets
+        self._threads = 0 if settings.ranks == 1 else 1
+
+    def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":
+        """Make a session of a segment; see `Engine.compile`."""
+        weights = _Weights(constants)
+        model = segment_model(segment, self._opsets, weights)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.log_severity_level = 3
+        kept = weights.enter(options)
+        try:
+            session = _session(model, options)
+        except Exception as error:
+            raise _refusal(error, segment) from error
+        kind = OrtSegment if all(map(_is_plain, (*segment.inputs, *segment.outputs))) else BoundSegment
+        return kind(session, segment, kept)
+
+
+def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights") -> onnx.ModelProto:
+    """A segment as an ONNX model whose inputs and outputs are the segment's."""
+    from irpar.onnx_io import to_proto
+
+    graph = Graph(f"{segment.graph.name}_{segment.index}")
+    copies: dict[Value, Value] = {}
+    for value in segment.inputs:
+        copies[value] = graph.add_input(value.name, value.type)
+    for value in segment.constants:
+        copy = copies[value] = clone_value(value)
+        _strip(copy)
+        copy.graph = graph
+        graph.constants[copy] = None
+        graph.names.claim(copy)
+        weights.origins[copy] = value
+    for node in segment.nodes:
+        made = graph.append(clone_node(node, copies, graph.names))
+        for inner in (made, *(inner for nested in made.nested_graphs() for inner in nested.walk())):
+            _strip_node(inner)
+    kept = set(segment.outputs)
+    for node in segment.nodes:
+        for value in node.results:
+            if value not in kept:
+                copies[value].type = UNKNOWN  # ONNX Runtime infers it; the model stays small.
+    graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
+    module = Module(graph, opsets=opsets)
+    module.ir_version = min(module.ir_version, NEWEST_IR_VERSION)
+    module.functions = {function.key: function for function in segment.functions()}
+    return to_proto(module, graph, constant=weights.proto)
+
+
+def _strip_node(node: Node) -> None:
+    node.metadata = None
+    node.doc = ""
+    node.name = node.label
+    for value in node.results:
+        _strip(value)
+
+
+def _strip(value: Value) -> None:
+    """Take off facts that ONNX Runtime has no use for."""
+    value.sharding = value.global_shape = value.source = value.metadata = None
+    value.doc = ""
+
+
+class _Weights:
+    """How the constants of one segment reach its session.
+
+    Small ones stand in the model. Of the others, a contiguous array is shared with the session as it is (of a
+    memory-mapped file only what is used is read); a strided block is copied into the session and kept nowhere else.
+    """
+
+    def __init__(self, constants: Constants) -> None:
+        self.origins: dict[Value, Value] = {}
+        self._constants = constants
+        self._outside: list[tuple[str, Array, DType]] = []
+
+    def proto(self, value: Value) -> onnx.TensorProto:
+        """How the model refers to a constant."""
+        origin = self.origins.get(value)
+        tensor = value.data if origin is None else self._constants.tensor(origin)
+        assert tensor is not None
+        made = onnx.TensorProto(name=value.name, data_type=tensor.dtype.value, dims=tensor.shape)
+        if origin is None or tensor.nbytes <= INLINE_BYTES or tensor.dtype.bits < 8 or tensor.dtype is DType.STR:
+            _fill(made, tensor)
+            return made
+        self._outside.append((value.name, self._constants.array(origin), tensor.dtype))
+        made.data_location = onnx.TensorProto.EXTERNAL
+        for key, text in (("location", _WEIGHTS), ("offset", "0"), ("length", str(tensor.nbytes))):
+            made.external_data.add(key=key, value=text)
+        return made
+
+    def enter(self, options: onnxruntime.SessionOptions) -> list[Any]:
+        """Hand the constants over; returns what must live as long as the session."""
+        shared, copied = [], []
+        for name, array, dtype in self._outside:
+            if array.flags.c_contiguous:
+                value = _ort_value(array, dtype)
+                options.add_initializer(name, value)
+                shared.append(value)
+            else:
+                copied.append((name, _ort_value(np.ascontiguousarray(array), dtype)))
+        if copied:
+            options.add_external_initializers([name for name, _ in copied], [value for _, value in copied])
+        return shared
+
+
+def _fill(made: onnx.TensorProto, tensor: Tensor) -> None:
+    if tensor.dtype is DType.STR:
+        made.string_data.extend(
+            item.encode() if isinstance(item, str) else bytes(item) for item in tensor.numpy().ravel().tolist()
+        )
+    else:
+        made.raw_data = tensor.raw()
+
+
+def _ort_value(array: Array, dtype: DType) -> onnxruntime.OrtValue:
+    """An array as ONNX Runtime sees it, without a copy; it must be contiguous."""
+    if dtype in _PLAIN:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(_as_integers(array), dtype.value)
+
+
+def _as_integers(array: Array) -> Array:
+    return array.reshape(-1).view(f"u{array.itemsize}").reshape(array.shape)
+
+
+def _session(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    """A session over a model; the file that its external constants name is there, but empty: the numbers come from
+    memory."""
+    providers = ["CPUExecutionProvider"]
+    if not any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+    with tempfile.TemporaryDirectory(prefix="irpar-") as folder:
+        (Path(folder) / _WEIGHTS).touch()
+        path = Path(folder) / "segment.onnx"
+        path.write_bytes(model.SerializeToString())
+        return onnxruntime.InferenceSession(str(path), options, providers=providers)
+
+
+def _refusal(error: Exception, segment: Segment) -> EngineError:
+    """Why ONNX Runtime does not take a segment, told by op."""
+    text = str(error).strip()
+    do = "use --engine numpy"
+    if match := _NO_KERNEL.search(text):
+        op_type, version, name = match.groups()
+        types = _operand_types(segment, name)
+        return EngineError(
+            f"ONNX Runtime has no CPU kernel for {op_type}, opset {version}{types}", where=f"node {name}", do=do
+        )
+    if match := _BAD_TYPE.search(text):
+        type_, operand, op_type, name = match.groups()
+        return EngineError(
+            f"ONNX Runtime does not take {type_} as an operand of {op_type}",
+            where=f"node {name}, operand %{operand}",
+            do=do,
+        )
+    return EngineError("ONNX Runtime refuses the segment", where=segment.label, notes=(text.splitlines()[0],), do=do)
+
+
+def _operand_types(segment: Segment, label: str) -> str:
+    for node in segment.nodes:
+        if node.label == label:
+            return f" on {', '.join(str(value.type) for value in node.inputs)}"
+    return ""
+
+
+def _failure(error: Exception, segment: Segment) -> NodeError:
+    text = str(error).strip()
+    if match := _RUN_FAILED.search(text):
+        op_type, name, message = match.groups()
+        return NodeError(f"{op_type} failed: {message.strip().splitlines()[0]}", where=f"node {name}")
+    return NodeError(text.splitlines()[0] if text else type(error).__name__, where=segment.label)
+
+
+def _is_plain(value: Value) -> bool:
+    type_ = tensor_type(value.type)
+    return type_ is None or type_.dtype in _PLAIN
+
+
+class OrtSegment:
+    """A session whose inputs and outputs are all of dtypes that numpy has."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment, kept: Sequence[Any]) -> None:
+        self._session = session
+        self._segment = segment
+        self._kept = kept
+        self._inputs = [value.name for value in segment.inputs]
+        self._outputs = [value.name for value in segment.outputs]
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Compute the segment's outputs; see `CompiledSegment.run`."""
+        try:
+            return self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))  # type: ignore[no-any-return]
+        except Exception as error:
+            raise _failure(error, self._segment) from error
+
+
+class BoundSegment(OrtSegment):
+    """A session with inputs or outputs of dtypes that numpy lacks (bfloat16, float8): these are bound to memory.
+
+    Raises:
+        EngineError: such an output has no static shape, or holds several elements in a byte.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment, kept: Sequence[Any]) -> None:
+        super().__init__(session, segment, kept)
+        for value in (*segment.inputs, *segment.outputs):
+            type_ = tensor_type(value.type)
+            if type_ is None or type_.dtype.bits < 8 or not type_.is_static:
+                raise EngineError(
+                    f"ONNX Runtime cannot pass %{value.name} {value.type} between segments",
+                    where=segment.label,
+                    do="use --engine numpy",
+                )
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Compute the segment's outputs; see `CompiledSegment.run`."""
+        binding = self._session.io_binding()
+        for value, array in zip(self._segment.inputs, inputs, strict=True):
+            binding.bind_ortvalue_input(value.name, _ort_value(np.asarray(array, order="C"), value.dtype))
+        results: list[Array | None] = [self._bind_output(binding, value) for value in self._segment.outputs]
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise _failure(error, self._segment) from error
+        found = binding.get_outputs()
+        return [found[index].numpy() if result is None else result for index, result in enumerate(results)]
+
+    @staticmethod
+    def _bind_output(binding: onnxruntime.IOBinding, value: Value) -> Array | None:
+        """Memory for an output of a dtype that numpy lacks; None where ONNX Runtime allocates it."""
+        if _is_plain(value):
+            binding.bind_output(value.name)
+            return None
+        result = np.empty(value.shape, value.dtype.numpy)
+        binding.bind_ortvalue_output(value.name, _ort_value(result, value.dtype))
+        return result

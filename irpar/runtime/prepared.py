@@ -1,0 +1,133 @@
+"""Programs compiled for the parts that run them."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from irpar.analysis.parts import Part
+from irpar.ir import Graph, Node, Value
+from irpar.sharding import IrparError
+
+from .engine import CompiledSegment, Constants, Engine
+from .errors import InputError
+from .program import Program, Segment, build_program
+
+Key = tuple[int, tuple[Node, ...], tuple[Value, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPart:
+    """A part with its program and a compiled segment for each of the program's segments."""
+
+    part: Part
+    program: Program
+    constants: Constants
+    compiled: tuple[CompiledSegment, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All parts, ready to run.
+
+    Attributes:
+        parts: in order of the executor's parts.
+        fetched: name to the value of each graph that has it.
+    """
+
+    parts: tuple[PreparedPart, ...]
+    fetched: dict[str, dict[Graph, Value]]
+
+
+class Preparer:
+    """Builds programs and compiles segments; equal segments of one part are compiled once."""
+
+    def __init__(self, parts: Sequence[Part], engine: Engine) -> None:
+        self._parts = tuple(parts)
+        self._engine = engine
+        self._constants = tuple(Constants(part) for part in self._parts)
+        self._base: dict[Key, CompiledSegment] = {}
+
+    def prepare(self) -> Prepared:
+        """The programs as they are."""
+        return self._prepare({}, self._base)
+
+    def prepare_fetch(self, names: Iterable[str]) -> Prepared:
+        """The programs with values kept that are named by their source (or own) name.
+
+        Raises:
+            InputError: no program has such a value.
+        """
+        graphs = tuple(dict.fromkeys(part.graph for part in self._parts))
+        fetched = {name: find_value(graphs, name) for name in names}
+        return self._prepare(fetched, dict(self._base))
+
+    def _prepare(self, fetched: dict[str, dict[Graph, Value]], known: dict[Key, CompiledSegment]) -> Prepared:
+        programs: dict[Graph, Program] = {}
+        parts = []
+        for part, constants in zip(self._parts, self._constants, strict=True):
+            program = programs.get(part.graph)
+            if program is None:
+                extra = [values[part.graph] for values in fetched.values() if part.graph in values]
+                program = programs[part.graph] = build_program(part.graph, extra)
+            compiled = tuple(self._compile(part, segment, constants, known) for segment in program.segments)
+            parts.append(PreparedPart(part, program, constants, compiled))
+        return Prepared(tuple(parts), fetched)
+
+    def _compile(
+        self, part: Part, segment: Segment, constants: Constants, known: dict[Key, CompiledSegment]
+    ) -> CompiledSegment:
+        key = (part.index, segment.nodes, segment.outputs)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self._engine.compile(segment, constants)
+        return found
+
+
+def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:
+    """The value of that source name in each graph that has it: the first in order, so as its producer makes it.
+
+    A value's own name, and the name of a graph's result, count where nothing has the source name.
+
+    Raises:
+        InputError: no graph has it; the message lists the nearest names.
+    """
+    found: dict[Graph, Value] = {}
+    for graph in graphs:
+        value = _find(graph, name)
+        if value is not None:
+            found[graph] = value
+    if found:
+        return found
+    names = {label for graph in graphs for value in graph.values() for label in (value.source, value.name) if label}
+    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+    raise InputError(
+        f'no value "{name}" to fetch',
+        notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+        do="name a value of the source model that the program computes (not one that a pass took out)",
+    )
+
+
+def _find(graph: Graph, name: str) -> Value | None:
+    own = None
+    for value in graph.values():
+        if value.source == name:
+            return value
+        if value.name == name:
+            own = value
+    if own is None and name in graph.output_names:
+        return graph.outputs[graph.output_names.index(name)]
+    return own
+
+
+def check_parts(parts: Sequence[Part], size: int) -> None:
+    """Refuse parts that do not run every rank exactly once.
+
+    Raises:
+        IrparError: naming the ranks.
+    """
+    ranks = sorted(rank for part in parts for rank in part.ranks)
+    if ranks != list(range(size)):
+        raise IrparError(
+            f"the parts run ranks {ranks}, the mesh has ranks 0 to {size - 1}",
+            do="every rank needs exactly one program: run localize, and keep all its graphs",
+        )

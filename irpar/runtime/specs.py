@@ -1,0 +1,103 @@
+"""What a program takes and gives, and whether given inputs fit."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import Dim, Expr, Graph, Value, dtype_of_numpy, tensor_type
+
+from .errors import InputError
+from .layout import Array, TensorSpec
+
+COORDS = "irpar.coords"
+"""The graph input through which a rank learns its mesh coordinates."""
+
+
+def spec_of(value: Value, name: str) -> TensorSpec:
+    """The whole tensor that a value of a local (or global) graph stands for."""
+    type_ = tensor_type(value.type)
+    if type_ is None:
+        return TensorSpec(name, None, None)
+    shape: tuple[Dim, ...] | None = type_.shape if value.global_shape is None else value.global_shape
+    return TensorSpec(name, type_.dtype, shape, value.sharding)
+
+
+def program_inputs(graph: Graph) -> dict[str, Value]:
+    """The inputs of a graph that a user gives, by the name that the source model has for them."""
+    return {value.source or value.name: value for value in graph.inputs if value.name != COORDS}
+
+
+def input_specs(graph: Graph) -> tuple[TensorSpec, ...]:
+    """What a graph takes."""
+    return tuple(spec_of(value, name) for name, value in program_inputs(graph).items())
+
+
+def output_specs(graph: Graph) -> tuple[TensorSpec, ...]:
+    """What a graph gives."""
+    return tuple(spec_of(value, name) for name, value in zip(graph.output_names, graph.outputs, strict=True))
+
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs as read-only arrays (sequences as they are).
+
+    Raises:
+        InputError: names are missing or unknown, or dtypes or shapes do not fit; it lists all that is wrong, and what
+            is expected.
+    """
+    known = {spec.name for spec in specs}
+    problems = [f"{spec.name} is missing" for spec in specs if spec.name not in inputs]
+    for name in inputs:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known - set(inputs), n=1)
+            problems.append(f"there is no input {name}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+    found: dict[str, Any] = {}
+    bound: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        if spec.name in inputs:
+            found[spec.name], problem = _checked(spec, inputs[spec.name], bound)
+            problems.extend(problem)
+    if problems:
+        expected = "; ".join(map(str, specs)) or "no inputs"
+        raise InputError(
+            "the inputs do not fit the program", notes=(*problems, f"expected: {expected}"), do="give what is expected"
+        )
+    return found
+
+
+def _checked(spec: TensorSpec, given: Any, bound: dict[str, tuple[int, str]]) -> tuple[Any, list[str]]:
+    """An input as an array, and what is wrong with it."""
+    if spec.dtype is None:
+        return given, []
+    array = np.asarray(given)
+    try:
+        dtype = dtype_of_numpy(array.dtype)
+    except TypeError:
+        return array, [f"{spec.name} is {array.dtype}, which ONNX does not have"]
+    if dtype is not spec.dtype:
+        return array, [f"{spec.name} is {dtype}{list(array.shape)}, expected {spec.dtype}"]
+    array = array.astype(spec.dtype.numpy, copy=False).view()
+    array.flags.writeable = False
+    shape_problem = _shape_problem(spec, array, bound)
+    return array, [shape_problem] if shape_problem else []
+
+
+def _shape_problem(spec: TensorSpec, array: Array, bound: dict[str, tuple[int, str]]) -> str:
+    if spec.shape is None:
+        return ""
+    wrong = f"{spec.name} has shape {list(array.shape)}, expected {_dims(spec.shape)}"
+    if len(spec.shape) != array.ndim:
+        return wrong
+    for dim, size in zip(spec.shape, array.shape, strict=True):
+        if isinstance(dim, int) and dim != size:
+            return wrong
+        if isinstance(dim, Expr):
+            other, name = bound.setdefault(str(dim), (size, spec.name))
+            if other != size:
+                return f"{spec.name} has {dim} = {size}, but {name} has {dim} = {other}"
+    return ""
+
+
+def _dims(shape: Sequence[Dim]) -> str:
+    return f"[{', '.join('_' if dim is None else str(dim) for dim in shape)}]"
