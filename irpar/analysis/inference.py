@@ -1,7 +1,7 @@
 """Type inference: result types from operand types, by irpar's operator definitions, else by ONNX's own inference.
 
-Inferred types are merged with the known ones: an inferred number stands, a declared number or symbol fills what cannot be
-inferred. Exports often declare wrong shapes for inner values; there the inferred one stands too, with a note. What
+Inferred types are merged with the known ones: an inferred number stands, a declared number or symbol fills what cannot
+be inferred. Exports often declare wrong shapes for inner values; there the inferred one stands too, with a note. What
 cannot be is refused: another dtype than declared, and operands that do not fit each other.
 """
 
@@ -9,30 +9,22 @@ from collections.abc import Callable, Sequence
 
 from irpar.ir import (
     UNKNOWN,
-    Dim,
     Function,
     Graph,
-    InflightType,
     Node,
-    OptionalType,
     RefAttribute,
-    SequenceType,
-    TensorType,
     Type,
     Value,
 )
+from irpar.ir.instantiate import body_of_call
 from irpar.ops import definition
-from irpar.sharding import IrparError
 
 from . import control_flow
 from .onnx_inference import OnnxInference
+from .type_merge import TypeInferenceError, fits, is_complete, merge, without_dims
 
 MAX_NOTES = 10
 """Contradictions that are told one by one; the rest is counted."""
-
-
-class TypeInferenceError(IrparError):
-    """Types that cannot be: operands that do not fit, or a declared dtype that is not the inferred one."""
 
 
 class Inference:
@@ -55,6 +47,7 @@ class Inference:
         self.examples: list[str] = []
         self._onnx = OnnxInference()
         self._calls: dict[object, tuple[Type, ...]] = {}
+        self._rehearsal: Inference | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -70,6 +63,18 @@ class Inference:
         """
         for node in graph:
             self.node(node)
+
+    def rehearse(self, graph: Graph) -> None:
+        """Infer a graph without counting, telling or visiting: for a copy, or on an assumption that may not hold.
+
+        Raises:
+            TypeInferenceError: see the class.
+        """
+        if self._rehearsal is None:
+            self._rehearsal = Inference()
+            self._rehearsal._onnx, self._rehearsal._calls = self._onnx, self._calls
+            self._rehearsal._rehearsal = self._rehearsal
+        self._rehearsal.graph(graph)
 
     def node(self, node: Node) -> bool:
         """Infer the result types of a node from its operands' types.
@@ -113,8 +118,8 @@ class Inference:
         known = value.type
         if inferred == known:
             return False
-        dtypes = _dtypes(inferred), _dtypes(known)
-        if dtypes[0] != dtypes[1] and "?" not in dtypes:
+        kinds = without_dims(inferred), without_dims(known)
+        if kinds[0] != kinds[1] and "?" not in kinds:
             raise TypeInferenceError(
                 f"%{value.name} is declared {known}, but {node.op_type} gives {inferred}",
                 where=f"node {node.label}: {node!r}",
@@ -134,13 +139,11 @@ class Inference:
 
     def _call(self, node: Node, function: Function) -> Sequence[Type]:
         """Infer a copy of the function's body for these operands; equal calls share the answer."""
-        from irpar.ir.instantiate import body_of_call
-
-        key = (function, tuple(_key_of(operand) for operand in node.operands), tuple(node.attributes.items()))
+        key: object = (function, tuple(map(_key_of, node.operands)), tuple(node.attributes.items()))
         try:
             found = self._calls.get(key)
-        except TypeError:
-            key, found = None, None
+        except TypeError:  # an attribute that cannot be hashed
+            key = found = None
         if found is None:
             body = body_of_call(node)
             for value, operand in zip(body.inputs, node.operands, strict=False):
@@ -148,7 +151,7 @@ class Inference:
                     value.type = operand.type
                     if operand.data is not None and operand.data.size <= 16:
                         value.data = operand.data
-            self.graph(body)
+            self.rehearse(body)
             found = tuple(value.type for value in body.outputs)
             if key is not None:
                 self._calls[key] = found
@@ -164,87 +167,3 @@ def _key_of(operand: Value | None) -> object:
 
 def _operand_lines(node: Node) -> tuple[str, ...]:
     return tuple(f"operand %{value.name} : {value.type}" for value in node.inputs)
-
-
-# -- merging ------------------------------------------------------------------------------------------------------
-
-
-def is_complete(type_: Type) -> bool:
-    """True where nothing of a tensor type is unknown (symbols are known)."""
-    return type(type_) is TensorType and type_.shape is not None and None not in type_.shape
-
-
-def _dtypes(type_: Type) -> str:
-    """The type without its dims."""
-    if isinstance(type_, TensorType):
-        return str(type_.dtype)
-    if isinstance(type_, (SequenceType, OptionalType, InflightType)):
-        inner = _dtypes(type_.elem)
-        return "?" if inner == "?" else f"{type_.keyword}<{inner}>"
-    return "?"
-
-
-def fits(a: Type, b: Type) -> bool:
-    """True where the known dims of two types do not contradict each other."""
-    if isinstance(a, TensorType) and isinstance(b, TensorType):
-        if a.dtype is not b.dtype:
-            return False
-        if a.shape is None or b.shape is None:
-            return True
-        if len(a.shape) != len(b.shape):
-            return False
-        return all(x == y for x, y in zip(a.shape, b.shape, strict=True) if type(x) is int and type(y) is int)
-    if isinstance(a, (SequenceType, OptionalType, InflightType)) and type(a) is type(b):
-        return fits(a.elem, b.elem)  # type: ignore[union-attr]
-    return a == UNKNOWN or b == UNKNOWN
-
-
-def merge(inferred: Type, known: Type) -> Type:
-    """Both types in one; where they contradict each other, the inferred one.
-
-    inferred f32[8, ?, seq], known f32[batch, 64, 16]  ->  f32[8, 64, 16]
-    """
-    if inferred == UNKNOWN:
-        return known
-    if known == UNKNOWN or not fits(inferred, known):
-        return inferred
-    if isinstance(inferred, TensorType) and isinstance(known, TensorType):
-        if inferred.shape is None or known.shape is None:
-            return known if inferred.shape is None else inferred
-        dims = tuple(map(_merge_dim, inferred.shape, known.shape))
-        return inferred if dims == inferred.shape else TensorType(inferred.dtype, dims)
-    if isinstance(inferred, (SequenceType, OptionalType, InflightType)):
-        return type(inferred)(merge(inferred.elem, known.elem))  # type: ignore[union-attr]
-    return inferred
-
-
-def _merge_dim(inferred: Dim, known: Dim) -> Dim:
-    if inferred is None or type(known) is int:
-        return known
-    return inferred
-
-
-def common(types: Sequence[Type]) -> Type:
-    """What holds for all of several types: dims that differ become unknown.
-
-    Raises:
-        TypeInferenceError: they differ in more than dims.
-    """
-    first, *others = types
-    for other in others:
-        first = _common(first, other)
-    return first
-
-
-def _common(a: Type, b: Type) -> Type:
-    if a == b:
-        return a
-    if UNKNOWN in (a, b):
-        return UNKNOWN
-    if _dtypes(a) != _dtypes(b):
-        raise TypeInferenceError(f"{a} in one place and {b} in another", do="let both have the same element type")
-    if isinstance(a, TensorType) and isinstance(b, TensorType):
-        if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-            return TensorType(a.dtype, None)
-        return TensorType(a.dtype, tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)))
-    return type(a)(_common(a.elem, b.elem))  # type: ignore[union-attr,call-arg]

@@ -1,0 +1,67 @@
+"""Symbols of a model: the names of sizes that its inputs leave open."""
+
+from collections.abc import Iterator
+
+from irpar.ir import Expr, InflightType, Module, OptionalType, SequenceType, Shape, TensorType, Type, Value
+from irpar.sharding import IrparError
+
+
+class UnboundSymbolError(IrparError):
+    """Sizes of the inputs are not known."""
+
+
+def free_symbols(module: Module) -> dict[str, list[Value]]:
+    """Each symbol in the types of the inputs, in order, with the inputs that have it."""
+    found: dict[str, list[Value]] = {}
+    for value in _inputs(module):
+        for symbol in _symbols(value.type):
+            found.setdefault(symbol, []).append(value)
+    return found
+
+
+def unnamed_dims(module: Module) -> list[tuple[Value, int]]:
+    """The dims of inputs that have neither a size nor a name, as (input, dim)."""
+    return [
+        (value, index) for value in _inputs(module) for index, dim in enumerate(_shape(value.type) or ()) if dim is None
+    ]
+
+
+def require_static(module: Module) -> None:
+    """Refuse a module whose inputs leave a size open.
+
+    Raises:
+        UnboundSymbolError: it lists the symbols and the inputs that have them.
+    """
+    symbols, unnamed = free_symbols(module), unnamed_dims(module)
+    if not symbols and not unnamed:
+        return
+    lines = [f"{symbol}: {', '.join(describe(value) for value in values)}" for symbol, values in symbols.items()]
+    lines += [f"{value.name}.{index}: a dim without name of {describe(value)}" for value, index in unnamed]
+    names = [*symbols, *(f"{value.name}.{index}" for value, index in unnamed)]
+    raise UnboundSymbolError(
+        f"{len(names)} {'size is' if len(names) == 1 else 'sizes are'} not known: {', '.join(names)}",
+        notes=tuple(lines),
+        do="give each a size: " + " ".join(f"--bind {name}=..." for name in names),
+    )
+
+
+def describe(value: Value) -> str:
+    """An input with its type, as messages name it."""
+    return f"{value.name} {value.type}"
+
+
+def _inputs(module: Module) -> Iterator[Value]:
+    for graph in module.graphs:
+        yield from graph.inputs
+
+
+def _shape(type_: Type) -> Shape | None:
+    return type_.shape if isinstance(type_, TensorType) else None
+
+
+def _symbols(type_: Type) -> list[str]:
+    if isinstance(type_, (SequenceType, OptionalType, InflightType)):
+        return _symbols(type_.elem)
+    # In the order of the dims; several symbols of one dim by name, since a set has no order.
+    dims = [sorted(dim.symbols()) for dim in _shape(type_) or () if isinstance(dim, Expr)]
+    return list(dict.fromkeys(symbol for names in dims for symbol in names))

@@ -1,0 +1,157 @@
+"""What can be watched while a pipeline runs: printed and dumped IR, verification, progress; tables of what it took."""
+
+import difflib
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from rich.table import Table
+
+from irpar.ir import Module
+from irpar.sharding import IrparError
+
+from .pipeline import Pass, format_pass
+
+EXTENSION = ".irpar"
+"""File name extension of IR text."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A pass starts or ends.
+
+    Attributes:
+        event: which of the two.
+        name: the pass.
+        index, total: its place in the pipeline, from 0, and the number of passes.
+        seconds: how long it took, at its end.
+    """
+
+    event: Literal["start", "end"]
+    name: str
+    index: int
+    total: int
+    seconds: float = 0.0
+
+
+@dataclass
+class Instrumentation:
+    """What to do around each pass.
+
+    Attributes:
+        print_ir_before, print_ir_after: names of passes before and after which the IR is printed.
+        print_ir_after_all: print it after every pass.
+        print_ir_after_change: print it after every pass that changed something.
+        dump_ir: a folder that gets one numbered file a pass, `00-start.irpar` first; None: no dumps.
+        verify_each: run the verifier after each pass; what it finds counts as a bug of that pass.
+        reproducer: the folder for the file that replays a failure; "temporary" makes one when needed; None: no file
+            is written, and the copy of the module that it takes is not made.
+        progress: called when a pass starts and when it ends.
+        stream: where the IR is printed; None: standard error.
+    """
+
+    print_ir_before: Collection[str] = ()
+    print_ir_after: Collection[str] = ()
+    print_ir_after_all: bool = False
+    print_ir_after_change: bool = False
+    dump_ir: Path | None = None
+    verify_each: bool = False
+    reproducer: Path | Literal["temporary"] | None = "temporary"
+    progress: Callable[[Progress], None] | None = None
+    stream: TextIO | None = None
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse to print around a pass that the pipeline does not have.
+
+        Raises:
+            IrparError: naming it, and the nearest name.
+        """
+        for name in (*self.print_ir_before, *self.print_ir_after):
+            if name not in names:
+                nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+                raise IrparError(
+                    f'the pipeline has no pass "{name}" to print the IR at',
+                    notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+                    do=f"choose from the passes of this pipeline: {', '.join(dict.fromkeys(names))}",
+                )
+
+    def at_start(self, module: Module) -> None:
+        """Before the first pass."""
+        if self.dump_ir is not None:
+            self.dump_ir.mkdir(parents=True, exist_ok=True)
+            self._dump(module, 0, "start")
+
+    def before(self, pass_: Pass, module: Module) -> None:
+        """Before a pass."""
+        if pass_.name in self.print_ir_before:
+            self._print(module, f"before {format_pass(pass_)}")
+
+    def after(self, pass_: Pass, index: int, module: Module, changed: bool) -> None:
+        """After a pass that did not fail."""
+        printed = self.print_ir_after_all or pass_.name in self.print_ir_after
+        if printed or (changed and self.print_ir_after_change):
+            self._print(module, f"after {format_pass(pass_)}{'' if changed else ', which changed nothing'}")
+        if self.dump_ir is not None:
+            self._dump(module, index + 1, pass_.name)
+
+    def report(self, progress: Progress) -> None:
+        """Tell who listens."""
+        if self.progress is not None:
+            self.progress(progress)
+
+    def _print(self, module: Module, title: str) -> None:
+        stream = self.stream or sys.stderr
+        stream.write(f"// ----- {title} -----\n{module.printed().text.rstrip()}\n\n")
+
+    def _dump(self, module: Module, number: int, name: str) -> None:
+        assert self.dump_ir is not None
+        path = self.dump_ir / f"{number:02}-{name}{EXTENSION}"
+        path.write_text(module.printed().text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass of a pipeline did, and how long it took.
+
+    Attributes:
+        text: the pass with its options, as in the pipeline.
+        name: its name.
+        changed, notes, statistics: as in its `PassResult`.
+        seconds: wall-clock time of its `run`.
+        nodes: nodes of all graphs after it, functions and nested graphs not counted.
+    """
+
+    text: str
+    name: str
+    changed: bool
+    notes: tuple[str, ...]
+    statistics: dict[str, int | float]
+    seconds: float
+    nodes: int
+
+
+def timing_table(records: Sequence[PassRecord]) -> Table:
+    """Seconds, share of the time and nodes, a line a pass."""
+    table = Table("pass", box=None, pad_edge=False)
+    for column in ("seconds", "share", "nodes"):
+        table.add_column(column, justify="right")
+    table.add_column("changed")
+    total = sum(record.seconds for record in records)
+    for record in records:
+        share = record.seconds / total if total else 0.0
+        changed = "yes" if record.changed else "no"
+        table.add_row(record.text, f"{record.seconds:.4f}", f"{share:.0%}", f"{record.nodes:,}", changed)
+    table.add_row("total", f"{total:.4f}", "", "", "")
+    return table
+
+
+def statistics_table(records: Sequence[PassRecord]) -> Table:
+    """What the passes counted, a line a number."""
+    table = Table("pass", "statistic", box=None, pad_edge=False)
+    table.add_column("value", justify="right")
+    for record in records:
+        for name, value in record.statistics.items():
+            table.add_row(record.name, name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
+    return table

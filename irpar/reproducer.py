@@ -1,0 +1,75 @@
+"""Crash reproducers: IR text whose first lines name the pipeline that fails on it."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from irpar.ir import Module
+from irpar.sharding import IrparError
+
+from .instrumentation import EXTENSION
+from .pipeline import Pass, format_pipeline
+
+HEADER = "// irpar reproducer"
+_PIPELINE = "// pipeline: "
+
+
+def write_reproducer(folder: Path | None, module: Module, passes: Sequence[Pass], error: BaseException) -> Path:
+    """Write what makes `passes` fail: their names and the module before the first of them.
+
+    Numbers that the module holds in memory go to a file beside the text.
+
+    Args:
+        folder: where to; None makes a temporary folder.
+        module: the module before the passes.
+        passes: the rest of the pipeline; the first of them failed.
+        error: what was raised, for the reader.
+
+    Returns:
+        The path of the text.
+    """
+    from irpar.ir.text import write_text
+
+    folder = folder if folder is not None else Path(tempfile.mkdtemp(prefix="irpar-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _free_path(folder, passes[0].name)
+    write_text(module, path)
+    body = path.read_text(encoding="utf-8")
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    header = f"{HEADER}\n{_PIPELINE}{format_pipeline(passes)}\n// error: {reason}\n"
+    path.write_text(header + body, encoding="utf-8")
+    return path
+
+
+def _free_path(folder: Path, name: str) -> Path:
+    """A file name that is not taken, so that an earlier reproducer stays."""
+    path, number = folder / f"{name}{EXTENSION}", 2
+    while path.exists():
+        path, number = folder / f"{name}-{number}{EXTENSION}", number + 1
+    return path
+
+
+def reproducer_pipeline(path: Path) -> str | None:
+    """The pipeline that a reproducer names in its header; None where the file is no reproducer."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        if file.readline().rstrip("\n") != HEADER:
+            return None
+        line = file.readline().rstrip("\n")
+    return line.removeprefix(_PIPELINE) if line.startswith(_PIPELINE) else None
+
+
+def read_reproducer(path: Path) -> tuple[Module, str]:
+    """The module of a reproducer and the pipeline that fails on it.
+
+    Raises:
+        IrparError: the file is no reproducer, or its text cannot be read.
+    """
+    from irpar.ir.text import read_text
+
+    pipeline = reproducer_pipeline(path)
+    if pipeline is None:
+        raise IrparError(
+            f'{path} is no reproducer: its first lines are not "{HEADER}" and "{_PIPELINE}..."',
+            do="give the pipeline with --pipeline, or the file that a failed pass wrote",
+        )
+    return read_text(path), pipeline

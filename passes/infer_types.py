@@ -1,0 +1,33 @@
+"""infer-types: find the types of all values."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from irpar.analysis.inference import Inference
+from irpar.ir import UNKNOWN, Module
+from irpar.pass_manager import Pass, PassResult
+
+
+@dataclass(frozen=True)
+class InferTypes(Pass):
+    """Infer result types in one sweep, by irpar's operator definitions, else by ONNX's inference of single nodes.
+
+    Before: inputs and constants have types. After: every result has the most that its operands say of it; what they do
+    not say stays as the model declares it. Declared shapes that cannot be are replaced, with a note.
+
+    Bodies of If, Loop and Scan are inferred with the types that flow into them; functions without knowing their calls.
+    """
+
+    name: ClassVar[str] = "infer-types"
+
+    def run(self, module: Module) -> PassResult:
+        inference = Inference()
+        for graph in module.graphs:
+            inference.graph(graph)
+        for function in module.functions.values():
+            inference.graph(function.graph)
+        unknown = sum(value.type == UNKNOWN for graph in module.graphs for value in graph.values())
+        statistics: dict[str, int | float] = {"inferred": inference.inferred, "unknown": unknown}
+        if inference.contradictions:
+            statistics["contradictions"] = inference.contradictions
+        return PassResult(inference.inferred > 0, inference.notes, statistics)
