@@ -4,11 +4,13 @@ from .annotate import Annotation, AnnotationError
 from .attributes import Attribute, Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types, same_attribute
 from .builder import Builder, Pattern, inherit, rewrite
 from .clone import clone_graph, clone_module, clone_node, clone_value
+from .compare import same_module, same_tensor
 from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .graph import Function, Graph, Names, Node, Use, Value, captured_or_read
 from .module import IRPAR_OPSET, Decision, Module
 from .tensor import ArrayTensor, ExternalTensor, LazyTensor, SlicedTensor, Tensor, TensorError
+from .text import Printed, TextError, parse_module, print_module, read_text, write_text
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Node",
     "OptionalType",
     "Pattern",
+    "Printed",
     "RefAttribute",
     "SequenceType",
     "Shape",
@@ -45,6 +48,7 @@ __all__ = [
     "TensorError",
     "TensorType",
     "Tensors",
+    "TextError",
     "Type",
     "Types",
     "Use",
@@ -59,8 +63,14 @@ __all__ = [
     "dtype_of_text",
     "inherit",
     "parse_dim",
+    "parse_module",
+    "print_module",
+    "read_text",
     "rewrite",
     "same_attribute",
+    "same_module",
+    "same_tensor",
     "symbol",
     "tensor_type",
+    "write_text",
 ]

@@ -31,12 +31,25 @@ class Atom:
 
     def __str__(self) -> str:
         if not self.operands:
-            return self.name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", self.name) else f"'{self.name}'"
+            return self.name if _PLAIN.fullmatch(self.name) else _quoted(self.name)
         if self.name == "ceildiv":
             return f"ceil({_factor(self.operands[0])}/{_factor(self.operands[1])})"
         if self.name == "floordiv":
             return f"floor({_factor(self.operands[0])}/{_factor(self.operands[1])})"
         return f"{self.name}({', '.join(map(str, self.operands))})"
+
+
+_PLAIN = re.compile(r"(?!_\Z)[A-Za-z_][A-Za-z0-9_.]*")
+_SPECIAL = re.compile(r"[\\'\x00-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff]")
+
+
+def _quoted(name: str) -> str:
+    # `_` alone means an unknown dim, so a symbol of that name is quoted as well.
+    return "'" + _SPECIAL.sub(lambda match: f"\\u{ord(match.group()):04x}", name) + "'"
+
+
+def _unquoted(token: str) -> str:
+    return re.sub(r"\\u([0-9a-f]{4})", lambda match: chr(int(match[1], 16)), token[1:-1])
 
 
 Monomial = tuple[Atom, ...]
@@ -232,7 +245,9 @@ class DimSyntaxError(ValueError):
         self.position = position
 
 
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_.]*|'[^']*')|([-+*/(),]))")
+_TOKEN = re.compile(r"\s*(?:([0-9]{1,1000})|([A-Za-z_][A-Za-z0-9_.]*|'[^'\n]*')|([-+*/(),]))")
+_MAX_DEPTH = 50
+"""How deep calls and brackets nest."""
 
 
 def parse_dim(text: str) -> int | Expr:
@@ -247,12 +262,23 @@ def parse_dim(text: str) -> int | Expr:
     return value
 
 
+def parse_dim_at(text: str, position: int) -> tuple[int | Expr, int]:
+    """Read the expression that starts at `position`; returns it and where it ends.
+
+    Raises:
+        DimSyntaxError: no expression starts there.
+    """
+    parser = _Parser(text, position)
+    return parser.sum(), parser.position
+
+
 class _Parser:
     """Recursive descent over sums, products and calls."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, position: int = 0) -> None:
         self.text = text
-        self.position = 0
+        self.position = position
+        self.depth = 0
 
     def peek(self) -> str:
         match = _TOKEN.match(self.text, self.position)
@@ -272,6 +298,9 @@ class _Parser:
             raise DimSyntaxError("unexpected text after a dim", self.position)
 
     def sum(self) -> int | Expr:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise DimSyntaxError(f"a dim nests deeper than {_MAX_DEPTH} levels", self.position)
         total: int | Expr = 0
         sign = 1
         if self.peek() == "-":
@@ -280,6 +309,7 @@ class _Parser:
         while True:
             total = total + self.product() * sign
             if self.peek() not in ("+", "-"):
+                self.depth -= 1
                 return total
             sign = 1 if self.take() == "+" else -1
 
@@ -292,14 +322,14 @@ class _Parser:
 
     def atom(self) -> int | Expr:
         token = self.take()
-        if token.isdigit():
+        if token[0] in "0123456789":
             return int(token)
         if token == "(":
             value = self.sum()
             self.take(")")
             return value
         if token[0] == "'":
-            return symbol(token[1:-1])
+            return symbol(_unquoted(token))
         if not re.match(r"[A-Za-z_]", token):
             raise DimSyntaxError("expected a number or a name in a dim", self.position - len(token))
         if self.peek() != "(":

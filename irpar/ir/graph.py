@@ -14,6 +14,7 @@ from .types import UNKNOWN, TensorType, Type
 
 Memory = Literal["device", "host", "disk"]
 Phase = Literal["forward", "backward", "optimizer"]
+Place = Literal["device", "host"]
 Use = tuple["Node", int]
 
 
@@ -208,7 +209,7 @@ class Node:
         self.callee: Function | None = None
         self.phase: Phase | None = None
         self.stage: int | None = None
-        self.place: Literal["device", "host"] | None = None
+        self.place: Place | None = None
         self.doc = ""
         self.metadata: dict[str, str] | None = None
         self.graph: Graph | None = None

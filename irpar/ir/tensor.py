@@ -86,6 +86,8 @@ class ArrayTensor(Tensor):
 
     __slots__ = ("_array",)
 
+    _array: Array
+
     def __init__(self, array: Any, dtype: DType | None = None) -> None:
         array = np.asarray(array)
         dtype = dtype or dtype_of_numpy(array.dtype)
@@ -182,6 +184,9 @@ class SlicedTensor(Tensor):
     """
 
     __slots__ = ("base", "region")
+
+    base: Tensor
+    region: tuple[tuple[int, int], ...]
 
     def __init__(self, base: Tensor, region: tuple[tuple[int, int], ...]) -> None:
         if isinstance(base, SlicedTensor):

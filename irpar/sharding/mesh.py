@@ -72,7 +72,8 @@ class Mesh:
                 raise ShardingError(f"mesh axis {axis} has size {size}", do="give every axis a size of 1 or more")
         if self.devices is not None:
             devices = tuple(self.devices)
-            if devices == tuple(range(math.prod(axes.values()))):
+            # Lengths first: a mistyped size must not make a list of that many ids.
+            if len(devices) == math.prod(axes.values()) and devices == tuple(range(len(devices))):
                 object.__setattr__(self, "devices", None)
                 return
             object.__setattr__(self, "devices", devices)
@@ -155,7 +156,7 @@ class Mesh:
     def coords(self, rank: int) -> tuple[int, ...]:
         """Row-major coordinates of a rank (a place in the mesh, not a device id)."""
         result = []
-        for size in reversed(self.axes.values()):
+        for size in reversed(tuple(self.axes.values())):
             rank, coordinate = divmod(rank, size)
             result.append(coordinate)
         return tuple(reversed(result))
