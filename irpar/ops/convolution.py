@@ -64,7 +64,7 @@ def _infer_conv(node: Node) -> Sequence[Type]:
 
 
 def _rule_conv(node: Node) -> FactorRule:
-    """`([b,(gc),s],[(gm),c,k],[(gm)])->([b,(gm),s])`: batch, groups and (of one group) output channels pass.
+    """`([b,(gc),s],[(gm),c,k],[(gm)])->([b,(gm),s])`: batch, groups and output channels pass.
 
     Input channels give partial sums, but with a bias, which each device would add, they are whole; so are places.
     """
@@ -74,8 +74,8 @@ def _rule_conv(node: Node) -> FactorRule:
     (batch,) = rule.dims(data[:1])
     (group,) = rule.dims([groups])
     bias = operand(node, 2) is not None
-    (inputs,) = rule.dims(kernel[1:2], Kind.REPLICATE if bias or groups > 1 else Kind.REDUCE)
-    (outputs,) = rule.dims([kernel[0] // groups], Kind.REPLICATE if groups > 1 else Kind.PASS)
+    (inputs,) = rule.dims(kernel[1:2], Kind.REPLICATE if bias else Kind.REDUCE)
+    (outputs,) = rule.dims([kernel[0] // groups])
     channels: DimFactors = (*group, *outputs)
     operands: list[list[DimFactors]] = [
         [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
@@ -117,14 +117,17 @@ def _infer_global_pool(node: Node) -> Sequence[Type]:
 
 
 def _rule_pool(node: Node) -> FactorRule | None:
-    """Batch and channels pass. Positions of maxima count through the whole tensor: no rule."""
+    """Batch and channels pass; a maximum over all places is the greatest of those over blocks of them.
+
+    Positions of maxima count through the whole tensor: no rule.
+    """
     if len(node.results) > 1:
         return None
     shape = shape_of(node, 0)
     rule = RuleBuilder()
     leading = rule.dims(shape[:2])
-    places = rule.dims(shape[2:], Kind.REPLICATE)
-    return rule.done([[*leading, *places]], [[*leading, *[()] * len(places)]])
+    places = rule.dims(shape[2:], Kind.REDUCE if node.op_type == "GlobalMaxPool" else Kind.REPLICATE)
+    return rule.done([[*leading, *places]], [[*leading, *[()] * len(places)]], "max")
 
 
 def _cost_pool(node: Node) -> int:

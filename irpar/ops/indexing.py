@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 
 from irpar.ir import Builder, DType, Node, TensorType, Type, Value
-from irpar.sharding import ceil_div
+from irpar.sharding import Reduction, ceil_div
 
 from .coords import block_start
 from .facts import (
@@ -27,8 +27,19 @@ from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
 # -- Gather ---------------------------------------------------------------------------------------------------------
 
-SUMMABLE = frozenset({DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64})
-"""Element types of which blocks of rows can be gathered apart and summed."""
+COMBINED: dict[DType, Reduction] = {
+    DType.F16: "sum",
+    DType.BF16: "sum",
+    DType.F32: "sum",
+    DType.F64: "sum",
+    DType.I32: "sum",
+    DType.I64: "sum",
+    DType.BOOL: "or",
+}
+"""Element types of which blocks of rows can be gathered apart, and how zeros and rows combine.
+
+Others have no Where in ONNX Runtime, or nothing to combine them with (strings).
+"""
 
 
 def _infer_gather(node: Node) -> Sequence[Type]:
@@ -45,11 +56,12 @@ def _rule_gather(node: Node) -> FactorRule:
     """
     shape = shape_of(node, 0)
     axis = axis_attribute(node, len(shape), 0)
-    kind = Kind.REDUCE if tensor_of(node, 0).dtype in SUMMABLE else Kind.REPLICATE
+    reduce = COMBINED.get(tensor_of(node, 0).dtype)
+    kind = Kind.REPLICATE if reduce is None else Kind.REDUCE
     rule = RuleBuilder()
     data = [rule.dims([size], kind if dim == axis else Kind.PASS)[0] for dim, size in enumerate(shape)]
     indices = rule.dims(shape_of(node, 1))
-    return rule.done([data, indices], [[*data[:axis], *indices, *data[axis + 1 :]]])
+    return rule.done([data, indices], [[*data[:axis], *indices, *data[axis + 1 :]]], reduce or "sum")
 
 
 def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:

@@ -92,7 +92,8 @@ def _guarded_infer(infer: Infer) -> Infer:
 
 def _guarded_rule(rule: Rule) -> Rule:
     def answer(node: Node) -> FactorRule | None:
-        if refers_to_call(node) or not all(map(_is_plain, (*node.inputs, *node.results))):
+        values = (*node.inputs, *node.results)
+        if refers_to_call(node) or not all(_is_plain(value) or _is_empty_list(value) for value in values):
             return None
         try:
             return rule(node)
@@ -106,6 +107,11 @@ def _is_plain(value: Value) -> bool:
     """True for tensors of static shape with at least one element."""
     found = tensor_type(value.type)
     return found is not None and found.is_static and 0 not in found.static_shape
+
+
+def _is_empty_list(value: Value) -> bool:
+    """True for a constant such as `axes = []`."""
+    return value.data is not None and value.data.shape == (0,)
 
 
 @cache
