@@ -3,7 +3,7 @@
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from irpar.sharding import DimSpec, IrparError, Mesh, Sharding
@@ -57,7 +57,15 @@ def apply(module: Module, annotation: Annotation, mesh: Mesh) -> int:
     Raises:
         AnnotationError: it matches nothing, names an axis that the mesh lacks, or has another number of dims.
     """
-    matched = matches(module, annotation)
+    return apply_to(module, annotation, mesh, matches(module, annotation))
+
+
+def apply_to(module: Module, annotation: Annotation, mesh: Mesh, matched: Sequence[Value]) -> int:
+    """Set the sharding of values that are known to be what an annotation means.
+
+    Raises:
+        AnnotationError: it names an axis that the mesh lacks, or has another number of dims.
+    """
     try:
         sharding = Sharding.of_spec(mesh, annotation.spec)
     except IrparError as error:
@@ -100,20 +108,36 @@ def matches(module: Module, annotation: Annotation) -> list[Value]:
     Raises:
         AnnotationError: none does; the message lists the nearest names.
     """
-    named = list(_named(module))
-    found = [value for name, value in named if name == annotation.pattern]
-    if not found and re.search(r"[*?\[]", annotation.pattern):
-        matcher = re.compile(fnmatch.translate(annotation.pattern)).match
-        found = [value for name, value in named if matcher(name)]
-    if found:
-        return list(dict.fromkeys(found))
-    nearest = difflib.get_close_matches(annotation.pattern, {name for name, _ in named}, n=5, cutoff=0.5)
-    raise AnnotationError(
-        f'no tensor matches "{annotation.pattern}"',
-        where=annotation.place(),
-        notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
-        do="write a name or glob of the model's tensors; `irpar inspect MODEL` lists them",
-    )
+    return NamedValues(module).matches(annotation)
+
+
+class NamedValues:
+    """The values of a module by the names that annotations may call them; made once for many annotations."""
+
+    def __init__(self, module: Module) -> None:
+        self._values: dict[str, list[Value]] = {}
+        for name, value in _named(module):
+            self._values.setdefault(name, []).append(value)
+
+    def matches(self, annotation: Annotation) -> list[Value]:
+        """As the function `matches`.
+
+        Raises:
+            AnnotationError: no name matches; the message lists the nearest names.
+        """
+        found = self._values.get(annotation.pattern, [])
+        if not found and re.search(r"[*?\[]", annotation.pattern):
+            matcher = re.compile(fnmatch.translate(annotation.pattern)).match
+            found = [value for name, values in self._values.items() if matcher(name) for value in values]
+        if found:
+            return list(dict.fromkeys(found))
+        nearest = difflib.get_close_matches(annotation.pattern, self._values, n=5, cutoff=0.5)
+        raise AnnotationError(
+            f'no tensor matches "{annotation.pattern}"',
+            where=annotation.place(),
+            notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+            do="write a name or glob of the model's tensors; `irpar inspect MODEL` lists them",
+        )
 
 
 def _named(module: Module) -> Iterable[tuple[str, Value]]:
