@@ -1,7 +1,6 @@
 """The engine `ort`: one ONNX Runtime session for each segment and part, shared by the ranks of the part."""
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,20 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from irpar.ir import UNKNOWN, DType, Graph, Module, Node, Tensor, Value, clone_node, clone_value, tensor_type
+from irpar.ir import (
+    UNKNOWN,
+    DType,
+    ExternalTensor,
+    Graph,
+    Module,
+    Node,
+    SlicedTensor,
+    Tensor,
+    Value,
+    clone_node,
+    clone_value,
+    tensor_type,
+)
 
 from .engine import Array, Constants, EngineSettings
 from .errors import EngineError, NodeError
@@ -22,7 +34,10 @@ INLINE_BYTES = 1024
 NEWEST_IR_VERSION = 13
 """The newest ONNX IR version that ONNX Runtime 1.31 loads."""
 
-_WEIGHTS = "weights"
+_NOWHERE = "in-memory"
+"""The location of constants whose numbers are handed over in memory."""
+
+_FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 
 _PLAIN = frozenset(
     {
@@ -57,14 +72,18 @@ class OrtEngine:
         model = segment_model(segment, self._opsets, weights)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
-        options.log_severity_level = 3
-        kept = weights.enter(options)
+        options.log_severity_level = 4  # Errors are raised; they need not be printed as well.
+        values = weights.enter(options)
         try:
-            session = _session(model, options)
+            session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:
             raise _refusal(error, segment) from error
+        finally:
+            del values  # ONNX Runtime has copied them.
         kind = OrtSegment if all(map(_is_plain, (*segment.inputs, *segment.outputs))) else BoundSegment
-        return kind(session, segment, kept)
+        return kind(session, segment)
 
 
 def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights") -> onnx.ModelProto:
@@ -115,14 +134,15 @@ def _strip(value: Value) -> None:
 class _Weights:
     """How the constants of one segment reach its session.
 
-    Small ones stand in the model. Of the others, a contiguous array is shared with the session as it is (of a
-    memory-mapped file only what is used is read); a strided block is copied into the session and kept nowhere else.
+    Small ones stand in the model. What lies in one piece in a file is mapped from there by ONNX Runtime, and shared by
+    all that map it. Anything else, such as blocks of columns, is copied into the session and kept nowhere else.
     """
 
     def __init__(self, constants: Constants) -> None:
         self.origins: dict[Value, Value] = {}
         self._constants = constants
-        self._outside: list[tuple[str, Array, DType]] = []
+        self._folder: Path | None = None
+        self._copied: list[tuple[str, Tensor]] = []
 
     def proto(self, value: Value) -> onnx.TensorProto:
         """How the model refers to a constant."""
@@ -133,25 +153,36 @@ class _Weights:
         if origin is None or tensor.nbytes <= INLINE_BYTES or tensor.dtype.bits < 8 or tensor.dtype is DType.STR:
             _fill(made, tensor)
             return made
-        self._outside.append((value.name, self._constants.array(origin), tensor.dtype))
+        location, offset = self._file_range(tensor) or (_NOWHERE, 0)
+        if location == _NOWHERE:
+            self._copied.append((value.name, tensor))
         made.data_location = onnx.TensorProto.EXTERNAL
-        for key, text in (("location", _WEIGHTS), ("offset", "0"), ("length", str(tensor.nbytes))):
+        for key, text in (("location", location), ("offset", str(offset)), ("length", str(tensor.nbytes))):
             made.external_data.add(key=key, value=text)
         return made
 
     def enter(self, options: onnxruntime.SessionOptions) -> list[Any]:
-        """Hand the constants over; returns what must live as long as the session."""
-        shared, copied = [], []
-        for name, array, dtype in self._outside:
-            if array.flags.c_contiguous:
-                value = _ort_value(array, dtype)
-                options.add_initializer(name, value)
-                shared.append(value)
-            else:
-                copied.append((name, _ort_value(np.ascontiguousarray(array), dtype)))
-        if copied:
-            options.add_external_initializers([name for name, _ in copied], [value for _, value in copied])
-        return shared
+        """Hand over what the model only refers to; returns what must live until the session is made."""
+        if self._folder is not None:
+            options.add_session_config_entry(_FOLDER_ENTRY, str(self._folder.resolve()))
+        values = [_ort_value(np.ascontiguousarray(tensor.numpy()), tensor.dtype) for _, tensor in self._copied]
+        if values:
+            options.add_external_initializers([name for name, _ in self._copied], values)
+        return values
+
+    def _file_range(self, tensor: Tensor) -> tuple[str, int] | None:
+        """File name and offset of a tensor that ONNX Runtime may map: it takes one folder, and no links."""
+        base = tensor.base if isinstance(tensor, SlicedTensor) else tensor
+        if not isinstance(base, ExternalTensor):
+            return None
+        whole, block = base.numpy(), tensor.numpy()
+        path = base.path
+        if not block.flags.c_contiguous or path.is_symlink() or path.stat().st_nlink > 1:
+            return None
+        if path.parent != (self._folder or path.parent):
+            return None
+        self._folder = path.parent
+        return path.name, base.offset + block.ctypes.data - whole.ctypes.data
 
 
 def _fill(made: onnx.TensorProto, tensor: Tensor) -> None:
@@ -172,19 +203,6 @@ def _ort_value(array: Array, dtype: DType) -> onnxruntime.OrtValue:
 
 def _as_integers(array: Array) -> Array:
     return array.reshape(-1).view(f"u{array.itemsize}").reshape(array.shape)
-
-
-def _session(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    """A session over a model; the file that its external constants name is there, but empty: the numbers come from
-    memory."""
-    providers = ["CPUExecutionProvider"]
-    if not any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
-    with tempfile.TemporaryDirectory(prefix="irpar-") as folder:
-        (Path(folder) / _WEIGHTS).touch()
-        path = Path(folder) / "segment.onnx"
-        path.write_bytes(model.SerializeToString())
-        return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 
 def _refusal(error: Exception, segment: Segment) -> EngineError:
@@ -230,10 +248,9 @@ def _is_plain(value: Value) -> bool:
 class OrtSegment:
     """A session whose inputs and outputs are all of dtypes that numpy has."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment, kept: Sequence[Any]) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
         self._session = session
         self._segment = segment
-        self._kept = kept
         self._inputs = [value.name for value in segment.inputs]
         self._outputs = [value.name for value in segment.outputs]
 
@@ -252,8 +269,8 @@ class BoundSegment(OrtSegment):
         EngineError: such an output has no static shape, or holds several elements in a byte.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment, kept: Sequence[Any]) -> None:
-        super().__init__(session, segment, kept)
+    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
+        super().__init__(session, segment)
         for value in (*segment.inputs, *segment.outputs):
             type_ = tensor_type(value.type)
             if type_ is None or type_.dtype.bits < 8 or not type_.is_static:
