@@ -1,1 +1,25 @@
+"""ONNX to IR and back: models with functions, nested bodies, metadata and lazy weights."""
 
+from .data_file import DataFile
+from .errors import OnnxError
+from .external import check_external
+from .load import load, to_module
+from .proto import Constant, embedded, to_proto
+from .save import external_tensor, save, serialized
+from .schemas import register
+
+register()
+
+__all__ = [
+    "Constant",
+    "DataFile",
+    "OnnxError",
+    "check_external",
+    "embedded",
+    "external_tensor",
+    "load",
+    "save",
+    "serialized",
+    "to_module",
+    "to_proto",
+]

@@ -93,7 +93,7 @@ class _Copy:
         return (stop - start) * self._row_bytes(level + 1)
 
     def _gather(self, level: int, position: int, row: int) -> None:
-        """Each index of this dim has one run of the region: read the runs side by side into a buffer, write it at once."""
+        """Each index of this dim has one run of the region: read the runs side by side into a buffer, write that."""
         first, last = self.region[level]
         inner = self.region[level + 1][0] * self._row_bytes(level + 2)
         run = self._run_bytes(level + 1)

@@ -17,7 +17,8 @@ from irpar.ir import DType, Module, Tensor, Value
 from irpar.sharding import IrparError
 
 from .copying import write_tensor
-from .save import to_proto
+from .proto import replace_metadata, to_proto
+from .save import serialized
 
 Weights = Literal["copy", "none"]
 LEAST_EXTERNAL_BYTES = 1024
@@ -193,6 +194,5 @@ def _bytes(text: str | bytes) -> bytes:
 def _write_model(path: Path, module: Module, part: Part, layout: _Layout) -> None:
     model = to_proto(module, part.graph, constant=layout.proto)
     facts = {"irpar.part": str(part.index), "irpar.ranks": json.dumps(list(part.ranks))}
-    for key, text in facts.items():
-        model.metadata_props.add(key=key, value=text)
-    path.write_bytes(model.SerializeToString())
+    replace_metadata(model, facts)
+    path.write_bytes(serialized(model))

@@ -1,0 +1,56 @@
+"""The layout of a data file: tensors at aligned offsets, each stored once."""
+
+from pathlib import Path
+
+from irpar.ir import ExternalTensor, SlicedTensor, Tensor
+
+from .copying import write_tensor
+
+_LARGE_BYTES = 64 * 1024
+_LARGE_ALIGNMENT = 4096
+"""Of tensors of 64 KiB and more: a page, so that readers can map them."""
+_SMALL_ALIGNMENT = 64
+"""Of smaller ones: a cache line."""
+
+
+class DataFile:
+    """Places tensors in a data file, then writes it.
+
+    Attributes:
+        size: bytes so far.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._places: dict[object, tuple[int, Tensor]] = {}
+
+    def place(self, tensor: Tensor) -> int:
+        """The offset of a tensor in the file; the same for a tensor that was placed before."""
+        key = _identity(tensor)
+        known = self._places.get(key)
+        if known is not None:
+            return known[0]
+        alignment = _LARGE_ALIGNMENT if tensor.nbytes >= _LARGE_BYTES else _SMALL_ALIGNMENT
+        offset = -(-self.size // alignment) * alignment
+        self._places[key] = (offset, tensor)
+        self.size = offset + tensor.nbytes
+        return offset
+
+    def write(self, path: Path) -> None:
+        """Write all placed tensors, copied range by range; holes in their files stay holes.
+
+        Raises:
+            OSError: the file cannot be written.
+            TensorError: the bytes of a tensor cannot be read.
+        """
+        with open(path, "wb") as file:
+            file.truncate(self.size)
+            for offset, tensor in self._places.values():
+                write_tensor(tensor, file, offset)
+
+
+def _identity(tensor: Tensor) -> object:
+    """Equal for tensors whose bytes are the same because they lie at the same place."""
+    base = tensor.base if isinstance(tensor, SlicedTensor) else tensor
+    place = (base.path, base.offset, base.shape) if isinstance(base, ExternalTensor) else base
+    return tensor.dtype, place, tensor.region if isinstance(tensor, SlicedTensor) else None

@@ -1,0 +1,23 @@
+"""The error of everything that is wrong with an ONNX model, or that irpar does not take."""
+
+import difflib
+from collections.abc import Iterable
+
+from irpar.sharding import IrparError
+
+
+class OnnxError(IrparError):
+    """An ONNX model that cannot be read, or a module that cannot be written as one."""
+
+    def inside(self, place: str) -> "OnnxError":
+        """The same error with one more place in front: file, node, value, from the outside in."""
+        where = f"{place}, {self.where}" if self.where else place
+        return OnnxError(self.what, where=where, notes=self.notes, do=self.do)
+
+
+def nearest(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """A note with the names that resemble `name` most, or no note where there is none."""
+    # Comparing is slow (about 10 us a name): a huge model is searched only in part.
+    candidates = [other for other, _ in zip(known, range(20_000), strict=False) if other]
+    found = difflib.get_close_matches(name, candidates, n=3, cutoff=0.6)
+    return (f"nearest names: {', '.join(found)}",) if found else ()

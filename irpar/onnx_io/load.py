@@ -1,0 +1,109 @@
+"""ONNX to IR: a model file or ModelProto as a Module. Weights stay where they are until something reads them."""
+
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from irpar.ir import Graph, Module
+
+from .errors import OnnxError
+from .external import ExternalFolder
+from .facts import take_model_facts
+from .functions import check_calls, read_functions
+from .graphs import GraphReader, Scope, metadata_of
+from .types import TypeReader, input_symbols
+from .versions import check_model, opsets_of, upgrade
+
+_log = logging.getLogger(__name__)
+_MAX_PROTOBUF = (1 << 31) - 1
+
+
+def load(path: str | Path) -> Module:
+    """Read an ONNX model. External data is not read, nor are its files opened; see `check_external`.
+
+    Raises:
+        OnnxError: the file is missing or broken, or holds what irpar does not take; names file, node and value.
+    """
+    path = Path(path)
+    with _collector_off():
+        try:
+            module = to_module(_parse(path), folder=path.parent)
+        except OnnxError as error:
+            raise error.inside(str(path)) from None
+    module.source = path
+    return module
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    try:
+        size = path.stat().st_size
+        if size > _MAX_PROTOBUF:
+            raise OnnxError(
+                f"the model file has {size} bytes; a protobuf holds at most 2 GB",
+                do="export the model with external data",
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise OnnxError(f"cannot read the model: {error.strerror}", do="give the path of an .onnx file") from None
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise OnnxError(
+            "not an ONNX model, or a damaged one: it is no protobuf of a model (or nested too deep for one)",
+            do="give a model in ONNX's binary form (.onnx), copied completely",
+        ) from None
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Keep the garbage collector from walking a growing graph, in which nothing is garbage, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def to_module(model: onnx.ModelProto, *, folder: Path | None = None) -> Module:
+    """A Module of an ONNX model in memory, which must not be changed afterwards: tensors are read out of it later.
+
+    Args:
+        model: the model.
+        folder: where its external data lies; None where it has none.
+
+    Raises:
+        OnnxError: the model is broken, or holds what irpar does not take; names node and value.
+    """
+    try:
+        return _to_module(model, folder)
+    except UnicodeDecodeError:
+        raise OnnxError("a name is not UTF-8", do="the file is damaged: export or copy it again") from None
+    except RecursionError:
+        raise OnnxError("graphs or types are nested too deep", do="flatten the model's branches") from None
+
+
+def _to_module(model: onnx.ModelProto, folder: Path | None) -> Module:
+    check_model(model)
+    model = upgrade(model)
+    module = Module(Graph(model.graph.name), opsets=opsets_of(model.opset_import))
+    module.ir_version = model.ir_version
+    module.producer = (model.producer_name, model.producer_version)
+    module.doc = model.doc_string
+    module.metadata = metadata_of(model)
+    take_model_facts(module, module.metadata)
+    types = TypeReader(input_symbols(model.graph))
+    external = ExternalFolder(folder)
+    read_functions(model, module, types, external)
+    GraphReader(module, module.opsets, types, external).read(model.graph, module.graph, Scope())
+    if module.functions:
+        check_calls(module)
+    if len(model.configuration):
+        _log.warning("the model's multi-device annotations are not read; annotate it with --shardings")
+    return module

@@ -1,0 +1,101 @@
+"""IR to ONNX files: the model beside one data file with its weights, both complete or not there."""
+
+import os
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from irpar.ir import DType, ExternalTensor, Module, SlicedTensor, Tensor, Value
+
+from .data_file import DataFile
+from .errors import OnnxError
+from .proto import MAX_PROTOBUF, Constant, to_proto
+from .tensors import write_tensor
+
+EXTERNAL_BYTES = 1024
+"""Constants above this size go to the data file."""
+
+
+def save(module: Module, path: str | Path) -> None:
+    """Write a module with one graph as `path` and its weights as `<path>.data`.
+
+    Both are written beside their targets and renamed when complete. Weights are copied range by range.
+
+    Raises:
+        OnnxError: the module cannot be written as ONNX, or a file cannot be written.
+        TensorError: the bytes of a constant cannot be read.
+    """
+    path = Path(path)
+    data_path = path.with_name(path.name + ".data")
+    _refuse_own_source(module, data_path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    data_part = data_path.with_name(f".{data_path.name}.{os.getpid()}.part")
+    try:
+        layout = DataFile()
+        model = to_proto(module, constant=_external_constant(layout, data_path.name))
+        part.write_bytes(serialized(model))
+        if layout.size:
+            layout.write(data_part)
+            # A new data file beside the old model would give wrong numbers, were the program to end between the two.
+            path.unlink(missing_ok=True)
+            data_part.replace(data_path)
+        part.replace(path)
+    except OSError as error:
+        raise OnnxError(f"cannot write the model: {error.strerror}", where=str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
+        data_part.unlink(missing_ok=True)
+
+
+def serialized(model: onnx.ModelProto) -> bytes:
+    """A model as bytes.
+
+    Raises:
+        OnnxError: it is larger than a protobuf may be.
+    """
+    size = model.ByteSize()
+    if size > MAX_PROTOBUF:
+        raise OnnxError(
+            f"the model takes {size} bytes without its external data; a protobuf holds at most 2 GB",
+            do="move large attribute tensors into initializers",
+        )
+    return bytes(model.SerializeToString())
+
+
+def _external_constant(layout: DataFile, location: str) -> Constant:
+    def constant(value: Value) -> TensorProto:
+        tensor = value.data
+        assert tensor is not None
+        proto = TensorProto()
+        if tensor.nbytes <= EXTERNAL_BYTES or tensor.dtype is DType.STR:
+            write_tensor(tensor, proto)
+        else:
+            external_tensor(proto, tensor, location, layout.place(tensor))
+        return proto
+
+    return constant
+
+
+def external_tensor(proto: TensorProto, tensor: Tensor, location: str, offset: int) -> None:
+    """State in a TensorProto that a tensor's bytes lie at `offset` of the file `location`."""
+    proto.data_type = tensor.dtype.value
+    proto.dims.extend(tensor.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    for key, text in (("location", location), ("offset", str(offset)), ("length", str(tensor.nbytes))):
+        proto.external_data.add(key=key, value=text)
+
+
+def _refuse_own_source(module: Module, data_path: Path) -> None:
+    """Refuse to replace the file that the module still reads its weights from."""
+    if not data_path.exists():
+        return
+    for graph in module.all_graphs():
+        for value in graph.constants:
+            base = value.data.base if isinstance(value.data, SlicedTensor) else value.data
+            if isinstance(base, ExternalTensor) and base.path.exists() and base.path.samefile(data_path):
+                raise OnnxError(
+                    f"{data_path.name} is the file that the module reads its weights from",
+                    where=str(data_path),
+                    do="save under another name",
+                )
