@@ -12,6 +12,7 @@ from .module import IRPAR_OPSET, Decision, Module
 from .tensor import ArrayTensor, ExternalTensor, LazyTensor, SlicedTensor, Tensor, TensorError
 from .text import Printed, TextError, parse_module, print_module, read_text, write_text
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
+from .verifier import VerifyError, register_check, verify
 
 __all__ = [
     "IRPAR_OPSET",
@@ -53,6 +54,7 @@ __all__ = [
     "Types",
     "Use",
     "Value",
+    "VerifyError",
     "captured_or_read",
     "clone_graph",
     "clone_module",
@@ -66,11 +68,13 @@ __all__ = [
     "parse_module",
     "print_module",
     "read_text",
+    "register_check",
     "rewrite",
     "same_attribute",
     "same_module",
     "same_tensor",
     "symbol",
     "tensor_type",
+    "verify",
     "write_text",
 ]

@@ -138,9 +138,8 @@ def _attribute(place: str, a: Attribute | None, b: Attribute | None, twins: dict
         # By digits, so that NaN equals itself and -0.0 does not equal 0.0.
         if repr(a) != repr(b):
             yield f"{place}: {a!r} and {b!r}"
-    elif a is None or b is None or not same_attribute(a, b):
-        if a is not b:
-            yield f"{place}: {a!r} and {b!r}"
+    elif (a is None or b is None or not same_attribute(a, b)) and a is not b:
+        yield f"{place}: {a!r} and {b!r}"
 
 
 def same_tensor(a: Tensor, b: Tensor) -> bool:
