@@ -96,6 +96,7 @@ def _rule_attention(node: Node) -> FactorRule:
     (key_head,) = rule.dims([key_heads])
     query_head = (*key_head, *rule.dims([heads // key_heads])[0])
     (queries,) = rule.dims([_static(of.queries)], Kind.REPLICATE if _reads_position(node) else Kind.PASS)
+    (keys,) = rule.dims([_key_count(node)], Kind.REPLICATE)
     head, value_head = rule.dims([_static(of.head), _static(of.value_head)], Kind.REPLICATE)
 
     def packed(head_factors: DimFactors, places: DimFactors, inside: DimFactors, index: int) -> list[DimFactors]:
@@ -108,21 +109,26 @@ def _rule_attention(node: Node) -> FactorRule:
         result = [batch, queries, (*query_head, *value_head)]
     operands: list[Sequence[DimFactors]] = [
         packed(query_head, queries, head, 0),
-        packed(key_head, (), head, 1),
-        packed(key_head, (), value_head, 2),
+        packed(key_head, keys, head, 1),
+        packed(key_head, keys, value_head, 2),
     ]
     cache: tuple[list[DimFactors], ...] = ([batch, key_head, (), head], [batch, key_head, (), value_head])
-    scores: list[DimFactors] = [batch, query_head, queries, ()]
+    scores: list[DimFactors] = [batch, query_head, queries, keys if of.keys == _key_count(node) else ()]
     mask = _mask_factors(node, of, scores) if operand(node, 3) is not None else []
     others = (mask, *cache, [batch])[: len(node.operands) - 3]
     operands.extend([] if operand(node, place) is None else factors for place, factors in enumerate(others, 3))
     return rule.done(operands, [result, cache[0], cache[1], scores][: len(node.results)])
 
 
+def _key_count(node: Node) -> int:
+    """The keys of K, without those of the past."""
+    return shape_of(node, 1)[-2]
+
+
 def _mask_factors(node: Node, of: _Sizes, scores: Sequence[DimFactors]) -> list[DimFactors]:
     """The mask broadcasts to batch, heads, queries, keys; its keys are whole."""
     shape = shape_of(node, 3)
-    sizes = (of.batch, of.query_heads, of.queries, None)
+    sizes = (of.batch, of.query_heads, of.queries, of.keys)
     start = 4 - len(shape)
     return [scores[start + dim] if size == sizes[start + dim] else () for dim, size in enumerate(shape)]
 

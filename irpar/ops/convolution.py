@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from math import prod
 
-from irpar.ir import Builder, Dim, Node, Type
+from irpar.ir import Builder, Dim, Expr, Node, Type
+from irpar.ir.dims import ceildiv, floordiv
 
 from .facts import (
     CannotTellError,
@@ -32,23 +33,30 @@ def _windows(node: Node, kernel: Sequence[int]) -> list[Dim]:
     auto_pad = text_attribute(node, "auto_pad", "NOTSET")
     found: list[Dim] = []
     for dim, size in enumerate(dims):
-        if not isinstance(size, int):
-            raise CannotTellError("symbolic places")
+        if size is None:
+            found.append(None)
+            continue
         reach = dilations[dim] * (kernel[dim] - 1) + 1
         if auto_pad.startswith("SAME"):
-            found.append(-(-size // strides[dim]))
+            found.append(ceildiv(size, strides[dim]))
             continue
         padding = 0 if auto_pad == "VALID" else pads[dim] + pads[dim + rank]
         span = size + padding - reach
-        if span < 0:
+        if isinstance(span, int) and span < 0:
             raise CannotTellError("a window that is larger than the data")
-        count = span // strides[dim] + 1
         if int_attribute(node, "ceil_mode", 0):
-            count = -(-span // strides[dim]) + 1
-            # A window that would start in the padding behind the data is dropped.
-            count -= (count - 1) * strides[dim] >= size + pads[dim]
-        found.append(count)
+            found.append(_rounded_up(span, strides[dim], size, pads[dim]))
+        else:
+            found.append(floordiv(span, strides[dim]) + 1)
     return found
+
+
+def _rounded_up(span: int | Expr, stride: int, size: int | Expr, before: int) -> int:
+    """Windows where the last one may reach beyond the padding; one that would start behind the data is dropped."""
+    if not isinstance(span, int) or not isinstance(size, int):
+        raise CannotTellError("symbolic places")
+    count = -(-span // stride) + 1
+    return count - ((count - 1) * stride >= size + before)
 
 
 # -- Conv -----------------------------------------------------------------------------------------------------------
