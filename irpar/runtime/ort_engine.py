@@ -1,6 +1,7 @@
 """The engine `ort`: one ONNX Runtime session for each segment and part, shared by the ranks of the part."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,11 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
         graph.constants[copy] = None
         graph.names.claim(copy)
         weights.origins[copy] = value
+    names: Counter[str] = Counter()
     for node in segment.nodes:
         made = graph.append(clone_node(node, copies, graph.names))
         for inner in (made, *(inner for nested in made.nested_graphs() for inner in nested.walk())):
-            _strip_node(inner)
+            _strip_node(inner, names)
     kept = set(segment.outputs)
     for node in segment.nodes:
         for value in node.results:
@@ -117,10 +119,13 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     return to_proto(module, graph, constant=weights.proto)
 
 
-def _strip_node(node: Node) -> None:
+def _strip_node(node: Node, names: Counter[str]) -> None:
+    """Take off facts, and let the name be what messages should say, told apart where nodes share a source."""
     node.metadata = None
     node.doc = ""
-    node.name = node.label
+    label = node.label
+    names[label] += 1
+    node.name = label if names[label] == 1 else f"{label} ({names[label]})"
     for value in node.results:
         _strip(value)
 
