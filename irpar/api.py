@@ -1,6 +1,7 @@
 """What people call from Python: load a model, partition it, run, verify and save the partition."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from irpar.sharding import IrparError, Mesh
 if TYPE_CHECKING:
     import numpy as np
 
-    from irpar.pass_manager import PassManager
+    from irpar.pass_manager import PassManager, Progress
     from irpar.runtime.executor import Executor
     from irpar.verification import Bisection, Original, Verification
 
@@ -70,26 +71,28 @@ def partition(
         work.set_mesh(mesh)
     work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
     source = source_of(module)
-    original: dict[str, Any] = {}
-    _run_passes(manager, work, original)
+    original = _run_passes(manager, work)
     return Partition._made(module, work, str(manager), source, original)
 
 
-def _run_passes(manager: "PassManager", work: Module, original: dict[str, Any]) -> None:
-    """Run the passes; measure the whole model as it enters complete-sharding, when it is static."""
-    from irpar.passes.bind_dims import require_static
+def _run_passes(manager: "PassManager", work: Module) -> dict[str, Any]:
+    """Run the passes; returns what the whole model costs, measured as it enters complete-sharding (static by then)."""
+    measured: dict[str, Any] = {}
+    told = manager.instrumentation.progress
 
-    def before(name: str, module: Module) -> None:
-        if name == "complete-sharding":
-            require_static(module)
-            original.update(original_of(module))
+    def progress(event: "Progress") -> None:
+        if event.event == "start" and event.name == "complete-sharding":
+            measured.update(original_of(work))
+        if told is not None:
+            told(event)
 
-    manager.run(work, before_pass=before)
+    type(manager)(manager.passes, replace(manager.instrumentation, progress=progress)).run(work)
     if not work.is_local:
         raise IrparError(
             f'the pipeline "{manager}" leaves the module in global view',
             do="end it with complete-sharding,insert-redistribution,localize",
         )
+    return measured
 
 
 class Partition:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from irpar.ir import DType, Module, dtype_of_numpy
+from irpar.ir import DType, Module, dtype_of_numpy, tensor_type
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
     from irpar.api import Partition
+    from irpar.runtime.executor import Executor
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -227,12 +228,12 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-def _inputs_for(partition: "Partition", original: Original, inputs: Arrays | None, seed: int) -> tuple[Arrays, str]:
+def _inputs_for(executor: "Executor", original: Original, inputs: Arrays | None, seed: int) -> tuple[Arrays, str]:
     if inputs is not None:
         return inputs, "given"
     from irpar.runtime.inputs import random_inputs
 
-    return random_inputs(partition.plan.inputs, original.module.graph, seed), f"random, seed {seed}"
+    return random_inputs(executor.inputs, original.module.graph, seed), f"random, seed {seed}"
 
 
 def verify(
@@ -245,8 +246,9 @@ def verify(
     seed: int,
 ) -> Verification:
     """Run both sides on the same inputs and compare all outputs."""
-    inputs, kind = _inputs_for(partition, original, inputs, seed)
-    got = partition.run(inputs, engine=engine)
+    executor = partition.executor(engine)
+    inputs, kind = _inputs_for(executor, original, inputs, seed)
+    got = executor.run(inputs)
     expected = original.run(inputs)
     return Verification(
         tuple(compare(name, got[name], expected[name], tolerance) for name in expected if name in got), kind
@@ -263,9 +265,9 @@ def bisect(
     seed: int,
 ) -> Bisection:
     """Compare the intermediate values of both sides in the order of the original; stop at the first that differs."""
-    inputs, _ = _inputs_for(partition, original, inputs, seed)
     executor = partition.executor(engine)
-    held = set(executor.fetchable())
+    inputs, _ = _inputs_for(executor, original, inputs, seed)
+    held = {value.source or value.name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
     producers = {value.source or value.name: node.label for node in original.module.graph for value in node.results}
     names = [name for name in producers if name in held]
     compared = 0

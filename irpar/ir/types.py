@@ -12,7 +12,7 @@ Shape = tuple[Dim, ...]
 class TensorType:
     """A dtype and a shape; `shape` is None where the number of dims is unknown. Immutable."""
 
-    __slots__ = ("dtype", "shape")
+    __slots__ = ("_is_static", "dtype", "shape")
 
     dtype: DType
     shape: Shape | None
@@ -20,6 +20,7 @@ class TensorType:
     def __init__(self, dtype: DType, shape: Shape | None) -> None:
         self.dtype = dtype
         self.shape = shape
+        self._is_static: bool | None = None
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -37,7 +38,9 @@ class TensorType:
     @property
     def is_static(self) -> bool:
         """True where every dim is an int."""
-        return self.shape is not None and all(type(dim) is int for dim in self.shape)
+        if self._is_static is None:
+            self._is_static = self.shape is not None and all(type(dim) is int for dim in self.shape)
+        return self._is_static
 
     @property
     def static_shape(self) -> tuple[int, ...]:

@@ -151,7 +151,15 @@ class Mesh:
 
     def group_size(self, axes: Sequence[Axis]) -> int:
         """Number of devices that differ only in `axes`."""
-        return math.prod(self.axis_size(axis) for axis in axes)
+        key = tuple(axes)
+        known = self._group_sizes.get(key)
+        if known is None:
+            known = self._group_sizes[key] = math.prod(self.axis_size(axis) for axis in key)
+        return known
+
+    @cached_property
+    def _group_sizes(self) -> dict[tuple[Axis, ...], int]:
+        return {}
 
     def coords(self, rank: int) -> tuple[int, ...]:
         """Row-major coordinates of a rank (a place in the mesh, not a device id)."""
