@@ -13,7 +13,7 @@ from irpar.sharding import IrparError, Mesh
 if TYPE_CHECKING:
     import numpy as np
 
-    from irpar.pass_manager import PassManager, Progress
+    from irpar.pass_manager import PassManager, PipelineResult, Progress
     from irpar.runtime.executor import Executor
     from irpar.verification import Bisection, Original, Verification
 
@@ -71,12 +71,12 @@ def partition(
         work.set_mesh(mesh)
     work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
     source = source_of(module)
-    original = _run_passes(manager, work)
-    return Partition._made(module, work, str(manager), source, original)
+    original, passes = _run_passes(manager, work)
+    return Partition._made(module, work, str(manager), source, original, passes)
 
 
-def _run_passes(manager: "PassManager", work: Module) -> dict[str, Any]:
-    """Run the passes; returns what the whole model costs, measured as it enters complete-sharding (static by then)."""
+def _run_passes(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":
+    """Run the passes; also says what the whole model costs, measured as it enters complete-sharding (static by then)."""
     measured: dict[str, Any] = {}
     told = manager.instrumentation.progress
 
@@ -86,13 +86,13 @@ def _run_passes(manager: "PassManager", work: Module) -> dict[str, Any]:
         if told is not None:
             told(event)
 
-    type(manager)(manager.passes, replace(manager.instrumentation, progress=progress)).run(work)
+    result = type(manager)(manager.passes, replace(manager.instrumentation, progress=progress)).run(work)
     if not work.is_local:
         raise IrparError(
             f'the pipeline "{manager}" leaves the module in global view',
             do="end it with complete-sharding,insert-redistribution,localize",
         )
-    return measured
+    return measured, result
 
 
 class Partition:
@@ -101,12 +101,14 @@ class Partition:
     Attributes:
         module: the local module; None for a partition opened from disk.
         plan: the contents of plan.json.
+        passes: what the passes that made it did; None for a partition opened from disk.
         folder: where it was opened from.
     """
 
     def __init__(self, plan: Plan, *, module: Module | None = None, whole: Module | None = None) -> None:
         self.plan = plan
         self.module = module
+        self.passes: PipelineResult | None = None
         self.folder: Path | None = None
         self._whole = whole
         self._parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
@@ -114,11 +116,19 @@ class Partition:
 
     @classmethod
     def _made(
-        cls, whole: Module, local: Module, pipeline: str, source: dict[str, Any], original: dict[str, Any]
+        cls,
+        whole: Module,
+        local: Module,
+        pipeline: str,
+        source: dict[str, Any],
+        original: dict[str, Any],
+        passes: "PipelineResult",
     ) -> "Partition":
         parts = parts_of(local, local.mesh)
         plan = make_plan(local, local.mesh, parts, pipeline=pipeline, source=source, original=original)
-        return cls(plan, module=local, whole=whole)
+        made = cls(plan, module=local, whole=whole)
+        made.passes = passes
+        return made
 
     @classmethod
     def open(cls, folder: str | Path) -> "Partition":
