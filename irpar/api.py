@@ -76,7 +76,7 @@ def partition(
 
 
 def _run_passes(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":
-    """Run the passes; also says what the whole model costs, measured as it enters complete-sharding (static by then)."""
+    """Run the passes; also says what the whole model costs, measured as it enters complete-sharding (static then)."""
     measured: dict[str, Any] = {}
     told = manager.instrumentation.progress
 
