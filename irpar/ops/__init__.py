@@ -1,5 +1,6 @@
 """One definition per operator: types, sharding rule, cost; a module per family."""
 
+from . import collective_checks  # noqa: F401 - the verifier's checks are there as soon as operators are
 from .registry import OpDef, define, definition, definitions, factor_rule, flops
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
 
