@@ -1,0 +1,183 @@
+"""What the commands print: numbers, tables that fit a terminal of 80 columns, progress bars, JSON."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    from .instrumentation import Progress
+
+Justify = str
+_UNITS = ("", "k", "M", "G", "T", "P", "E")
+QUIET_SECONDS = 2.0
+"""Where standard error is no terminal, nothing is told about work that takes less."""
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def scaled(number: float, unit: str) -> str:
+    """A number with a decimal prefix: `scaled(131072, "B")` is `131 kB`, three significant digits."""
+    value, prefix = float(number), 0
+    while abs(value) >= 999.5 and prefix < len(_UNITS) - 1:
+        value, prefix = value / 1000, prefix + 1
+    text = f"{value:.0f}" if prefix == 0 or abs(value) >= 99.95 else f"{value:.3g}"
+    return f"{text} {_UNITS[prefix]}{unit}".rstrip()
+
+
+def bytes_text(number: float) -> str:
+    """Bytes: `1.25 MB` (a megabyte is 10^6 bytes)."""
+    return scaled(number, "B")
+
+
+def flops_text(number: float) -> str:
+    """Floating-point operations: `3.2 GFLOP`."""
+    return scaled(number, "FLOP")
+
+
+def share_text(part: float, whole: float) -> str:
+    """A share in percent; empty where there is no whole."""
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def count_text(number: int, noun: str) -> str:
+    """`1 tensor`, `2,000 tensors`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def difference_text(number: float) -> str:
+    """A difference of numbers: `0`, `2.4e-07`."""
+    return "0" if number == 0 else f"{number:.2g}"
+
+
+def sharding_text(spec: Sequence[Sequence[str] | None] | None, shape: Sequence[Any] | None = None) -> str:
+    """A sharding as the text form has it inside a type: `[8@dp, 64]`."""
+    if shape is None:
+        shape = ["_"] * len(spec or ())
+    dims = []
+    for size, axes in zip(shape, spec if spec is not None else [None] * len(shape), strict=False):
+        names = [axis for axis in axes or () if axis != "?"]
+        cut = f"@({','.join(names)})" if len(names) > 1 else f"@{names[0]}" if names else ""
+        dims.append(f"{size}{cut}{'?' if axes and '?' in axes else ''}")
+    return f"[{', '.join(dims)}]"
+
+
+def output() -> Console:
+    """Standard output: what is asked for."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def messages() -> Console:
+    """Standard error: tables that go beside the answer, such as timings."""
+    return Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+def table(*columns: str, title: str = "", right: Iterable[str] = ()) -> Table:
+    """An empty table; columns in `right` hold numbers, the others fold what does not fit."""
+    made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    numbers = set(right)
+    for column in columns:
+        if column in numbers:
+            made.add_column(column, justify="right", no_wrap=True, header_style="dim")
+        else:
+            made.add_column(column, overflow="fold", header_style="dim")
+    return made
+
+
+def facts(rows: Mapping[str, str]) -> Table:
+    """Names and values, a line each."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, text in rows.items():
+        if text:
+            made.add_row(name, text)
+    return made
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on standard output, and nothing else; numbers that JSON has not become null."""
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+class ProgressReport:
+    """Tells on standard error how far the work is: a bar on a terminal, else a line now and then after two seconds.
+
+    with ProgressReport() as report:
+        manager = PassManager.parse(pipeline, Instrumentation(progress=report.passes))
+        partition.save(out, progress=report.bytes("writing weights"))
+
+    Args:
+        is_shown: False keeps quiet.
+    """
+
+    def __init__(self, is_shown: bool = True) -> None:
+        self._is_shown = is_shown
+        self._is_terminal = sys.stderr.isatty()
+        self._bars: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._start = time.monotonic()
+        self._last_line = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def passes(self, event: "Progress") -> None:
+        """A pass starts or ends; for `Instrumentation.progress`."""
+        done = event.index + (event.event == "end")
+        self._tell("passes", f"pass {event.name}", done, event.total, f"{done} of {event.total}")
+
+    def bytes(self, done: int, total: int) -> None:
+        """Weights are written; for `Partition.save`."""
+        self._tell("weights", "writing weights", done, total, f"{bytes_text(done)} of {bytes_text(total)}")
+
+    def _tell(self, task: str, what: str, done: int, total: int, amount: str) -> None:
+        if not self._is_shown:
+            return
+        if self._is_terminal:
+            self._move_bar(task, what, done, total, amount)
+            return
+        now = time.monotonic()
+        if now - self._start > QUIET_SECONDS and now - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            print(f"{what}: {amount}", file=sys.stderr, flush=True)
+
+    def _move_bar(self, task: str, what: str, done: int, total: int, amount: str) -> None:
+        if self._bars is None:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bars = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[amount]}", markup=False),
+                TimeElapsedColumn(),
+                console=messages(),
+                transient=True,
+            )
+            self._bars.start()
+        if task not in self._tasks:
+            self._tasks[task] = self._bars.add_task(what, total=total, amount=amount)
+        self._bars.update(self._tasks[task], description=what, completed=done, total=total, amount=amount)

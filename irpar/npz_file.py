@@ -1,0 +1,93 @@
+"""Arrays in .npz files: the inputs and outputs of `irpar run` and `irpar verify`."""
+
+import os
+import uuid
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import dtype_of_text
+from irpar.sharding import IrparError
+
+Array = np.ndarray[Any, Any]
+
+
+class NpzError(IrparError):
+    """A file that is no .npz, or one that cannot be written."""
+
+
+def read_npz(path: str | Path, specs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Array]:
+    """Read all arrays of a file.
+
+    Args:
+        path: the file.
+        specs: `inputs` of plan.json: numpy writes dtypes that it does not know itself (bfloat16 ...) as bare bytes,
+            which become the dtype that is planned for the name again; texts become objects, as ONNX Runtime takes them.
+
+    Raises:
+        NpzError: the file is missing or damaged, or holds Python objects.
+    """
+    path = Path(path)
+    do = 'write it with numpy.savez("in.npz", name=array, ...)'
+    dtypes = {spec["name"]: spec["dtype"] for spec in specs}
+    try:
+        with open(path, "rb") as file:
+            if file.read(6) == b"\x93NUMPY":
+                raise NpzError("the file holds one array without a name", where=str(path), do=do)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: _as_planned(arrays[name], dtypes.get(name)) for name in arrays.files}
+    except OSError as error:
+        raise NpzError(f"cannot read the arrays: {error.strerror or error}", where=str(path), do=do) from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
+        raise NpzError(f"not an .npz file of arrays: {_reason(error)}", where=str(path), do=do) from None
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if "Object arrays" in text:
+        return "it holds Python objects, which are not read"
+    return "it is no zip file" if "pickle" in text or not text else text.splitlines()[0]
+
+
+def _as_planned(array: Array, dtype: str | None) -> Array:
+    if dtype == "str" or array.dtype.kind == "U":
+        return array.astype(object)
+    if array.dtype.kind == "V" and dtype is not None:
+        known = dtype_of_text(dtype)
+        if known is not None and np.dtype(known.numpy).itemsize == array.dtype.itemsize:
+            return array.view(known.numpy)
+    return array
+
+
+def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays under their names; the file takes its place only when it is complete.
+
+    Raises:
+        NpzError: a value is no array, or the file cannot be written.
+    """
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    try:
+        # numpy.savez takes names as keyword arguments, and so cannot write an array called "file".
+        with zipfile.ZipFile(beside, "x", zipfile.ZIP_STORED, allowZip64=True) as file:
+            for name, value in arrays.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, _writable(name, value), allow_pickle=False)
+        os.replace(beside, path)
+    except OSError as error:
+        do = "give a file in a folder that exists, can be written and has room"
+        raise NpzError(f"cannot write the arrays: {error.strerror or error}", where=str(path), do=do) from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _writable(name: str, value: Any) -> Array:
+    if isinstance(value, (list, tuple)) or value is None:
+        do = "run the partition from Python, which gives sequences as lists"
+        raise NpzError(f"{name} is no tensor, and an .npz file holds only arrays", do=do)
+    array = np.asarray(value)
+    return array.astype(np.str_) if array.dtype.kind == "O" else array
