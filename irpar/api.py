@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from irpar.runtime.executor import Executor
     from irpar.verification import Bisection, Original, Verification
 
-NORMALISE = "inline-functions,infer-types,fold-constants,cse,dce"
+NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce"
 """The passes that make an export static and small."""
 SHARD = "complete-sharding,insert-redistribution,localize"
 """The passes that make it a partition."""

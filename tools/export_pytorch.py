@@ -27,11 +27,11 @@ from onnx import numpy_helper
 from pytorch_models import Gpt, Llama, Size
 from torch import Tensor, nn
 
-BATCH, SEQ = 4, 16
+BATCH, SEQ = 4, 32
 SIZE_LIMIT = 200_000  # bytes of one fixture; they are kept in the repository
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "gpt": lambda: Gpt(Size()),
+    "gpt": lambda: Gpt(Size(ffn=128)),
     "llama": lambda: Llama(Size(heads=8, kv_heads=4)),
 }
 

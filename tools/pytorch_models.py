@@ -21,7 +21,7 @@ class Size:
     kv_heads: int = 4
     ffn: int = 64
     vocab: int = 64
-    longest: int = 24
+    longest: int = 64
 
 
 class GptAttention(nn.Module):

@@ -1,0 +1,6 @@
+"""Assertions in the tests' own helpers say what differs, as those in test files do."""
+
+import pytest
+
+for name in ("tests.passes.golden",):
+    pytest.register_assert_rewrite(name)

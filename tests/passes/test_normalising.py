@@ -1,0 +1,60 @@
+"""The normalising passes together: PyTorch exports with dynamic dims become static and compute the same."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from irpar.analysis.symbols import require_static
+from irpar.ir import TensorType
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+NORMALISE = "infer-types,fold-constants,cse,dce"
+SHAPE_OPS = {"Shape", "Size", "Range", "ConstantOfShape", "NonZero", "If"}
+
+
+@pytest.mark.parametrize("stem", sorted(path.stem for path in FIXTURES.glob("*.onnx")))
+def test_exports_become_static_and_compute_the_same(stem, check_numbers):
+    with np.load(FIXTURES / f"{stem.split('_')[0]}.npz") as data:
+        ids = data["input_ids"]
+    model = onnx.load(FIXTURES / f"{stem}.onnx")
+    bind = f"bind-dims{{batch={ids.shape[0]}, seq={ids.shape[1]}}}," if stem.endswith("dynamic") else ""
+    module = check_numbers(model, bind + NORMALISE, {"input_ids": ids}, exactly=False)
+    require_static(module)
+    for value in module.graph.values():
+        assert isinstance(value.type, TensorType), value
+        assert value.type.is_static, value
+    assert not SHAPE_OPS & {node.op_type for node in module.graph}
+    for node in module.graph:
+        if node.op_type == "Reshape":
+            assert node.inputs[1].is_constant
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_other_sizes_work_as_well(batch, check_numbers):
+    model = onnx.load(FIXTURES / "llama_torchscript_dynamic.onnx")
+    ids = np.random.default_rng(0).integers(0, 50, (batch, 5))
+    module = check_numbers(model, f"bind-dims{{batch={batch}, seq=5}}," + NORMALISE, {"input_ids": ids}, exactly=False)
+    assert module.graph.outputs[0].shape[:2] == (batch, 5)
+
+
+def test_weights_keep_their_names_and_their_bytes(check_numbers):
+    model = onnx.load(FIXTURES / "gpt_torchscript_dynamic.onnx")
+    ids = np.zeros((2, 4), np.int64)
+    module = check_numbers(model, "bind-dims{batch=2, seq=4}," + NORMALISE, {"input_ids": ids}, exactly=False)
+    kept = {value.source for value in module.graph.constants}
+    matrices = {item.name for item in model.graph.initializer if len(item.dims) > 1}
+    assert matrices <= kept
+
+
+def test_a_second_round_changes_nothing():
+    from irpar.onnx_io import load
+    from irpar.pass_manager import PassManager
+
+    module = load(FIXTURES / "llama_torchscript_dynamic.onnx")
+    manager = PassManager.parse("bind-dims{batch=2, seq=4}," + NORMALISE)
+    assert manager.run(module).changed
+    before = str(module)
+    assert not PassManager.parse(NORMALISE).run(module).changed
+    assert str(module) == before
