@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from irpar.analysis.placement import Placement, place
+from irpar.analysis.placement import Placement, place, why_whole
 from irpar.analysis.redistribution import Step, plan
 from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value, tensor_type
 from irpar.ops import Kind
@@ -58,7 +58,9 @@ class _Insertion:
         """Returns how many nodes were inserted."""
         nodes = list(self.graph)
         for node in nodes:
-            self.placements[node] = place(node, self.mesh, lambda _: True)
+            placement = self.placements[node] = place(node, self.mesh, lambda _: True)
+            if placement.rule is None and node.results:
+                self.module.whole[node.results[0].name] = why_whole(node)
         wanted = self._wanted(nodes)
         for node in nodes:
             self._feed(node)
@@ -184,7 +186,7 @@ class _Insertion:
     def _reason_of_need(self, node: Node, value: Value, needed: Sharding) -> str:
         lies = f"%{value.name} lies as {value.sharding}{self._because(value)}"
         if self.placements[node].rule is None:
-            return f"{node.op_type} {node.label} has no sharding rule and needs it whole; {lies}"
+            return f"{node.label} needs it whole ({why_whole(node)}); {lies}"
         return f"{node.op_type} {node.label} needs it as {needed}; {lies}"
 
     def _reason_of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:

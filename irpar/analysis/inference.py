@@ -107,11 +107,12 @@ class Inference:
     def _operator(self, node: Node) -> Sequence[Type]:
         found = definition(node)
         own = found.infer(node) if found is not None and found.infer is not None else None
-        if own is not None and all(map(is_complete, own)):
-            return own
+        # ONNX is asked in any case: irpar's definitions take it for granted that the operands fit each other.
         other = self._onnx.result_types(node)
         if own is None:
             return other
+        if all(map(is_complete, own)):
+            return own
         return [merge(mine, theirs) if fits(mine, theirs) else mine for mine, theirs in zip(own, other, strict=True)]
 
     def _set(self, node: Node, value: Value, inferred: Type) -> bool:

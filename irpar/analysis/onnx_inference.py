@@ -14,7 +14,12 @@ from .effects import schema_of
 from .type_merge import TypeInferenceError
 
 MAX_DATA = 1024
-"""Constants of more elements are not shown to the inference, which asks for shapes, axes and the like only."""
+"""Lists of more indices are not shown to the inference, which asks for shapes, axes and the like only."""
+
+MAX_NUMBERS = 8
+"""The same for other numbers, such as the scales of a Resize; so no weights are read."""
+
+_INDEX_DTYPES = frozenset({DType.I64, DType.I32, DType.BOOL})
 
 
 class OnnxInference:
@@ -68,7 +73,10 @@ def _data_key(data: Tensor | None) -> object:
 
 
 def _is_shown(value: Value) -> bool:
-    return value.data is not None and value.data.size <= MAX_DATA and value.data.dtype is not DType.STR
+    data = value.data
+    if data is None or data.dtype is DType.STR:
+        return False
+    return data.size <= (MAX_DATA if data.dtype in _INDEX_DTYPES else MAX_NUMBERS)
 
 
 def _infer(node: Node) -> Sequence[Type]:

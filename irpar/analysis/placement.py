@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Node, Value, tensor_type
-from irpar.ops import FactorRule, Kind, factor_rule
+from irpar.ops import FactorRule, Kind, definition, factor_rule
 from irpar.sharding import Axis, Mesh, Sharding, ceil_div, join_axes, split_axis
 
 from .redistribution import cost
@@ -185,6 +185,15 @@ def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
         return None
     rule = factor_rule(node)
     return None if rule is None else RuleView(node, rule, mesh)
+
+
+def why_whole(node: Node) -> str:
+    """Why a node without a rule runs on whole tensors."""
+    name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    found = definition(node)
+    if found is None or found.rule is None:
+        return f"{name} has no sharding rule"
+    return f"the rule of {name} does not cover these attributes or shapes"
 
 
 def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placement:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, SlicedTensor, Tensor, Value, tensor_type
-from irpar.ops import definition, factor_rule
 from irpar.ops.collectives import KINDS, sent_bytes
 from irpar.sharding import Axis, IrparError, Mesh
 
@@ -149,7 +148,7 @@ def make_plan(
         inputs=[_spec(value.source or value.name, value) for value in graph.inputs if value.name != COORDS],
         outputs=[_spec(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)],
         collectives=collectives,
-        replicated=_replicated(graph, mesh, module.decisions),
+        replicated=_replicated(module, mesh),
         totals=_totals(collectives, max(costs.values())),
         original=original,
         values=_values(graph, module.decisions),
@@ -200,39 +199,23 @@ def _collective(node: Node, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def _replicated(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
+def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
     """Ops that run whole because they have no rule, and weights that every device holds whole."""
     if mesh.size == 1:
         return []
+    graph = module.graph
     listed: list[dict[str, Any]] = []
     for value in graph.constants:
         size = value_bytes(value)
         if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
-            known = decisions.get(value.name)
-            why = known[0].why if known else "not annotated, and no reader needs a block of it"
+            known = module.decision(value.name)
+            why = known.why if known else "not annotated, and no reader needs a block of it"
             listed.append({"value": value.source or value.name, "bytes": size, "why": why})
     for node in graph:
-        if node.domain != "irpar" and any(map(value_bytes, node.results)) and not _has_rule(node):
-            listed.append(
-                {"op": node.label, "bytes": sum(map(value_bytes, node.results)), "why": why_without_rule(node)}
-            )
+        why = module.whole.get(node.results[0].name) if node.results else None
+        if why is not None and any(map(value_bytes, node.results)):
+            listed.append({"op": node.label, "bytes": sum(map(value_bytes, node.results)), "why": why})
     return listed
-
-
-def _has_rule(node: Node) -> bool:
-    values = (*node.inputs, *node.results)
-    if any((type_ := tensor_type(value.type)) is None or not type_.is_static for value in values):
-        return False
-    return factor_rule(node) is not None
-
-
-def why_without_rule(node: Node) -> str:
-    """Why an op runs on whole tensors."""
-    name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    found = definition(node)
-    if found is None or found.rule is None:
-        return f"{name} has no sharding rule"
-    return f"the rule of {name} does not cover these attributes or shapes"
 
 
 def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Module:
         source: the file that the module was loaded from.
         annotations: what `shard` was told before the module had a mesh.
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
+        whole: name of a node's first result to why the node runs on whole tensors; a log as well.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class Module:
         "opsets",
         "producer",
         "source",
+        "whole",
     )
 
     def __init__(self, graph: Graph | None = None, *, opsets: dict[str, int] | None = None) -> None:
@@ -69,6 +71,7 @@ class Module:
         self.source: Path | None = None
         self.annotations: list[Annotation] = []
         self.decisions: dict[str, list[Decision]] = {}
+        self.whole: dict[str, str] = {}
 
     @property
     def graph(self) -> Graph:
