@@ -180,7 +180,9 @@ class _Weights:
         base = tensor.base if isinstance(tensor, SlicedTensor) else tensor
         if not isinstance(base, ExternalTensor):
             return None
-        whole, block = base.numpy(), tensor.numpy()
+        whole = base.numpy()
+        region = tensor.region if isinstance(tensor, SlicedTensor) else ()
+        block = whole[tuple(slice(start, stop) for start, stop in region)]
         path = base.path
         if not block.flags.c_contiguous or path.is_symlink() or path.stat().st_nlink > 1:
             return None

@@ -211,9 +211,7 @@ def test_operands_that_do_not_fit(operand: np.ndarray, kind: str, message: str) 
 
 def test_sizes_that_do_not_fit() -> None:
     with pytest.raises(MismatchError, match=r"block sizes \[1, 1\] do not fit dim 0 of size 3"):
-        exchange(
-            Mesh({"x": 2}), [np.zeros(3)] * 2, kind="ReduceScatter", axes=["x"], dim=0, reduce="sum", sizes=(1, 1)
-        )
+        exchange(Mesh({"x": 2}), [np.zeros(3)] * 2, kind="ReduceScatter", axes=["x"], dim=0, reduce="sum", sizes=(1, 1))
     with pytest.raises(MismatchError, match="has no 2 equal blocks"):
         exchange(Mesh({"x": 2}), [np.zeros(3)] * 2, kind="ReduceScatter", axes=["x"], dim=0, reduce="sum")
     with pytest.raises(MismatchError, match=r"operand of \[2\], where the other ranks call for \[1\]"):

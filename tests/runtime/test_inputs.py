@@ -1,0 +1,96 @@
+"""Random inputs that a model can take."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from irpar import models
+from irpar.onnx_io import to_module
+from irpar.runtime.inputs import Bounds, index_bounds, random_inputs
+from irpar.runtime.specs import input_specs
+from irpar.sharding import IrparError
+
+from .programs import module
+
+
+def drawn(text: str, seed: int = 0) -> dict[str, np.ndarray]:
+    graph = module(text).graph
+    return random_inputs(input_specs(graph), graph, seed)
+
+
+def test_each_dtype() -> None:
+    types = "%f: f32[1000], %h: bf16[3], %b: bool[100], %s: str[50], %c: c64[2], %u: u8[1000], %z: f32[0], %n: i64[]"
+    inputs = drawn(f"graph @g({types}) -> (%f) opset 21 {{\n}}")
+    assert abs(inputs["f"].mean()) < 0.2
+    assert 0.8 < inputs["f"].std() < 1.2
+    assert inputs["h"].dtype == ml_dtypes.bfloat16
+    assert set(inputs["b"].tolist()) == {True, False}
+    assert set(inputs["s"].tolist()) == {"a", "b"}
+    assert inputs["c"].dtype == np.complex64
+    assert set(inputs["u"].tolist()) == set(range(8))
+    assert inputs["z"].shape == (0,)
+    assert inputs["n"].shape == ()
+
+
+def test_equal_seeds_give_equal_inputs() -> None:
+    text = "graph @g(%a: f32[9], %b: f32[9]) -> (%a) opset 21 {\n}"
+    first, again, other = drawn(text), drawn(text), drawn(text, seed=1)
+    np.testing.assert_array_equal(first["a"], again["a"])
+    assert not np.array_equal(first["a"], first["b"])
+    assert not np.array_equal(first["a"], other["a"])
+
+
+@pytest.mark.parametrize(
+    ("use", "low", "high"),
+    [
+        ("%y = Gather(%t, %i) {axis=1} : f32[3, 20, 7]", 0, 5),
+        (
+            "%c = Cast(%i) {to=7} : i64[20]\n %d = Reshape(%c, %s) : i64[4, 5]\n %y = Gather(%t, %d) : f32[4, 5, 5, 7]",
+            0,
+            3,
+        ),
+        ("%p = Add(%i, %two) : i32[20]\n %y = Gather(%t, %p) {axis=2} : f32[3, 5, 20]", 0, 5),
+        ("%p = Sub(%i, %two) : i32[20]\n %y = Gather(%t, %p) {axis=2} : f32[3, 5, 20]", 2, 9),
+        ("%a = Gather(%t, %i) {axis=2} : f32[3, 5, 20]\n %y = Gather(%t, %i) : f32[20, 5, 7]", 0, 3),
+        ("%u = Unsqueeze(%i, %one) : i32[20, 1]\n %y = GatherND(%t, %u) : f32[20, 5, 7]", 0, 3),
+        ("%y = OneHot(%i, %depth, %values) : f32[20, 6]", 0, 6),
+        ("%y = Add(%i, %i) : i32[20]", 0, 8),
+    ],
+)
+def test_indices_stay_in_range(use: str, low: int, high: int) -> None:
+    graph = module(f"""
+        graph @g(%t: f32[3, 5, 7], %i: i32[20]) -> (%y) opset 21 {{
+          %s = constant : i64[2] [4, 5]
+          %one = constant : i64[1] [1]
+          %two = constant : i32[] 2
+          %depth = constant : i64[] 6
+          %values = constant : f32[2] [0.0, 1.0]
+          {use}
+        }}
+    """).graph
+    specs = input_specs(graph)
+    seen = np.concatenate([random_inputs(specs, graph, seed)["i"] for seed in range(20)])
+    assert seen.dtype == np.int32
+    assert (seen.min(), seen.max()) == (low, high - 1)
+
+
+def test_masks_are_zeros_and_ones_with_a_one_in_each_row() -> None:
+    inputs = drawn("""
+        graph @g(%m: i64[40, 2]) -> (%y) opset 21 {
+          %one = constant : i64[1] [1]
+          %u = Unsqueeze(%m, %one) : i64[40, 1, 2]
+          %y = Cast(%u) {to=1} : f32[40, 1, 2]
+        }
+    """)
+    assert set(inputs["m"].ravel().tolist()) == {0, 1}
+    assert inputs["m"][:, 0].tolist() == [1] * 40
+
+
+def test_token_ids_of_models() -> None:
+    graph = to_module(models.build("gpt", vocab=50)).graph
+    assert index_bounds(graph.inputs[0]) == Bounds(0, 50)
+
+
+def test_what_cannot_be_made_up() -> None:
+    with pytest.raises(IrparError, match="cannot make up input x f32"):
+        drawn("graph @g(%x: f32['n', 2]) -> (%x) opset 21 {\n}")
