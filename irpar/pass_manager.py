@@ -4,8 +4,10 @@ manager = PassManager.parse("bind-dims{batch=8},infer-types,fold-constants")
 result = manager.run(module)
 """
 
+import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +85,18 @@ class PipelineResult:
         return statistics_table(self.records)
 
 
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Keep the garbage collector from walking all of a large graph again and again while passes add to it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class PassManager:
     """Runs passes in order.
 
@@ -114,8 +128,12 @@ class PassManager:
             IrparError: from a pass, unchanged: the model or the options are at fault.
             PassFailure: a pass failed in any other way, or the verifier found fault with what it left.
         """
+        self.instrumentation.check([pass_.name for pass_ in self.passes])
+        with _collector_off():
+            return self._run_all(module)
+
+    def _run_all(self, module: Module) -> PipelineResult:
         watch = self.instrumentation
-        watch.check([pass_.name for pass_ in self.passes])
         watch.at_start(module)
         # A pass that fails may leave the module half changed. What it met is made again from this copy, so that only
         # one copy is made, not one before each pass.

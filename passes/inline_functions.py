@@ -100,7 +100,8 @@ def _open(call: Node, opsets: dict[str, int]) -> None:
         graph.names.release(value)
     inner = {value for nested in body.graphs() for value in nested.values()} - set(body.inputs)
     for value in inner:
-        if value.is_constant:
+        # A value without a source of its own stands for none in the imported model.
+        if value.source:
             value.source = _joined(call.source, value.source)
     for value in list(body.constants):
         del body.constants[value]
@@ -148,8 +149,6 @@ def _inherit(node: Node, call: Node) -> None:
     node.phase = node.phase or call.phase
     node.stage = call.stage if node.stage is None else node.stage
     node.place = node.place or call.place
-    for value in node.results:
-        value.source = _joined(call.source, value.source)
 
 
 def _joined(outer: str | None, inner: str | None) -> str | None:

@@ -88,5 +88,6 @@ def _common(a: Type, b: Type) -> Type:
         if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
             return TensorType(a.dtype, None)
         return TensorType(a.dtype, tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)))
-    assert isinstance(a, (SequenceType, OptionalType, InflightType)) and type(a) is type(b)
-    return type(a)(_common(a.elem, b.elem))  # type: ignore[union-attr,call-arg]
+    assert isinstance(a, (SequenceType, OptionalType, InflightType))
+    assert isinstance(b, type(a))
+    return type(a)(_common(a.elem, b.elem))

@@ -68,7 +68,6 @@ def test_nested_nodes_merge_with_those_before_their_holder(check_golden):
         ("Exp(%x) {| phase=forward} : f32[2, 2]", "Exp(%x) {| phase=backward} : f32[2, 2]"),
         ("RandomNormalLike(%x) : f32[2, 2]", "RandomNormalLike(%x) : f32[2, 2]"),
         ("other.Thing(%x) : f32[2, 2]", "other.Thing(%x) : f32[2, 2]"),
-        ('irpar.AllReduce(%x) {axes=["a"], id=0} : f32[2, 2]', 'irpar.AllReduce(%x) {axes=["a"], id=0} : f32[2, 2]'),
     ],
 )
 def test_nodes_that_differ_stay(check_golden, first, second):

@@ -1,4 +1,4 @@
-"""inline-functions: bodies take the place of calls, with attributes, names, scopes; what cannot be opened is refused."""
+"""inline-functions: bodies take the place of calls, with attributes, names and scopes; refusals."""
 
 import numpy as np
 import pytest
@@ -134,7 +134,7 @@ def test_recursion_is_refused():
         function.graph.append(other.call([operand], results=0))
     module = Module(opsets={"": 21})
     module.functions = {f.key: f, g.key: g}
-    with pytest.raises(InlineError, match="in a circle: my.[FG] -> my.[GF] -> my.[FG]"):
+    with pytest.raises(InlineError, match=r"in a circle: my\.[FG] -> my\.[GF] -> my\.[FG]"):
         InlineFunctions().run(module)
 
 
