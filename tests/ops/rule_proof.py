@@ -174,15 +174,14 @@ def cut(rule: FactorRule, node: Node, factor: int, parts: int) -> Cut | None:
     A minor factor of a compound dim can only be cut when the ones before it are cut down to single indices; a factor of
     a compound dim must divide; no block may be empty.
     """
-    tensors = (*rule.operands, *rule.results)
-    values = (*node.operands, *node.results)
     majors: dict[int, None] = {}
     must_divide = False
-    for tensor, dim, index in rule.places[factor]:
-        majors.update(dict.fromkeys(tensors[tensor][dim][:index]))
-        value = values[tensor]
-        assert value is not None
-        must_divide |= len(tensors[tensor][dim]) > 1 or value.shape[dim] != rule.sizes[factor]
+    waiting = [factor]
+    while waiting:
+        found, divides = _majors(rule, node, waiting.pop())
+        waiting.extend(set(found) - set(majors))
+        majors.update(dict.fromkeys(found))
+        must_divide |= divides
     size = rule.sizes[factor]
     if (parts - 1) * ceil_div(size, parts) >= size or (must_divide and size % parts):
         return None
@@ -191,6 +190,20 @@ def cut(rule: FactorRule, node: Node, factor: int, parts: int) -> Cut | None:
     sizes = {f"major{major}": rule.sizes[major] for major in majors}
     axes = {major: Axis(f"major{major}") for major in majors}
     return Cut(rule, Mesh({**sizes, "cut": parts}), {**axes, factor: Axis("cut")})
+
+
+def _majors(rule: FactorRule, node: Node, factor: int) -> tuple[list[int], bool]:
+    """The factors before this one in its dims, and whether it must divide evenly."""
+    tensors = (*rule.operands, *rule.results)
+    values = (*node.operands, *node.results)
+    majors: list[int] = []
+    must_divide = False
+    for tensor, dim, index in rule.places[factor]:
+        majors.extend(tensors[tensor][dim][:index])
+        value = values[tensor]
+        assert value is not None
+        must_divide |= len(tensors[tensor][dim]) > 1 or value.shape[dim] != rule.sizes[factor]
+    return majors, must_divide
 
 
 def run_cut(sample: Sample, how: Cut) -> list[Array]:
@@ -310,6 +323,14 @@ def relaxed(rule: FactorRule, factor: int) -> Iterator[tuple[str, FactorRule]]:
             yield reduce, replace(rule, kinds=kinds(Kind.REDUCE), reduce=reduce)
 
 
+def with_factor(rule: FactorRule, operand: int, dim: int, size: int) -> FactorRule:
+    """The rule with one more factor, last and forbidden, for a dim of an operand that has none."""
+    factors = list(rule.operands[operand])
+    factors[dim] = (len(rule.sizes),)
+    operands = (*rule.operands[:operand], tuple(factors), *rule.operands[operand + 1 :])
+    return replace(rule, operands=operands, sizes=(*rule.sizes, size), kinds=(*rule.kinds, Kind.REPLICATE))
+
+
 def works_by(sample: Sample, rule: FactorRule, factor: int, parts: int) -> str | None:
     """The way in which a forbidden factor would give the right numbers, or None where each is wrong or fails."""
     for way, changed in relaxed(rule, factor):
@@ -323,6 +344,3 @@ def works_by(sample: Sample, rule: FactorRule, factor: int, parts: int) -> str |
         if same(sample, found):
             return way
     return None
-
-
-__all__ = ["Constant", "Sample", "cut", "relaxed", "run", "run_cut", "same", "works_by"]

@@ -204,7 +204,7 @@ def _moving() -> Iterator[Sample]:
     ):
         yield Sample("Reshape", (floats(*before), const(*target)))
     yield Sample("Flatten", (floats(4, 3, 5),), {"axis": 2})
-    yield Sample("Flatten", (floats(4, 3, 5),), {"axis": -2})
+    yield Sample("Flatten", (floats(5, 2, 6),), {"axis": -2})
     yield Sample("Squeeze", (floats(5, 1, 2, 1), const(1, -1)))
     yield Sample("Squeeze", (floats(5, 1, 2, 1),))
     yield Sample("Unsqueeze", (floats(5, 4), const(0, -1)))

@@ -4,7 +4,7 @@ import pytest
 
 from irpar.ops import Kind, definitions, factor_rule
 
-from .rule_proof import Sample, cut, run_cut, same, works_by
+from .rule_proof import Sample, cut, relaxed, run_cut, same, with_factor, works_by
 from .samples import SAMPLES
 
 PARTS = (2, 3)
@@ -22,6 +22,15 @@ CONSERVATIVE: dict[Place, str] = {
 def test_every_ruled_operator_has_samples() -> None:
     ruled = {found.name for found in definitions() if found.rule is not None and found.domain == ""}
     assert ruled == {sample.op for sample in SAMPLES}
+
+
+def test_every_factor_can_be_tried() -> None:
+    for sample in SAMPLES:
+        rule = factor_rule(sample.node)
+        assert rule is not None
+        for factor, kind in enumerate(rule.kinds):
+            forms = [found for _, found in relaxed(rule, factor)] if kind is Kind.REPLICATE else [rule]
+            assert any(cut(form, sample.node, factor, parts) for form in forms for parts in PARTS), f"{sample} {rule}"
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
@@ -48,7 +57,28 @@ def _useless_bans(sample: Sample) -> set[Place]:
     return found
 
 
+def _useless_whole_dims(sample: Sample) -> set[Place]:
+    """Dims of operands without a factor that could be cut on their own."""
+    rule = factor_rule(sample.node)
+    assert rule is not None
+    found = set()
+    for index, (value, factors) in enumerate(zip(sample.node.operands, rule.operands, strict=True)):
+        if value is None or value.is_constant:
+            continue
+        for dim, size in enumerate(value.shape):
+            if not factors[dim]:
+                longer = with_factor(rule, index, dim, size)
+                if any(works_by(sample, longer, len(rule.sizes), parts) for parts in PARTS):
+                    found.add((sample.op, index, dim))
+    return found
+
+
 def test_forbidden_cuts_are_wrong() -> None:
     found = {place: str(sample) for sample in SAMPLES for place in _useless_bans(sample)}
     assert {place: sample for place, sample in found.items() if place not in CONSERVATIVE} == {}
     assert set(CONSERVATIVE) <= set(found)
+
+
+def test_dims_without_a_factor_are_needed_whole() -> None:
+    found = {place: str(sample) for sample in SAMPLES for place in _useless_whole_dims(sample)}
+    assert found == {}

@@ -1,0 +1,197 @@
+"""Types of collectives in both views, what they send, and what the verifier finds wrong with them."""
+
+import pytest
+
+from irpar.ir import DType, Graph, Module, Node, TensorType, VerifyError, verify
+from irpar.ops import definition, definitions
+from irpar.ops.collectives import COLLECTIVES, KINDS, is_collective, sent_bytes
+from irpar.sharding import Axis, Mesh, Sharding, local_shape
+
+MESH = Mesh({"dp": 2, "tp": 4})
+TP = Axis("tp")
+
+
+def sharding(*dims: str | None, partial: str | None = None, mesh: Mesh = MESH) -> Sharding:
+    """Axes of each dim, and what is partial(sum)."""
+    cut = [[Axis.parse(dim)] if dim else [] for dim in dims]
+    return Sharding.of_axes(mesh, cut, [Axis.parse(partial)] if partial else [])
+
+
+def collective(
+    op: str, before: Sharding, after: Sharding, shape: tuple[int, ...], rank: int | None = None, **attributes: object
+) -> Node:
+    """A collective in a graph; a local one for `rank`."""
+    graph = Graph()
+    module = Module(graph)
+    module.set_mesh(before.mesh)
+    operand = graph.add_input("x", TensorType(DType.F32, shape))
+    named = {"axes": ["tp"], **({} if op == "AllSlice" else {"id": 0}), **attributes}
+    node = graph.append(Node(op, [operand], named, domain="irpar", version=1))
+    operand.sharding, node.result.sharding = before, after
+    node.result.type = TensorType(DType.F32, shape)
+    if rank is not None:
+        graph.view, graph.ranks = "local", (rank,)
+        for value in (operand, node.result):
+            assert value.sharding is not None
+            value.global_shape = shape
+            value.type = TensorType(DType.F32, local_shape(value.sharding, shape, before.mesh.coords(rank)))
+    graph.set_outputs([node.result], ["y"])
+    return node
+
+
+def inferred(node: Node) -> object:
+    found = definition(node)
+    assert found is not None
+    assert found.infer is not None
+    types = found.infer(node)
+    return None if types is None else types[0]
+
+
+def problems(node: Node) -> str:
+    assert node.graph is not None
+    module = Module(node.graph)
+    sharded = node.inputs[0].sharding
+    assert sharded is not None
+    module.set_mesh(sharded.mesh)
+    with pytest.raises(VerifyError) as error:
+        verify(module)
+    return str(error.value)
+
+
+CASES = {
+    "AllReduce": (sharding("dp", None, partial="tp"), sharding("dp", None), {"reduce": "sum"}),
+    "AllGather": (sharding("dp", "tp"), sharding("dp", None), {"dim": 1}),
+    "ReduceScatter": (sharding(None, None, partial="tp"), sharding(None, "tp"), {"dim": 1, "reduce": "sum"}),
+    "AllToAll": (sharding("tp", None), sharding(None, "tp"), {"split_dim": 1, "concat_dim": 0}),
+    "CollectivePermute": (sharding("tp", None), sharding("tp", None), {"pairs": [0, 1]}),
+    "Broadcast": (sharding(None, None), sharding(None, None), {"root": 0}),
+}
+UNEVEN = {
+    "AllGather": {"sizes": [2, 2, 2, 1]},
+    "ReduceScatter": {"sizes": [2, 2, 2, 1]},
+    "AllToAll": {"split_sizes": [2, 2, 2, 1], "concat_sizes": [3, 3, 3, 2]},
+}
+
+
+def test_every_collective_is_defined_without_a_rule() -> None:
+    found = {known.name: known for known in definitions() if known.domain == "irpar"}
+    assert set(found) == set(COLLECTIVES) == {*KINDS, "AllSlice"}
+    assert all(known.rule is None for known in found.values())
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_global_types_stay(op: str) -> None:
+    before, after, attributes = CASES[op]
+    node = collective(op, before, after, (8, 16), **attributes)
+    assert is_collective(node)
+    assert inferred(node) == TensorType(DType.F32, (8, 16))
+    assert node.graph is not None
+    module = Module(node.graph)
+    module.set_mesh(MESH)
+    verify(module)
+
+
+@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("rank", range(8))
+@pytest.mark.parametrize("shape", [(8, 16), (11, 7)])
+def test_local_types_follow_from_the_attributes(op: str, rank: int, shape: tuple[int, int]) -> None:
+    before, after, attributes = CASES[op]
+    uneven = UNEVEN.get(op, {}) if shape == (11, 7) else {}
+    node = collective(op, before, after, shape, rank, **attributes, **uneven)
+    assert inferred(node) == node.result.type
+    assert node.graph is not None
+    module = Module(node.graph)
+    module.set_mesh(MESH)
+    verify(module)
+
+
+SENT = {
+    # f32[8, 16], cut by dp=2 in all but where said; tp=4
+    "AllReduce": 2 * 3 * (4 * 16 * 4) // 4,
+    "AllGather": 3 * (4 * 4 * 4),
+    "ReduceScatter": 3 * (8 * 4 * 4),
+    "AllToAll": 3 * (2 * 16 * 4) // 4,
+    "CollectivePermute": 2 * 16 * 4,
+    "Broadcast": 8 * 16 * 4,
+}
+
+
+@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("rank", [None, 0, 7])
+def test_sent_bytes_by_the_ring_model(op: str, rank: int | None) -> None:
+    before, after, attributes = CASES[op]
+    assert sent_bytes(collective(op, before, after, (8, 16), rank, **attributes), MESH) == SENT[op]
+
+
+SENT_UNEVEN = {
+    # f32[11, 7]: blocks of 6, 5 over dp; 3, 3, 3, 2 and 2, 2, 2, 1 over tp, padded to 3 and 2
+    "AllGather": 3 * (6 * 2 * 4),
+    "ReduceScatter": 3 * (11 * 2 * 4),
+    "AllToAll": 3 * (3 * 2 * 4),
+}
+
+
+@pytest.mark.parametrize("op", SENT_UNEVEN)
+@pytest.mark.parametrize("rank", [None, 0, 3])
+def test_sent_bytes_pad_uneven_blocks(op: str, rank: int | None) -> None:
+    before, after, attributes = CASES[op]
+    node = collective(op, before, after, (11, 7), rank, **attributes, **UNEVEN[op])
+    assert sent_bytes(node, MESH) == SENT_UNEVEN[op]
+
+
+def test_a_slice_sends_nothing() -> None:
+    node = collective("AllSlice", sharding("dp", None), sharding("dp", "tp"), (8, 16), dim=1)
+    assert sent_bytes(node, MESH) == 0
+    assert inferred(node) == TensorType(DType.F32, (8, 16))
+
+
+def test_a_group_of_one_sends_nothing() -> None:
+    mesh = Mesh({"tp": 1})
+    before = sharding("tp", None, mesh=mesh)
+    assert sent_bytes(collective("CollectivePermute", before, before, (8, 16), pairs=[0, 0]), mesh) == 0
+
+
+WRONG = {
+    "no partial value": ("AllReduce", sharding(None), sharding(None), {"reduce": "sum"}, "cannot run over tp"),
+    "an axis that stays": ("AllGather", sharding("tp"), sharding("tp"), {"dim": 0}, "to another sharding"),
+    "no such dim": ("AllGather", sharding("tp"), sharding(None), {"dim": 1}, "which is no dim of f32[8]"),
+    "another reduction": (
+        "AllReduce",
+        sharding(None, partial="tp"),
+        sharding(None),
+        {"reduce": "max"},
+        "reduces by max what is partial(sum)",
+    ),
+    "an unknown reduction": (
+        "AllReduce",
+        sharding(None, partial="tp"),
+        sharding(None),
+        {"reduce": "mean"},
+        "one of sum, max",
+    ),
+    "an unknown axis": ("AllGather", sharding("tp"), sharding(None), {"dim": 0, "axes": ["pp"]}, 'no axis "pp"'),
+    "no axes": ("AllGather", sharding("tp"), sharding(None), {"dim": 0, "axes": None}, "no attribute axes"),
+    "no id": ("AllGather", sharding("tp"), sharding(None), {"dim": 0, "id": None}, "no attribute id"),
+    "a slice of what is held": ("AllSlice", sharding("tp"), sharding("tp"), {"dim": 0}, "cannot run over tp"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_verifier_says_what_is_wrong(name: str) -> None:
+    op, before, after, attributes, text = WRONG[name]
+    assert text in problems(collective(op, before, after, (8,), **attributes))
+
+
+def test_the_verifier_checks_local_types() -> None:
+    node = collective("AllGather", sharding("tp"), sharding(None), (7,), 0, dim=0)
+    assert "gives f32[8], but its result is f32[7]" in problems(node)
+
+
+def test_a_sub_axis_may_be_gathered_from_the_whole_one() -> None:
+    after = sharding("tp:(1)2")
+    node = collective("AllGather", sharding("tp"), after, (8,), 0, dim=0, axes=["tp:(2)2"])
+    assert inferred(node) == TensorType(DType.F32, (4,))
+    assert node.graph is not None
+    module = Module(node.graph)
+    module.set_mesh(MESH)
+    verify(module)
