@@ -43,9 +43,7 @@ def main() -> int:
             (lambda: session.run(names, inputs), lambda: list(executor.run(inputs).values())), options.runs
         )
     ratio = irpar / plain
-    print(
-        f"{options.family}, {options.layers} layers, hidden {options.hidden}: median of {options.runs} runs each, in turn"
-    )
+    print(f"{options.family}, {options.layers} layers, hidden {options.hidden}; medians of {options.runs} runs in turn")
     print(f"  ONNX Runtime {plain * 1e3:9.3f} ms")
     print(f"  irpar, ort   {irpar * 1e3:9.3f} ms")
     print(f"  ratio        {ratio:9.3f}    target {TARGET}")
