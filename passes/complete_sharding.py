@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.placement import Axes, RuleView, disjoint, place, rule_view
+from irpar.analysis.symbols import require_static
 from irpar.ir import Decision, Graph, Module, Node, Value, rewrite, tensor_type
 from irpar.ops import Kind
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import Axis, Mesh, Sharding
+from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,15 @@ class CompleteSharding(Pass):
     strategy: Literal["propagate"] = "propagate"
 
     def run(self, module: Module) -> PassResult:
-        """Complete the main graph."""
+        """Complete the main graph.
+
+        Raises:
+            UnboundSymbolError: a dim is still symbolic.
+            IrparError: the module has no mesh, or is in local view already.
+        """
+        if module.is_local:
+            raise IrparError("complete-sharding needs the global view", do="run it before localize")
+        require_static(module)
         mesh = module.mesh
         graph = module.graph
         rewritten = rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias})
@@ -93,6 +102,11 @@ class _Completion:
                 self.open[value] = [True] * len(type_.shape)
                 self.axes[value] = [()] * len(type_.shape)
                 continue
+            if value.sharding.all_axes and not type_.is_static:
+                raise IrparError(
+                    f"%{value.name} {type_} is annotated {value.sharding}, but its size depends on data",
+                    do="annotate tensors of fixed size; this one stays whole on every device",
+                )
             self.pinned.add(value)
             free += value.sharding.is_open
             self.open[value] = [dim.is_open for dim in value.sharding.dims]
@@ -113,7 +127,8 @@ class _Completion:
         merged: list[Axes] = [()] * len(view.rule.sizes)
         clash: list[Axes | None] = [None] * len(view.rule.sizes)
         for tensor, value in enumerate(view.values):
-            if value is None or value not in self.axes:
+            if value is None or value not in self.axes or (value.is_constant and value not in self.pinned):
+                # What other readers want of a constant binds nobody: each may have its own copy.
                 continue
             for factor, axes in view.project(tensor, self.axes[value]).items():
                 known = merged[factor]
@@ -171,8 +186,8 @@ class _Completion:
         for other in (*node.inputs, *node.results):
             axes = self.axes.get(other, []) if other is not value else []
             if any(axis.name == name for cut in axes for axis in cut):
-                return Decision(f"follows %{other.name} through {node.op_type} {node.label}", other.name, (name,))
-        return Decision(f"follows {node.op_type} {node.label}", axes=(name,))
+                return Decision(f"follows %{other.name} through {node.title}", other.name, (name,))
+        return Decision(f"follows {node.title}", axes=(name,))
 
     def _settle_constants(self) -> None:
         """Write constants that nobody pinned as their only reader needs them, and whole where readers differ."""

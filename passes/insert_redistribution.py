@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from irpar.analysis.placement import Placement, place, why_whole
+from irpar.analysis.placement import Placement, has_rank, place, why_whole
 from irpar.analysis.redistribution import Step, plan
-from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value, tensor_type
+from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value
 from irpar.ops import Kind
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Mesh, Sharding
@@ -28,7 +28,7 @@ class InsertRedistribution(Pass):
         if module.is_local:
             raise IrparError("insert-redistribution needs the global view", do="run it before localize")
         for value in module.graph.values():
-            if value.sharding is None and value.has_uses and tensor_type(value.type) is not None:
+            if value.sharding is None and value.has_uses and has_rank(value):
                 raise IrparError(
                     f"%{value.name} has no sharding yet", do="run complete-sharding before insert-redistribution"
                 )
@@ -109,7 +109,7 @@ class _Insertion:
         for value, (inner, index) in self._captured(node):
             if value.sharding is not None and not value.sharding.is_replicated:
                 whole = Sharding.replicated(self.mesh, value.sharding.rank)
-                reason = f"{node.op_type} {node.label} reads %{value.name} inside its body, which runs whole"
+                reason = f"{node.title} reads %{value.name} inside its body, which runs whole"
                 inner.set_operand(index, self._redistributed(value, whole, node, reason))
 
     def _give(self, node: Node, wanted: dict[Value, set[Sharding]]) -> None:
@@ -186,17 +186,17 @@ class _Insertion:
     def _reason_of_need(self, node: Node, value: Value, needed: Sharding) -> str:
         lies = f"%{value.name} lies as {value.sharding}{self._because(value)}"
         if self.placements[node].rule is None:
-            return f"{node.label} needs it whole ({why_whole(node)}); {lies}"
-        return f"{node.op_type} {node.label} needs it as {needed}; {lies}"
+            return f"{node.title} needs it whole ({why_whole(node)}); {lies}"
+        return f"{node.title} needs it as {needed}; {lies}"
 
     def _reason_of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
         if not given.partial:
-            return f"{node.op_type} {node.label} gives %{value.name} as {given}; its readers want {target}"
+            return f"{node.title} gives %{value.name} as {given}; its readers want {target}"
         axes = ", ".join(map(str, given.partial))
         cut = [
             f"%{operand.name}{self._because(operand, given.partial[0].name)}" for operand in self._cut_operands(node)
         ]
-        return f"{node.op_type} {node.label} sums over {axes}, which cuts {' and '.join(cut)}"
+        return f"{node.title} sums over {axes}, which cuts {' and '.join(cut)}"
 
     def _cut_operands(self, node: Node) -> list[Value]:
         """The operands of which a reduced factor is cut."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value, tensor_type
+from irpar.analysis.placement import has_rank
+from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
 from irpar.ops.coords import block_start
 from irpar.pass_manager import Pass, PassResult
@@ -29,7 +30,7 @@ class Localize(Pass):
         mesh = module.mesh
         whole = module.graph
         for value in whole.values():
-            if value.sharding is None and tensor_type(value.type) is not None and (value.has_uses or value.is_input):
+            if value.sharding is None and value.has_uses and has_rank(value):
                 raise IrparError(f"%{value.name} has no sharding", do="run complete-sharding before localize")
         programs = distinct_programs(whole, mesh)
         graphs = [_Localizer(module, whole, mesh, ranks).run() for ranks in programs]
@@ -113,8 +114,11 @@ class _Localizer:
         return made
 
     def _localize_type(self, value: Value, made: Value) -> None:
-        if value.sharding is None:
+        if not value.is_static:
+            # Its size depends on data, or it is no tensor: whole on every device.
+            made.sharding = None
             return
+        assert value.sharding is not None, f"{value!r} is not used and has no sharding"
         made.sharding = value.sharding
         made.global_shape = value.shape
         made.type = TensorType(value.dtype, local_shape(value.sharding, value.shape, self.coords))
@@ -145,7 +149,10 @@ class _Localizer:
             self._localize_type(whole, new)
             new.source = old.source
             self.values[whole] = new
+        names = [value.name for value in made.results]
         made.erase()
+        for value, name in zip(values, names, strict=True):
+            value.rename(name)
 
     def _slice(self, node: Node) -> None:
         """AllSlice: the block starts at (position along the new axes) * (block size) of what the device holds."""

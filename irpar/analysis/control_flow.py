@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from irpar.ir import UNKNOWN, Dim, DType, Graph, Ints, Node, TensorType, Type, Value
+from irpar.ir import UNKNOWN, Dim, DType, Graph, Ints, Node, OptionalType, TensorType, Type, Value
 
 from .type_merge import TypeInferenceError, common
 
@@ -107,6 +107,9 @@ def _settle(
 def _widen(before: Type, after: Type) -> Type:
     if after == UNKNOWN and isinstance(before, TensorType):
         return before.with_shape(None)
+    if isinstance(before, OptionalType) and not isinstance(after, OptionalType):
+        # ONNX lets a loop start with an optional and go on with what is in it; neither type holds for all rounds.
+        return UNKNOWN
     return common([before, after])
 
 

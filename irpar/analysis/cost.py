@@ -1,6 +1,6 @@
 """FLOPs and bytes of nodes and graphs, from the operator definitions."""
 
-from irpar.ir import Graph, Node, tensor_type
+from irpar.ir import Graph, Node
 from irpar.ops import flops
 
 from .liveness import value_bytes
@@ -14,8 +14,7 @@ def node_flops(node: Node) -> int:
     nested = [graph_flops(graph) for graph in node.nested_graphs()]
     if nested:
         return max(nested)
-    values = (*node.inputs, *node.results)
-    if any((type_ := tensor_type(value.type)) is None or not type_.is_static for value in values):
+    if not all(value.is_static for value in (*node.inputs, *node.results)):
         return 0
     return flops(node)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from irpar.ir import Graph, Node, Value, captured_or_read, tensor_type
+from irpar.ir import Graph, Node, Value, captured_or_read
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Ops whose result is the operand's memory under another shape."""
@@ -31,8 +31,7 @@ class Peak:
 
 def value_bytes(value: Value) -> int:
     """Bytes of a static tensor value; 0 for what has no static size."""
-    type_ = tensor_type(value.type)
-    return type_.nbytes if type_ is not None and type_.is_static else 0
+    return value.tensor_type.nbytes if value.is_static else 0
 
 
 def constant_bytes(graph: Graph) -> int:

@@ -166,22 +166,25 @@ def disjoint(mesh: Mesh, axes: Sequence[Axis]) -> bool:
     return True
 
 
+def has_rank(value: Value) -> bool:
+    """True for tensors whose number of dims is known; completion gives these a sharding."""
+    type_ = tensor_type(value.type)
+    return type_ is not None and type_.shape is not None
+
+
 def whole_placement(node: Node, mesh: Mesh) -> Placement:
     """The node runs on whole tensors on every device."""
 
     def whole(value: Value | None) -> Sharding | None:
-        type_ = tensor_type(value.type) if value is not None else None
-        return None if type_ is None or type_.shape is None else Sharding.replicated(mesh, len(type_.shape))
+        rank = value.tensor_type.rank if value is not None and has_rank(value) else None
+        return None if rank is None else Sharding.replicated(mesh, rank)
 
     return Placement(tuple(map(whole, node.operands)), tuple(map(whole, node.results)), None, ())
 
 
 def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
     """The rule of a node beside its shapes, or None where it must run whole."""
-    if any(
-        value is not None and ((type_ := tensor_type(value.type)) is None or not type_.is_static)
-        for value in (*node.operands, *node.results)
-    ):
+    if not all(value.is_static for value in (*node.inputs, *node.results)):
         return None
     rule = factor_rule(node)
     return None if rule is None else RuleView(node, rule, mesh)

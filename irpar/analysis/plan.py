@@ -9,6 +9,7 @@ from typing import Any
 
 from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, SlicedTensor, Tensor, Value, tensor_type
 from irpar.ops.collectives import KINDS, sent_bytes
+from irpar.ops.coords import COORDS
 from irpar.sharding import Axis, IrparError, Mesh
 
 from .cost import graph_flops
@@ -16,7 +17,6 @@ from .liveness import peak, value_bytes
 from .parts import Part
 
 FORMAT = "irpar-plan/1"
-COORDS = "irpar.coords"
 LEAST_NAMED_BYTES = 1024
 """Smaller replicated values are not listed."""
 

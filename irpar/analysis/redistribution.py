@@ -185,7 +185,7 @@ class _Search:
                     state = _put(dims, dim, axes[: len(axes) - count]), partial
                     n = self.mesh.group_size(axes[len(axes) - count :])
                     result = n * self._bytes(dims)
-                    yield _Move("AllGather", axes[len(axes) - count :], (dim,), state, result * (n - 1) // n)
+                    yield _Move("AllGather", axes[len(axes) - count :], (dim,), state, ceil_div(result * (n - 1), n))
 
     def _exchanges(self, dims: Dims, partial: tuple[Axis, ...]) -> Iterator[_Move]:
         for source, axes in enumerate(dims):
@@ -199,7 +199,7 @@ class _Search:
                     if target == source or not self._nests(target, longer, count):
                         continue
                     n = self.mesh.group_size(moved)
-                    sent = self._bytes(dims, {target: n}) * n * (n - 1) // n
+                    sent = self._bytes(dims, {target: n}) * (n - 1)
                     yield _Move("AllToAll", moved, (target, source), (_put(rest, target, longer), partial), sent)
 
     def _reductions(self, dims: Dims, partial: tuple[Axis, ...]) -> Iterator[_Move]:
@@ -208,14 +208,14 @@ class _Search:
             rest = tuple(axis for axis in partial if axis not in axes)
             n = self.mesh.group_size(axes)
             size = self._bytes(dims)
-            yield _Move("AllReduce", axes, (), (dims, rest), 2 * size * (n - 1) // n)
+            yield _Move("AllReduce", axes, (), (dims, rest), ceil_div(2 * size * (n - 1), n))
             for dim in range(len(dims)):
                 for order in itertools.permutations(axes) if len(axes) <= 3 else (axes,):
                     longer = (*dims[dim], *order)
                     if self.wanted.issuperset(order) and self._nests(dim, longer, len(order)):
-                        padded = self._bytes(dims, {dim: n}) * n
+                        sent = self._bytes(dims, {dim: n}) * (n - 1)
                         state = _put(dims, dim, longer), rest
-                        yield _Move("ReduceScatter", order, (dim,), state, padded * (n - 1) // n)
+                        yield _Move("ReduceScatter", order, (dim,), state, sent)
 
     def _nests(self, dim: int, axes: tuple[Axis, ...], count: int) -> bool:
         """Whether blocks over all `axes` lie inside blocks over those before the last `count`."""

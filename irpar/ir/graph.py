@@ -113,6 +113,11 @@ class Value:
         return self.type
 
     @property
+    def is_static(self) -> bool:
+        """True for tensors whose dims are all ints."""
+        return type(self.type) is TensorType and self.type.is_static
+
+    @property
     def dtype(self) -> Any:
         """Element type of a tensor value."""
         return self.tensor_type.dtype
@@ -275,6 +280,11 @@ class Node:
     def label(self) -> str:
         """What messages call the node: its source or own name, else its op type and first result."""
         return self.source or self.name or f"{self.op_type} of %{self.results[0].name if self.results else ''}"
+
+    @property
+    def title(self) -> str:
+        """What explanations call the node: op type and label."""
+        return f"{self.op_type} {self.label}" if self.source or self.name else self.label
 
     def set_operand(self, index: int, value: Value | None) -> None:
         """Read `value` at an operand place: O(1)."""

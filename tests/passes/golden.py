@@ -1,4 +1,4 @@
-"""Golden tests: IR text in, pipeline, IR text out; and every module on the way goes through its text and the verifier."""
+"""Golden tests: IR text in, pipeline, IR text out; every module on the way goes through its text and the verifier."""
 
 import textwrap
 

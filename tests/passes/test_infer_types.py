@@ -192,3 +192,16 @@ def test_fits_and_common():
     assert common([f32(2), f32(2, 4)]) == TensorType(DType.F32, None)
     with pytest.raises(TypeInferenceError):
         common([f32(2), TensorType(DType.I64, (2,))])
+
+
+def test_a_loop_that_starts_with_an_optional_keeps_the_declared_result():
+    types, _ = types_after(
+        """
+        graph @g(%n: i64[], %x: optional<seq<f32[2]>>) -> (%last) opset 21 {
+          %last = Loop(%n, _, %x) {body=graph @b(%i: ?, %c: ?, %v: optional<seq<f32[2]>>) -> (%c, %w) {
+            %w = SequenceEmpty() {dtype=1} : seq<f32[*]>
+          }} : seq<f32[2]>
+        }
+        """
+    )
+    assert types["last"] == "seq<f32[2]>"

@@ -128,7 +128,9 @@ def test_random_chains_keep_the_numbers(problem: tuple[tuple[int, ...], list[tup
     for node in module.graph:
         array = held[node.inputs[0]]
         held[node.result] = (
-            array.transpose(node.attributes["perm"]) if node.op_type == "Transpose" else array.reshape(node.result.shape)
+            array.transpose(node.attributes["perm"])
+            if node.op_type == "Transpose"
+            else array.reshape(node.result.shape)
         )
         assert held[node.result].shape == node.result.shape
     np.testing.assert_array_equal(held[module.graph.outputs[0]], expected)

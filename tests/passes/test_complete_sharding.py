@@ -1,0 +1,200 @@
+import itertools
+
+import pytest
+
+from irpar.ir import AnnotationError
+from irpar.pass_manager import PassManager
+from irpar.sharding import IrparError, Mesh
+
+from .golden import body, check, read, run
+
+MLP = """
+mesh @m = ["dp"=2, "tp"=4]
+graph @mlp(%x: {x}) -> (%y) opset 21 {{
+  %w1 = constant : {w1} data("mlp.bin", 0, 65536) from "fc1.weight"
+  %w2 = constant : {w2} data("mlp.bin", 65536, 65536) from "fc2.weight"
+  %h = MatMul(%x, %w1) : f32[8, 256] from "/fc1/MatMul"
+  %a = Relu(%h) : f32[8, 256]
+  %y = MatMul(%a, %w2) : f32[8, 64] from "/fc2/MatMul"
+}}
+"""
+DONE = """
+mesh @m = ["dp"=2, "tp"=4]
+graph @mlp(%x: f32[8@dp, 64]) -> (%y) opset 21 {
+  %w1 = constant : f32[64, 256@tp] data("mlp.bin", 0, 65536) from "fc1.weight"
+  %w2 = constant : f32[256@tp, 64] data("mlp.bin", 65536, 65536) from "fc2.weight"
+  %h = MatMul(%x, %w1) : f32[8@dp, 256@tp] from "/fc1/MatMul"
+  %a = Relu(%h) : f32[8@dp, 256@tp]
+  %y = MatMul(%a, %w2) : f32[8@dp, 64] from "/fc2/MatMul"
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("x", "w1", "w2"),
+    [
+        ("f32[8@dp, 64]", "f32[64, 256@tp]", "f32[256@tp, 64]"),
+        ("f32[8@dp, 64]", "f32[64, 256@tp]", "f32[256, 64]"),
+        ("f32[8@dp, 64]", "f32[64, 256]", "f32[256@tp, 64]"),
+        ("f32[8@dp?, 64?]", "f32[64, 256@tp]", "f32[256?, 64?]"),
+    ],
+    ids=["all", "forward", "backward", "open"],
+)
+def test_axes_flow_both_ways(x: str, w1: str, w2: str) -> None:
+    check("complete-sharding", MLP.format(x=x, w1=w1, w2=w2), DONE)
+
+
+def test_running_it_again_changes_nothing() -> None:
+    module = check("complete-sharding", DONE, DONE)
+    assert not PassManager.parse("complete-sharding").run(module).changed
+
+
+def test_the_order_of_annotations_does_not_matter() -> None:
+    annotations = [("x", ["dp", None]), ("fc1.weight", [None, "tp"]), ("fc2.weight", ["tp", None])]
+    texts = set()
+    for order in itertools.permutations(annotations):
+        module = read(MLP.format(x="f32[8, 64]", w1="f32[64, 256]", w2="f32[256, 64]"))
+        for name, spec in order:
+            module.shard(name, spec)
+        PassManager.parse("complete-sharding").run(module)
+        texts.add(body(module))
+    assert texts == {DONE.strip()}
+
+
+def test_closed_dims_and_pins_stay() -> None:
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4]) -> (%z) opset 21 {
+          %y = Relu(%x) : f32[8, 4] replicated
+          %z = Neg(%y) : f32[8, 4]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4]) -> (%z) opset 21 {
+          %y = Relu(%x) : f32[8, 4] replicated
+          %z = Neg(%y) : f32[8, 4] replicated
+        }
+        """,
+    )
+
+
+def test_two_axes_on_one_dim_and_heads_of_a_reshape() -> None:
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["a"=2, "b"=4]
+        graph @g(%x: f32[2, 6, 64@(a,b)]) -> (%y) opset 21 {
+          %s = constant : i64[4] [2, 6, 4, 16]
+          %h = Reshape(%x, %s) : f32[2, 6, 4, 16]
+          %y = Transpose(%h) {perm=[0, 2, 1, 3]} : f32[2, 4, 6, 16]
+        }
+        """,
+        """
+        mesh @m = ["a"=2, "b"=4]
+        graph @g(%x: f32[2, 6, 64@(a,b)]) -> (%y) opset 21 {
+          %s = constant : i64[4] replicated [2, 6, 4, 16]
+          %h = Reshape(%x, %s) : f32[2, 6, 4@(a,b:(1)2), 16@b:(2)2]
+          %y = Transpose(%h) {perm=[0, 2, 1, 3]} : f32[2, 4@(a,b:(1)2), 6, 16@b:(2)2]
+        }
+        """,
+    )
+
+
+def test_a_dim_that_would_have_empty_blocks_is_not_cut() -> None:
+    # 5 over 4 is 2, 2, 1 and an empty block: what follows from the weight is left whole.
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[2, 3]) -> (%y) opset 21 {
+          %w = constant : f32[3, 5@tp] data("w.bin", 0, 60)
+          %y = MatMul(%x, %w) : f32[2, 5]
+        }
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[2, 3] replicated) -> (%y) opset 21 {
+          %w = constant : f32[3, 5@tp] data("w.bin", 0, 60)
+          %y = MatMul(%x, %w) : f32[2, 5] replicated
+        }
+        """,
+    )
+
+
+def test_an_op_without_a_rule_stays_whole() -> None:
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4]) -> (%n) opset 21 {
+          %n = NonZero(%x) : i64[2, _]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4]) -> (%n) opset 21 {
+          %n = NonZero(%x) : i64[2, _] replicated
+        }
+        """,
+    )
+
+
+def test_constants_that_readers_want_differently_are_written_whole() -> None:
+    module = run(
+        "complete-sharding",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4], %y: f32[8, 4@tp]) -> (%a, %b) opset 21 {
+          %c = constant : f32[8, 4] data("c.bin", 0, 128)
+          %a = Add(%x, %c) : f32[8, 4]
+          %b = Add(%y, %c) : f32[8, 4]
+        }
+        """,
+    )
+    assert module.graph.value("c").sharding.is_replicated
+
+
+def test_decisions_lead_back_to_the_annotation() -> None:
+    module = read(MLP.format(x="f32[8, 64]", w1="f32[64, 256]", w2="f32[256, 64]"))
+    module.shard("x", ["dp", None])
+    module.shard("fc1.weight", [None, "tp"])
+    PassManager.parse("complete-sharding").run(module)
+    assert [name for name, _ in module.chain("w2", "tp")] == ["w2", "a", "h", "w1"]
+    assert [name for name, _ in module.chain("y", "dp")] == ["y", "a", "h", "x"]
+    assert module.chain("w2", "tp")[-1][1].why == 'annotated "fc1.weight"'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('mesh @m = ["tp"=2]\ngraph @g(%x: f32[batch@tp]) -> (%y) opset 21 { %y = Relu(%x) : f32[batch] }', "batch"),
+        ("graph @g(%x: f32[8]) -> (%y) opset 21 { %y = Relu(%x) : f32[8] }", "no mesh"),
+        (
+            'mesh @m = ["tp"=2]\ngraph @g(%x: f32[8]) -> (%n) opset 21 { %n = NonZero(%x) : i64[1, _@tp] }',
+            "depends on data",
+        ),
+    ],
+    ids=["symbol", "mesh", "data-dependent"],
+)
+def test_refusals(text: str, message: str) -> None:
+    module = read(text)
+    with pytest.raises(IrparError, match=message):
+        PassManager.parse("complete-sharding").run(module)
+
+
+def test_an_annotation_that_matches_nothing_lists_the_nearest_names() -> None:
+    module = read(MLP.format(x="f32[8, 64]", w1="f32[64, 256]", w2="f32[256, 64]"))
+    with pytest.raises(AnnotationError, match=r"nearest names: .*fc1\.weight"):
+        module.shard("fc.weight", [None, "tp"])
+
+
+def test_an_axis_that_the_mesh_lacks_is_named_with_its_remedy() -> None:
+    module = read("graph @g(%x: f32[8, 4]) -> (%y) opset 21 { %y = Relu(%x) : f32[8, 4] }")
+    module.shard("x", ["mp", None])
+    with pytest.raises(AnnotationError, match=r'no axis "mp" in mesh dp=2,tp=4') as caught:
+        module.set_mesh(Mesh({"dp": 2, "tp": 4}))
+    assert 'write "dp" (size 2), "tp" (size 4), or add mp to the mesh' in str(caught.value)
+    assert "it matches 1 tensor(s), the first: x f32[8, 4]" in str(caught.value)
