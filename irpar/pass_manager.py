@@ -170,21 +170,23 @@ class PassManager:
 
         try:
             verify(module)
-        except Exception as error:
-            what = f"the IR is not valid after pass {self.passes[index].name}: {error}"
-            raise self._failure(what, index, original, error) from error
+        except IrparError as error:
+            what = f"pass {self.passes[index].name} left an invalid module: {error.what}"
+            raise self._failure(what, index, original, error, error.notes) from error
 
-    def _failure(self, what: str, index: int, original: Module | None, error: Exception) -> PassFailure:
+    def _failure(
+        self, what: str, index: int, original: Module | None, error: Exception, notes: tuple[str, ...] = ()
+    ) -> PassFailure:
         do = "this is a bug of the pass, not of your model: report it"
         if original is None:
-            return PassFailure(what, do=do + "; run again with a reproducer to attach")
+            return PassFailure(what, notes=notes, do=do + "; run again with a reproducer to attach")
         try:
             path = self._reproduce(index, original, error)
         except Exception as second:
             note = f"no reproducer could be written: {type(second).__name__}: {second}"
-            return PassFailure(what, notes=(note,), do=do)
+            return PassFailure(what, notes=(*notes, note), do=do)
         do = f"{do} with that file; `irpar opt {path}` replays it"
-        return PassFailure(what, notes=(f"reproducer: {path}",), do=do)
+        return PassFailure(what, notes=(*notes, f"reproducer: {path}"), do=do)
 
     def _reproduce(self, index: int, original: Module, error: Exception) -> Path:
         """Write the module as the failing pass met it, or, where that cannot be made again, as the pipeline met it."""
