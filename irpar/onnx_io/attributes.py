@@ -24,7 +24,7 @@ from irpar.ir import (
 )
 from irpar.ir.types import UnknownType
 
-from .errors import OnnxError
+from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .tensors import decode_text, encode_text, read_tensor, write_tensor
 from .types import TypeReader, write_type
@@ -63,7 +63,7 @@ class AttributeReader:
         found: dict[str, Attribute] = {}
         bodies: Bodies = []
         for proto in protos:
-            name, kind = proto.name, proto.type
+            name, kind = text_of(proto.name), proto.type
             if name in found or any(name == other for other, _, _ in bodies):
                 raise OnnxError(f'attribute "{name}" is given twice', do="give each attribute once")
             if proto.ref_attr_name:

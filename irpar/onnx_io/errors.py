@@ -15,6 +15,17 @@ class OnnxError(IrparError):
         return OnnxError(self.what, where=where, notes=self.notes, do=self.do)
 
 
+def text_of(given: str) -> str:
+    """A string field of a protobuf, which gives bytes where it is not UTF-8.
+
+    Raises:
+        OnnxError: it is not UTF-8.
+    """
+    if type(given) is not str:
+        raise OnnxError(f"{given!r:.60} is not UTF-8 text", do="the file is damaged: export or copy it again")
+    return given
+
+
 def nearest(name: str, known: Iterable[str]) -> tuple[str, ...]:
     """A note with the names that resemble `name` most, or no note where there is none."""
     # Comparing is slow (about 10 us a name): a huge model is searched only in part.

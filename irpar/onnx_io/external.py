@@ -8,7 +8,7 @@ import onnx
 
 from irpar.ir import DType, ExternalTensor, Module, SlicedTensor, Tensor, TensorError, Tensors
 
-from .errors import OnnxError
+from .errors import OnnxError, text_of
 
 
 class ExternalFolder:
@@ -29,7 +29,7 @@ class ExternalFolder:
             OnnxError: the file is outside the folder, or the range cannot hold the tensor.
         """
         entries = {entry.key: entry.value for entry in proto.external_data}
-        location = entries.get("location", "")
+        location = text_of(entries.get("location", ""))
         path = self._paths.get(location) or self._path(location)
         needed = _needed(dtype, shape)
         offset = _number(entries, "offset", 0)
@@ -89,6 +89,7 @@ def _number(entries: dict[str, str], key: str, default: int) -> int:
     text = entries.get(key)
     if text is None:
         return default
+    text_of(text)
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise OnnxError(
             f'external data with {key} "{text[:40]}"',

@@ -6,7 +6,7 @@ import onnx
 from irpar.ir import Function, Graph, Module, Node
 
 from .attributes import AttributeReader
-from .errors import OnnxError
+from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .graphs import GraphReader, metadata_of
 from .types import TypeReader
@@ -38,8 +38,8 @@ def read_functions(model: onnx.ModelProto, module: Module, types: TypeReader, ex
 
 def _declared(proto: onnx.FunctionProto, types: TypeReader, external: ExternalFolder) -> Function:
     """A function without its body."""
-    domain = "" if proto.domain == "ai.onnx" else proto.domain
-    function = Function(domain, proto.name, Graph(proto.name), overload=proto.overload)
+    domain = "" if proto.domain == "ai.onnx" else text_of(proto.domain)
+    function = Function(domain, text_of(proto.name), Graph(proto.name), overload=text_of(proto.overload))
     try:
         if not proto.name:
             raise OnnxError("a function has no name", do="name every function")
@@ -52,7 +52,7 @@ def _declared(proto: onnx.FunctionProto, types: TypeReader, external: ExternalFo
             )
     except OnnxError as error:
         raise error.inside(_place(function)) from None
-    function.doc, function.metadata = proto.doc_string, metadata_of(proto) or None
+    function.doc, function.metadata = text_of(proto.doc_string), metadata_of(proto) or None
     return function
 
 

@@ -21,7 +21,7 @@ from irpar.ir import (
 )
 
 from .attributes import AttributeReader
-from .errors import OnnxError, nearest
+from .errors import OnnxError, nearest, text_of
 from .external import ExternalFolder
 from .facts import INPUT_DEFAULT, take_node_facts, take_value_facts
 from .quantization import read_quantization
@@ -115,7 +115,7 @@ class GraphReader:
         self._nodes(proto.node, graph, scope, infos)
         self._outputs(proto.output, graph, scope)
         read_quantization(proto, scope.values)
-        graph.doc = proto.doc_string
+        graph.doc = text_of(proto.doc_string)
         graph.metadata = metadata_of(proto) or None
         self.depth -= 1
 
@@ -128,7 +128,7 @@ class GraphReader:
         scope = Scope()
         infos = {info.name: info for info in proto.value_info}
         for name in proto.input:
-            if not name or name in scope.values:
+            if not text_of(name) or name in scope.values:
                 raise _name_error("function input", name)
             value = scope.values[name] = graph.add_input(name, UNKNOWN, name)
             self._inform(value, infos.pop(name, None))
@@ -148,7 +148,7 @@ class GraphReader:
             except OnnxError as error:
                 raise error.inside(f"initializer {name}") from None
             if tensor.doc_string:
-                value.doc = tensor.doc_string
+                value.doc = text_of(tensor.doc_string)
             if len(tensor.metadata_props):
                 take_value_facts(value, metadata_of(tensor), self.module)
         for sparse in proto.sparse_initializer:
@@ -163,7 +163,7 @@ class GraphReader:
         return names
 
     def _constant(self, graph: Graph, scope: Scope, name: str, tensor: Tensor) -> Value:
-        if not name or name in scope.values:
+        if not text_of(name) or name in scope.values:
             raise _name_error("constant", name)
         value = graph.add_constant(tensor, name, name)
         scope.values[name] = value
@@ -182,7 +182,7 @@ class GraphReader:
                 if self.module.ir_version >= 4:
                     constant.metadata = {**(constant.metadata or {}), INPUT_DEFAULT: "true"}
                 continue
-            if not name or name in scope.values:
+            if not text_of(name) or name in scope.values:
                 raise _name_error("graph input", name)
             value = graph.add_input(name, UNKNOWN, name)
             scope.values[name] = value
@@ -211,7 +211,7 @@ class GraphReader:
             elif value.type is UNKNOWN:
                 value.type = type_
             if info.doc_string:
-                value.doc = info.doc_string
+                value.doc = text_of(info.doc_string)
             if len(info.metadata_props):
                 take_value_facts(value, metadata_of(info), self.module)
         except OnnxError as error:
@@ -272,7 +272,7 @@ class GraphReader:
         )
         node.attributes = record.attributes
         node.callee = callee
-        node.doc = proto.doc_string
+        node.doc = text_of(proto.doc_string)
         if len(proto.metadata_props):
             try:
                 take_node_facts(node, metadata_of(proto))
@@ -296,7 +296,7 @@ class GraphReader:
         for attribute, protos, is_list in record.bodies:
             graphs = []
             for proto in protos:
-                graph = Graph(proto.name, names=names)
+                graph = Graph(text_of(proto.name), names=names)
                 try:
                     self.read(proto, graph, Scope(scope))
                 except OnnxError as error:
@@ -314,7 +314,7 @@ class GraphReader:
         ((form, given),) = record.attributes.items()
         name = record.outputs[0]
         value = self._constant(graph, scope, name, _constant_tensor(form, given, record))
-        value.doc = record.proto.doc_string
+        value.doc = text_of(record.proto.doc_string)
         self._inform(value, infos.pop(name, None))
         if len(record.proto.metadata_props):
             take_value_facts(value, metadata_of(record.proto), self.module)
@@ -323,7 +323,7 @@ class GraphReader:
 
 def metadata_of(proto: Any) -> dict[str, str]:
     """The metadata_props of a protobuf as a dict."""
-    return {entry.key: entry.value for entry in proto.metadata_props}
+    return {text_of(entry.key): text_of(entry.value) for entry in proto.metadata_props}
 
 
 def _constant_tensor(form: str, given: Attribute, record: Record) -> Tensor:
@@ -356,7 +356,7 @@ def _check_constant(value: Value, type_: object) -> None:
 
 def _lookup(scope: Scope, name: str, role: str) -> Value:
     try:
-        value = scope.find(name)
+        value = scope.find(text_of(name))
     except KeyError:
         value = None
     if value is None:

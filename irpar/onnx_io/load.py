@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from irpar.ir import Graph, Module
 
-from .errors import OnnxError
+from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .facts import take_model_facts
 from .functions import check_calls, read_functions
@@ -83,8 +83,6 @@ def to_module(model: onnx.ModelProto, *, folder: Path | None = None) -> Module:
     """
     try:
         return _to_module(model, folder)
-    except UnicodeDecodeError:
-        raise OnnxError("a name is not UTF-8", do="the file is damaged: export or copy it again") from None
     except RecursionError:
         raise OnnxError("graphs or types are nested too deep", do="flatten the model's branches") from None
 
@@ -92,10 +90,10 @@ def to_module(model: onnx.ModelProto, *, folder: Path | None = None) -> Module:
 def _to_module(model: onnx.ModelProto, folder: Path | None) -> Module:
     check_model(model)
     model = upgrade(model)
-    module = Module(Graph(model.graph.name), opsets=opsets_of(model.opset_import))
+    module = Module(Graph(text_of(model.graph.name)), opsets=opsets_of(model.opset_import))
     module.ir_version = model.ir_version
-    module.producer = (model.producer_name, model.producer_version)
-    module.doc = model.doc_string
+    module.producer = (text_of(model.producer_name), text_of(model.producer_version))
+    module.doc = text_of(model.doc_string)
     module.metadata = metadata_of(model)
     take_model_facts(module, module.metadata)
     types = TypeReader(input_symbols(model.graph))

@@ -138,7 +138,7 @@ def replace_metadata(proto: Any, metadata: Mapping[str, str]) -> None:
     """Set metadata_props, in place of those of the same key."""
     kept = {entry.key: entry.value for entry in proto.metadata_props}
     del proto.metadata_props[:]
-    set_metadata(proto, kept | metadata)
+    set_metadata(proto, {**kept, **metadata})
 
 
 class ModelWriter:

@@ -10,7 +10,7 @@ import onnx
 from irpar.ir import Attribute
 
 from .attributes import AttributeReader, Bodies
-from .errors import OnnxError, nearest
+from .errors import OnnxError, nearest, text_of
 
 MAX_NESTING = 40
 """Graphs nested deeper than this are refused; protobuf itself reads about 33 levels."""
@@ -28,6 +28,9 @@ class Record:
         self.domain: str = proto.domain
         self.inputs: list[str] = list(proto.input)
         self.outputs: list[str] = list(proto.output)
+        if type(self.name) is not str or type(self.op_type) is not str or type(self.domain) is not str:
+            for text in (self.name, self.op_type, self.domain):
+                text_of(text)
         self.attributes: dict[str, Attribute] = {}
         self.bodies: Bodies = []
 
@@ -114,6 +117,8 @@ def in_order(
                 early.append((record, name))
         for name in record.outputs:
             if name:
+                if type(name) is not str:
+                    text_of(name)
                 if name in defined:
                     raise OnnxError(
                         f'"{name}" is defined twice', where=record.label, do="give every result a name of its own"
@@ -122,7 +127,7 @@ def in_order(
     if not early:
         return records
     for record, name in early:
-        if name not in defined:
+        if text_of(name) not in defined:
             raise OnnxError(
                 f'"{name}" is read, but nothing defines it',
                 where=record.label,
@@ -158,7 +163,9 @@ def _sorted(records: list[Record]) -> list[Record]:
 def _cycle(records: list[Record], needs: list[set[int]], stuck: list[int]) -> OnnxError:
     inside = set(stuck)
     graph = nx.DiGraph((source, number) for number in stuck for source in needs[number] if source in inside)
-    cycle = [records[source] for source, _ in nx.find_cycle(graph)]
+    places = [source for source, _ in nx.find_cycle(graph)]
+    first = places.index(min(places))
+    cycle = [records[place] for place in places[first:] + places[:first]]
     shown = [record.name or record.label for record in cycle[:8]] + ["..."] * (len(cycle) > 8)
     return OnnxError(
         f"the nodes form a cycle: {' -> '.join([*shown, shown[0]])}",

@@ -18,7 +18,7 @@ from irpar.ir import (
     symbol,
 )
 
-from .errors import OnnxError
+from .errors import OnnxError, text_of
 
 _MAX_TERMS = 1_000
 """A dim name whose product of sums may expand to more terms than this stays a name."""
@@ -88,7 +88,7 @@ class TypeReader:
     def dim(self, text: str) -> Dim:
         """What a dim_param means: a name or expression, or None where it is empty."""
         if text not in self._dims:
-            self._dims[text] = self._parse(text)
+            self._dims[text] = self._parse(text_of(text))
         return self._dims[text]
 
     def _parse(self, text: str) -> Dim:

@@ -1,14 +1,14 @@
 """Versions: which IR and operator set versions irpar reads and writes, and older models brought up."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 from onnx import TensorProto, helper, version_converter
 
 from irpar.ir import IRPAR_OPSET, DType
 
-from .errors import OnnxError
+from .errors import OnnxError, text_of
 
 OLDEST_OPSET = 13
 NEWEST_OPSET = 26
@@ -38,7 +38,7 @@ def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for entry in imports:
-        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        domain = "" if entry.domain == "ai.onnx" else text_of(entry.domain)
         if found.setdefault(domain, entry.version) != entry.version:
             raise OnnxError(
                 f'opset versions {found[domain]} and {entry.version} of domain "{domain}"', do="import each domain once"
@@ -90,6 +90,9 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if len(model.functions):
         raise _refusal(model, version, "model-local functions are not converted", [])
+    if version < 9 and any(node.op_type == "Scan" for node in _all_nodes(model.graph)):
+        # The converter drops the batch dim that Scan had before opset 9, and with it changes the results.
+        raise _refusal(model, version, "Scan had a batch dim before opset 9", ["Scan"])
     slim = onnx.ModelProto()
     slim.CopyFrom(model)
     large = _take_large(slim.graph)
@@ -98,7 +101,24 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as error:  # the converter raises what its C++ code throws
         raise _refusal(model, version, str(error), _named_ops(model, str(error))) from None
     _restore(model, converted, large)
+    if _interface(converted) != _interface(model):
+        raise _refusal(model, version, "it changes the types of the model's inputs or results", [])
     return converted
+
+
+def _interface(model: onnx.ModelProto) -> list[tuple[str, bytes]]:
+    """Names and types of inputs (without weights) and results."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    values = [value for value in model.graph.input if value.name not in weights] + list(model.graph.output)
+    return [(value.name, value.type.SerializeToString(deterministic=True)) for value in values]
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for nested in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _all_nodes(nested)
 
 
 def _refusal(model: onnx.ModelProto, version: int, message: str, ops: list[str]) -> OnnxError:
@@ -137,7 +157,8 @@ def _take_large(graph: onnx.GraphProto) -> dict[str, TensorProto]:
 def _restore(model: onnx.ModelProto, converted: onnx.ModelProto, large: dict[str, TensorProto]) -> None:
     """Give back what the converter was not shown or does not keep."""
     converted.graph.initializer.extend(large.values())
-    converted.metadata_props.extend(entry for entry in model.metadata_props if not len(converted.metadata_props))
+    if not len(converted.metadata_props):
+        converted.metadata_props.extend(model.metadata_props)
     converted.doc_string = model.doc_string
     converted.producer_name, converted.producer_version = model.producer_name, model.producer_version
     converted.graph.doc_string = model.graph.doc_string
