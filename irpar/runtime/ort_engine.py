@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class OrtEngine:
     def __init__(self, settings: EngineSettings) -> None:
         self._opsets = settings.opsets
         self._threads = 0 if settings.ranks == 1 else 1
+        self._shares_arena = settings.ranks > 1
 
     def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":
         """Make a session of a segment; see `Engine.compile`."""
@@ -74,6 +76,9 @@ class OrtEngine:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.log_severity_level = 4  # Errors are raised; they need not be printed as well.
+        if self._shares_arena:
+            register_arena()
+            options.add_session_config_entry("session.use_env_allocators", "1")
         values = weights.enter(options)
         try:
             session = onnxruntime.InferenceSession(
@@ -85,6 +90,16 @@ class OrtEngine:
             del values  # ONNX Runtime has copied them.
         kind = OrtSegment if all(map(_is_plain, (*segment.inputs, *segment.outputs))) else BoundSegment
         return kind(session, segment)
+
+
+@cache
+def register_arena() -> None:
+    """Let all sessions that ask for it take their working memory from one arena, once for the process.
+
+    With an arena each, the sessions of a hundred segments would hold a hundred times the memory that one of them needs.
+    """
+    arena, default = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", arena, 0, default), None)
 
 
 def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights") -> onnx.ModelProto:
