@@ -53,9 +53,10 @@ class _Insertion:
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
         self.slices = 0
+        self.copied: list[Value] = []
 
     def run(self) -> int:
-        """Returns how many nodes were inserted."""
+        """Returns how many nodes and constants were inserted."""
         nodes = list(self.graph)
         for node in nodes:
             placement = self.placements[node] = place(node, self.mesh, lambda _: True)
@@ -65,8 +66,11 @@ class _Insertion:
         for node in nodes:
             self._feed(node)
             self._give(node, wanted)
+        for value in self.copied:
+            if not value.has_uses and value.graph is not None:
+                self.graph.remove_constant(value)
         self._number()
-        return self.collectives + self.slices
+        return self.collectives + self.slices + len(self.copied)
 
     def _wanted(self, nodes: list[Node]) -> dict[Value, set[Sharding]]:
         """The shardings that the readers of each value need."""
@@ -142,6 +146,7 @@ class _Insertion:
         if value.is_constant and all(step.op == "AllSlice" for step in steps):
             result = self.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
             result.sharding = target
+            self.copied.append(value)
         else:
             result = value
             for step in steps:

@@ -7,45 +7,21 @@ import onnx
 import onnxruntime
 import pytest
 
-from irpar.ir.compare import same_module
-from irpar.ir.text import parse_module, print_module
 from irpar.onnx_io import to_module, to_proto
-from irpar.pass_manager import Instrumentation, PassManager
 
-
-def run_pipeline(pipeline, module):
-    """Run a pipeline; each pass must say truly whether it changed something, and leave what prints and parses back."""
-    records = []
-    for pass_ in PassManager.parse(pipeline).passes:
-        before = str(module)
-        records += PassManager([pass_], Instrumentation(verify_each=True, reproducer=None)).run(module).records
-        printed = print_module(module)
-        assert records[-1].changed == (printed.text != before), f"{pass_} says changed={records[-1].changed}"
-        again = parse_module(printed.text, resources=printed.resources)
-        assert same_module(module, again) is None
-    return records
+from . import golden
 
 
 @pytest.fixture
 def rewritten():
     """`rewritten(pipeline, text)`: the text after a pipeline."""
-
-    def rewrite(pipeline, text):
-        module = parse_module(textwrap.dedent(text))
-        run_pipeline(pipeline, module)
-        return str(module)
-
-    return rewrite
+    return lambda pipeline, text: str(golden.run(pipeline, text))
 
 
 @pytest.fixture
-def check_golden(rewritten):
+def check_golden():
     """`check_golden(pipeline, before, after)`: a pipeline makes one text of the other."""
-
-    def check(pipeline, before, after):
-        assert rewritten(pipeline, before).strip() == textwrap.dedent(after).strip()
-
-    return check
+    return golden.check
 
 
 def run_model(model, inputs):
@@ -67,7 +43,7 @@ def check_numbers():
             model = onnx.parser.parse_model(textwrap.dedent(model))
         expected = run_model(model, inputs)
         module = to_module(model)
-        run_pipeline(pipeline, module)
+        golden.run_pipeline(pipeline, module)
         made = to_proto(module)
         onnx.checker.check_model(made, full_check=True)
         for want, got in zip(expected, run_model(made, inputs), strict=True):

@@ -6,7 +6,7 @@ from irpar.ir import Module
 from irpar.ir.compare import same_module
 from irpar.ir.text import parse_module, print_module
 from irpar.ir.verifier import verify
-from irpar.pass_manager import PassManager
+from irpar.pass_manager import Instrumentation, PassManager, PassRecord
 
 
 def read(text: str) -> Module:
@@ -23,18 +23,26 @@ def through_text(module: Module) -> None:
     assert difference is None, difference
 
 
-def run(pipeline: str, text: str) -> Module:
-    """Run a pipeline pass by pass over a module given as text."""
-    module = read(text)
+def run_pipeline(pipeline: str, module: Module) -> list[PassRecord]:
+    """Run a pipeline; each pass must say truly whether it changed something, and leave what prints and parses back."""
+    records: list[PassRecord] = []
     for pass_ in PassManager.parse(pipeline).passes:
-        PassManager([pass_]).run(module)
-        verify(module)
+        before = str(module)
+        records += PassManager([pass_], Instrumentation(verify_each=True, reproducer=None)).run(module).records
+        assert records[-1].changed == (str(module) != before), f"{pass_} says changed={records[-1].changed}"
         through_text(module)
+    return records
+
+
+def run(pipeline: str, text: str) -> Module:
+    """The module after a pipeline."""
+    module = read(text)
+    run_pipeline(pipeline, module)
     return module
 
 
 def body(module: Module) -> str:
-    """The text of a module, without common indentation."""
+    """The text of a module."""
     return str(module).strip()
 
 

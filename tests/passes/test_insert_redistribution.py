@@ -1,0 +1,135 @@
+import pytest
+
+from irpar.pass_manager import PassManager
+from irpar.sharding import IrparError
+
+from .golden import check, read, run
+
+
+def test_row_parallel_matmul_is_reduced_before_the_bias() -> None:
+    check(
+        "insert-redistribution",
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%a: f32[8@dp, 256@tp]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %b = constant : f32[64] replicated data("w.bin", 65536, 256)
+          %p = MatMul(%a, %w) : f32[8@dp, 64] from "/fc2/MatMul"
+          %y = Add(%p, %b) : f32[8@dp, 64]
+        }
+        """,
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%a: f32[8@dp, 256@tp]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %b = constant : f32[64] replicated data("w.bin", 65536, 256)
+          %p = MatMul(%a, %w) : f32[8@dp, 64] partial(sum: tp) from "/fc2/MatMul"
+          %p_1 = irpar.AllReduce(%p) {axes=["tp"], reduce="sum", id=0} : f32[8@dp, 64] for "/fc2/MatMul" as "p" doc "MatMul /fc2/MatMul sums over tp, which cuts %a and %w"
+          %y = Add(%p_1, %b) : f32[8@dp, 64]
+        }
+        """,
+    )
+
+
+def test_a_partial_value_that_is_wanted_cut_is_reduce_scattered() -> None:
+    check(
+        "insert-redistribution",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%a: f32[8, 256@tp]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %p = MatMul(%a, %w) : f32[8@tp, 64]
+          %y = Relu(%p) : f32[8@tp, 64]
+        }
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%a: f32[8, 256@tp]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %p = MatMul(%a, %w) : f32[8, 64] partial(sum: tp)
+          %p_1 = irpar.ReduceScatter(%p) {axes=["tp"], dim=0, reduce="sum", id=0} : f32[8@tp, 64] doc "MatMul of %p sums over tp, which cuts %a and %w"
+          %y = Relu(%p_1) : f32[8@tp, 64]
+        }
+        """,
+    )
+
+
+def test_a_value_is_gathered_once_for_all_readers_that_want_it_so() -> None:
+    module = run(
+        "insert-redistribution",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 6]) -> (%a, %b) opset 21 {
+          %a = Softmax(%x) {axis=0} : f32[8, 6] replicated
+          %b = LogSoftmax(%x) {axis=0} : f32[8, 6] replicated
+        }
+        """,
+    )
+    assert [node.op_type for node in module.graph] == ["AllGather", "Softmax", "LogSoftmax"]
+
+
+def test_maxima_are_reduced_by_max() -> None:
+    check(
+        "insert-redistribution",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 6]) -> (%y) opset 21 {
+          %axes = constant : i64[1] replicated [0]
+          %y = ReduceMax(%x, %axes) {keepdims=0} : f32[6] replicated
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 6]) -> (%y_1 as "y") opset 21 {
+          %axes = constant : i64[1] replicated [0]
+          %y = ReduceMax(%x, %axes) {keepdims=0} : f32[6] partial(max: tp)
+          %y_1 = irpar.AllReduce(%y) {axes=["tp"], reduce="max", id=0} : f32[6] replicated doc "ReduceMax of %y sums over tp, which cuts %x"
+        }
+        """,
+    )
+
+
+def test_a_whole_constant_is_written_in_blocks_where_blocks_are_read() -> None:
+    check(
+        "insert-redistribution",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4]) -> (%y) opset 21 {
+          %c = constant : f32[8, 4] replicated data("c.bin", 0, 128)
+          %y = Add(%x, %c) : f32[8@tp, 4]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4]) -> (%y) opset 21 {
+          %c_1 = constant : f32[8@tp, 4] data("c.bin", 0, 128)
+          %y = Add(%x, %c_1) : f32[8@tp, 4]
+        }
+        """,
+    )
+
+
+def test_a_body_reads_whole_values() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp, 4], %p: bool[]) -> (%y) opset 21 {
+          %h = Relu(%x) : f32[8, 4]
+          %y = If(%p) {then_branch=graph() -> (%t) { %t = Neg(%h) : f32[8, 4] }, else_branch=graph() -> (%e) { %e = Abs(%h) : f32[8, 4] }} : f32[8, 4]
+        }
+        """,
+    )
+    gathers = [node for node in module.graph if node.op_type == "AllGather"]
+    assert len(gathers) == 1
+    (holder,) = (node for node in module.graph if node.op_type == "If")
+    assert {inner.inputs[0] for nested in holder.nested_graphs() for inner in nested} == {gathers[0].result}
+
+
+def test_it_needs_complete_shardings_in_global_view() -> None:
+    module = read('mesh @m = ["tp"=2]\ngraph @g(%x: f32[8]) -> (%y) opset 21 { %y = Relu(%x) : f32[8] }')
+    with pytest.raises(IrparError, match="has no sharding yet"):
+        PassManager.parse("insert-redistribution").run(module)
+    module = run("complete-sharding,insert-redistribution,localize", str(module))
+    with pytest.raises(IrparError, match="needs the global view"):
+        PassManager.parse("insert-redistribution").run(module)

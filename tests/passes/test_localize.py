@@ -1,0 +1,130 @@
+import pytest
+
+from irpar.pass_manager import PassManager
+from irpar.passes.localize import distinct_programs
+from irpar.sharding import IrparError, Mesh
+
+from .golden import check, read, run
+
+
+def test_types_become_blocks() -> None:
+    check(
+        "localize",
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%x: f32[8@dp, 64]) -> (%h) opset 21 {
+          %w = constant : f32[64, 256@tp] data("w.bin", 0, 65536) from "fc1.weight"
+          %h = MatMul(%x, %w) : f32[8@dp, 256@tp]
+        }
+        """,
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph local @g(%x: f32[4, 64] of [8@dp, 64]) -> (%h) opset 21 ranks [0, 1, 2, 3, 4, 5, 6, 7] {
+          %w = constant : f32[64, 64] of [64, 256@tp] whole data("w.bin", 0, 65536) from "fc1.weight"
+          %h = MatMul(%x, %w) : f32[4, 64] of [8@dp, 256@tp]
+        }
+        """,
+    )
+
+
+def test_a_slice_starts_where_the_coordinates_say() -> None:
+    check(
+        "complete-sharding,insert-redistribution,localize",
+        """
+        mesh @m = ["x"=2, "y"=4]
+        graph @g(%x: f32[8@x, 64]) -> (%y) opset 21 {
+          %y = Relu(%x) : f32[8@x, 64@y]
+        }
+        """,
+        """
+        mesh @m = ["x"=2, "y"=4]
+        graph local @g(%x: f32[4, 64] of [8@x, 64], %irpar.coords: i64[2]) -> (%y) opset 21 ranks [0, 1, 2, 3, 4, 5, 6, 7] {
+          %irpar.number_1 = constant : i64[] 1
+          %irpar.number_16 = constant : i64[] 16
+          %const = constant : i64[1] [1]
+          %const_1 = constant : i64[1] [16]
+          %irpar.index.m.y = Gather(%irpar.coords, %irpar.number_1) {axis=0} : i64[]
+          %irpar.start.m.y.16 = Mul(%irpar.index.m.y, %irpar.number_16) : i64[]
+          %v_2 = Reshape(%irpar.start.m.y.16, %const) : i64[1]
+          %v_3 = Add(%v_2, %const_1) : i64[1]
+          %x_1 = Slice(%x, %v_2, %v_3, %const) : f32[4, 16] of [8@x, 64@y]
+          %y = Relu(%x_1) : f32[4, 16] of [8@x, 64@y]
+        }
+        """,
+    )
+
+
+def test_uneven_blocks_make_a_program_for_each_size() -> None:
+    check(
+        "localize",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[10@tp, 6]) -> (%z) opset 21 {
+          %y = Relu(%x) : f32[10@tp, 6]
+          %z = irpar.AllGather(%y) {axes=["tp"], dim=0, id=0} : f32[10, 6] replicated
+        }
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph local @g.0(%x: f32[3, 6] of [10@tp, 6]) -> (%z) opset 21 ranks [0, 1, 2] {
+          %y = Relu(%x) : f32[3, 6] of [10@tp, 6]
+          %z = irpar.AllGather(%y) {axes=["tp"], dim=0, id=0, sizes=[3, 3, 3, 1]} : f32[10, 6] of [10, 6] replicated
+        }
+        graph local @g.1(%x: f32[1, 6] of [10@tp, 6]) -> (%z) opset 21 ranks [3] {
+          %y = Relu(%x) : f32[1, 6] of [10@tp, 6]
+          %z = irpar.AllGather(%y) {axes=["tp"], dim=0, id=0, sizes=[3, 3, 3, 1]} : f32[10, 6] of [10, 6] replicated
+        }
+        """,
+    )
+
+
+def test_members_of_one_group_agree_on_its_sizes() -> None:
+    # 7 over (x, y) is 2, 2, 2, 1: ranks 0 and 2 both hold 2 rows, but their neighbours along y do not.
+    graph = read(
+        """
+        mesh @m = ["x"=2, "y"=2]
+        graph @g(%a: f32[7@(x,y)]) -> (%b) opset 21 {
+          %b = Relu(%a) : f32[7@(x,y)]
+        }
+        """
+    ).graph
+    assert distinct_programs(graph, Mesh({"x": 2, "y": 2})) == [(0, 1), (2,), (3,)]
+
+
+def test_baked_shapes_become_local() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution,localize",
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%x: f32[4@dp, 17, 64@tp]) -> (%y) opset 21 {
+          %s = constant : i64[4] [-1, 17, 4, 16]
+          %y = Reshape(%x, %s) : f32[4, 17, 4, 16]
+        }
+        """,
+    )
+    (node,) = module.graph
+    assert node.inputs[1].data.numpy().tolist() == [2, 17, 1, 16]
+    assert node.result.shape == (2, 17, 1, 16)
+
+
+def test_values_whose_size_depends_on_data_stay_whole() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution,localize",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8@tp]) -> (%n) opset 21 {
+          %n = NonZero(%x) : i64[1, _]
+        }
+        """,
+    )
+    assert [node.op_type for node in module.graph] == ["AllGather", "NonZero"]
+    assert module.whole == {"n": "NonZero has no sharding rule"}
+
+
+def test_it_runs_once() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution,localize",
+        'mesh @m = ["tp"=2]\ngraph @g(%x: f32[8@tp]) -> (%y) opset 21 { %y = Relu(%x) : f32[8] }',
+    )
+    with pytest.raises(IrparError, match="local view already"):
+        PassManager.parse("localize").run(module)
