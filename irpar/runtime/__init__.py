@@ -1,1 +1,1 @@
-
+"""Running partitioned programs: the executor, engines that compute, and groups that communicate."""
