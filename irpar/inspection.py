@@ -8,7 +8,7 @@ from typing import Any
 
 from irpar.analysis.cost import node_bytes, node_flops
 from irpar.analysis.liveness import peak, value_bytes
-from irpar.analysis.plan import why_without_rule
+from irpar.analysis.placement import why_whole
 from irpar.analysis.symbols import free_symbols, unnamed_dims
 from irpar.ir import Module, Node, Value, clone_module, tensor_type
 from irpar.ops import definition, factor_rule
@@ -251,7 +251,7 @@ def _operators(nodes: Sequence[Node], is_static: bool) -> tuple[OpFact, ...]:
             nodes=len(members),
             flops=sum(map(node_flops, members)) if is_static else None,
             bytes=sum(map(node_bytes, members)) if is_static else None,
-            can_shard=all(why_whole(node) is None for node in members),
+            can_shard=all(reason_whole(node) is None for node in members),
         )
         for op, members in groups.items()
     ]
@@ -265,13 +265,13 @@ def _op_name(node: Node) -> str:
 def _unsharded(nodes: Iterable[Node]) -> tuple[Unsharded, ...]:
     groups: dict[tuple[str, str], list[Node]] = {}
     for node in nodes:
-        why = why_whole(node)
+        why = reason_whole(node)
         if why is not None:
             groups.setdefault((_op_name(node), why), []).append(node)
     return tuple(Unsharded(op, why, len(members), members[0].label) for (op, why), members in groups.items())
 
 
-def why_whole(node: Node) -> str | None:
+def reason_whole(node: Node) -> str | None:
     """Why a node runs whole on every device, or None where it has a sharding rule.
 
     Where sizes are not known, an operator that has a rule counts as one that can be sharded.
@@ -280,10 +280,10 @@ def why_whole(node: Node) -> str | None:
         return "a function call: open it with inline-functions"
     found = definition(node)
     if found is None or found.rule is None:
-        return why_without_rule(node)
+        return why_whole(node)
     if not all(map(_is_static, (*node.inputs, *node.results))):
         return None
-    return None if factor_rule(node) is not None else why_without_rule(node)
+    return None if factor_rule(node) is not None else why_whole(node)
 
 
 def _is_static(value: Value) -> bool:

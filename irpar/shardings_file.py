@@ -233,7 +233,7 @@ class _Reader:
         self.path = path
 
     def where(self, node: Any) -> str:
-        return f"{self.path}, line {node.start_mark.line + 1}"
+        return f"{self.path.name}, line {node.start_mark.line + 1}"
 
     def error(self, what: str, node: Any, do: str, text: str = "") -> ShardingsError:
         return ShardingsError(what, where=f"{text}      {self.where(node)}" if text else self.where(node), do=do)

@@ -250,8 +250,15 @@ def verify(
     inputs, kind = _inputs_for(executor, original, inputs, seed)
     got = executor.run(inputs)
     expected = original.run(inputs)
+    missing = "the partition does not give it"
     return Verification(
-        tuple(compare(name, got[name], expected[name], tolerance) for name in expected if name in got), kind
+        tuple(
+            compare(name, got[name], expected[name], tolerance)
+            if name in got
+            else Difference(name, np.inf, np.inf, 0.0, note=missing)
+            for name in expected
+        ),
+        kind,
     )
 
 

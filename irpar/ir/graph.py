@@ -2,15 +2,16 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, Literal
 
 from irpar.sharding import Sharding
 
 from .attributes import Attribute, Graphs, attributes
 from .tensor import Tensor
 from .types import UNKNOWN, TensorType, Type
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Memory = Literal["device", "host", "disk"]
 Phase = Literal["forward", "backward", "optimizer"]
@@ -655,6 +656,8 @@ class Graph:
 
         What a nested graph reads counts as read by the node that holds it. The return node is left out.
         """
+        import networkx as nx
+
         result = nx.DiGraph()
         result.add_nodes_from(self)
         for node in self:
@@ -674,6 +677,8 @@ class Graph:
         Raises:
             ValueError: the nodes form a cycle; the message names it.
         """
+        import networkx as nx
+
         place = {node: number for number, node in enumerate(self)}
         graph = self.to_networkx()
         try:

@@ -1,0 +1,182 @@
+"""irpar explain: why a tensor is sharded as it is, and why a collective is there."""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from irpar.display import bytes_text, output, print_json, sharding_text
+from irpar.sharding import IrparError
+
+from .options import Json, Out
+from .plan_tables import headline, indented, print_replicated, specs_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from irpar.analysis.plan import Plan
+
+Entry = Mapping[str, Any]
+_MOST_STEPS = 50
+"""A chain of reasons is followed so far."""
+
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[VALUE|COLLECTIVE]", help="A tensor by name or glob, or a collective by its id.", show_default=False
+    ),
+]
+
+
+def explain_command(out: Out, target: Target = None, as_json: Json = False) -> None:
+    """Tell why a tensor is cut as it is, or why a collective is there. Without a target: all collectives."""
+    from irpar.analysis.plan import read_plan
+
+    plan = read_plan(out)
+    if target is None:
+        _explain_all(plan, as_json)
+        return
+    collectives = [entry for entry in plan.collectives if target in (str(entry["id"]), f"id={entry['id']}")]
+    values = [] if collectives else _matching(plan, target)
+    if not collectives and not values:
+        raise _unknown(plan, target)
+    chains = {entry["name"]: list(_chain(plan, entry)) for entry in values}
+    related = collectives or [entry for entry in plan.collectives if entry["value"] in {v["source"] for v in values}]
+    if as_json:
+        found = [{**entry, "chain": chains[entry["name"]]} for entry in values]
+        print_json({"values": found, "collectives": related})
+        return
+    console = output()
+    for entry in values:
+        _print_value(console, entry, chains[entry["name"]])
+    for entry in related:
+        _print_collective(console, entry)
+
+
+def _explain_all(plan: "Plan", as_json: bool) -> None:
+    if as_json:
+        lists = {"inputs": plan.inputs, "outputs": plan.outputs, "replicated": plan.replicated}
+        print_json({"mesh": plan.mesh, "pipeline": plan.pipeline, "collectives": plan.collectives, **lists})
+        return
+    console = output()
+    console.print(Text(headline(plan), style="bold"))
+    console.print(specs_table("input", plan.inputs))
+    console.print()
+    console.print(specs_table("output", plan.outputs))
+    for entry in plan.collectives:
+        _print_collective(console, entry)
+    print_replicated(console, plan.replicated, "", rows=None)
+    console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID")
+
+
+# -- values -------------------------------------------------------------------------------------------------------
+
+
+def _matching(plan: "Plan", target: str) -> list[Entry]:
+    """The values whose name is the target, or else match it as a glob."""
+    name = target.removeprefix("%")
+    known = list(_values(plan))
+    found = [entry for entry in known if name in (entry["name"], entry["source"])]
+    if not found and re.search(r"[*?\[]", name):
+        matcher = re.compile(fnmatch.translate(name)).match
+        found = [entry for entry in known if matcher(entry["name"]) or matcher(entry["source"])]
+    return found
+
+
+def _values(plan: "Plan") -> Iterator[Entry]:
+    """The sharded values; then what is whole: replicated values, inputs and outputs that are not among these."""
+    seen: set[str] = set()
+    for entry in plan.values:
+        seen.update((entry["name"], entry["source"]))
+        yield entry
+    for listed in (plan.replicated, plan.inputs, plan.outputs):
+        for entry in listed:
+            name = entry.get("value") or entry.get("name")
+            if name is not None and name not in seen:
+                seen.add(name)
+                why: dict[str, Any] = {"why": entry.get("why") or "nothing asks for a cut"}
+                why |= {"follows": None, "axes": []}
+                shape, sharding = entry.get("shape"), entry.get("sharding")
+                yield {"name": name, "source": name, "shape": shape, "sharding": sharding, "partial": [], "why": [why]}
+
+
+def _chain(plan: "Plan", entry: Entry) -> Iterator[dict[str, Any]]:
+    """The reasons for a sharding, each with that of the value that it follows, back to what the user wrote."""
+    known = {value["name"]: value for value in plan.values}
+    waiting = [(entry["name"], reason, 0) for reason in reversed(entry["why"] or [])]
+    met: set[tuple[str, str]] = set()
+    while waiting and len(met) < _MOST_STEPS:
+        name, reason, depth = waiting.pop()
+        if (name, reason["why"]) in met:
+            continue
+        met.add((name, reason["why"]))
+        yield {"value": name, "why": reason["why"], "axes": reason["axes"], "depth": depth}
+        source = known.get(reason["follows"])
+        if source is not None:
+            wanted = set(reason["axes"])
+            waiting += [
+                (source["name"], inner, depth + 1)
+                for inner in reversed(source["why"] or [])
+                if not inner["axes"] or not wanted or wanted & set(inner["axes"])
+            ]
+
+
+def _print_value(console: "Console", entry: Entry, chain: Sequence[Mapping[str, Any]]) -> None:
+    name = entry["source"] if entry["source"] == entry["name"] else f"{entry['source']} (%{entry['name']})"
+    console.print(Text(f"{name} {_placement(entry)}", style="bold"))
+    for step in chain:
+        axes = f"{','.join(step['axes'])}: " if step["axes"] else ""
+        own = "" if step["value"] == entry["name"] else f"%{step['value']} "
+        console.print(indented(f"{axes}{own}{step['why']}", 2 + 2 * step["depth"]))
+
+
+def _placement(entry: Entry) -> str:
+    if entry["shape"] is None and not entry["sharding"]:
+        return "replicated"
+    text = sharding_text(entry["sharding"], entry["shape"])
+    if entry["partial"]:
+        return f"{text} partial({', '.join(entry['partial'])})"
+    return text if any(axes for axes in entry["sharding"] or ()) else f"{text} replicated"
+
+
+def _unknown(plan: "Plan", target: str) -> IrparError:
+    if target.isdecimal():
+        count = len(plan.collectives)
+        do = (
+            f"give an id of 0 to {max(entry['id'] for entry in plan.collectives)}"
+            if count
+            else "nothing is sent at all"
+        )
+        return IrparError(f"there is no collective {target}", do=do)
+    names = {name for entry in _values(plan) for name in (entry["name"], entry["source"])}
+    nearest = difflib.get_close_matches(target, names, n=5, cutoff=0.5)
+    return IrparError(
+        f'the plan tells nothing of "{target}"',
+        notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+        do="give a tensor that is cut or is 1 kB or larger, or the id of a collective: see `irpar explain OUT`",
+    )
+
+
+# -- collectives --------------------------------------------------------------------------------------------------
+
+
+def _print_collective(console: "Console", entry: Entry) -> None:
+    reduce = f" {entry['reduce']}" if entry["reduce"] else ""
+    times = f", {entry['times']} times" if entry["times"] != 1 else ""
+    console.print()
+    console.print(
+        Text(f"{entry['id']}  {entry['kind']}{reduce} over {','.join(entry['axes'])} ({entry['group_size']} ranks)"),
+        style="bold",
+    )
+    console.print(
+        indented(
+            f"of {entry['value']}: {bytes_text(entry['bytes'])} {entry['dtype']}, "
+            f"each rank sends at most {bytes_text(entry['sent_bytes'])}{times}"
+        )
+    )
+    if entry["reason"]:
+        console.print(indented(entry["reason"]))

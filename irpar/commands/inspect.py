@@ -1,0 +1,126 @@
+"""irpar inspect: what a model is made of, and what cannot be sharded."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from irpar.display import bytes_text, count_text, facts, flops_text, output, print_json, scaled, share_text, table
+
+from .options import Bind, Json, ModelFile
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from irpar.inspection import Inspection
+
+_ROWS = 20
+"""How many lines a table has without --all."""
+
+Tensors = Annotated[
+    str | None,
+    typer.Option("--tensors", metavar="GLOB", help='List tensors by name, "*" for all.', show_default=False),
+]
+All = Annotated[bool, typer.Option("--all", help=f"Show all lines of the tables, not only {_ROWS}.")]
+
+
+def inspect_command(
+    model: ModelFile, bind: Bind = None, tensors: Tensors = None, is_all: All = False, as_json: Json = False
+) -> None:
+    """Show what a model is made of: parameters, operators, memory, and what cannot be sharded and why."""
+    from irpar import inspection
+
+    from .loading import load_model
+
+    module = load_model(model, bind)
+    if tensors is not None:
+        found = inspection.tensors(module, tensors)
+        if as_json:
+            print_json({"tensors": [{"name": fact.name, "type": fact.type} for fact in found]})
+            return
+        made = table("tensor", "type")
+        for fact in found:
+            made.add_row(fact.name, fact.type)
+        output().print(made)
+        return
+    inspected = inspection.inspect(module)
+    if as_json:
+        print_json(inspection.as_json(inspected))
+    else:
+        _print(output(), inspected, None if is_all else _ROWS)
+
+
+def _print(console: "Console", found: "Inspection", rows: int | None) -> None:
+    console.print(Text(found.model, style="bold"))
+    _print_facts(console, found)
+    _print_parameters(console, found, rows)
+    _print_operators(console, found, rows)
+    _print_unsharded(console, found, rows)
+    for note in found.notes:
+        console.print(f"\n{note}")
+    if found.symbols:
+        binds = " ".join(f"--bind {symbol}=..." for symbol in found.symbols)
+        console.print(f"\nFLOPs and memory need the sizes of all symbols: {binds}")
+
+
+def _print_facts(console: "Console", found: "Inspection") -> None:
+    memory = found.memory
+    rows = {
+        "made by": found.producer,
+        "opsets": ", ".join(f"{domain} {version}" for domain, version in found.opsets.items()),
+        "nodes": f"{found.nodes_in_file:,}"
+        + (f" and {count_text(found.functions, 'function')}" * bool(found.functions)),
+        "inputs": "\n".join(f"{fact.name} {fact.type}" for fact in found.inputs),
+        "outputs": "\n".join(f"{fact.name} {fact.type}" for fact in found.outputs),
+        "symbols": ", ".join(found.symbols),
+        "parameters": f"{scaled(found.parameter_elements, '')}, {bytes_text(found.parameter_bytes)}",
+        "computation": "" if found.flops is None else flops_text(found.flops),
+    }
+    if memory is not None:
+        where = f" at {memory.node}" if memory.node else ""
+        rows["memory"] = (
+            f"{bytes_text(memory.peak)} on one device: weights {bytes_text(memory.weights)}, "
+            f"activations {bytes_text(memory.activations)}{where}"
+        )
+    console.print(facts(rows))
+
+
+def _print_parameters(console: "Console", found: "Inspection", rows: int | None) -> None:
+    made = table("parameters", "tensors", "type", "bytes", "share", right=("tensors", "bytes", "share"))
+    groups = sorted(found.parameters, key=lambda group: -group.bytes)
+    for group in groups[:rows]:
+        share = share_text(group.bytes, found.parameter_bytes)
+        made.add_row(group.pattern, f"{group.tensors:,}", group.type, bytes_text(group.bytes), share)
+    _print_table(console, made, len(groups), rows)
+
+
+def _print_operators(console: "Console", found: "Inspection", rows: int | None) -> None:
+    columns = ("nodes", "FLOPs", "share", "moved bytes")
+    made = table("operator", *columns, "sharding", right=columns)
+    for fact in found.operators[:rows]:
+        made.add_row(
+            fact.op,
+            f"{fact.nodes:,}",
+            "" if fact.flops is None else scaled(fact.flops, ""),
+            "" if fact.flops is None or found.flops is None else share_text(fact.flops, found.flops),
+            "" if fact.bytes is None else bytes_text(fact.bytes),
+            "" if fact.can_shard else "see below",
+        )
+    _print_table(console, made, len(found.operators), rows)
+
+
+def _print_unsharded(console: "Console", found: "Inspection", rows: int | None) -> None:
+    if not found.unsharded:
+        console.print("\nevery operator has a sharding rule")
+        return
+    made = table("cannot be sharded", "nodes", "why", "first", right=("nodes",))
+    for entry in found.unsharded[:rows]:
+        made.add_row(entry.op, f"{entry.nodes:,}", entry.why, entry.first)
+    _print_table(console, made, len(found.unsharded), rows)
+
+
+def _print_table(console: "Console", made: "object", count: int, rows: int | None) -> None:
+    console.print()
+    console.print(made)
+    if rows is not None and count > rows:
+        console.print(f"{count - rows} more: --all shows them")

@@ -1,0 +1,123 @@
+"""Options that several commands share, and what their texts mean."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from irpar.sharding import IrparError, Mesh
+
+_PASSES = "Watch the passes"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `irpar partition` wrote.", show_default=False)]
+Bind = Annotated[
+    list[str] | None,
+    typer.Option("--bind", metavar="NAME=SIZE", help="Size of a symbolic dim, such as batch=8. May be repeated."),
+]
+MeshText = Annotated[
+    str | None, typer.Option("--mesh", metavar="AXES", help="The devices, such as dp=2,tp=4.", show_default=False)
+]
+Shardings = Annotated[
+    Path | None,
+    typer.Option("--shardings", metavar="FILE", help="How tensors are cut: YAML or JSON.", show_default=False),
+]
+Pipeline = Annotated[
+    str | None,
+    typer.Option(
+        "--pipeline", metavar="PASSES", help="Passes, such as infer-types,cse{...},localize.", show_default=False
+    ),
+]
+Engine = Annotated[str, typer.Option("--engine", metavar="NAME", help="What computes: ort or numpy.")]
+Inputs = Annotated[
+    Path | None,
+    typer.Option("--inputs", metavar="FILE", help="An .npz file with an array for each input.", show_default=False),
+]
+
+PrintIrBefore = Annotated[
+    list[str] | None,
+    typer.Option("--print-ir-before", metavar="PASS", help="Print the IR before a pass.", rich_help_panel=_PASSES),
+]
+PrintIrAfter = Annotated[
+    list[str] | None,
+    typer.Option("--print-ir-after", metavar="PASS", help="Print the IR after a pass.", rich_help_panel=_PASSES),
+]
+PrintIrAfterAll = Annotated[
+    bool, typer.Option("--print-ir-after-all", help="Print the IR after every pass.", rich_help_panel=_PASSES)
+]
+PrintIrAfterChange = Annotated[
+    bool,
+    typer.Option(
+        "--print-ir-after-change", help="Print the IR after every pass that changed it.", rich_help_panel=_PASSES
+    ),
+]
+DumpIr = Annotated[
+    Path | None,
+    typer.Option(
+        "--dump-ir",
+        metavar="DIR",
+        help="Write the IR to a file after every pass.",
+        rich_help_panel=_PASSES,
+        show_default=False,
+    ),
+]
+VerifyEach = Annotated[
+    bool, typer.Option("--verify-each", help="Verify the IR after every pass.", rich_help_panel=_PASSES)
+]
+Timing = Annotated[bool, typer.Option("--timing", help="Print the time of every pass.", rich_help_panel=_PASSES)]
+Statistics = Annotated[bool, typer.Option("--statistics", help="Print what passes counted.", rich_help_panel=_PASSES)]
+
+
+def bind_of(texts: Sequence[str] | None) -> dict[str, int]:
+    """Sizes of symbolic dims from `batch=8` and the like.
+
+    Raises:
+        IrparError: a text has another form, or a symbol comes twice.
+    """
+    sizes: dict[str, int] = {}
+    for text in texts or ():
+        name, equals, size = (part.strip() for part in text.rpartition("="))
+        if not equals or not name or not size.isdecimal():
+            raise IrparError(f'cannot read --bind "{text}"', do="write NAME=SIZE, such as --bind batch=8")
+        if name in sizes:
+            raise IrparError(f"--bind gives {name} twice", do="give each symbol once")
+        sizes[name] = int(size)
+    return sizes
+
+
+def mesh_of(text: str | None) -> Mesh | None:
+    """The mesh that --mesh means; None where it is not given.
+
+    Raises:
+        IrparError: the text has another form.
+    """
+    return None if text is None else Mesh.parse(text)
+
+
+ENGINES = ("ort", "numpy")
+GROUPS = ("threads",)
+COLLECTIVES = ("irpar",)
+_LATER: Mapping[str, str] = {
+    "cupy": "the GPU runtime",
+    "processes": "the launcher of processes",
+    "mpi": "the launcher of processes",
+    "nccl": "the GPU runtime",
+    "com.microsoft": "the export for other runtimes",
+    "tensorrt": "the export for other runtimes",
+}
+
+
+def choice(option: str, value: str, known: Sequence[str]) -> str:
+    """An option's value, checked against what there is.
+
+    Raises:
+        IrparError: it is unknown, or not there yet.
+    """
+    if value in known:
+        return value
+    do = "use " + " or ".join(f"{option} {name}" for name in known)
+    if value in _LATER:
+        raise IrparError(f"{option} {value} is not there yet: it comes with {_LATER[value]}", do=do)
+    raise IrparError(f'there is no {option} "{value}"', do=do)

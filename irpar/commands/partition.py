@@ -1,0 +1,132 @@
+"""irpar partition: a model cut over a mesh, written to a folder."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irpar.display import ProgressReport, messages, output, print_json
+from irpar.sharding import IrparError
+
+from .options import (
+    COLLECTIVES,
+    Bind,
+    DumpIr,
+    Json,
+    MeshText,
+    ModelFile,
+    Pipeline,
+    PrintIrAfter,
+    PrintIrAfterAll,
+    PrintIrAfterChange,
+    PrintIrBefore,
+    Shardings,
+    Statistics,
+    Timing,
+    VerifyEach,
+    choice,
+)
+
+if TYPE_CHECKING:
+    from irpar.pass_manager import PipelineResult
+
+Output = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.", show_default=False)]
+Weights = Annotated[str, typer.Option("--weights", metavar="WHICH", help="copy, or none: plan and programs only.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it holds a partition.")]
+Collectives = Annotated[
+    str, typer.Option("--collectives", metavar="DOMAIN", help="Whose collectives are written: irpar.")
+]
+
+
+def partition_command(
+    model: ModelFile,
+    out: Output,
+    mesh: MeshText = None,
+    shardings: Shardings = None,
+    bind: Bind = None,
+    pipeline: Pipeline = None,
+    weights: Weights = "copy",
+    force: Force = False,
+    collectives: Collectives = "irpar",
+    dump_ir: DumpIr = None,
+    print_ir_before: PrintIrBefore = None,
+    print_ir_after: PrintIrAfter = None,
+    print_ir_after_all: PrintIrAfterAll = False,
+    print_ir_after_change: PrintIrAfterChange = False,
+    verify_each: VerifyEach = False,
+    timing: Timing = False,
+    statistics: Statistics = False,
+    as_json: Json = False,
+) -> None:
+    """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
+    from irpar.api import DEFAULT_PIPELINE, partition
+    from irpar.onnx_io.partition import check_target
+    from irpar.pass_manager import Instrumentation, PassManager
+
+    from .loading import annotate_model, load_model
+
+    choice("--collectives", collectives, COLLECTIVES)
+    kept = weights_choice(weights)
+    check_target(out, force)
+    with ProgressReport(is_shown=not as_json) as report:
+        watch = Instrumentation(
+            print_ir_before=print_ir_before or (),
+            print_ir_after=print_ir_after or (),
+            print_ir_after_all=print_ir_after_all,
+            print_ir_after_change=print_ir_after_change,
+            dump_ir=dump_ir,
+            verify_each=verify_each,
+            progress=report.passes,
+        )
+        manager = PassManager.parse(DEFAULT_PIPELINE if pipeline is None else pipeline, watch)
+        module = load_model(model, bind)
+        annotated = annotate_model(module, mesh, shardings)
+        made = partition(module, pipeline=manager)
+        made.save(out, weights=kept, force=force, progress=report.bytes)
+    assert made.passes is not None
+    if as_json:
+        plan = asdict(made.plan)
+        del plan["values"]
+        print_json({"out": str(out), "annotations": annotated, "passes": passes_json(made.passes), **plan})
+        return
+    print_tables(made.passes, timing, statistics)
+    from .plan_tables import print_summary
+
+    print_summary(output(), made.plan, f"irpar explain {shlex.quote(str(out))}")
+    _print_notes(made.passes, annotated, out)
+
+
+def _print_notes(passes: "PipelineResult", annotated: int, out: Path) -> None:
+    console = output()
+    console.print()
+    for note in passes.notes:
+        console.print(note)
+    if not annotated:
+        console.print("no tensor was annotated (--shardings FILE), so nothing asked for a cut")
+    console.print(f"written to {out}")
+
+
+def weights_choice(text: str) -> Any:
+    """The value of --weights.
+
+    Raises:
+        IrparError: there is no such value.
+    """
+    if text not in ("copy", "none"):
+        raise IrparError(f'there is no --weights "{text}"', do="use --weights copy or --weights none")
+    return text
+
+
+def passes_json(result: "PipelineResult") -> list[dict[str, Any]]:
+    """What the passes did, as plain data."""
+    return [asdict(record) for record in result.records]
+
+
+def print_tables(result: "PipelineResult", timing: bool, statistics: bool) -> None:
+    """The tables of --timing and --statistics, on standard error."""
+    for is_wanted, table in ((timing, result.timings), (statistics, result.statistics)):
+        if is_wanted:
+            messages().print(table())
+            messages().print()

@@ -1,0 +1,124 @@
+"""Tables about a plan: what a partition costs, what it sends and why, what stays whole."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from irpar.display import bytes_text, count_text, flops_text, sharding_text, share_text, table
+
+if TYPE_CHECKING:
+    from irpar.analysis.plan import Plan
+
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+_PLACE = re.compile(r" in [^\s\"]+, line \d+")
+"""Where an annotation stands; `irpar explain` tells it."""
+_REASONS = 4
+"""How many reasons for collectives a summary shows, those that send the most first."""
+_REPLICATED = 5
+"""How many whole tensors and ops a summary shows."""
+
+
+def print_summary(console: Console, plan: "Plan", more: str) -> None:
+    """Costs, collectives and what stays whole; `more` is the command that tells the rest."""
+    console.print(Text(headline(plan), style="bold"))
+    console.print(cost_table(plan))
+    console.print()
+    print_collectives(console, plan, more)
+    print_replicated(console, plan.replicated, more)
+
+
+def headline(plan: "Plan") -> str:
+    """One line: the mesh, ranks and programs."""
+    mesh = plan.mesh_of_ranks
+    return f"mesh {mesh}: {count_text(mesh.size, 'rank')}, {count_text(len(plan.parts), 'part')}"
+
+
+def cost_table(plan: "Plan") -> Any:
+    """Memory and FLOPs of the whole model and of the rank that has the most."""
+    whole = plan.original
+    rows = (
+        ("weights", whole.get("weight_bytes"), max(part["weight_bytes"] for part in plan.parts), bytes_text),
+        ("peak memory", whole.get("peak_bytes"), max(rank["peak_bytes"] for rank in plan.ranks), bytes_text),
+        ("computation", whole.get("flops"), plan.totals["flops_per_rank"], flops_text),
+    )
+    made = table("", "one device", "per rank", "share", right=("one device", "per rank", "share"))
+    for name, before, after, text in rows:
+        made.add_row(
+            name, "" if before is None else text(before), text(after), share_text(after, before) if before else ""
+        )
+    return made
+
+
+def print_collectives(console: Console, plan: "Plan", more: str) -> None:
+    """Kinds of collectives, how often they run, what they send, and the reasons that make the most traffic."""
+    if not plan.collectives:
+        console.print("nothing is sent between the ranks")
+        return
+    made = table("sent each step", "over", "times", "per device", right=("times", "per device"))
+    reasons: dict[str, list[Mapping[str, Any]]] = {}
+    for (kind, axes), entries in _grouped(plan.collectives, lambda entry: (entry["kind"], ",".join(entry["axes"]))):
+        times = sum(entry["times"] for entry in entries)
+        sent = sum(entry["times"] * entry["sent_bytes"] for entry in entries)
+        made.add_row(kind, axes, f"{times:,}", bytes_text(sent))
+        reasons |= {f"{kind}: {reason}": same for reason, same in _grouped(entries, _reason)}
+    console.print(made)
+    ordered = sorted(reasons.items(), key=lambda item: -sum(entry["sent_bytes"] for entry in item[1]))
+    for reason, same in ordered[:_REASONS]:
+        console.print(indented(f"{len(same)} x {reason}"))
+    if len(ordered) > _REASONS:
+        console.print(f"{count_text(len(ordered) - _REASONS, 'more reason')}: {more}")
+
+
+def _reason(entry: Mapping[str, Any]) -> str:
+    return pattern(entry["reason"] or "no reason is known")
+
+
+def print_replicated(
+    console: Console, replicated: Sequence[Mapping[str, Any]], more: str, rows: int | None = _REPLICATED
+) -> None:
+    """What every rank holds or computes whole, the largest first, at most `rows` of it."""
+    if not replicated:
+        return
+    groups = sorted(
+        _grouped(replicated, lambda entry: (pattern(entry.get("value") or entry.get("op") or ""), entry["why"])),
+        key=lambda item: -sum(entry["bytes"] for entry in item[1]),
+    )
+    made = table("whole on every rank", "bytes", "why", right=("bytes",))
+    for (name, why), entries in groups[:rows]:
+        # A single tensor keeps its own name.
+        label = name if len(entries) > 1 else entries[0].get("value") or entries[0].get("op")
+        times = f" ({len(entries)})" if len(entries) > 1 else ""
+        made.add_row(f"{label}{times}", bytes_text(sum(entry["bytes"] for entry in entries)), why)
+    console.print()
+    console.print(made)
+    if rows is not None and len(groups) > rows:
+        console.print(f"{len(groups) - rows} more: {more}")
+
+
+def specs_table(title: str, specs: Sequence[Mapping[str, Any]]) -> Any:
+    """Inputs or outputs with their types and shardings."""
+    made = table(title, "dtype", "sharding")
+    for spec in specs:
+        made.add_row(spec["name"], spec["dtype"] or "", sharding_text(spec["sharding"], spec["shape"]))
+    return made
+
+
+def indented(text: str, by: int = 2) -> Padding:
+    """A paragraph that keeps its indentation where it folds."""
+    return Padding(Text(text), (0, 0, 0, by))
+
+
+def pattern(text: str) -> str:
+    """A text with `*` for the numbers that stand by themselves in names: one for all layers of a model."""
+    return _NUMBER.sub("*", _PLACE.sub("", text))
+
+
+def _grouped(entries: Sequence[Mapping[str, Any]], key: Any) -> list[tuple[Any, list[Mapping[str, Any]]]]:
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return list(groups.items())

@@ -1,0 +1,105 @@
+"""irpar run: all ranks of a partition, in this process."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irpar.display import bytes_text, count_text, output, print_json, table
+from irpar.sharding import IrparError
+
+from .options import ENGINES, GROUPS, Engine, Inputs, Json, Out, choice
+
+if TYPE_CHECKING:
+    from irpar.api import Partition
+
+Outputs = Annotated[
+    Path | None,
+    typer.Option("--outputs", metavar="FILE", help="The .npz file to write the outputs to.", show_default=False),
+]
+GroupName = Annotated[str, typer.Option("--group", metavar="NAME", help="What moves data between ranks: threads.")]
+
+
+def run_command(
+    out: Out,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
+    engine: Engine = "ort",
+    group: GroupName = "threads",
+    as_json: Json = False,
+) -> None:
+    """Run all ranks of a partition in this process, on whole inputs, and give back whole outputs."""
+    from irpar.api import Partition
+    from irpar.npz_file import write_npz
+
+    engine_name: Any = choice("--engine", engine, ENGINES)
+    choice("--group", group, GROUPS)
+    partition = Partition.open(out)
+    arrays = _inputs(partition, inputs)
+    executor = partition.executor(engine_name)
+    start = time.perf_counter()
+    results = executor.run(arrays)
+    seconds = time.perf_counter() - start
+    if outputs is not None:
+        write_npz(outputs, results)
+    sent = partition.plan.totals["sent_bytes"]
+    if as_json:
+        print_json(
+            {
+                "outputs": [_facts(name, value) for name, value in results.items()],
+                "file": None if outputs is None else str(outputs),
+                "seconds": seconds,
+                "collectives": len(executor.log),
+                "sent_bytes": sent,
+            }
+        )
+        return
+    console = output()
+    made = table("output", "dtype", "shape", "min", "mean", "max", right=("min", "mean", "max"))
+    for name, value in results.items():
+        made.add_row(*_row(name, value))
+    console.print(made)
+    ranks = count_text(len(partition.plan.ranks), "rank")
+    console.print(
+        f"\n{ranks} in {seconds:.3f} s; {count_text(len(executor.log), 'collective')}, "
+        f"each device sends at most {bytes_text(sent)}"
+    )
+    if outputs is not None:
+        console.print(f"written to {outputs}")
+
+
+def _inputs(partition: "Partition", inputs: Path | None) -> Mapping[str, Any]:
+    from irpar.npz_file import read_npz
+
+    if inputs is not None:
+        return read_npz(inputs, partition.plan.inputs)
+    if not partition.plan.inputs:
+        return {}
+    names = ", ".join(f"{spec['name']} {spec['dtype']}{spec['shape']}" for spec in partition.plan.inputs)
+    raise IrparError(
+        "the program takes inputs, and none are given",
+        notes=(f"inputs: {names}",),
+        do="give them: --inputs in.npz",
+    )
+
+
+def _facts(name: str, value: Any) -> dict[str, Any]:
+    import numpy as np
+
+    if isinstance(value, (list, tuple)):
+        return {"name": name, "dtype": None, "shape": None, "length": len(value)}
+    array = np.asarray(value)
+    made: dict[str, Any] = {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)}
+    if array.size and array.dtype.kind not in "OUSc":
+        numbers = array.astype(np.float64)
+        made |= {"min": float(numbers.min()), "mean": float(numbers.mean()), "max": float(numbers.max())}
+    return made
+
+
+def _row(name: str, value: Any) -> tuple[str, ...]:
+    facts = _facts(name, value)
+    shape = f"{facts['length']} items" if facts["shape"] is None else str(facts["shape"])
+    numbers = (f"{facts[key]:.4g}" if key in facts else "" for key in ("min", "mean", "max"))
+    return (name, facts["dtype"] or "sequence", shape, *numbers)

@@ -1,0 +1,112 @@
+"""irpar verify: a partition against ONNX Runtime on the original model."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irpar.display import count_text, difference_text, output, print_json, table
+
+from .options import ENGINES, Engine, Inputs, Json, Out, choice
+
+if TYPE_CHECKING:
+    from irpar.verification import Bisection, Difference, Verification
+
+DIFFERS = 1
+"""Exit code where the partition differs from the original."""
+
+Bisect = Annotated[bool, typer.Option("--bisect", help="Find the first tensor that differs.")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        metavar="X",
+        min=0.0,
+        help="Largest |a - b| / (1 + |b|) that counts as equal; by dtype if not given (float32 1e-4).",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random inputs.")]
+Original = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="MODEL", help="The original, if it is not where it was.", show_default=False),
+]
+
+
+def verify_command(
+    out: Out,
+    inputs: Inputs = None,
+    bisect: Bisect = False,
+    tolerance: Tolerance = None,
+    seed: Seed = 0,
+    model: Original = None,
+    engine: Engine = "ort",
+    as_json: Json = False,
+) -> None:
+    """Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ."""
+    from irpar.api import Partition
+    from irpar.npz_file import read_npz
+
+    engine_name: Any = choice("--engine", engine, ENGINES)
+    partition = Partition.open(out)
+    arrays = None if inputs is None else read_npz(inputs, partition.plan.inputs)
+    options: dict[str, Any] = {"engine": engine_name, "tolerance": tolerance, "seed": seed, "model": model}
+    verified = partition.verify(arrays, **options)
+    bisected = partition.bisect(arrays, **options) if bisect else None
+    if as_json:
+        print_json(_as_json(verified, bisected))
+    else:
+        _print(verified, bisected, out)
+    if not verified.is_equal or (bisected is not None and bisected.first is not None):
+        raise typer.Exit(DIFFERS)
+
+
+def _as_json(verified: "Verification", bisected: "Bisection | None") -> dict[str, Any]:
+    made = {
+        "is_equal": verified.is_equal,
+        "largest": verified.largest,
+        "inputs": verified.inputs,
+        "outputs": [_difference_json(difference) for difference in verified.differences],
+        "bisection": None,
+    }
+    if bisected is not None:
+        first = None if bisected.first is None else _difference_json(bisected.first)
+        made["bisection"] = {"first": first, "node": bisected.node or None, "compared": bisected.compared}
+    return made
+
+
+def _difference_json(difference: "Difference") -> dict[str, Any]:
+    return asdict(difference) | {"is_equal": difference.is_equal}
+
+
+def _print(verified: "Verification", bisected: "Bisection | None", out: Path) -> None:
+    console = output()
+    numbers = ("difference", "relative", "allowed")
+    made = table("output", *numbers, "", right=numbers)
+    for found in verified.differences:
+        made.add_row(
+            found.name,
+            difference_text(found.largest),
+            difference_text(found.relative),
+            difference_text(found.tolerance),
+            found.note or ("equal" if found.is_equal else f"differs, most at {list(found.where)}"),
+        )
+    console.print(made)
+    verdict = "equal to" if verified.is_equal else "different from"
+    console.print(f"\nthe partition is {verdict} ONNX Runtime on the original (inputs: {verified.inputs})")
+    if bisected is not None:
+        _print_bisection(bisected)
+    elif not verified.is_equal:
+        console.print(f"find the first tensor that differs: irpar verify {out} --bisect")
+
+
+def _print_bisection(bisected: "Bisection") -> None:
+    from irpar.verification import describe
+
+    agree = f"{count_text(bisected.compared, 'tensor')} inside the model"
+    if bisected.first is None:
+        output().print(f"no tensor differs: {agree} compared")
+        return
+    output().print(f"the first tensor that differs, after {agree} that agree:\n  {describe(bisected.first)}")
+    output().print(f"  made by {bisected.node}")
