@@ -7,7 +7,7 @@ from irpar.analysis.redistribution import Step, plan
 from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value
 from irpar.ops import Kind
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import IrparError, Mesh, Sharding
+from irpar.sharding import IrparError, Mesh, Reduction, Sharding
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class InsertRedistribution(Pass):
         insertion = _Insertion(module, module.graph, module.mesh)
         count = insertion.run()
         return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})
+
+
+_VERBS: dict[Reduction, str] = {
+    "sum": "sums",
+    "prod": "multiplies",
+    "max": "takes the maximum",
+    "min": "takes the minimum",
+    "and": "takes all",
+    "or": "takes any",
+}
 
 
 class _Insertion:
@@ -201,7 +211,7 @@ class _Insertion:
         cut = [
             f"%{operand.name}{self._because(operand, given.partial[0].name)}" for operand in self._cut_operands(node)
         ]
-        return f"{node.title} sums over {axes}, which cuts {' and '.join(cut)}"
+        return f"{node.title} {_VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}"
 
     def _cut_operands(self, node: Node) -> list[Value]:
         """The operands of which a reduced factor is cut."""

@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
+
 from irpar.models import annotations, build
 
 VARIANTS = [

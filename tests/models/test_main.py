@@ -6,6 +6,7 @@ import sys
 
 import onnx
 import pytest
+
 from irpar.models import annotations, build
 from irpar.models.__main__ import main
 

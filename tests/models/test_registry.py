@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+
 from irpar.models import FAMILIES, ConfigError, build, config_of, save
 from irpar.models.config import OPSETS
 

@@ -3,9 +3,10 @@
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
+
 from irpar.models import build
 from irpar.models.weights import ALIGNMENT, ExternalWeights, InlineWeights, PlaceholderWeights
-from onnx import numpy_helper
 
 
 def test_chunks_do_not_change_the_values(monkeypatch):

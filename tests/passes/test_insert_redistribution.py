@@ -83,7 +83,7 @@ def test_maxima_are_reduced_by_max() -> None:
         graph @g(%x: f32[8@tp, 6]) -> (%y_1 as "y") opset 21 {
           %axes = constant : i64[1] replicated [0]
           %y = ReduceMax(%x, %axes) {keepdims=0} : f32[6] partial(max: tp)
-          %y_1 = irpar.AllReduce(%y) {axes=["tp"], reduce="max", id=0} : f32[6] replicated doc "ReduceMax of %y sums over tp, which cuts %x"
+          %y_1 = irpar.AllReduce(%y) {axes=["tp"], reduce="max", id=0} : f32[6] replicated doc "ReduceMax of %y takes the maximum over tp, which cuts %x"
         }
         """,
     )
