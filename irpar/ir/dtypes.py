@@ -36,6 +36,8 @@ class DType(Enum):
     F8E8M0 = 24
     U2 = 25
     I2 = 26
+    F6E2M3 = 27
+    F6E3M2 = 28
 
     text: str
     """The name in the text form, e.g. `f32`, `bf16`, `i64`."""
@@ -61,7 +63,7 @@ class DType(Enum):
         return self.text[0] in "iu"
 
     def nbytes(self, count: int) -> int:
-        """Bytes that `count` elements take in ONNX's raw form (4-bit types packed)."""
+        """Bytes that `count` elements take in ONNX's raw form (types below a byte packed)."""
         return -(-count * self.bits // 8)
 
 
@@ -92,9 +94,19 @@ _NUMPY: dict[DType, object] = {
     DType.F8E8M0: ml_dtypes.float8_e8m0fnu,
     DType.U2: ml_dtypes.uint2,
     DType.I2: ml_dtypes.int2,
+    DType.F6E2M3: ml_dtypes.float6_e2m3fn,
+    DType.F6E3M2: ml_dtypes.float6_e3m2fn,
 }
 
-_SUB_BYTE = {DType.U4: 4, DType.I4: 4, DType.F4E2M1: 4, DType.U2: 2, DType.I2: 2}
+_SUB_BYTE = {
+    DType.U4: 4,
+    DType.I4: 4,
+    DType.F4E2M1: 4,
+    DType.U2: 2,
+    DType.I2: 2,
+    DType.F6E2M3: 6,
+    DType.F6E3M2: 6,
+}
 
 for _dtype, _kind in _NUMPY.items():
     _dtype.text = _dtype.name.lower()

@@ -58,7 +58,7 @@ class Tensor:
         raise NotImplementedError
 
     def raw(self) -> bytes:
-        """The numbers in ONNX's raw form: little-endian, 4-bit and 2-bit types packed."""
+        """The numbers in ONNX's raw form: little-endian, types below a byte packed."""
         return pack(self.numpy(), self.dtype)
 
     def slice(self, region: Sequence[tuple[int, int]]) -> "Tensor":
@@ -216,8 +216,12 @@ def pack(array: Array, dtype: DType) -> bytes:
     array = np.ascontiguousarray(array)
     if dtype.bits == 8 or dtype.bits > 8:
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    per_byte = 8 // dtype.bits
     codes = array.reshape(-1).view(np.uint8) & ((1 << dtype.bits) - 1)
+    if 8 % dtype.bits:
+        # 6-bit types run across bytes, the low bits first.
+        bits = np.unpackbits(codes[:, None], axis=1, count=dtype.bits, bitorder="little")
+        return np.packbits(bits, bitorder="little").tobytes()
+    per_byte = 8 // dtype.bits
     codes = np.pad(codes, (0, -len(codes) % per_byte)).reshape(-1, per_byte)
     shifts = np.arange(per_byte, dtype=np.uint8) * dtype.bits
     return np.bitwise_or.reduce(codes << shifts, axis=1).astype(np.uint8).tobytes() if len(codes) else b""
@@ -235,6 +239,9 @@ def unpack(data: bytes, dtype: DType, shape: Sequence[int]) -> Array:
     if dtype.bits >= 8:
         return np.frombuffer(data, dtype.numpy).reshape(shape)
     codes = np.frombuffer(data, np.uint8)
+    if 8 % dtype.bits:
+        bits = np.unpackbits(codes, count=count * dtype.bits, bitorder="little").reshape(count, dtype.bits)
+        return np.packbits(bits, axis=1, bitorder="little").reshape(-1).view(dtype.numpy).reshape(shape)
     parts = [(codes >> shift) & ((1 << dtype.bits) - 1) for shift in range(0, 8, dtype.bits)]
     flat = np.stack(parts, axis=1).reshape(-1)[:count]
     # ml_dtypes keeps a small integer or float in the low bits; signed ones sign-extended.

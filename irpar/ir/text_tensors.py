@@ -75,13 +75,15 @@ def _element_text(element: Any, dtype: DType) -> str:
 
 
 def _float_text(element: Any, dtype: DType) -> str:
-    """The shortest decimal that reads back to the same bits; the bits themselves for an unusual NaN."""
+    """The number itself where it is short, else the shortest decimal that reads back; bits for an unusual NaN."""
     bits = _bits(element, dtype)
     number = float(element)
     if number != number:
-        return "nan" if _bits(_float(number, dtype), dtype) == bits else f"0x{bits:x}"
+        return "nan" if _bits(_float(math.nan, dtype), dtype) == bits else f"0x{bits:x}"
     if math.isinf(number):
         return "inf" if number > 0 else "-inf"
+    if len(repr(number)) <= 8 or (number.is_integer() and abs(number) < 1e15):
+        return float_text(number)
     for digits in range(1, 17):
         text = f"{number:.{digits}g}"
         if _bits(_float(float(text), dtype), dtype) == bits:

@@ -231,7 +231,7 @@ class ClauseReader:
         partial: tuple[Axis, ...] = ()
         reduce: Reduction = "sum"
         if lexer.accept("replicated"):
-            if marks is None or any(mark != _CLOSED for mark in marks):
+            if marks is not None and any(mark != _CLOSED for mark in marks):
                 raise lexer.error("`replicated` stands after a tensor whose dims are not sharded", at)
             explicit = True
         elif lexer.token == "partial":

@@ -6,8 +6,6 @@ Operators add checks of their own through `register_check`; `irpar.ops` does so 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import networkx as nx
-
 from irpar.sharding import IrparError
 
 from .attributes import Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types
@@ -102,13 +100,18 @@ def _ranks(module: Module) -> Iterator[str]:
 
 
 def _recursion(module: Module) -> Iterator[str]:
-    calls = nx.DiGraph()
-    for function in module.functions.values():
-        for node in function.graph.walk():
-            if node.callee is not None:
-                calls.add_edge(function.key, node.callee.key)
+    edges = [
+        (function.key, node.callee.key)
+        for function in module.functions.values()
+        for node in function.graph.walk()
+        if node.callee is not None
+    ]
+    if not edges:
+        return
+    import networkx as nx  # slow to import, and few modules need it
+
     try:
-        cycle = nx.find_cycle(calls)
+        cycle = nx.find_cycle(nx.DiGraph(edges))
     except nx.NetworkXNoCycle:
         return
     yield f"module: functions call each other in a circle: {' -> '.join(edge[0][1] for edge in cycle)}"

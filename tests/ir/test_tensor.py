@@ -1,0 +1,94 @@
+"""Tensors: raw bytes as ONNX packs them, slices, files that are missing or short."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from irpar.ir import ArrayTensor, DType, ExternalTensor, LazyTensor, SlicedTensor, TensorError
+from irpar.ir.tensor import pack, unpack
+
+NUMERIC = [dtype for dtype in DType if dtype is not DType.STR]
+
+
+def numbers(dtype: DType, count: int) -> np.ndarray:
+    return (np.arange(count) % (2 if dtype.bits == 2 or dtype is DType.BOOL else 7)).astype(dtype.numpy)
+
+
+@pytest.mark.parametrize("dtype", NUMERIC)
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5])
+def test_raw_bytes_are_those_of_onnx(dtype: DType, count: int) -> None:
+    array = numbers(dtype, count)
+    tensor = ArrayTensor(array, dtype)
+    proto = numpy_helper.from_array(array)
+    assert tensor.raw() == (proto.raw_data or b"")
+    assert tensor.nbytes == len(tensor.raw())
+    back = unpack(tensor.raw(), dtype, (count,))
+    assert back.dtype == dtype.numpy
+    assert pack(back, dtype) == tensor.raw()
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.bits < 8])
+@given(data=st.binary(min_size=3, max_size=3))
+def test_every_packed_byte_unpacks_as_onnx_does(dtype: DType, data: bytes) -> None:
+    count = 24 // dtype.bits
+    proto = onnx.TensorProto(data_type=dtype.value, dims=[count], raw_data=data)
+    assert unpack(data, dtype, (count,)).tobytes() == numpy_helper.to_array(proto).tobytes()
+
+
+def test_bytes_that_do_not_fill_a_shape() -> None:
+    with pytest.raises(TensorError, match=r"3 bytes of data for a tensor f32\[1\]"):
+        unpack(b"abc", DType.F32, (1,))
+    with pytest.raises(TensorError, match="strings have no raw form"):
+        ArrayTensor(np.array(["a"])).raw()
+
+
+def test_numbers_cannot_be_written_to() -> None:
+    array = np.zeros(3, np.float32)
+    tensor = ArrayTensor(array)
+    with pytest.raises(ValueError, match="read-only"):
+        tensor.numpy()[0] = 1
+    array[0] = 1  # the owner still can
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.I4])
+def test_slices_are_lazy_and_exact(tmp_path: Path, dtype: DType) -> None:
+    whole = np.arange(24).reshape(4, 6) % 8
+    raw = pack(whole.astype(dtype.numpy), dtype)
+    (tmp_path / "w.bin").write_bytes(b"##" + raw)
+    tensor = ExternalTensor(dtype, (4, 6), tmp_path / "w.bin", "w.bin", 2, len(raw))
+    part = tensor.slice([(1, 3), (2, 6)]).slice([(1, 2), (0, 3)])
+    assert isinstance(part, SlicedTensor)
+    assert part.base is tensor
+    assert part.region == ((2, 3), (2, 5))
+    assert part.numpy().astype(int).tolist() == whole[2:3, 2:5].tolist()
+    assert tensor.slice([(0, 4), (0, 6)]) is tensor
+    with pytest.raises(ValueError, match="outside a dim"):
+        tensor.slice([(0, 5), (0, 6)])
+
+
+def test_files_that_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "w.bin"
+    missing = ExternalTensor(DType.F32, (2,), path, "w.bin", 0, 8)
+    with pytest.raises(TensorError, match="cannot read external data"):
+        missing.numpy()
+    path.write_bytes(b"1234567")
+    with pytest.raises(TensorError, match=r"ends at byte 7, but a tensor f32\[2\] needs bytes 0 to 8"):
+        missing.numpy()
+    with pytest.raises(TensorError, match="external data of 4 bytes"):
+        ExternalTensor(DType.F32, (2,), path, "w.bin", 0, 4).numpy()
+    assert ExternalTensor(DType.F32, (0, 2), path, "w.bin", 7, 0).numpy().shape == (0, 2)
+
+
+def test_equality_is_bit_by_bit() -> None:
+    a = ArrayTensor(np.array([0.0, np.nan], np.float32))
+    assert a.equals(ArrayTensor(np.array([0.0, np.nan], np.float32)))
+    assert not a.equals(ArrayTensor(np.array([-0.0, np.nan], np.float32)))
+    assert not a.equals(ArrayTensor(np.array([[0.0, np.nan]], np.float32)))
+    assert ArrayTensor(np.array(["a", "b"])).equals(ArrayTensor(["a", "b"]))
+    lazy = LazyTensor(DType.F32, (2,), lambda: np.array([0.0, np.nan], np.float32))
+    assert lazy.equals(a)
