@@ -1,9 +1,6 @@
 """ONNX to IR: a model file or ModelProto as a Module. Weights stay where they are until something reads them."""
 
-import gc
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -11,6 +8,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from irpar.ir import Graph, Module
 
+from .collector import collector_off
 from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .facts import take_model_facts
@@ -30,7 +28,7 @@ def load(path: str | Path) -> Module:
         OnnxError: the file is missing or broken, or holds what irpar does not take; names file, node and value.
     """
     path = Path(path)
-    with _collector_off():
+    with collector_off():
         try:
             module = to_module(_parse(path), folder=path.parent)
         except OnnxError as error:
@@ -57,18 +55,6 @@ def _parse(path: Path) -> onnx.ModelProto:
             "not an ONNX model, or a damaged one: it is no protobuf of a model (or nested too deep for one)",
             do="give a model in ONNX's binary form (.onnx), copied completely",
         ) from None
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """Keep the garbage collector from walking a growing graph, in which nothing is garbage, again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def to_module(model: onnx.ModelProto, *, folder: Path | None = None) -> Module:

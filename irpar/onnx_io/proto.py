@@ -23,6 +23,7 @@ from irpar.ir import (
 )
 
 from .attributes import write_attribute
+from .collector import collector_off
 from .errors import OnnxError
 from .facts import QUANTIZATION, model_facts, node_facts, value_facts
 from .quantization import write_quantization
@@ -63,6 +64,11 @@ def to_proto(module: Module, graph: Graph | None = None, *, constant: Constant |
     graph = module.graph if graph is None else graph
     if constant is None:
         _refuse_large(graph)
+    with collector_off():
+        return _to_proto(module, graph, constant)
+
+
+def _to_proto(module: Module, graph: Graph, constant: Constant | None) -> onnx.ModelProto:
     writer = ModelWriter(module, constant or embedded)
     model = onnx.ModelProto()
     writer.graph(graph, model.graph)
@@ -156,6 +162,7 @@ class ModelWriter:
         self.has_metadata = False
         self._renamed: dict[Value, str] = {}
         self._added: set[str] = set()
+        self._types: dict[Type, onnx.TypeProto] = {}
 
     def name(self, value: Value | None) -> str:
         """What the model calls a value; "" for a left-out operand."""
@@ -192,14 +199,17 @@ class ModelWriter:
         Inputs, constants, captured values, and values returned before under another name need a copy instead.
 
         Raises:
-            OnnxError: a result has the name of an input.
+            OnnxError: a result has the name of an input or of another result.
         """
+        self._added.update(names)
         outputs: list[Output] = []
         holders: dict[str, Value | None] = {}
         bound: set[Value] = set()
         nested = graph.parent is not None
         for value, name in zip(graph.outputs, names, strict=True):
             is_result = value.node is not None and value.owner is graph
+            if not nested and holders.get(name, value) is not value:
+                raise OnnxError(f'two results have the name "{name}"', do="return each value under a name of its own")
             if is_result and value not in bound:
                 self._renamed[value] = name
                 bound.add(value)
@@ -256,25 +266,29 @@ class ModelWriter:
         name = self.name(value)
         proto.name = name
         if value.type is not UNKNOWN:
-            self.type(value.type)
-            write_type(value.type, proto.type)
+            self.type(value.type, proto.type)
         if value.doc:
             proto.doc_string = value.doc
         self.metadata(proto, self._facts(value, name))
 
-    def type(self, type_: Type) -> None:
-        """Note the element type."""
-        while isinstance(type_, (SequenceType, OptionalType, InflightType)):
-            type_ = type_.elem
-        if isinstance(type_, TensorType):
-            self.dtypes.add(type_.dtype)
+    def type(self, type_: Type, proto: onnx.TypeProto) -> None:
+        """Fill a TypeProto; equal types are made once."""
+        made = self._types.get(type_)
+        if made is None:
+            made = self._types[type_] = onnx.TypeProto()
+            write_type(type_, made)
+            while isinstance(type_, (SequenceType, OptionalType, InflightType)):
+                type_ = type_.elem
+            if isinstance(type_, TensorType):
+                self.dtypes.add(type_.dtype)
+        proto.CopyFrom(made)
 
     def _initializer(self, value: Value, proto: onnx.GraphProto) -> None:
         tensor = self.constant(value)
         name = tensor.name = self.name(value)
         if value.doc:
             tensor.doc_string = value.doc
-        self.type(value.type)
+        self.dtypes.add(value.dtype)
         self.metadata(tensor, value.metadata)
         proto.initializer.append(tensor)
         facts = value_facts(value, name, self.module)

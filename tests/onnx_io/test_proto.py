@@ -71,6 +71,22 @@ def test_a_hidden_value_that_has_the_name_of_a_result_gives_way() -> None:
     assert proto.graph.node[0].output[0] != "r"
 
 
+def test_names_made_for_values_that_give_way_avoid_those_of_results() -> None:
+    graph, _, r = relu_graph()
+    graph.set_outputs([graph.append(Node(op, [r], version=21)).result for op in ("Neg", "Abs")], ["r", "r_1"])
+    for value in graph.outputs:
+        value.type = F32
+    found = run(to_proto(Module(graph, opsets={"": 21})))
+    assert (found["r"].tolist(), found["r_1"].tolist()) == ([0, 0, -1, -2], [0, 0, 1, 2])
+
+
+def test_two_results_may_not_share_a_name() -> None:
+    graph, x, r = relu_graph()
+    graph.set_outputs([r, x], ["y", "y"])
+    with pytest.raises(OnnxError, match='two results have the name "y"'):
+        to_proto(Module(graph, opsets={"": 21}))
+
+
 def test_a_result_may_not_have_the_name_of_an_input() -> None:
     graph, _, r = relu_graph()
     graph.set_outputs([r], ["x"])
