@@ -28,7 +28,7 @@ _FIELDS: dict[DType, tuple[str, int]] = {
     **dict.fromkeys((DType.U32, DType.U64), ("uint64_data", 1)),
     **dict.fromkeys((DType.STR,), ("string_data", 1)),
 }
-"""The typed field of each dtype, and entries per element; all others: int32_data, types below a byte packed."""
+"""The typed field of each dtype, and entries per element; all others: int32_data, 4 and 2 bits packed."""
 
 
 def read_tensor(proto: TensorProto, external: ExternalFolder) -> Tensor:
@@ -88,9 +88,10 @@ def _typed(proto: TensorProto, dtype: DType, shape: tuple[int, ...]) -> Tensor:
     field, each = _FIELDS.get(dtype, ("int32_data", 1))
     count = len(getattr(proto, field))
     size = math.prod(shape)
-    needed = size * each if dtype.bits >= 8 else dtype.nbytes(size)
-    if count != needed:
-        raise _short(count // each if dtype.bits >= 8 else count * 8 // dtype.bits, dtype, shape, "elements")
+    # Types of 4 and 2 bits are packed into bytes here as well; those of 6 bits are not.
+    packed = 8 // dtype.bits if dtype.bits < 8 and 8 % dtype.bits == 0 else 1
+    if count != -(-size // packed) * each:
+        raise _short(count // each * packed, dtype, shape, "elements")
     if dtype is DType.STR:
         return LazyTensor(dtype, shape, partial(_strings, proto))
     return LazyTensor(dtype, shape, partial(_decode, proto, dtype, shape))
