@@ -87,7 +87,7 @@ def source_of(module: Module) -> dict[str, Any]:
     with open(module.source, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    return {"model": str(module.source), "sha256": digest.hexdigest(), "external": external}
+    return {"model": str(module.source.absolute()), "sha256": digest.hexdigest(), "external": external}
 
 
 def original_of(module: Module) -> dict[str, Any]:
@@ -241,7 +241,10 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
             "shape": list(value.whole_shape),
             "sharding": value.sharding.spec(),
             "partial": [str(axis) for axis in value.sharding.partial],
-            "why": [asdict(decision) for decision in decisions.get(value.name, ())],
+            "why": [
+                {"why": decision.why, "follows": decision.follows, "axes": list(decision.axes)}
+                for decision in decisions.get(value.name, ())
+            ],
         }
         for value in graph.values()
         if value.sharding is not None and value.sharding.all_axes

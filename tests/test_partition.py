@@ -1,0 +1,163 @@
+"""The whole way: model, annotations, partition, run, compared with ONNX Runtime on the original."""
+
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import irpar
+from irpar import models
+
+FIXTURES = Path(__file__).parent / "fixtures"
+MESHES = [{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}]
+BLOCKS = {"mlp": 1, "gpt": 2 * 2, "llama": 2 * 2}
+"""All-reduces that Megatron's plan has: one for each attention and each MLP."""
+
+
+def built(family: str, folder: Path, **overrides: object) -> Path:
+    path = folder / f"{family}.onnx"
+    onnx.save(models.build(family, **overrides), path)
+    return path
+
+
+def annotated(path: Path, annotations: dict[str, list], mesh: dict[str, int], **bind: int) -> irpar.Module:
+    """The model with the annotations, less the axes that the mesh lacks."""
+    module = irpar.load(path, bind=bind or None)
+    for name, spec in annotations.items():
+        module.shard(name, [[axis for axis in dim or () if axis in mesh] or None for dim in spec])
+    return module
+
+
+def check_plan(partition: irpar.Partition, family: str, annotations: dict[str, list]) -> None:
+    """The figures that the plan promises: FLOPs, weight bytes, collectives."""
+    plan, mesh = partition.plan, partition.plan.mesh["axes"]
+    ranks = np.prod(list(mesh.values()))
+    assert plan.totals["flops_per_rank"] <= 1.1 / ranks * plan.original["flops"]
+    tp = mesh.get("tp", 1)
+    if tp == 1:
+        assert plan.totals["collectives"] == 0
+    else:
+        assert {kind: row["collectives"] for kind, row in plan.totals["by_kind"].items()} == {
+            "all_reduce": BLOCKS[family]
+        }
+    for part in partition._parts:
+        whole = held = 0
+        for value in part.graph.constants:
+            if any(fnmatch(value.source or "", name) and any(spec) for name, spec in annotations.items()):
+                whole += int(np.prod(value.whole_shape)) * value.dtype.bits // 8
+                held += part.tensor(value).nbytes
+        assert held <= 1.05 / tp * whole
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("family", ["mlp", "gpt", "llama"])
+def test_built_families(family: str, mesh: dict[str, int], tmp_path: Path) -> None:
+    annotations = models.annotations(family)
+    module = annotated(built(family, tmp_path), annotations, mesh)
+    partition = irpar.partition(module, irpar.Mesh(mesh))
+    partition.verify(tolerance=1e-4).check()
+    check_plan(partition, family, annotations)
+
+
+EXPORTS = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("export", EXPORTS)
+def test_pytorch_exports(export: str, mesh: dict[str, int]) -> None:
+    family = export.split("_")[0]
+    annotations = json.loads((FIXTURES / f"{export}.shardings.json").read_text())["tensors"]
+    numbers = np.load(FIXTURES / f"{family}.npz")
+    batch, seq = numbers["input_ids"].shape
+    bind = {"batch": batch, "seq": seq} if "dynamic" in export else {}
+    module = annotated(FIXTURES / f"{export}.onnx", annotations, mesh, **bind)
+    partition = irpar.partition(module, irpar.Mesh(mesh))
+    inputs = {"input_ids": numbers["input_ids"]}
+    partition.verify(inputs, tolerance=1e-4).check()
+    check_plan(partition, family, annotations)
+    # What PyTorch itself computed, before any export.
+    np.testing.assert_allclose(partition.run(inputs)["logits"], numbers["logits"], atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+def test_saved_and_opened(engine: str, tmp_path: Path) -> None:
+    mesh = {"dp": 2, "tp": 2}
+    module = annotated(built("gpt", tmp_path), models.annotations("gpt"), mesh)
+    made = irpar.partition(module, irpar.Mesh(mesh))
+    made.save(tmp_path / "out")
+    opened = irpar.Partition.open(tmp_path / "out")
+    opened.verify(engine=engine).check()
+    assert opened.plan == made.plan
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["part0", "part1", "plan.json"]
+    for part in ("part0", "part1"):
+        onnx.checker.check_model(str(tmp_path / "out" / part / "model.onnx"), full_check=True)
+
+
+def test_the_runtime_executes_what_the_plan_says(tmp_path: Path) -> None:
+    mesh = {"dp": 2, "tp": 2}
+    partition = irpar.partition(
+        annotated(built("llama", tmp_path), models.annotations("llama"), mesh), irpar.Mesh(mesh)
+    )
+    partition.verify()
+    assert len(partition.plan.collectives) == BLOCKS["llama"]
+    assert partition.executor().log.differences(partition.plan.collectives) == []
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 3}, {"tp": 3}, {"dp": 2, "tp": 3}, {"a": 2, "dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("family", ["mlp", "gpt", "llama"])
+def test_sizes_that_do_not_divide(family: str, mesh: dict[str, int], tmp_path: Path) -> None:
+    module = annotated(built(family, tmp_path, batch=5), models.annotations(family), mesh)
+    partition = irpar.partition(module, irpar.Mesh(mesh))
+    partition.verify().check()
+
+
+@pytest.mark.parametrize("variant", [{"fused_qkv": True}, {"tied": True}, {"dynamic": True}])
+def test_gpt_variants(variant: dict[str, bool], tmp_path: Path) -> None:
+    mesh = {"dp": 2, "tp": 2}
+    bind = {"batch": 4, "seq": 32} if variant.get("dynamic") else {}
+    annotations = models.annotations("gpt", **variant)
+    module = annotated(built("gpt", tmp_path, **variant), annotations, mesh, **bind)
+    irpar.partition(module, irpar.Mesh(mesh)).verify().check()
+
+
+def test_device_orders_other_than_row_major(tmp_path: Path) -> None:
+    mesh = irpar.Mesh({"dp": 2, "tp": 2}, devices=(3, 1, 0, 2))
+    module = annotated(built("gpt", tmp_path), models.annotations("gpt"), dict(mesh.axes))
+    partition = irpar.partition(module, mesh)
+    partition.verify().check()
+    assert partition.plan.mesh["devices"] == [3, 1, 0, 2]
+
+
+def test_the_module_stays_as_it_is(tmp_path: Path) -> None:
+    module = annotated(built("mlp", tmp_path), models.annotations("mlp"), {"tp": 2})
+    before = str(module)
+    irpar.partition(module, irpar.Mesh({"tp": 2}))
+    assert str(module) == before
+    irpar.partition(module, irpar.Mesh({"tp": 4})).verify().check()
+
+
+def test_unbound_symbols_are_listed(tmp_path: Path) -> None:
+    module = annotated(built("gpt", tmp_path, dynamic=True), models.annotations("gpt"), {"tp": 2})
+    with pytest.raises(irpar.IrparError, match="2 sizes are not known: batch, seq"):
+        irpar.partition(module, irpar.Mesh({"tp": 2}))
+
+
+def test_wrong_numbers_are_found_and_bisected(tmp_path: Path) -> None:
+    mesh = {"tp": 2}
+    partition = irpar.partition(annotated(built("gpt", tmp_path), models.annotations("gpt"), mesh), irpar.Mesh(mesh))
+    assert partition.bisect().first is None
+    assert partition.module is not None
+    # Break one node: the MLP's MatMul of layer 1 reads the weights of layer 0.
+    graph = partition.module.graph
+    wrong, right = graph.value("h.1.mlp.c_fc.weight"), graph.value("h.0.mlp.c_fc.weight")
+    wrong.replace_uses(right)
+    broken = irpar.Partition(partition.plan, module=partition.module)
+    assert not broken.verify()
+    with pytest.raises(irpar.IrparError, match="1 of 1 outputs differ"):
+        broken.verify().check()
+    found = broken.bisect()
+    assert found.first is not None
+    assert found.node == "/h.1/mlp/c_fc/MatMul"
