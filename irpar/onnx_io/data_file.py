@@ -4,7 +4,7 @@ from pathlib import Path
 
 from irpar.ir import ExternalTensor, SlicedTensor, Tensor
 
-from .copying import write_tensor
+from .copying import Progress, write_tensor
 
 _LARGE_BYTES = 64 * 1024
 _LARGE_ALIGNMENT = 4096
@@ -36,7 +36,7 @@ class DataFile:
         self.size = offset + tensor.nbytes
         return offset
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, progress: Progress = lambda _: None) -> None:
         """Write all placed tensors, copied range by range; holes in their files stay holes.
 
         Raises:
@@ -46,7 +46,7 @@ class DataFile:
         with open(path, "wb") as file:
             file.truncate(self.size)
             for offset, tensor in self._places.values():
-                write_tensor(tensor, file, offset)
+                write_tensor(tensor, file, offset, progress)
 
 
 def _identity(tensor: Tensor) -> object:

@@ -13,16 +13,15 @@ import onnx
 
 from irpar.analysis.parts import Part
 from irpar.analysis.plan import FORMAT, Plan
-from irpar.ir import DType, Module, Tensor, Value
+from irpar.ir import DType, Module, Value
 from irpar.sharding import IrparError
 
-from .copying import write_tensor
+from .data_file import DataFile
 from .proto import replace_metadata, to_proto
-from .save import serialized
+from .save import EXTERNAL_BYTES, external_tensor, serialized
+from .tensors import write_tensor
 
 Weights = Literal["copy", "none"]
-LEAST_EXTERNAL_BYTES = 1024
-"""Smaller constants stay inside model.onnx."""
 WEIGHTS_FILE = "weights.bin"
 
 Progress = Callable[[int, int], None]
@@ -64,7 +63,7 @@ def write_partition(
     check_target(folder, force)
     with _fresh_folder(folder) as fresh:
         layouts = [_Layout(part) for part in parts]
-        total = sum(layout.size for layout in layouts) if weights == "copy" else 0
+        total = sum(layout.file.size for layout in layouts) if weights == "copy" else 0
         _check_room(fresh, total)
         report = _Report(progress, total)
         for part, layout in zip(parts, layouts, strict=True):
@@ -72,7 +71,7 @@ def write_partition(
             target.mkdir()
             _write_model(target / "model.onnx", module, part, layout)
             if weights == "copy":
-                layout.write(target / WEIGHTS_FILE, report)
+                layout.file.write(target / WEIGHTS_FILE, report)
         (fresh / "plan.json").write_text(plan.to_json(), encoding="utf-8")
 
 
@@ -153,42 +152,23 @@ class _Layout:
 
     def __init__(self, part: Part) -> None:
         self.part = part
-        self.places: dict[Value, tuple[Tensor, int]] = {}
-        offset = 0
+        self.file = DataFile()
+        self.places: dict[Value, int] = {}
         for value in part.graph.constants:
             tensor = part.tensor(value)
-            if tensor.dtype is DType.STR or tensor.nbytes < LEAST_EXTERNAL_BYTES:
-                continue
-            alignment = 4096 if tensor.nbytes >= 1 << 16 else 64
-            offset = -(-offset // alignment) * alignment
-            self.places[value] = tensor, offset
-            offset += tensor.nbytes
-        self.size = offset
+            if tensor.dtype is not DType.STR and tensor.nbytes > EXTERNAL_BYTES:
+                self.places[value] = self.file.place(tensor)
 
     def proto(self, value: Value) -> onnx.TensorProto:
         """How model.onnx refers to a constant."""
-        tensor, offset = self.places.get(value) or (self.part.tensor(value), None)
-        made = onnx.TensorProto(name=value.name, data_type=tensor.dtype.value, dims=tensor.shape)
-        if offset is not None:
-            made.data_location = onnx.TensorProto.EXTERNAL
-            for key, text in (("location", WEIGHTS_FILE), ("offset", str(offset)), ("length", str(tensor.nbytes))):
-                made.external_data.add(key=key, value=text)
-        elif tensor.dtype is DType.STR:
-            made.string_data.extend(_bytes(item) for item in tensor.numpy().ravel().tolist())
+        made = onnx.TensorProto(name=value.name)
+        if value in self.places:
+            external_tensor(made, self.part.tensor(value), WEIGHTS_FILE, self.places[value])
         else:
-            made.raw_data = tensor.raw()
+            tensor = self.part.tensor(value) if value.graph is self.part.graph else value.data
+            assert tensor is not None
+            write_tensor(tensor, made)
         return made
-
-    def write(self, path: Path, report: _Report) -> None:
-        """Write weights.bin, one tensor after the other."""
-        with open(path, "wb") as file:
-            file.truncate(self.size)
-            for tensor, offset in self.places.values():
-                write_tensor(tensor, file, offset, report)
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
 
 
 def _write_model(path: Path, module: Module, part: Part, layout: _Layout) -> None:
