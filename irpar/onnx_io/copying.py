@@ -117,9 +117,9 @@ class _Copy:
         buffer = np.empty((min(count, last - first), *self.shape[level + 1 :]), self.dtype)
         for begin in range(first, last, count):
             block = buffer[: min(count, last - begin)]
-            self._read(memoryview(block.reshape(-1).view(np.uint8)), position + begin * row)
+            self._read(memoryview(block.reshape(-1).view(np.uint8).data), position + begin * row)
             cut = np.ascontiguousarray(block[(slice(None), *inner)])
-            self._write(memoryview(cut.reshape(-1).view(np.uint8)))
+            self._write(memoryview(cut.reshape(-1).view(np.uint8).data))
 
     def _read(self, buffer: memoryview, position: int) -> None:
         done = 0

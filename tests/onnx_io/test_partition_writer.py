@@ -1,0 +1,107 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import irpar
+from irpar import models
+from irpar.onnx_io import partition as writer
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> irpar.Partition:
+    models.save(tmp_path / "gpt.onnx", "gpt", weights="external")
+    module = irpar.load(tmp_path / "gpt.onnx")
+    irpar.annotate(module, models.annotations("gpt"))
+    return irpar.partition(module, irpar.Mesh({"dp": 2, "tp": 2}))
+
+
+def test_replicas_share_a_part_and_parts_hold_their_slices_only(made: irpar.Partition, tmp_path: Path) -> None:
+    made.save(tmp_path / "out")
+    assert [rank["part"] for rank in made.plan.ranks] == [0, 1, 0, 1]
+    whole = onnx.load(tmp_path / "gpt.onnx")
+    weight = next(t for t in whole.graph.initializer if t.name == "h.0.mlp.c_fc.weight")
+    columns = np.split(onnx.numpy_helper.to_array(weight), 2, axis=1)
+    for part in (0, 1):
+        model = onnx.load(tmp_path / "out" / f"part{part}" / "model.onnx")
+        held = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+        np.testing.assert_array_equal(held["h.0.mlp.c_fc.weight"], columns[part])
+        facts = {entry.key: entry.value for entry in model.metadata_props}
+        assert facts["irpar.mesh"] == "dp=2,tp=2"
+        assert json.loads(facts["irpar.ranks"]) == [part, part + 2]
+
+
+def test_weights_none_writes_programs_only(made: irpar.Partition, tmp_path: Path) -> None:
+    made.save(tmp_path / "out", weights="none")
+    assert sorted(path.name for path in (tmp_path / "out" / "part0").iterdir()) == ["model.onnx"]
+    opened = irpar.Partition.open(tmp_path / "out")
+    with pytest.raises(irpar.IrparError, match=r"weights\.bin"):
+        opened.verify()
+
+
+def test_an_existing_folder_is_replaced_only_when_asked_and_only_if_it_is_a_partition(
+    made: irpar.Partition, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    made.save(out)
+    with pytest.raises(irpar.IrparError, match="exists already"):
+        made.save(out)
+    (out / "part9").mkdir()
+    made.save(out, force=True)
+    assert not (out / "part9").exists()
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "thesis.tex").write_text("years of work")
+    with pytest.raises(irpar.IrparError, match="holds no partition of irpar"):
+        made.save(other, force=True)
+    assert (other / "thesis.tex").read_text() == "years of work"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize("failing", ["weights.bin", "model.onnx"])
+def test_a_failure_leaves_nothing_half_written(
+    made: irpar.Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    out = tmp_path / "out"
+    made.save(out)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "weights.bin":
+        monkeypatch.setattr(writer.DataFile, "write", full)
+    else:
+        monkeypatch.setattr(writer, "_write_model", full)
+    with pytest.raises(OSError, match="No space left"):
+        made.save(out, force=True)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    irpar.Partition.open(out).verify().check()
+
+
+def test_too_little_room_is_said_before_anything_is_written(
+    made: irpar.Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = writer.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: type(usage)(usage.total, usage.used, 1000))
+    with pytest.raises(irpar.IrparError, match="the disk has 1,000 free"):
+        made.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_external_data_that_is_gone(made: irpar.Partition, tmp_path: Path) -> None:
+    os.remove(tmp_path / "gpt.onnx.data")
+    with pytest.raises(irpar.IrparError, match=r"cannot read external data: No such file .*\n.*gpt\.onnx\.data"):
+        made.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_reaches_the_total(made: irpar.Partition, tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    made.save(tmp_path / "out", progress=lambda done, total: steps.append((done, total)))
+    done, total = steps[-1]
+    assert 0 < done <= total
+    assert [count for count, _ in steps] == sorted(count for count, _ in steps)
