@@ -131,8 +131,13 @@ class Module:
         Raises:
             IrparError: it matches none, or the spec does not fit.
         """
-        from .annotate import Annotation, annotate
+        from .annotate import Annotation, AnnotationError, annotate
 
+        if isinstance(spec, str):
+            raise AnnotationError(
+                f'the sharding of "{pattern}" is the string "{spec}"',
+                do=f'write a list, one entry a dim: ["{spec}", None]',
+            )
         return annotate(self, Annotation(pattern, tuple(spec)))
 
     def decide(self, name: str, decision: Decision) -> None:

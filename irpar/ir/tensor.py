@@ -219,7 +219,7 @@ def pack(array: Array, dtype: DType) -> bytes:
     codes = array.reshape(-1).view(np.uint8) & ((1 << dtype.bits) - 1)
     if 8 % dtype.bits:
         # 6-bit types run across bytes, the low bits first.
-        bits = np.unpackbits(codes[:, None], axis=1, count=dtype.bits, bitorder="little")
+        bits = np.unpackbits(codes[:, None].astype(np.uint8), axis=1, count=dtype.bits, bitorder="little")
         return np.packbits(bits, bitorder="little").tobytes()
     per_byte = 8 // dtype.bits
     codes = np.pad(codes, (0, -len(codes) % per_byte)).reshape(-1, per_byte)

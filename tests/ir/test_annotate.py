@@ -1,0 +1,99 @@
+"""Annotations: exact names before globs, kept until there is a mesh, refusals that help."""
+
+import pytest
+
+from irpar.ir import AnnotationError, Module, parse_module
+from irpar.ir.annotate import Annotation, annotate
+from irpar.sharding import Mesh
+
+TEXT = """
+graph @g(%x: f32[8, 64] from "x") -> (%y_1 as "y") opset 21 {
+  %w0 = constant : f32[64, 64] data("w", 0, 16384) from "h.0.weight"
+  %w1 = constant : f32[64, 64] data("w", 16384, 16384) from "h.1.weight"
+  %star = constant : f32[2] [1.0, 2.0] from "h.*"
+  %a = MatMul(%x, %w0) : f32[8, 64]
+  %s = Op(%x) : seq<f32[2]>
+  %y_1 = MatMul(%a, %w1) : f32[8, 64]
+}
+"""
+MESH = Mesh({"dp": 2, "tp": 4})
+
+
+def with_mesh() -> Module:
+    module = parse_module(TEXT)
+    module.set_mesh(MESH)
+    return module
+
+
+def spec(module: Module, name: str) -> object:
+    sharding = module.graph.value(name).sharding
+    return None if sharding is None else sharding.spec()
+
+
+def test_globs_match_source_names_and_results_by_their_outer_names() -> None:
+    module = with_mesh()
+    assert module.shard("h.*.weight", [None, "tp"]) == 2
+    assert spec(module, "w0") == spec(module, "w1") == [None, ["tp"]]
+    assert module.shard("y", [["dp", "?"], None]) == 1
+    assert spec(module, "y_1") == [["dp", "?"], None]
+    assert module.shard("a", [None, None]) == 1
+    assert set(module.decisions) == {"w0", "w1", "y_1", "a"}
+
+
+def test_an_exact_name_goes_before_a_glob() -> None:
+    module = with_mesh()
+    assert module.shard("h.*", [None]) == 1
+    assert spec(module, "star") == [None]
+    assert spec(module, "w0") is None
+
+
+def test_annotations_wait_for_a_mesh() -> None:
+    module = parse_module(TEXT)
+    assert module.shard("h.?.weight", [None, "tp"]) == 2
+    assert len(module.annotations) == 1
+    assert spec(module, "w0") is None
+    module.set_mesh(MESH)
+    assert module.annotations == []
+    assert spec(module, "w0") == [None, ["tp"]]
+
+
+def test_an_annotation_that_does_not_fit_waits_too_and_then_says_where_it_stands() -> None:
+    module = parse_module(TEXT)
+    annotate(module, Annotation("h.?.weight", (None, "mp"), "shardings.yaml, line 7"))
+    with pytest.raises(AnnotationError) as caught:
+        module.set_mesh(MESH)
+    text = str(caught.value)
+    assert 'no axis "mp" in mesh dp=2,tp=4' in text
+    assert "shardings.yaml, line 7" in text
+    assert "the first: w0 f32[64, 64]" in text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "dims", "message"),
+    [
+        ("h.0.wieght", [None], r'no tensor matches "h.0.wieght"(?s:.*)nearest names: h.0.weight'),
+        ("nothing*", [None], 'no tensor matches "nothing'),
+        ("x", [None], "the annotation has 1 dims, but x is"),
+        ("s", [None], "only tensors of known rank can be sharded"),
+        ("x", [["dp"], ["dp"]], "mesh axis dp is used twice"),
+        ("x", "dp", 'is the string "dp"'),
+    ],
+)
+def test_refusals(pattern: str, dims: list[None], message: str) -> None:
+    with pytest.raises(AnnotationError, match=message):
+        with_mesh().shard(pattern, dims)
+
+
+def test_two_annotations_of_one_tensor_agree_or_are_refused() -> None:
+    module = with_mesh()
+    module.shard("h.0.weight", [None, "tp"])
+    module.shard("h.*.weight", [None, ["tp"]])
+    with pytest.raises(AnnotationError, match="is annotated twice"):
+        module.shard("h.0.weight", ["tp", None])
+
+
+def test_a_second_mesh_of_the_same_name_must_agree() -> None:
+    module = with_mesh()
+    module.set_mesh(Mesh({"dp": 2, "tp": 4}))
+    with pytest.raises(Exception, match="does not agree with mesh"):
+        module.set_mesh(Mesh({"dp": 4, "tp": 2}))

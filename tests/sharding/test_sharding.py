@@ -1,0 +1,81 @@
+"""Shardings: specs, text, what cannot be."""
+
+import pytest
+
+from irpar.sharding import Axis, DimSharding, DimSpec, Mesh, Sharding, ShardingError
+
+MESH = Mesh({"dp": 2, "tp": 8})
+DP, TP = Axis("dp"), Axis("tp")
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ([["dp"], None], "[@dp, _]"),
+        (["dp", ["tp", "?"]], "[@dp, @tp?]"),
+        ([["dp", "tp"], ["?"]], "[@(dp,tp), ?]"),
+        ([["tp:(2)4"]], "[@tp:(2)4]"),
+        ([None, None], "[_, _] replicated"),
+        ([], "[] replicated"),
+    ],
+)
+def test_specs(spec: list[DimSpec], text: str) -> None:
+    sharding = Sharding.of_spec(MESH, spec)
+    assert str(sharding).replace("_@", "@").replace("_?", "?") == text
+    assert Sharding.of_spec(MESH, sharding.spec()) == sharding
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dp", "is not a sharding"),
+        (None, "is not a sharding"),
+        ([1], "does not say how a dim is sharded"),
+        ([["?", "dp"]], '"\\?" must come last'),
+        ([["mp"]], 'no axis "mp"'),
+        ([["dp"], ["dp"]], "mesh axis dp is used twice"),
+        ([["tp", "tp:(1)2"]], r"mesh axis tp:\(1\)2 is used twice"),
+        ([["tp:(1)4"], ["tp:(2)4"]], r"mesh axis tp:\(2\)4 is used twice"),
+        ([["tp:(3)2"]], "does not fit axis tp of size 8"),
+    ],
+)
+def test_specs_that_cannot_be(spec: object, message: str) -> None:
+    with pytest.raises(ShardingError, match=message):
+        Sharding.of_spec(MESH, spec)  # type: ignore[arg-type]
+
+
+def test_sub_axes_that_lie_side_by_side_may_be_used_together() -> None:
+    Sharding.of_axes(MESH, [[Axis("tp", 1, 2)], [Axis("tp", 2, 2)]], [Axis("tp", 4, 2)])
+
+
+def test_partial() -> None:
+    sharding = Sharding.of_axes(MESH, [[]], [TP, DP], "max")
+    assert sharding.partial == (DP, TP)
+    assert sharding == Sharding.of_axes(MESH, [[]], [DP, TP], "max")
+    assert sharding.suffix() == " partial(max: dp, tp)"
+    assert not sharding.is_replicated
+    assert sharding.with_partial(()) == Sharding.replicated(MESH, 1)
+    assert Sharding.of_axes(MESH, [[]], [], "max").reduce == "sum"
+    with pytest.raises(ShardingError, match='unknown reduction "mean"'):
+        Sharding.of_axes(MESH, [[]], [TP], "mean")  # type: ignore[arg-type]
+    with pytest.raises(ShardingError, match="is used twice"):
+        Sharding.of_axes(MESH, [[TP]], [TP])
+
+
+def test_open_and_closed() -> None:
+    free = Sharding.open(MESH, 2)
+    assert free.is_open
+    assert free.is_replicated
+    assert free.closed() == Sharding.replicated(MESH, 2)
+    assert free.with_dim(1, [TP]).dims == (DimSharding((), True), DimSharding((TP,), True))
+    closed = Sharding.of_axes(MESH, [[DP], []])
+    assert closed.closed() is closed
+    assert Sharding.open(MESH, 0) == Sharding.replicated(MESH, 0)
+
+
+def test_parts_and_equality() -> None:
+    sharding = Sharding.of_axes(MESH, [[DP, Axis("tp", 1, 2)], []])
+    assert [sharding.dim_parts(dim) for dim in range(2)] == [4, 1]
+    assert sharding.axes == ((DP, Axis("tp", 1, 2)), ())
+    assert hash(sharding) == hash(Sharding.of_axes(Mesh({"dp": 2, "tp": 8}), [[DP, Axis("tp", 1, 2)], []]))
+    assert sharding != Sharding.of_axes(Mesh({"dp": 2, "tp": 8}, name="n"), [[DP, Axis("tp", 1, 2)], []])
