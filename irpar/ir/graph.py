@@ -349,23 +349,24 @@ class Node:
         return self
 
     def erase(self) -> None:
-        """Delete the node: O(operands).
+        """Delete the node and what is nested in it: O(operands).
 
         Raises:
             ValueError: a result is still used.
         """
         for value in self.results:
             _refuse_uses(value)
+        self.erase_forced()
+
+    def erase_forced(self) -> None:
+        """Delete the node whatever still reads its results (which then must be rewired or deleted too)."""
         self.set_operands(())
         for nested in self.nested_graphs():
             for inner in reversed(tuple(nested)):
                 inner.erase_forced()
             nested.return_node.set_operands(())
-        self.detach()
-
-    def erase_forced(self) -> None:
-        """Delete the node whatever still reads its results (which then must be rewired or deleted too)."""
-        self.set_operands(())
+            for value in (*nested.inputs, *nested.constants):
+                nested.names.release(value)
         self.detach()
 
     def replace(self, values: Sequence[Value]) -> None:
@@ -707,8 +708,9 @@ def captured_or_read(node: Node) -> Iterator[Value]:
     """The values that a node reads, those that its nested graphs read from outside them included."""
     yield from node.inputs
     for nested in node.nested_graphs():
-        inside = set(nested.graphs())
-        for graph in inside:
+        graphs = list(nested.graphs())
+        inside = set(graphs)
+        for graph in graphs:
             for inner in itertools.chain(graph, (graph.return_node,)):
                 for value in inner.inputs:
                     if value.owner not in inside:
