@@ -1,6 +1,7 @@
 """The text form: golden files, round trips of random modules, files, and texts broken at random."""
 
 import re
+import textwrap
 import time
 from pathlib import Path
 
@@ -66,6 +67,25 @@ def test_the_example_of_the_design_means_what_it_says() -> None:
     assert y.node is not None
     assert (y.node.domain, y.node.attributes["id"]) == ("irpar", 0)
     assert graph.output_names == ["y"]
+
+
+def test_what_the_documentation_shows_parses() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "text.md").read_text(encoding="utf-8")
+    example = text[text.index("    mesh @m") : text.index("    from irpar.ir")]
+    golden = read_text(next(path for path in GOLDEN if path.stem == "design"))
+    assert str(parse_module(example)) == str(golden)
+    constants = re.findall(r"^    (%. = constant : .*)$", text, re.MULTILINE)
+    attributes = re.search(r"\{axis=-1.*?\n.*?\)\}", text, re.DOTALL)
+    assert attributes is not None
+    node = "%n = Op() " + attributes.group().replace("{ ... }", "{ %y = Op(%i) : i64[] }") + " : ?"
+    lines = "\n".join([*constants, node])
+    module = parse_module(f'mesh @m = ["tp"=2]\ngraph local @g() -> () {{\n{lines}\n}}')
+    assert len(module.graph.constants) == len(constants) == 5
+    with pytest.raises(TextError) as caught:
+        parse_module(
+            "mesh @m = []\ngraph @g(%x: f32[8]) -> () {\n  %y = Relu(%x, %z) : f32[8]\n}", filename="mlp.irpar"
+        )
+    assert textwrap.indent(str(caught.value), "    ") in text
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW_DRAWS)
