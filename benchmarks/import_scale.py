@@ -3,18 +3,26 @@
     python benchmarks/import_scale.py                 all parts
     python benchmarks/import_scale.py --only import   one part
 
-import: 100,000 nodes and 50,000 external tensors, loaded by irpar and by onnx_ir in turn, each in a fresh process.
+import:   100,000 nodes and 50,000 external tensors, loaded by irpar and by onnx_ir in turn, each in a fresh process.
+pipeline: the default pipeline over Llamas of 2,000 to 64,000 nodes; the slope of time over nodes, both logarithmic.
+llama:    the shape of Llama 70B, 140 GB in a sparse file, over tp=8 x dp=2 with --weights none: seconds and memory.
+weights:  4 GB of random weights cut over tp=2, by columns and by rows, against cp of the same bytes.
 """
 
 import argparse
+import gc
+import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -136,7 +144,164 @@ def _block(graph: onnx.GraphProto, layer: int, x: str) -> str:
     return current
 
 
-SCENARIOS: dict[str, Callable[[Path, int], bool]] = {"import": import_against_onnx_ir}
+# -- pipeline -----------------------------------------------------------------------------------------------------
+
+NODES_PER_LLAMA_LAYER = 52
+NODE_COUNTS = (2_000, 4_000, 8_000, 16_000, 32_000, 64_000)
+
+
+def pipeline_slope(folder: Path, repeat: int) -> bool:
+    """Time of the default pipeline over the number of nodes; a slope of at most 1.1 is the target."""
+    print(f"pipeline: default passes on Llamas, dp=2 x tp=2, best of {repeat}")
+    points = []
+    for count in NODE_COUNTS:
+        nodes, seconds = _pipeline_time(folder, count // NODES_PER_LLAMA_LAYER, repeat)
+        points.append((nodes, seconds))
+        print(f"  {nodes:6,} nodes  {seconds:6.2f} s   {seconds / nodes * 1e6:5.0f} us a node")
+    slope = float(np.polyfit(*np.log(np.array(points)).T, 1)[0])
+    print(f"  slope {slope:.3f}     (target: at most 1.10)")
+    return slope <= 1.1
+
+
+def _pipeline_time(folder: Path, layers: int, repeat: int) -> tuple[int, float]:
+    """Nodes of a Llama of that many layers, and the best time of the default pipeline on it."""
+    import irpar
+    from irpar import models
+    from irpar.api import DEFAULT_PIPELINE
+    from irpar.ir import clone_module
+
+    path = folder / "llama.onnx"
+    models.save(path, "llama", weights="none", layers=layers)
+    module = irpar.load(path)
+    irpar.annotate(module, models.annotations("llama", layers=layers))
+    module.set_mesh(irpar.Mesh({"dp": 2, "tp": 2}))
+    best = math.inf
+    for _ in range(repeat):
+        work = clone_module(module)
+        gc.collect()
+        start = time.perf_counter()
+        irpar.PassManager.parse(DEFAULT_PIPELINE).run(work)
+        best = min(best, time.perf_counter() - start)
+    return len(module.graph), best
+
+
+# -- llama --------------------------------------------------------------------------------------------------------
+
+_COMMAND = """
+import sys, time
+start = time.perf_counter()
+from irpar.cli import main
+code = main()
+with open("/proc/self/status") as status:
+    peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
+print("measured", code, time.perf_counter() - start, int(peak) / 1024, file=sys.stderr)
+"""
+
+
+def _measured(*arguments: str) -> tuple[float, float]:
+    """Seconds and peak MB of one irpar command in a fresh process, imports included."""
+    done = subprocess.run([sys.executable, "-c", _COMMAND, *arguments], capture_output=True, text=True, check=False)
+    words = done.stderr.split()[-4:]
+    if words[:2] != ["measured", "0"]:
+        raise SystemExit(f"irpar {' '.join(arguments)} failed:\n{done.stderr}")
+    return float(words[2]), float(words[3])
+
+
+def llama_70b(folder: Path, repeat: int) -> bool:
+    """Partition the shape of Llama 70B without weights; under 60 s and 1.5 GB is the target."""
+    from irpar import models
+
+    path, shardings = folder / "llama70b.onnx", folder / "shardings.json"
+    size = models.save(path, "llama", "70b", weights="none")
+    shardings.write_text(json.dumps({"tensors": models.annotations("llama", preset="70b")}))
+    mesh = ["--mesh", "dp=2,tp=8", "--shardings", str(shardings), "--weights", "none"]
+    best = min(_measured("partition", str(path), "-o", str(folder / f"out{n}"), *mesh, "--json") for n in range(repeat))
+    plan = json.loads((folder / "out0" / "plan.json").read_text())
+    share = plan["totals"]["flops_per_rank"] / plan["original"]["flops"]
+    print(f"llama: 70B shape, {size.weight_bytes / 1e9:.0f} GB, tp=8 x dp=2, --weights none, best of {repeat}")
+    print(f"  {best[0]:.1f} s, peak {best[1]:,.0f} MB     (target: under 60 s and 1,500 MB)")
+    print(f"  {plan['totals']['collectives']} collectives, 1/{1 / share:.1f} of the FLOPs on each of 16 ranks")
+    return best[0] < 60 and best[1] < 1500
+
+
+# -- weights ------------------------------------------------------------------------------------------------------
+
+WEIGHT_ROWS, WEIGHT_COLUMNS, WEIGHT_PAIRS = 4096, 16384, 8
+
+
+def weights_against_cp(folder: Path, repeat: int) -> bool:
+    """Rate of writing 4 GB of weights in two parts against cp of the same file; 70% and 500 MB are the targets."""
+    path = folder / "wide.onnx"
+    size = make_wide_model(path)
+    shardings = folder / "wide.json"
+    shardings.write_text(json.dumps({"tensors": {"up.*": [None, ["tp"]], "down.*": [["tp"], None]}}))
+    ours, theirs, peak = [], [], 0.0
+    for number in range(repeat):
+        theirs.append(_copy_seconds(path.with_suffix(".data"), folder / "copy.data"))
+        out = folder / f"wide-out{number}"
+        command = ["partition", str(path), "-o", str(out), "--mesh", "tp=2", "--shardings", str(shardings), "--json"]
+        seconds, memory = _measured(*command)
+        ours.append(seconds)
+        peak = max(peak, memory)
+        _check_wide(out, path.with_suffix(".data"))
+        shutil.rmtree(out)
+    ratio = min(theirs) / min(ours)
+    print(f"weights: {size / 1e9:.1f} GB over tp=2, best of {repeat}")
+    print(f"  cp     {min(theirs):6.2f} s  {size / 1e9 / min(theirs):5.2f} GB/s")
+    print(f"  irpar  {min(ours):6.2f} s  {size / 1e9 / min(ours):5.2f} GB/s   peak {peak:.0f} MB")
+    print(f"  share of cp's rate {ratio:.2f}     (target: at least 0.70, under 500 MB)")
+    return ratio >= 0.7 and peak < 500
+
+
+def _copy_seconds(source: Path, target: Path) -> float:
+    start = time.perf_counter()
+    subprocess.run(["cp", "--reflink=never", str(source), str(target)], check=True)
+    seconds = time.perf_counter() - start
+    target.unlink()
+    return seconds
+
+
+def make_wide_model(path: Path) -> int:
+    """Write MLP weights of 4 GB with random bytes; returns their size."""
+    graph = onnx.GraphProto(name="wide")
+    graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, WEIGHT_ROWS]))
+    current, offset = "x", 0
+    for number in range(WEIGHT_PAIRS):
+        for name, shape in (("up", [WEIGHT_ROWS, WEIGHT_COLUMNS]), ("down", [WEIGHT_COLUMNS, WEIGHT_ROWS])):
+            weight, result = f"{name}.{number}", f"{name}.{number}.out"
+            offset = _external(graph, weight, shape, path.stem + ".data", offset)
+            graph.node.append(helper.make_node("MatMul", [current, weight], [result], f"/{name}.{number}"))
+            current = result
+    graph.output.append(helper.make_tensor_value_info(current, TensorProto.FLOAT, [1, WEIGHT_ROWS]))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path.write_bytes(model.SerializeToString())
+    random = np.random.default_rng(0)
+    with open(path.with_suffix(".data"), "wb") as file:
+        for _ in range(0, offset, 64 << 20):
+            file.write(random.bytes(64 << 20))
+    return offset
+
+
+def _check_wide(out: Path, data: Path) -> None:
+    """The first weight's columns and the last one's rows are where they belong."""
+    shape = (WEIGHT_ROWS, WEIGHT_COLUMNS)
+    first = np.memmap(data, np.uint32, "r", 0, shape)
+    last = np.memmap(data, np.uint32, "r", data.stat().st_size - 4 * math.prod(shape), shape[::-1])
+    for part in (0, 1):
+        weights = out / f"part{part}" / "weights.bin"
+        half = WEIGHT_COLUMNS // 2
+        held = np.memmap(weights, np.uint32, "r", 0, (WEIGHT_ROWS, half))
+        assert (held[::997] == first[::997, part * half : (part + 1) * half]).all(), "wrong columns"
+        end = np.memmap(weights, np.uint32, "r", weights.stat().st_size - 4 * half * WEIGHT_ROWS, (half, WEIGHT_ROWS))
+        assert (end[::997] == last[part * half : (part + 1) * half][::997]).all(), "wrong rows"
+
+
+SCENARIOS: dict[str, Callable[[Path, int], bool]] = {
+    "import": import_against_onnx_ir,
+    "pipeline": pipeline_slope,
+    "llama": llama_70b,
+    "weights": weights_against_cp,
+}
 
 
 if __name__ == "__main__":
