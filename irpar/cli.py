@@ -40,13 +40,13 @@ _REMEDIES = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
     errno.EISDIR: "give a file, not a folder",
+    errno.EEXIST: "give another place: there is a file of that name",
     errno.EMFILE: "allow more open files: ulimit -n",
 }
 
 app = typer.Typer(
     name="irpar",
     help="Cut an ONNX model over a mesh of devices into one program for each; run and verify them.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _print_any_character()
     try:
-        code = app(None if arguments is None else list(arguments), prog_name="irpar", standalone_mode=False)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        code = app(words or ["--help"], prog_name="irpar", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:

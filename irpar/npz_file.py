@@ -38,8 +38,9 @@ def read_npz(path: str | Path, specs: Sequence[Mapping[str, Any]] = ()) -> dict[
         with open(path, "rb") as file:
             if file.read(6) == b"\x93NUMPY":
                 raise NpzError("the file holds one array without a name", where=str(path), do=do)
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: _as_planned(arrays[name], dtypes.get(name)) for name in arrays.files}
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: _as_planned(arrays[name], dtypes.get(name)) for name in arrays.files}
     except OSError as error:
         raise NpzError(f"cannot read the arrays: {error.strerror or error}", where=str(path), do=do) from None
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from irpar.analysis.plan import Plan
 
 Entry = Mapping[str, Any]
-_MOST_STEPS = 50
-"""A chain of reasons is followed so far."""
+_FIRST_STEPS, _LAST_STEPS = 6, 4
+"""Of a long chain of reasons its two ends are shown."""
 
 Target = Annotated[
     str | None,
@@ -44,10 +44,10 @@ def explain_command(out: Out, target: Target = None, as_json: Json = False) -> N
     values = [] if collectives else _matching(plan, target)
     if not collectives and not values:
         raise _unknown(plan, target)
-    chains = {entry["name"]: list(_chain(plan, entry)) for entry in values}
+    chains = {entry["name"]: _chains(plan, entry) for entry in values}
     related = collectives or [entry for entry in plan.collectives if entry["value"] in {v["source"] for v in values}]
     if as_json:
-        found = [{**entry, "chain": chains[entry["name"]]} for entry in values]
+        found = [{**entry, "chains": chains[entry["name"]]} for entry in values]
         print_json({"values": found, "collectives": related})
         return
     console = output()
@@ -104,34 +104,44 @@ def _values(plan: "Plan") -> Iterator[Entry]:
                 yield {"name": name, "source": name, "shape": shape, "sharding": sharding, "partial": [], "why": [why]}
 
 
-def _chain(plan: "Plan", entry: Entry) -> Iterator[dict[str, Any]]:
-    """The reasons for a sharding, each with that of the value that it follows, back to what the user wrote."""
+def _chains(plan: "Plan", entry: Entry) -> list[list[dict[str, Any]]]:
+    """For each reason of a sharding the steps from it back to what the user wrote."""
     known = {value["name"]: value for value in plan.values}
-    waiting = [(entry["name"], reason, 0) for reason in reversed(entry["why"] or [])]
+    return [list(_chain(known, entry["name"], reason)) for reason in entry["why"] or ()]
+
+
+def _chain(known: Mapping[str, Entry], name: str, reason: Entry) -> Iterator[dict[str, Any]]:
+    waiting = [(name, reason)]
     met: set[tuple[str, str]] = set()
-    while waiting and len(met) < _MOST_STEPS:
-        name, reason, depth = waiting.pop()
+    while waiting:
+        name, reason = waiting.pop()
         if (name, reason["why"]) in met:
             continue
         met.add((name, reason["why"]))
-        yield {"value": name, "why": reason["why"], "axes": reason["axes"], "depth": depth}
+        yield {"value": name, "why": reason["why"], "axes": reason["axes"]}
         source = known.get(reason["follows"])
         if source is not None:
             wanted = set(reason["axes"])
             waiting += [
-                (source["name"], inner, depth + 1)
+                (source["name"], inner)
                 for inner in reversed(source["why"] or [])
                 if not inner["axes"] or not wanted or wanted & set(inner["axes"])
             ]
 
 
-def _print_value(console: "Console", entry: Entry, chain: Sequence[Mapping[str, Any]]) -> None:
+def _print_value(console: "Console", entry: Entry, chains: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     name = entry["source"] if entry["source"] == entry["name"] else f"{entry['source']} (%{entry['name']})"
     console.print(Text(f"{name} {_placement(entry)}", style="bold"))
-    for step in chain:
-        axes = f"{','.join(step['axes'])}: " if step["axes"] else ""
-        own = "" if step["value"] == entry["name"] else f"%{step['value']} "
-        console.print(indented(f"{axes}{own}{step['why']}", 2 + 2 * step["depth"]))
+    for chain in chains:
+        axes = ",".join(chain[0]["axes"])
+        if axes:
+            console.print(f"  {axes}:")
+        lines = [f"%{step['value']} {step['why']}" for step in chain] if len(chain) > 1 else [chain[0]["why"]]
+        left_out = len(lines) - _FIRST_STEPS - _LAST_STEPS
+        if left_out > 1:
+            lines[_FIRST_STEPS:-_LAST_STEPS] = [f"... {left_out} more steps (--json has all) ..."]
+        for line in lines:
+            console.print(indented(line, 4 if axes else 2))
 
 
 def _placement(entry: Entry) -> str:

@@ -1,11 +1,12 @@
 """irpar opt: passes over IR text, for tests and for people who write passes."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from irpar.display import ProgressReport, output, print_json
+from irpar.display import ProgressReport, count_text, output, print_json
 
 from .options import (
     Bind,
@@ -87,9 +88,18 @@ def opt_command(
         return
     print_tables(result, timing, statistics)
     if out is None:
-        print(module.printed().text, end="")
+        _print(module)
     else:
         output().print(f"{len(result.records)} passes ran; written to {out}")
+
+
+def _print(module: "Module") -> None:
+    printed = module.printed()
+    print(printed.text, end="")
+    in_memory = sum(name.startswith("#") for name in printed.resources)
+    if in_memory:
+        tensors = count_text(in_memory, "tensor")
+        print(f"the text names {tensors} without the numbers; -o FILE writes these too", file=sys.stderr)
 
 
 def _read(file: Path, bind: list[str] | None) -> "tuple[Module, str]":

@@ -105,7 +105,8 @@ def _print_notes(passes: "PipelineResult", annotated: int, out: Path) -> None:
         console.print(note)
     if not annotated:
         console.print("no tensor was annotated (--shardings FILE), so nothing asked for a cut")
-    console.print(f"written to {out}")
+    folder = shlex.quote(str(out))
+    console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}")
 
 
 def weights_choice(text: str) -> Any:

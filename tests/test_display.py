@@ -1,0 +1,83 @@
+"""Numbers and progress as the commands print them."""
+
+import io
+import json
+
+import pytest
+
+from irpar.display import ProgressReport, bytes_text, count_text, flops_text, print_json, sharding_text, share_text
+from irpar.instrumentation import Progress
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        *((0, "0 B"), (1, "1 B"), (999, "999 B"), (1000, "1 kB"), (1024, "1.02 kB"), (999_499, "999 kB")),
+        *((999_500, "1 MB"), (131_072, "131 kB"), (1_250_000, "1.25 MB"), (140 * 10**9, "140 GB"), (10**21, "1000 EB")),
+    ],
+)
+def test_bytes(number, text):
+    assert bytes_text(number) == text
+
+
+def test_other_numbers():
+    assert flops_text(32_727_040) == "32.7 MFLOP"
+    assert share_text(1, 4) == "25.0%"
+    assert share_text(1, 0) == ""
+    assert [count_text(number, "rank") for number in (0, 1, 2000)] == ["0 ranks", "1 rank", "2,000 ranks"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "text"),
+    [
+        ([["dp"], None], [8, 64], "[8@dp, 64]"),
+        ([["dp", "tp"], ["?"]], [8, 64], "[8@(dp,tp), 64?]"),
+        ([["tp:(2)4", "?"]], None, "[_@tp:(2)4?]"),
+        (None, [8, 64], "[8, 64]"),
+        ([], [], "[]"),
+    ],
+)
+def test_shardings_read_as_in_the_text_form(spec, shape, text):
+    assert sharding_text(spec, shape) == text
+
+
+def test_json_has_no_numbers_that_json_lacks(capsys):
+    print_json({"a": float("inf"), "b": [float("nan"), 1.5], "c": {"d": (1, None)}})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": {"d": [1, None]}}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def report(monkeypatch, stream, seconds, is_shown=True):
+    """What is printed when a pass and the writing of weights are told, `seconds` after the start."""
+    now = [0.0]
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with ProgressReport(is_shown) as progress:
+        now[0] = seconds
+        progress.passes(Progress("start", "localize", 2, 5))
+        now[0] += 100
+        progress.bytes(2_000_000, 4_000_000)
+    return stream.getvalue()
+
+
+def test_quick_work_is_not_reported(monkeypatch):
+    assert "localize" not in report(monkeypatch, io.StringIO(), 1.0)
+
+
+def test_long_work_is_reported_line_by_line_where_there_is_no_terminal(monkeypatch):
+    assert report(monkeypatch, io.StringIO(), 10.0) == "pass localize: 2 of 5\nwriting weights: 2 MB of 4 MB\n"
+
+
+def test_a_terminal_gets_bars(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    printed = report(monkeypatch, Terminal(), 0.1)
+    assert "localize" in printed
+    assert "2 MB of 4 MB" in printed
+
+
+def test_nothing_is_reported_with_json(monkeypatch):
+    assert report(monkeypatch, Terminal(), 10.0, is_shown=False) == ""

@@ -1,0 +1,228 @@
+"""--shardings files: what is read, and that every mistake is told with its line."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import irpar
+from irpar.ir import Annotation
+from irpar.ir.text import parse_module
+from irpar.shardings_file import ShardingsError, read_shardings
+
+TEXT = """\
+graph @mlp(%x: f32[8, 64]) -> (%y) opset 18 {
+  %"h.0.w" = constant : f32[64, 128] data("w.bin", 0, 32768)
+  %"h.1.w" = constant : f32[128, 64] data("w.bin", 32768, 32768)
+  %a = MatMul(%x, %"h.0.w") : ? name "up"
+  %r = Relu(%a) : ? name "act"
+  %y = MatMul(%r, %"h.1.w") : f32[8, 64] name "down"
+}
+"""
+
+
+@pytest.fixture
+def module():
+    return parse_module(TEXT)
+
+
+def read(tmp_path, text, name="s.yaml"):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return read_shardings(tmp_path / name)
+
+
+def shardings(module):
+    return {value.name: str(value.sharding) for value in module.graph.values() if value.sharding is not None}
+
+
+def annotate(module, file, mesh=None):
+    module.set_mesh(file.agreed_mesh(mesh))
+    file.annotate(module)
+    return shardings(module)
+
+
+# -- what is read -------------------------------------------------------------------------------------------------
+
+
+def test_yaml_is_read_with_lines(tmp_path):
+    file = read(
+        tmp_path,
+        """\
+        # comment
+        mesh: {dp: 2, tp: 4}
+        tensors:
+          x: [[dp], null]
+          h.*.w:
+            - null
+            - [tp, "?"]
+        """,
+    )
+    assert file.mesh == irpar.Mesh({"dp": 2, "tp": 4})
+    assert file.tensors == (
+        Annotation("x", (["dp"], None), "s.yaml, line 4"),
+        Annotation("h.*.w", (None, ["tp", "?"]), "s.yaml, line 5"),
+    )
+
+
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
+def test_json_is_read_however_it_is_indented(tmp_path, indent):
+    table = {"mesh": {"dp": 2}, "tensors": {'a "b"\\c/😀': [["dp"], None], "x": ["dp", None]}}
+    file = read(tmp_path, json.dumps(table, indent=indent), "s.json")
+    assert [(entry.pattern, entry.spec) for entry in file.tensors] == [
+        ('a "b"\\c/😀', (["dp"], None)),
+        ("x", (["dp"], None)),
+    ]
+
+
+def test_numbers_and_null_are_names_too(tmp_path):
+    file = read(tmp_path, "tensors:\n  12: [dp]\n  null: [dp]\n  on: [dp]\n  1.0: [dp]\n")
+    assert [entry.pattern for entry in file.tensors] == ["12", "null", "on", "1.0"]
+
+
+def test_sections_may_be_left_out(tmp_path):
+    file = read(tmp_path, "mesh: {dp: 2}")
+    assert (file.tensors, file.ops) == ((), ())
+    assert read(tmp_path, "tensors: {}").mesh is None
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x7f", exclude_categories=("Cc", "Cs", "Zl", "Zp")))
+DIMS = st.none() | st.lists(st.sampled_from(["dp", "tp"]), max_size=2, unique=True)
+
+
+@given(st.dictionaries(NAMES.filter(bool), st.lists(DIMS, max_size=3), max_size=4))
+def test_whatever_json_writes_is_read_back(tmp_path_factory, tensors):
+    path = tmp_path_factory.getbasetemp() / "random.json"
+    path.write_text(json.dumps({"tensors": tensors}), encoding="utf-8")
+    read_back = {entry.pattern: list(entry.spec) for entry in read_shardings(path).tensors}
+    assert read_back == tensors
+
+
+# -- what it does to a module -------------------------------------------------------------------------------------
+
+
+def test_tensors_are_annotated_and_say_why(tmp_path, module):
+    file = read(tmp_path, "mesh: {dp: 2, tp: 4}\ntensors:\n  x: [dp, null]\n  h.*.w: [null, tp]\n")
+    assert annotate(module, file) == {"x": "[@dp, _]", "h.0.w": "[_, @tp]", "h.1.w": "[_, @tp]"}
+    assert module.decision("h.1.w").why == 'annotated "h.*.w" in s.yaml, line 4'
+
+
+def test_types_of_inner_values_are_inferred_when_they_are_named(tmp_path, module):
+    file = read(tmp_path, "mesh: {dp: 2}\ntensors: {a: [dp, null]}")
+    assert annotate(module, file) == {"a": "[@dp, _]"}
+
+
+def test_cut_counts_of_ops_are_matched_to_axes(tmp_path, module):
+    file = read(
+        tmp_path,
+        'mesh: {dp: 2, tp: 4}\nops:\n  "up": {in: [[2, 1], [1, 4]], out: [[2, 4]]}\n  down: {in: [null, [4, 1]]}',
+    )
+    assert annotate(module, file) == {"x": "[@dp, _]", "h.0.w": "[_, @tp]", "a": "[@dp, @tp]", "h.1.w": "[@tp, _]"}
+
+
+def test_the_mesh_may_come_from_either_side(tmp_path):
+    mesh = irpar.Mesh({"dp": 2})
+    assert read(tmp_path, "tensors: {}").agreed_mesh(mesh) == mesh
+    assert read(tmp_path, "mesh: {dp: 2}").agreed_mesh(None) == mesh
+    assert read(tmp_path, "mesh: {dp: 2}").agreed_mesh(mesh) == mesh
+    assert read(tmp_path, "tensors: {}").agreed_mesh(None) is None
+    with pytest.raises(ShardingsError, match=r"--mesh dp=2 does not agree with the mesh dp=4.*\n  s.yaml, line 2"):
+        read(tmp_path, "\nmesh: {dp: 4}").agreed_mesh(mesh)
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+UNREADABLE = [
+    ("", "the shardings file is empty", ""),
+    ("# nothing\n", "the shardings file is empty", ""),
+    ("- a\n", "must be a table", "line 1"),
+    ("tensors: {}\nmehs: {dp: 2}\n", 'there is no section "mehs"', "line 2"),
+    ("tensors: {}\ntensors: {}\n", '"tensors" comes twice, first in line 1', "line 2"),
+    ("tensors: {x: [dp], x: [tp]}\n", '"x" comes twice, first in line 1', "line 1"),
+    ("mesh:\n  dp: two\n", 'mesh axis dp has the size "two"', "line 2"),
+    ("mesh:\n  dp: 2.0\n", "mesh axis dp has the size 2.0", "line 2"),
+    ("mesh:\n  dp: true\n", "mesh axis dp has the size true", "line 2"),
+    ("mesh:\n  dp: 0\n", "mesh axis dp has size 0", "line 2"),
+    ("mesh:\n  d-p: 2\n", '"d-p" cannot name a mesh axis', "line 2"),
+    ("mesh: {}\n", "the mesh has no axes", "line 1"),
+    ("mesh: [dp, 2]\n", "the mesh must be a table", "line 1"),
+    ("mesh: null\n", "the mesh must be a table, not null", "line 1"),
+    ("tensors: [x]\n", "tensors must be a table", "line 1"),
+    ("tensors:\n  x: dp\n", '"x" has no list of dims', "line 2"),
+    ("tensors:\n  x:\n    - 3\n", "3 is no mesh axis", "line 3"),
+    ("tensors:\n  x: [[[dp]]]\n", '["dp"] is no mesh axis', "line 2"),
+    ("tensors:\n  x: [[tp, ?]]\n", 'put the question mark in quotes: "?"', "line 2"),
+    ("tensors:\n  [x]: [dp]\n", '["x"] is no name', "line 2"),
+    ("tensors:\n  *.w: [dp]\n", 'names that begin with "*"', "line 2"),
+    ("tensors: {x: [dp}\n", "not YAML", "line 1"),
+    ("a: 1\n---\nb: 2\n", "not YAML", "line 2"),
+    ("a: \x01\n", "not YAML", ""),
+    ("tensors: " + "[" * 5000, "nested too deep", ""),
+    ("tensors: {x: &a [*a]}\n", "is no mesh axis", "line 1"),
+    ("ops:\n  up: [[2, 1]]\n", '"up" must be a table', "line 2"),
+    ("ops:\n  up: {}\n", '"up" has no cuts', "line 2"),
+    ("ops:\n  up: {inn: [[1]]}\n", '"up" has no "inn"', "line 2"),
+    ("ops:\n  up: {in: 3}\n", '"in" of "up" is no list', "line 2"),
+    ("ops:\n  up:\n    in: [[2, 0]]\n", "[2, 0] is no list of cuts", "line 3"),
+    ("ops:\n  up:\n    in: [[2, x]]\n", "is no list of cuts", "line 3"),
+    ("ops:\n  up:\n    in: [2]\n", "2 is no list of cuts", "line 3"),
+]
+
+
+@pytest.mark.parametrize(("text", "told", "line"), UNREADABLE)
+def test_what_cannot_be_read_is_told_with_its_line(tmp_path, text, told, line):
+    with pytest.raises(ShardingsError) as raised:
+        read(tmp_path, text)
+    message = str(raised.value)
+    assert told in message
+    assert "s.yaml" in message
+    assert line in message
+    assert "\n  do: " in message
+
+
+@pytest.mark.parametrize("text", ['{"tensors": {}\n,}', '{"tensors": {}}\n{', "tensors: {}"])
+def test_broken_json_is_told_with_its_line(tmp_path, text):
+    with pytest.raises(ShardingsError, match=r"not JSON: .*\n  .*s.json, line \d"):
+        read(tmp_path, text, "s.json")
+
+
+def test_files_that_cannot_be_opened(tmp_path):
+    with pytest.raises(ShardingsError, match="cannot read the shardings: No such file"):
+        read_shardings(tmp_path / "nope.yaml")
+    with pytest.raises(ShardingsError, match="cannot read the shardings: Is a directory"):
+        read_shardings(tmp_path)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ShardingsError, match="not UTF-8 text: byte 0"):
+        read_shardings(tmp_path / "bytes.yaml")
+
+
+UNFITTING = [
+    ("tensors:\n  z: [dp]\n", 'no tensor matches "z"', '"z": [["dp"]]      s.yaml, line 3'),
+    (
+        "tensors:\n  h.*.w: [null, mp]\n",
+        'no axis "mp" in mesh dp=2,tp=2',
+        '"h.*.w": [null, ["mp"]]      s.yaml, line 3',
+    ),
+    ("tensors:\n  x: [dp, tp, null]\n", "the annotation has 3 dims, but x is f32[8, 64]", "s.yaml, line 3"),
+    ("tensors:\n  x: [dp, null]\n  '[xz]': [tp, null]\n", "%x is annotated twice", "s.yaml, line 4"),
+    ("ops:\n  upp: {in: [[2, 1], [1, 2]]}\n", 'no op is called "upp"', "nearest names: up"),
+    ("ops:\n  up: {in: [[2, 1]]}\n", "up has 2 operands, the entry has cuts for 1", "x f32[8, 64], h.0.w f32[64, 128]"),
+    ("ops:\n  up: {in: [[2], [1, 2]]}\n", "the cuts [2] are for 1 dims, but x is f32[8, 64]", "s.yaml, line 3"),
+    ("ops:\n  up: {in: [[1, 2], [4, 1]]}\n", "dim 1 of x is cut into 2, dim 0 of h.0.w into 4", "s.yaml, line 3"),
+    ("ops:\n  up: {in: [[3, 1], [1, 1]]}\n", "no axes of the mesh dp=2,tp=2", "sub-axes"),
+    (
+        "ops:\n  up: {in: [[2, 1], [1, 1]]}\n",
+        "the cuts [2, 1], [1, 1] of up fit the mesh dp=2,tp=2 in 2 ways",
+        '  "x": [["dp"], null], "h.0.w": [null, null]\n  "x": [["tp"], null], "h.0.w": [null, null]\n',
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "told", "also"), UNFITTING)
+def test_what_does_not_fit_the_model_is_told_with_its_line(tmp_path, module, text, told, also):
+    file = read(tmp_path, "mesh: {dp: 2, tp: 2}\n" + text)
+    with pytest.raises(irpar.IrparError) as raised:
+        annotate(module, file)
+    assert told in str(raised.value)
+    assert also in str(raised.value)
+    assert "s.yaml, line" in str(raised.value)
