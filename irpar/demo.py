@@ -60,7 +60,8 @@ def run_demo(folder: Path, mesh: Mesh, tell: Callable[[str], None]) -> Demo:
         )
     folder.mkdir(parents=True, exist_ok=True)
     model, shardings, out = folder / "gpt.onnx", folder / "gpt.shardings.json", folder / "partition"
-    tell(f"python -m irpar.models gpt ... -o {model}")
+    options = " ".join(f"--{name} {value}" for name, value in SETTINGS.items())
+    tell(f"python -m irpar.models gpt {options} -o {model}")
     size = save(model, "gpt", **SETTINGS)  # type: ignore[arg-type]
     dp, tp = (axis if axis in mesh.axes else None for axis in AXES)
     tensors = annotations("gpt", dp, tp, **SETTINGS)  # type: ignore[arg-type]
