@@ -209,8 +209,8 @@ def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
         size = value_bytes(value)
         if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
             known = module.decision(value.name)
-            why = known.why if known else "not annotated, and no reader needs a block of it"
-            listed.append({"value": value.source or value.name, "bytes": size, "why": why})
+            reason = known.why if known else "not annotated, and no reader needs a block of it"
+            listed.append({"value": value.source or value.name, "bytes": size, "why": reason})
     for node in graph:
         why = module.whole.get(node.results[0].name) if node.results else None
         if why is not None and any(map(value_bytes, node.results)):
