@@ -68,11 +68,20 @@ def partition(
     manager = pipeline if isinstance(pipeline, PassManager) else PassManager.parse(pipeline or DEFAULT_PIPELINE)
     work = clone_module(module)
     if mesh is not None:
+        if work.annotations:
+            know_ranks(work)
         work.set_mesh(mesh)
     work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
     source = source_of(module)
     original, passes = _run_passes(manager, work)
     return Partition._made(module, work, str(manager), source, original, passes)
+
+
+def know_ranks(module: Module) -> None:
+    """Infer the types that the model does not declare, so that annotations of intermediate values can be checked."""
+    from irpar.passes.infer_types import InferTypes
+
+    InferTypes().run(module)
 
 
 def _run_passes(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":

@@ -35,6 +35,7 @@ def annotate_model(module: Module, mesh: str | None, shardings: Path | None, *, 
     Raises:
         IrparError: the mesh or an entry does not fit, or there is no mesh.
     """
+    from irpar.api import know_ranks
     from irpar.shardings_file import ShardingsFile, read_shardings
 
     file = read_shardings(shardings) if shardings is not None else ShardingsFile(None, "", (), ())
@@ -46,5 +47,7 @@ def annotate_model(module: Module, mesh: str | None, shardings: Path | None, *, 
             "there is no mesh to cut the model over",
             do="give the devices: --mesh dp=2,tp=4, or a mesh in the --shardings file",
         )
+    if file.tensors or file.ops:
+        know_ranks(module)
     file.annotate(module)
     return len(file.tensors) + len(file.ops)
