@@ -110,6 +110,7 @@ class Partition:
     Attributes:
         module: the local module; None for a partition opened from disk.
         plan: the contents of plan.json.
+        parts: the programs with their shards; none for a partition opened from disk.
         passes: what the passes that made it did; None for a partition opened from disk.
         folder: where it was opened from.
     """
@@ -120,7 +121,7 @@ class Partition:
         self.passes: PipelineResult | None = None
         self.folder: Path | None = None
         self._whole = whole
-        self._parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
+        self.parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
         self._executors: dict[str, Executor] = {}
 
     @classmethod
@@ -169,7 +170,7 @@ class Partition:
         if self.module is None:
             raise IrparError("a partition opened from disk is saved already", do="copy its folder")
         write_partition(
-            Path(folder), self.module, self._parts, self.plan, weights=weights, force=force, progress=progress
+            Path(folder), self.module, self.parts, self.plan, weights=weights, force=force, progress=progress
         )
 
     def executor(self, engine: Engine = "ort") -> "Executor":
@@ -178,7 +179,7 @@ class Partition:
 
         if engine not in self._executors:
             if self.module is not None:
-                self._executors[engine] = Executor(self.module, self.module.mesh, engine=engine, parts=self._parts)
+                self._executors[engine] = Executor(self.module, self.module.mesh, engine=engine, parts=self.parts)
             else:
                 assert self.folder is not None
                 self._executors[engine] = Executor.open(self.folder, engine=engine)

@@ -43,7 +43,7 @@ def check_plan(partition: irpar.Partition, family: str, annotations: dict[str, l
         assert {kind: row["collectives"] for kind, row in plan.totals["by_kind"].items()} == {
             "all_reduce": BLOCKS[family]
         }
-    for part in partition._parts:
+    for part in partition.parts:
         whole = held = 0
         for value in part.graph.constants:
             if any(fnmatch(value.source or "", name) and any(spec) for name, spec in annotations.items()):

@@ -81,7 +81,7 @@ def _last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
     for node in _in_order(graph):
         for value in captured_or_read(node):
             root = roots.get(value, value)
-            if not root.is_constant:
+            if not root.is_constant and root.owner is graph:
                 last[root] = node
     return last
 

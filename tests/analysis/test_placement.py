@@ -1,0 +1,73 @@
+import pytest
+
+from irpar.analysis.placement import Placement, place, why_whole
+from irpar.ir import Node
+from irpar.ir.text import parse_module
+
+
+def placed(text: str, mesh: str = '"x"=2, "y"=2') -> tuple[Node, Placement]:
+    """The placement of the last node of a graph."""
+    module = parse_module(f"mesh @m = [{mesh}]\n{text}")
+    node = module.graph.last
+    assert node is not None
+    return node, place(node, module.mesh, lambda _: True)
+
+
+def texts(placement: Placement) -> tuple[list[str], list[str]]:
+    return [str(s) for s in placement.operands], [str(s) for s in placement.results]
+
+
+MATMUL = "graph @g(%a: f32[{a}], %b: f32[{b}]) -> (%c) opset 21 {{ %c = MatMul(%a, %b) : f32[{c}] }}"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "operands", "result"),
+    [
+        ("8@x, 64", "64, 32@y", "8@x, 32@y", ["[@x, _]", "[_, @y]"], "[@x, @y]"),
+        ("8, 64@x", "64@x, 32", "8, 32", ["[_, @x]", "[@x, _]"], "[_, _] partial(sum: x)"),
+        # One operand is cut along k: cutting the other is free, gathering the first is not.
+        ("8, 64@x", "64, 32", "8, 32", ["[_, @x]", "[@x, _]"], "[_, _] partial(sum: x)"),
+        # Nothing is cut, but the result is wanted in blocks: each device computes its own.
+        ("8, 64", "64, 32", "8@x, 32", ["[@x, _]", "[_, _] replicated"], "[@x, _]"),
+        # k over x and n over x at once cannot be: the small operand moves.
+        ("8, 64@x", "64, 4096@x", "8, 4096", ["[_, _] replicated", "[_, @x]"], "[_, @x]"),
+    ],
+)
+def test_matmul(a: str, b: str, c: str, operands: list[str], result: str) -> None:
+    dims = {key: value + (" replicated" if "@" not in value else "") for key, value in (("a", a), ("b", b), ("c", c))}
+    text = MATMUL.format(**{key: value.replace(" replicated", "") for key, value in dims.items()})
+    for key, value in dims.items():
+        if value.endswith("replicated"):
+            text = text.replace(f"f32[{value[:-11]}]", f"f32[{value[:-11]}] replicated", 1) if key != "c" else text
+    if dims["c"].endswith("replicated"):
+        text = text.replace(f"f32[{c}] }}", f"f32[{c}] replicated }}")
+    _, placement = placed(text)
+    assert texts(placement) == (operands, [result])
+
+
+def test_minor_factors_are_cut_only_inside_whole_majors() -> None:
+    # Heads cut over x: 4 heads of 16 make 64, of which the major part is cut.
+    _, placement = placed(
+        "graph @g(%x: f32[2, 64@x]) -> (%y) opset 21 { %s = constant : i64[3] replicated [2, 4, 16]"
+        " %y = Reshape(%x, %s) : f32[2, 4@x, 16] }"
+    )
+    assert texts(placement) == (["[_, @x]", "[_] replicated"], ["[_, @x, _]"])
+    # 16 cut over x inside uncut heads cannot be told on the merged dim: it is gathered, or cut afterwards.
+    _, placement = placed(
+        "graph @g(%x: f32[2, 64] replicated) -> (%y) opset 21 { %s = constant : i64[3] replicated [2, 4, 16]"
+        " %y = Reshape(%x, %s) : f32[2, 4, 16@x] }"
+    )
+    assert texts(placement) == (["[_, _] replicated", "[_] replicated"], ["[_, _, _] replicated"])
+
+
+def test_nodes_without_a_rule_run_whole_and_say_why() -> None:
+    node, placement = placed("graph @g(%x: f32[8@x]) -> (%n) opset 21 { %n = NonZero(%x) : i64[1, _] replicated }")
+    assert texts(placement) == (["[_] replicated"], ["[_, _] replicated"])
+    assert placement.rule is None
+    assert why_whole(node) == "NonZero has no sharding rule"
+
+
+def test_empty_blocks_are_avoided() -> None:
+    # 5 over 4 would leave the last device without a row.
+    _, placement = placed("graph @g(%x: f32[5@x]) -> (%y) opset 21 { %y = Relu(%x) : f32[5@x] }", mesh='"x"=4')
+    assert texts(placement) == (["[_] replicated"], ["[_] replicated"])

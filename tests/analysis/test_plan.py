@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+import irpar
+from irpar import models
+from irpar.analysis.plan import Plan, read_plan
+from irpar.sharding import IrparError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan")
+    onnx.save(models.build("gpt"), path / "gpt.onnx")
+    module = irpar.load(path / "gpt.onnx")
+    irpar.annotate(module, models.annotations("gpt"))
+    irpar.partition(module, irpar.Mesh({"dp": 2, "tp": 2})).save(path / "out")
+    return path / "out"
+
+
+def test_fields_of_the_contract(folder: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["format"] == "irpar-plan/1"
+    assert plan["source"]["model"].endswith("gpt.onnx")
+    assert len(plan["source"]["sha256"]) == 64
+    assert plan["source"]["external"] == []
+    assert plan["mesh"] == {"axes": {"dp": 2, "tp": 2}, "devices": [0, 1, 2, 3]}
+    assert [rank["coords"] for rank in plan["ranks"]] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert all(rank["peak_bytes"] < plan["original"]["peak_bytes"] for rank in plan["ranks"])
+    assert [part["model"] for part in plan["parts"]] == ["part0/model.onnx", "part1/model.onnx"]
+    assert plan["inputs"] == [{"name": "input_ids", "dtype": "i64", "shape": [4, 32], "sharding": [["dp"], None]}]
+    assert plan["outputs"][0]["sharding"] == [["dp"], None, ["tp"]]
+    assert plan["predicted"] is None
+
+
+def test_a_collective_by_hand(folder: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    first = plan["collectives"][0]
+    local = 2 * 32 * 64 * 4  # batch 4 over dp=2, 32 tokens, hidden 64, f32
+    reason = first.pop("reason")
+    assert first == {
+        "id": 0,
+        "kind": "all_reduce",
+        "reduce": "sum",
+        "axes": ["tp"],
+        "group_size": 2,
+        "dtype": "f32",
+        "bytes": local,
+        "sent_bytes": local,  # 2 (n - 1) / n with n = 2
+        "times": 1,
+        "value": "/h.0/attn/proj/MatMul_output_0",
+        "phase": None,
+    }
+    assert 'annotated "h.*.attn.proj.weight"' in reason
+    assert plan["totals"]["collectives"] == len(plan["collectives"]) == 4
+    assert plan["totals"]["sent_bytes"] == 4 * local
+    assert plan["totals"]["by_kind"] == {"all_reduce": {"collectives": 4, "sent_bytes": 4 * local}}
+
+
+def test_it_reads_back(folder: Path) -> None:
+    plan = read_plan(folder)
+    assert Plan(**json.loads(plan.to_json())) == plan
+    assert plan.mesh_of_ranks == irpar.Mesh({"dp": 2, "tp": 2})
+
+
+def test_fields_that_a_later_version_adds_are_ignored(folder: Path, tmp_path: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "schedule": []}))
+    assert read_plan(tmp_path) == read_plan(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "irpar-plan/9"}, "has format 'irpar-plan/9'"),
+        ({"parts": None}, "cannot be read"),
+        ({"parts": [{"model": "../secret.onnx"}, {"model": "part1/model.onnx"}]}, "outside its folder"),
+        ({"mesh": {"axes": {"dp": 0}, "devices": None}}, "cannot be"),
+        ({"mesh": {"axes": {"dp": 2, "tp": 4}, "devices": None}}, "ranks of plan.json are not those of mesh dp=2,tp=4"),
+        ({"ranks": []}, "ranks of plan.json"),
+        ({"inputs": [{"name": "x", "shape": [4], "sharding": [["mp"]]}]}, 'no axis "mp"'),
+        ({"inputs": [{"name": "x", "shape": [4, 4], "sharding": [["dp"]]}]}, "another number of dims"),
+    ],
+)
+def test_plans_edited_by_hand_are_refused(folder: Path, tmp_path: Path, change: dict, message: str) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, **change}))
+    with pytest.raises(IrparError, match=message):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 3}'])
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(IrparError, match=r"plan\.json"):
+        read_plan(tmp_path)
+
+
+def test_a_missing_plan(tmp_path: Path) -> None:
+    with pytest.raises(IrparError, match="cannot read the plan: No such file"):
+        read_plan(tmp_path)
