@@ -12,6 +12,7 @@ import numpy as np
 
 from irpar.analysis.parts import Part, parts_of
 from irpar.ir import Module, Value, tensor_type
+from irpar.ops.coords import COORDS
 from irpar.sharding import IrparError, Mesh
 
 from .engine import CompiledSegment, EngineSettings, make_engine
@@ -21,7 +22,7 @@ from .layout import TensorSpec, check_replicas, gather, scatter
 from .log import CollectiveLog
 from .prepared import Prepared, PreparedPart, Preparer, check_parts
 from .program import CollectiveStep, ComputeStep
-from .specs import COORDS, check_inputs, input_specs, output_specs, program_inputs, spec_of
+from .specs import check_inputs, input_specs, output_specs, program_inputs, spec_of
 
 PARALLEL_SECONDS = 2e-4
 """Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
@@ -253,7 +254,7 @@ class Executor:
                 (
                     spec.name,
                     None if spec.dtype is None else spec.dtype.text,
-                    None if spec.shape is None else [*spec.shape],
+                    None if spec.shape is None else [dim if isinstance(dim, int) else None for dim in spec.shape],
                 )
                 for spec in specs
             ]

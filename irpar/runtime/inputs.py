@@ -161,7 +161,8 @@ def _smallest_dim(node: Node) -> int | None:
     if shape is None or not indices or indices[-1] is None:
         return None
     first = node.attributes.get("batch_dims", 0)
-    assert isinstance(first, int)
+    if not isinstance(first, int):
+        return None
     sizes = shape[first : first + indices[-1]]
     return None if any(size is None for size in sizes) else min((s for s in sizes if s is not None), default=None)
 

@@ -1,17 +1,12 @@
 """The log of executed collectives, and its comparison with the plan."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from irpar.ir import dtype_of_numpy
+from irpar.ops.collectives import KINDS
 
 from .groups.base import Call
-
-
-def kind_in_plan(op_type: str) -> str:
-    """What plan.json calls a kind of collective: `AllReduce` is `all_reduce`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op_type).lower()
 
 
 class Record(NamedTuple):
@@ -51,7 +46,7 @@ class CollectiveLog:
         if place is None:
             self._places[collective.id, time] = len(self._records)
             axes = tuple(map(str, collective.axes))
-            self._records.append(Record(collective.id, kind_in_plan(collective.kind), str(dtype), size, axes))
+            self._records.append(Record(collective.id, KINDS[collective.kind], str(dtype), size, axes))
         elif size > self._records[place].bytes:
             self._records[place] = self._records[place]._replace(bytes=size)
 

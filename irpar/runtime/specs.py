@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import Dim, Expr, Graph, Value, dtype_of_numpy, tensor_type
+from irpar.ops.coords import COORDS
 
 from .errors import InputError
 from .layout import Array, TensorSpec
-
-COORDS = "irpar.coords"
-"""The graph input through which a rank learns its mesh coordinates."""
 
 
 def spec_of(value: Value, name: str) -> TensorSpec:
