@@ -160,9 +160,15 @@ def _spec(name: str, value: Value) -> dict[str, Any]:
     return {
         "name": name,
         "dtype": None if type_ is None else type_.dtype.text,
-        "shape": None if type_ is None or type_.shape is None else list(value.whole_shape),
+        "shape": None if type_ is None or type_.shape is None else _whole_dims(value),
         "sharding": None if value.sharding is None else value.sharding.spec(),
     }
+
+
+def _whole_dims(value: Value) -> list[int | None]:
+    """The whole shape; None for a dim whose size depends on data."""
+    dims = value.tensor_type.shape if value.global_shape is None else value.global_shape
+    return [dim if isinstance(dim, int) else None for dim in dims or ()]
 
 
 def _collectives(module: Module, mesh: Mesh) -> list[dict[str, Any]]:

@@ -101,3 +101,16 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_plan(tmp_path: Path) -> None:
     with pytest.raises(IrparError, match="cannot read the plan: No such file"):
         read_plan(tmp_path)
+
+
+def test_an_output_whose_size_depends_on_data(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[8, 64] x) => (int64[2, n] y) { y = NonZero(x) }'
+    )
+    onnx.save(model, tmp_path / "nonzero.onnx")
+    module = irpar.load(tmp_path / "nonzero.onnx")
+    irpar.annotate(module, {"x": [None, "tp"]})
+    made = irpar.partition(module, irpar.Mesh({"tp": 2}))
+    assert made.plan.outputs == [{"name": "y", "dtype": "i64", "shape": [2, None], "sharding": None}]
+    made.save(tmp_path / "out")
+    irpar.Partition.open(tmp_path / "out").verify().check()

@@ -224,3 +224,14 @@ def test_weights_that_were_cut_short(tmp_path: Path) -> None:
     loaded = weights_program(tensors)
     with pytest.raises(Exception, match="external data ends at byte 1000"):
         Executor(loaded, loaded.mesh)
+
+
+def test_a_required_result_that_nothing_reads_has_a_name() -> None:
+    program = module("""
+        graph @g(%x: f32[8]) -> (%y) opset 21 {
+          %k = constant : i64[1] [2]
+          %y, %i = TopK(%x, %k) : f32[2], i64[2]
+        }
+    """)
+    with Executor(program, ONE, engine="ort") as executor:
+        np.testing.assert_array_equal(executor.run({"x": np.arange(8, dtype=np.float32)})["y"], [7, 6])
