@@ -14,7 +14,7 @@ from .blocks import (
 )
 from .errors import IrparError, ShardingError
 from .mesh import Axis, Mesh
-from .sharding import REDUCTIONS, DimSharding, DimSpec, Reduction, Sharding, check_disjoint
+from .sharding import REDUCTIONS, DimSharding, DimSpec, Reduction, Sharding, are_disjoint, check_disjoint
 
 __all__ = [
     "REDUCTIONS",
@@ -27,6 +27,7 @@ __all__ = [
     "Region",
     "Sharding",
     "ShardingError",
+    "are_disjoint",
     "block_range",
     "block_sizes",
     "ceil_div",

@@ -181,20 +181,33 @@ def check_disjoint(mesh: Mesh, axes: Sequence[Axis]) -> None:
     Raises:
         ShardingError: naming the axis.
     """
+    axis = _first_overlapping(mesh, axes)
+    if axis is not None:
+        raise ShardingError(f"mesh axis {axis} is used twice in one sharding", do="use each axis for one dim only")
+
+
+def are_disjoint(mesh: Mesh, axes: Sequence[Axis]) -> bool:
+    """True for axes that one sharding may use together: each device has one position along all of them."""
+    return _first_overlapping(mesh, axes) is None
+
+
+def _first_overlapping(mesh: Mesh, axes: Sequence[Axis]) -> Axis | None:
+    """The first axis that overlaps one before it.
+
+    Sub-axes are apart where the later starts at a multiple of where the earlier ends: of an axis of 6, x:(1)2 and
+    x:(2)3, but not x:(1)2 and x:(3)2, whose cuts cross.
+    """
     seen: dict[str, list[Axis]] = {}
     for axis in axes:
         mesh.axis_size(axis)
-        for other in seen.setdefault(axis.name, []):
-            if axis.size is None or other.size is None or _overlap(axis, other):
-                raise ShardingError(
-                    f"mesh axis {axis} is used twice in one sharding", do="use each axis for one dim only"
-                )
-        seen[axis.name].append(axis)
+        others = seen.setdefault(axis.name, [])
+        if any(_overlap(axis, other) for other in others):
+            return axis
+        others.append(axis)
+    return None
 
 
 def _overlap(a: Axis, b: Axis) -> bool:
-    assert a.size is not None
-    assert b.size is not None
-    first, second = sorted((a, b), key=lambda axis: axis.pre)
-    assert first.size is not None
-    return second.pre % (first.pre * first.size) != 0
+    if a.size is None or b.size is None:
+        return True
+    return a.pre % (b.pre * b.size) != 0 and b.pre % (a.pre * a.size) != 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpar.sharding import Axis, DimSharding, DimSpec, Mesh, Sharding, ShardingError
+from irpar.sharding import Axis, DimSharding, DimSpec, Mesh, Sharding, ShardingError, are_disjoint, check_disjoint
 
 MESH = Mesh({"dp": 2, "tp": 8})
 DP, TP = Axis("dp"), Axis("tp")
@@ -79,3 +79,24 @@ def test_parts_and_equality() -> None:
     assert sharding.axes == ((DP, Axis("tp", 1, 2)), ())
     assert hash(sharding) == hash(Sharding.of_axes(Mesh({"dp": 2, "tp": 8}), [[DP, Axis("tp", 1, 2)], []]))
     assert sharding != Sharding.of_axes(Mesh({"dp": 2, "tp": 8}, name="n"), [[DP, Axis("tp", 1, 2)], []])
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        (["x:(1)2", "x:(2)3"], True),
+        (["x:(2)3", "x:(1)2"], True),
+        # No device is counted twice, but the cuts cross: blocks of 3 devices and blocks of 2.
+        (["x:(1)2", "x:(3)2"], False),
+        (["x", "x:(1)2"], False),
+        (["one", "one"], False),
+        (["x", "one"], True),
+    ],
+)
+def test_axes_that_one_sharding_may_use_together(axes: list[str], expected: bool) -> None:
+    mesh = Mesh({"x": 6, "one": 1})
+    parsed = [Axis.parse(axis) for axis in axes]
+    assert are_disjoint(mesh, parsed) is expected
+    if not expected:
+        with pytest.raises(ShardingError, match="is used twice"):
+            check_disjoint(mesh, parsed)
