@@ -334,13 +334,18 @@ def is_left_out(value: Value) -> bool:
     """Whether a result need not be named: nothing reads it, it stands for nothing, and it is optional."""
     if value.has_uses or value.source is not None or value.node is None:
         return False
+    option = _option(value.node, value.index)
     if value.type is UNKNOWN:
-        return True
-    node = value.node
-    if not defs.has(node.op_type, node.domain) or not node.version:
-        return False
+        return option is not defs.OpSchema.FormalParameterOption.Single
+    return option is defs.OpSchema.FormalParameterOption.Optional
+
+
+def _option(node: Node, index: int) -> "defs.OpSchema.FormalParameterOption | None":
+    """Whether a result of an operator is optional; None where ONNX does not know."""
+    if not node.version or not defs.has(node.op_type, node.domain):
+        return None
     outputs = defs.get_schema(node.op_type, node.version, node.domain).outputs
-    return value.index < len(outputs) and outputs[value.index].option == defs.OpSchema.FormalParameterOption.Optional
+    return outputs[index].option if index < len(outputs) else None
 
 
 class FunctionWriter(ModelWriter):

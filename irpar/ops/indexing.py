@@ -87,6 +87,8 @@ def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Va
         last = builder.constant(np.arange(rank, rank + trailing, dtype=np.int64), "axes")
         shape = TensorType(DType.BOOL, (*inside.shape, *[1] * trailing))
         inside = builder.op("Unsqueeze", [inside, last], type=shape)
+    if result.dtype is DType.BOOL:  # ONNX Runtime has no Where for bools.
+        return [typed_like(result, "And", [inside, found], None, builder)]
     return [typed_like(result, "Where", [inside, found, zero], None, builder)]
 
 
