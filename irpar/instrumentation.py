@@ -1,6 +1,5 @@
 """What can be watched while a pipeline runs: printed and dumped IR, verification, progress; tables of what it took."""
 
-import difflib
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Literal, TextIO
 from rich.table import Table
 
 from irpar.ir import Module
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, nearest_names
 
 from .pipeline import Pass, format_pass
 
@@ -70,10 +69,9 @@ class Instrumentation:
         """
         for name in (*self.print_ir_before, *self.print_ir_after):
             if name not in names:
-                nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
                 raise IrparError(
                     f'the pipeline has no pass "{name}" to print the IR at',
-                    notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+                    notes=nearest_names(name, names),
                     do=f"choose from the passes of this pipeline: {', '.join(dict.fromkeys(names))}",
                 )
 

@@ -7,7 +7,6 @@ WORD     = characters without space , { } [ ] = "   or a quoted string with JSON
 """
 
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import json
@@ -20,7 +19,7 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from irpar.ir import Module
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, nearest_names
 
 from .options import Option, OptionError, Raw, format_value, format_word, options_of, parse_value
 
@@ -86,10 +85,9 @@ def find_pass(name: str) -> type[Pass]:
             f'entry point "{name}" is {found!r}, not a pass',
             do="let the entry point name a frozen dataclass derived from irpar.pass_manager.Pass",
         )
-    nearest = difflib.get_close_matches(name, available_passes(), n=3, cutoff=0.5)
     raise PipelineError(
         f'no pass "{name}"',
-        notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+        notes=nearest_names(name, available_passes()),
         do=f"choose from: {', '.join(available_passes())}",
     )
 

@@ -8,7 +8,6 @@ ops:
   /fc1/MatMul: {in: [[2, 1], [1, 4]]}
 """
 
-import difflib
 import fnmatch
 import json
 import re
@@ -23,7 +22,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from irpar.ir import Annotation, Module, Node, Value, tensor_type
 from irpar.ir.annotate import NamedValues, apply_to
-from irpar.sharding import DimSpec, IrparError, Mesh
+from irpar.sharding import DimSpec, IrparError, Mesh, nearest_names
 
 from .cuts import Counts, CutsError, match_cuts
 
@@ -134,11 +133,10 @@ def _annotate_ops(module: Module, entry: OpCuts, nodes: dict[str, list[Node]]) -
         matcher = re.compile(fnmatch.translate(entry.pattern)).match
         matched = [node for name, found in nodes.items() if matcher(name) for node in found]
     if not matched:
-        nearest = difflib.get_close_matches(entry.pattern, nodes, n=5, cutoff=0.5)
         raise ShardingsError(
             f'no op is called "{entry.pattern}"',
             where=f"{entry.text}      {entry.where}",
-            notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+            notes=nearest_names(entry.pattern, nodes),
             do="write the name or a glob of nodes of the model",
         )
     for node in matched:

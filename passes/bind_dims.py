@@ -1,6 +1,5 @@
 """bind-dims: give symbols of the model their sizes."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -18,7 +17,7 @@ from irpar.ir import (
     Value,
 )
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, nearest_names
 
 
 class BindError(IrparError):
@@ -110,11 +109,8 @@ def _set_dim(value: Value, index: int, size: int) -> None:
 def _unknown(name: str, symbols: Mapping[str, list[Value]], unnamed: list[str]) -> BindError:
     names = [*symbols, *unnamed]
     lines = [f"{symbol}: {', '.join(describe(value) for value in values)}" for symbol, values in symbols.items()]
-    nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if nearest:
-        lines.append(f"nearest names: {', '.join(nearest)}")
     return BindError(
         f'no symbol "{name}" in the inputs of the model',
-        notes=tuple(lines),
+        notes=(*lines, *nearest_names(name, names)),
         do=f"choose from: {', '.join(names)}" if names else "all sizes of the inputs are known: leave it out",
     )

@@ -1,6 +1,5 @@
 """irpar explain: why a tensor is sharded as it is, and why a collective is there."""
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ import typer
 from rich.text import Text
 
 from irpar.display import bytes_text, output, print_json, sharding_text
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, nearest_names
 
 from .options import Json, Out
 from .plan_tables import headline, indented, print_replicated, specs_table
@@ -163,10 +162,9 @@ def _unknown(plan: "Plan", target: str) -> IrparError:
         )
         return IrparError(f"there is no collective {target}", do=do)
     names = {name for entry in _values(plan) for name in (entry["name"], entry["source"])}
-    nearest = difflib.get_close_matches(target, names, n=5, cutoff=0.5)
     return IrparError(
         f'the plan tells nothing of "{target}"',
-        notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+        notes=nearest_names(target, names),
         do="give a tensor that is cut or is 1 kB or larger, or the id of a collective: see `irpar explain OUT`",
     )
 

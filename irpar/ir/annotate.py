@@ -1,12 +1,11 @@
 """Annotations: a glob over value names of the source model, and how the values that it matches are sharded."""
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from irpar.sharding import DimSpec, IrparError, Mesh, Sharding
+from irpar.sharding import DimSpec, IrparError, Mesh, Sharding, nearest_names
 
 from .graph import Value
 from .module import Decision, Module
@@ -131,11 +130,10 @@ class NamedValues:
             found = [value for name, values in self._values.items() if matcher(name) for value in values]
         if found:
             return list(dict.fromkeys(found))
-        nearest = difflib.get_close_matches(annotation.pattern, self._values, n=5, cutoff=0.5)
         raise AnnotationError(
             f'no tensor matches "{annotation.pattern}"',
             where=annotation.place(),
-            notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+            notes=nearest_names(annotation.pattern, self._values),
             do="write a name or glob of the model's tensors; `irpar inspect MODEL` lists them",
         )
 

@@ -1,8 +1,5 @@
 """The error of everything that is wrong with an ONNX model, or that irpar does not take."""
 
-import difflib
-from collections.abc import Iterable
-
 from irpar.sharding import IrparError
 
 
@@ -24,11 +21,3 @@ def text_of(given: str) -> str:
     if type(given) is not str:
         raise OnnxError(f"{given!r:.60} is not UTF-8 text", do="the file is damaged: export or copy it again")
     return given
-
-
-def nearest(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """A note with the names that resemble `name` most, or no note where there is none."""
-    # Comparing is slow (about 10 us a name): a huge model is searched only in part.
-    candidates = [other for other, _ in zip(known, range(20_000), strict=False) if other]
-    found = difflib.get_close_matches(name, candidates, n=3, cutoff=0.6)
-    return (f"nearest names: {', '.join(found)}",) if found else ()

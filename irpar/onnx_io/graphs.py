@@ -19,9 +19,10 @@ from irpar.ir import (
     Tensor,
     Value,
 )
+from irpar.sharding import nearest_names
 
 from .attributes import AttributeReader
-from .errors import OnnxError, nearest, text_of
+from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .facts import INPUT_DEFAULT, take_node_facts, take_value_facts
 from .quantization import read_quantization
@@ -362,7 +363,7 @@ def _lookup(scope: Scope, name: str, role: str) -> Value:
     if value is None:
         raise OnnxError(
             f'{role} "{name}" is not defined' if name else f"a {role} has no name",
-            notes=nearest(name, scope.names()),
+            notes=nearest_names(name, scope.names()),
             do="export the model again; the node that makes it is missing",
         )
     return value

@@ -8,9 +8,10 @@ import networkx as nx
 import onnx
 
 from irpar.ir import Attribute
+from irpar.sharding import nearest_names
 
 from .attributes import AttributeReader, Bodies
-from .errors import OnnxError, nearest, text_of
+from .errors import OnnxError, text_of
 
 MAX_NESTING = 40
 """Graphs nested deeper than this are refused; protobuf itself reads about 33 levels."""
@@ -131,7 +132,7 @@ def in_order(
             raise OnnxError(
                 f'"{name}" is read, but nothing defines it',
                 where=record.label,
-                notes=nearest(name, (*defined, *known())),
+                notes=nearest_names(name, (*defined, *known())),
                 do="export the model again; a node or an initializer is missing",
             )
     return _sorted(records)

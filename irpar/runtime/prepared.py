@@ -1,12 +1,11 @@
 """Programs compiled for the parts that run them."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.parts import Part
 from irpar.ir import Graph, Node, Value
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, nearest_names
 
 from .engine import CompiledSegment, Constants, Engine
 from .errors import InputError
@@ -99,10 +98,9 @@ def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:
     if found:
         return found
     names = {label for graph in graphs for value in graph.values() for label in (value.source, value.name) if label}
-    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
     raise InputError(
         f'no value "{name}" to fetch',
-        notes=(f"nearest names: {', '.join(nearest)}",) if nearest else (),
+        notes=nearest_names(name, names),
         do="name a value of the source model that the program computes (not one that a pass took out)",
     )
 

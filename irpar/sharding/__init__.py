@@ -12,7 +12,7 @@ from .blocks import (
     local_shape,
     minor_gather_is_aligned,
 )
-from .errors import IrparError, ShardingError
+from .errors import IrparError, ShardingError, nearest_names
 from .mesh import Axis, Mesh
 from .sharding import REDUCTIONS, DimSharding, DimSpec, Reduction, Sharding, are_disjoint, check_disjoint
 
@@ -39,5 +39,6 @@ __all__ = [
     "local_region",
     "local_shape",
     "minor_gather_is_aligned",
+    "nearest_names",
     "split_axis",
 ]

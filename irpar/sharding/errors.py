@@ -1,5 +1,12 @@
 """The one error type of irpar: what, where, which rule, what to do."""
 
+import difflib
+from collections.abc import Iterable
+from itertools import islice
+
+_MOST_COMPARED = 20_000
+"""Comparing is slow (about 10 us a name): of the names of a huge model only the first are compared."""
+
 
 class IrparError(Exception):
     """A mistake in what irpar was given, told so that its user can mend it.
@@ -33,6 +40,13 @@ class IrparError(Exception):
 
 def _rebuild(kind: type[IrparError], what: str, where: str, notes: tuple[str, ...], do: str) -> IrparError:
     return kind(what, where=where, notes=notes, do=do)
+
+
+def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """A note for an error with the known names that resemble `name` most; no note where none does."""
+    candidates = list(islice(filter(None, known), _MOST_COMPARED))
+    found = difflib.get_close_matches(name, candidates, n=5, cutoff=0.5)
+    return (f"nearest names: {', '.join(found)}",) if found else ()
 
 
 class ShardingError(IrparError):
