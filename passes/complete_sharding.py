@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from irpar.analysis.placement import Axes, RuleView, disjoint, place, rule_view
+from irpar.analysis.placement import Axes, Placement, RuleView, disjoint, place, rule_view
 from irpar.analysis.symbols import require_static
 from irpar.ir import Decision, Graph, Module, Node, Value, rewrite, tensor_type
 from irpar.ops import Kind
@@ -191,13 +191,16 @@ class _Completion:
 
     def _settle_constants(self) -> None:
         """Write constants that nobody pinned as their only reader needs them, and whole where readers differ."""
+        placements: dict[Node, Placement] = {}
         for value in self.graph.constants:
             if value in self.pinned or value.sharding is None:
                 continue
             needed: set[Sharding | None] = set()
             for node, index in value.uses:
                 inside = node.graph is self.graph and not node.is_return
-                needed.add(place(node, self.mesh, self.pinned.__contains__).operands[index] if inside else None)
+                if inside and node not in placements:
+                    placements[node] = place(node, self.mesh, self.pinned.__contains__)
+                needed.add(placements[node].operands[index] if inside else None)
                 if len(needed) > 1:
                     break
             only = needed.pop() if len(needed) == 1 else None

@@ -21,13 +21,15 @@ from irpar.sharding import (
     Mesh,
     Reduction,
     Sharding,
-    ShardingError,
+    are_disjoint,
     ceil_div,
-    check_disjoint,
     common_atoms,
     join_axes,
     minor_gather_is_aligned,
 )
+
+MOST_STATES = 5_000
+"""Above this many shardings seen (meshes of five axes and more) the search gives up and takes the plain way."""
 
 Dims = tuple[tuple[Axis, ...], ...]
 State = tuple[Dims, tuple[Axis, ...]]
@@ -108,11 +110,7 @@ def _plan(source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int)
 
 def _atoms_overlap(source: Sharding, target: Sharding) -> bool:
     atoms = common_atoms(source.mesh, (*source.all_axes, *target.all_axes))
-    try:
-        check_disjoint(source.mesh, list(dict.fromkeys(atom for run in atoms.values() for atom in run)))
-    except ShardingError:
-        return True
-    return False
+    return not are_disjoint(source.mesh, list(dict.fromkeys(atom for run in atoms.values() for atom in run)))
 
 
 class _Search:
@@ -144,6 +142,8 @@ class _Search:
                 return self._path(came, state)
             if (sent, launches) > best[state]:
                 continue
+            if len(best) > MOST_STATES:
+                return self._direct()
             for move in self._moves(state):
                 key = (sent + move.sent_bytes, launches + (move.op != "AllSlice"))
                 if move.state not in best or key < best[move.state]:
@@ -151,6 +151,36 @@ class _Search:
                     came[move.state] = state, move
                     heapq.heappush(queue, (*key, next(counter), move.state))
         raise AssertionError("gathering everything and slicing always works")
+
+    def _direct(self) -> list[_Move]:
+        """Reduce, gather what differs, slice: right for any pair, but not the cheapest."""
+        moves: list[_Move] = []
+        dims, partial = self.start
+        pending = tuple(axis for axis in partial if axis not in self.goal[1])
+        if pending:
+            n = self.mesh.group_size(pending)
+            sent = ceil_div(2 * self._bytes(dims) * (n - 1), n)
+            moves.append(_Move("AllReduce", pending, (), (dims, self.goal[1]), sent))
+        for dim, axes in enumerate(dims):
+            goal = self.goal[0][dim]
+            kept = next(
+                n for n in range(len(axes), -1, -1) if axes[:n] == goal[:n] and self._bridges(dim, axes, goal, n)
+            )
+            if kept < len(axes):
+                n = self.mesh.group_size(axes[kept:])
+                sent = self._bytes(dims) * (n - 1)
+                dims = _put(dims, dim, axes[:kept])
+                moves.append(_Move("AllGather", axes[kept:], (dim,), (dims, self.goal[1]), sent))
+        for dim, goal in enumerate(self.goal[0]):
+            if dims[dim] != goal:
+                added = goal[len(dims[dim]) :]
+                dims = _put(dims, dim, goal)
+                moves.append(_Move("AllSlice", added, (dim,), (dims, self.goal[1]), 0))
+        return moves
+
+    def _bridges(self, dim: int, axes: tuple[Axis, ...], goal: tuple[Axis, ...], kept: int) -> bool:
+        """Whether a dim can be gathered down to its first `kept` axes, and cut from there to the goal."""
+        return self._nests(dim, axes, len(axes) - kept) and self._nests(dim, goal, len(goal) - kept)
 
     def _path(self, came: dict[State, tuple[State, _Move]], state: State) -> list[_Move]:
         moves = []

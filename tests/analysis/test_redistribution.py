@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irpar.analysis import redistribution
 from irpar.analysis.redistribution import Step, cost, plan
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, local_region
 
@@ -108,6 +109,16 @@ def problems(draw: st.DrawFn) -> tuple[Mesh, Sharding, Sharding, tuple[int, ...]
 @settings(max_examples=150, deadline=None)
 def test_steps_lead_to_the_target(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]]) -> None:
     check(*problem)
+
+
+@given(problems())
+@settings(max_examples=60, deadline=None)
+def test_the_plain_way_leads_there_too(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redistribution, "MOST_STATES", 0)
+        redistribution._plan.cache_clear()
+        check(*problem)
+    redistribution._plan.cache_clear()
 
 
 def specs(mesh: Mesh, *dims: list[str] | None, partial: str = "") -> Sharding:
