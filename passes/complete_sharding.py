@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from irpar.analysis.placement import Axes, Placement, RuleView, disjoint, place, rule_view
+from irpar.analysis.placement import Axes, Placement, RuleView, place, rule_view
 from irpar.analysis.symbols import require_static
 from irpar.ir import Decision, Graph, Module, Node, Value, rewrite, tensor_type
 from irpar.ops import Kind
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import Axis, IrparError, Mesh, Sharding
+from irpar.sharding import Axis, IrparError, Mesh, Sharding, are_disjoint
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Completion:
         taken: list[Axis] = []
         order = sorted(range(len(merged)), key=lambda factor: view.rule.kinds[factor] is Kind.REDUCE)
         for factor in order:
-            if disjoint(self.mesh, [*taken, *merged[factor]]):
+            if are_disjoint(self.mesh, [*taken, *merged[factor]]):
                 taken.extend(merged[factor])
             else:
                 merged[factor] = ()
@@ -161,7 +161,7 @@ class _Completion:
             if len(axes) <= len(old) or axes[: len(old)] != old or not self.open[value][dim]:
                 continue
             others = [axis for other, cut in enumerate(current) if other != dim for axis in cut]
-            if disjoint(self.mesh, [*others, *axes]):
+            if are_disjoint(self.mesh, [*others, *axes]):
                 current[dim] = axes
                 added.extend(axes[len(old) :])
         if added:

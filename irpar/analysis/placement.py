@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops import FactorRule, Kind, definition, factor_rule
-from irpar.sharding import Axis, Mesh, Sharding, ceil_div, join_axes, split_axis
+from irpar.sharding import Axis, Mesh, Sharding, are_disjoint, ceil_div, join_axes, split_axis
 
 from .redistribution import cost
 
@@ -133,7 +133,7 @@ class RuleView:
     def placement(self, factors: FactorAxes) -> Placement | None:
         """What the node needs and gives under factor axes; None where they are impossible."""
         flat = [axis for axes in factors for axis in axes]
-        if not disjoint(self.mesh, flat):
+        if not are_disjoint(self.mesh, flat):
             return None
         shardings: list[Sharding | None] = []
         partial = join_axes(self.mesh, self.partial_axes(factors))
@@ -152,20 +152,6 @@ class RuleView:
             )
         count = self.operand_count
         return Placement(tuple(shardings[:count]), tuple(shardings[count:]), self.rule, factors)
-
-
-def disjoint(mesh: Mesh, axes: Sequence[Axis]) -> bool:
-    """True where the axes can stand in one sharding, as `check_disjoint` of irpar.sharding asks for."""
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for axis in axes:
-        end = axis.pre * mesh.axis_size(axis)
-        known = spans.setdefault(axis.name, [])
-        for low, high in known:
-            # Of 6 devices, `x:(1)2` and `x:(3)2` count none twice, but their cuts do not divide each other.
-            if axis.size is None or (axis.pre % high if axis.pre >= low else low % end):
-                return False
-        known.append((axis.pre, end))
-    return True
 
 
 def has_rank(value: Value) -> bool:
