@@ -4,16 +4,15 @@ manager = PassManager.parse("bind-dims{batch=8},infer-types,fold-constants")
 result = manager.run(module)
 """
 
-import gc
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from irpar.ir import Module, clone_module
+from irpar.ir.collector import collector_off
 from irpar.sharding import IrparError
 
 from .instrumentation import Instrumentation, PassRecord, Progress, statistics_table, timing_table
@@ -85,18 +84,6 @@ class PipelineResult:
         return statistics_table(self.records)
 
 
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """Keep the garbage collector from walking all of a large graph again and again while passes add to it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 class PassManager:
     """Runs passes in order.
 
@@ -129,7 +116,7 @@ class PassManager:
             PassFailure: a pass failed in any other way, or the verifier found fault with what it left.
         """
         self.instrumentation.check([pass_.name for pass_ in self.passes])
-        with _collector_off():
+        with collector_off():
             return self._run_all(module)
 
     def _run_all(self, module: Module) -> PipelineResult:

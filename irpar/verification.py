@@ -1,6 +1,5 @@
 """Comparing a partition with ONNX Runtime on the original model, and finding the first tensor that differs."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from irpar.analysis.plan import sha256_of
 from irpar.ir import DType, Module, dtype_of_numpy, tensor_type
 from irpar.sharding import IrparError
 
@@ -166,7 +166,7 @@ class Original:
                 where=str(path),
                 do="name it: irpar verify OUT --model MODEL",
             )
-        if sha256 is not None and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        if sha256 is not None and sha256_of(path) != sha256:
             raise VerificationError(
                 "the original model has changed since it was partitioned",
                 where=str(path),

@@ -83,11 +83,17 @@ def source_of(module: Module) -> dict[str, Any]:
         )
     if module.source is None:
         return {"model": None, "sha256": None, "external": external}
-    digest = hashlib.sha256()
-    with open(module.source, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"model": str(module.source.absolute()), "sha256": digest.hexdigest(), "external": external}
+    return {"model": str(module.source.absolute()), "sha256": sha256_of(module.source), "external": external}
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, as plan.json has it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def original_of(module: Module) -> dict[str, Any]:

@@ -7,18 +7,17 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from irpar.ir import Graph, Module
+from irpar.ir.collector import collector_off
 
-from .collector import collector_off
 from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .facts import take_model_facts
 from .functions import check_calls, read_functions
 from .graphs import GraphReader, Scope, metadata_of
 from .types import TypeReader, input_symbols
-from .versions import check_model, opsets_of, upgrade
+from .versions import MAX_PROTOBUF, check_model, opsets_of, upgrade
 
 _log = logging.getLogger(__name__)
-_MAX_PROTOBUF = (1 << 31) - 1
 
 
 def load(path: str | Path) -> Module:
@@ -40,7 +39,7 @@ def load(path: str | Path) -> Module:
 def _parse(path: Path) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
-        if size > _MAX_PROTOBUF:
+        if size > MAX_PROTOBUF:
             raise OnnxError(
                 f"the model file has {size} bytes; a protobuf holds at most 2 GB",
                 do="export the model with external data",

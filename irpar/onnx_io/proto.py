@@ -21,18 +21,15 @@ from irpar.ir import (
     Type,
     Value,
 )
+from irpar.ir.collector import collector_off
 
 from .attributes import write_attribute
-from .collector import collector_off
 from .errors import OnnxError
 from .facts import QUANTIZATION, model_facts, node_facts, value_facts
 from .quantization import write_quantization
 from .tensors import write_tensor
 from .types import write_type
-from .versions import ir_version
-
-MAX_PROTOBUF = (1 << 31) - 1
-"""Bytes that a protobuf may have."""
+from .versions import MAX_PROTOBUF, ir_version
 
 Constant = Callable[[Value], TensorProto]
 """Gives the TensorProto of a constant: its numbers, or where they lie. Name, doc and metadata are added to it."""

@@ -10,8 +10,9 @@ from irpar.ir import DType, ExternalTensor, Module, SlicedTensor, Tensor, Value
 
 from .data_file import DataFile
 from .errors import OnnxError
-from .proto import MAX_PROTOBUF, Constant, to_proto
+from .proto import Constant, to_proto
 from .tensors import write_tensor
+from .versions import MAX_PROTOBUF
 
 EXTERNAL_BYTES = 1024
 """Constants above this size go to the data file."""

@@ -16,6 +16,9 @@ NEWEST_IR_READ = 14
 NEWEST_IR_WRITTEN = 13
 """ONNX Runtime 1.31 loads up to this one."""
 
+MAX_PROTOBUF = (1 << 31) - 1
+"""Bytes that a model file may have."""
+
 _METADATA_IR = 10
 _FUNCTIONS_IR = 8
 _KEPT_BYTES = 1024
@@ -95,6 +98,7 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
         raise _refusal(model, version, "Scan had a batch dim before opset 9", ["Scan"])
     slim = onnx.ModelProto()
     slim.CopyFrom(model)
+    _flatten_hardmax(slim.graph)
     large = _take_large(slim.graph)
     try:
         converted = version_converter.convert_version(slim, OLDEST_OPSET)
@@ -119,6 +123,27 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             for nested in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 yield from _all_nodes(nested)
+
+
+def _flatten_hardmax(graph: onnx.GraphProto) -> None:
+    """Say with other nodes that Hardmax took all dims from the axis on as one; the converter leaves it as it is."""
+    nodes = []
+    for node in graph.node:
+        for attribute in node.attribute:
+            for nested in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _flatten_hardmax(nested)
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        if node.op_type != "Hardmax" or node.domain not in ("", "ai.onnx") or axis == -1:
+            nodes.append(node)
+            continue
+        (source,), (result,) = node.input, node.output
+        shape, rows, flat = (f"{result}/{part}" for part in ("shape", "rows", "hardmax"))
+        nodes.append(helper.make_node("Shape", [source], [shape]))
+        nodes.append(helper.make_node("Flatten", [source], [rows], axis=axis))
+        nodes.append(helper.make_node("Hardmax", [rows], [flat], name=node.name, axis=1))
+        nodes.append(helper.make_node("Reshape", [flat, shape], [result]))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _refusal(model: onnx.ModelProto, version: int, message: str, ops: list[str]) -> OnnxError:

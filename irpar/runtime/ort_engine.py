@@ -25,6 +25,8 @@ from irpar.ir import (
     clone_value,
     tensor_type,
 )
+from irpar.onnx_io import external_tensor, to_proto
+from irpar.onnx_io.tensors import write_tensor
 
 from .engine import Array, Constants, EngineSettings
 from .errors import EngineError, NodeError
@@ -32,9 +34,6 @@ from .program import Segment
 
 INLINE_BYTES = 1024
 """Constants of up to this many bytes go into the model, where shape inference and constant folding see them."""
-
-NEWEST_IR_VERSION = 13
-"""The newest ONNX IR version that ONNX Runtime 1.31 loads."""
 
 _NOWHERE = "in-memory"
 """The location of constants whose numbers are handed over in memory."""
@@ -104,8 +103,6 @@ def register_arena() -> None:
 
 def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights") -> onnx.ModelProto:
     """A segment as an ONNX model whose inputs and outputs are the segment's."""
-    from irpar.onnx_io import to_proto
-
     graph = Graph(f"{segment.graph.name}_{segment.index}")
     copies: dict[Value, Value] = {}
     for value in segment.inputs:
@@ -129,7 +126,6 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
                 copies[value].type = UNKNOWN  # ONNX Runtime infers it; the model stays small.
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
     module = Module(graph, opsets=opsets)
-    module.ir_version = min(module.ir_version, NEWEST_IR_VERSION)
     module.functions = {function.key: function for function in segment.functions()}
     return to_proto(module, graph, constant=weights.proto)
 
@@ -169,16 +165,14 @@ class _Weights:
         origin = self.origins.get(value)
         tensor = value.data if origin is None else self._constants.tensor(origin)
         assert tensor is not None
-        made = onnx.TensorProto(name=value.name, data_type=tensor.dtype.value, dims=tensor.shape)
+        made = onnx.TensorProto(name=value.name)
         if origin is None or tensor.nbytes <= INLINE_BYTES or tensor.dtype.bits < 8 or tensor.dtype is DType.STR:
-            _fill(made, tensor)
+            write_tensor(tensor, made)
             return made
         location, offset = self._file_range(tensor) or (_NOWHERE, 0)
         if location == _NOWHERE:
             self._copied.append((value.name, tensor))
-        made.data_location = onnx.TensorProto.EXTERNAL
-        for key, text in (("location", location), ("offset", str(offset)), ("length", str(tensor.nbytes))):
-            made.external_data.add(key=key, value=text)
+        external_tensor(made, tensor, location, offset)
         return made
 
     def enter(self, options: onnxruntime.SessionOptions) -> list[Any]:
@@ -205,15 +199,6 @@ class _Weights:
             return None
         self._folder = path.parent
         return path.name, base.offset + block.ctypes.data - whole.ctypes.data
-
-
-def _fill(made: onnx.TensorProto, tensor: Tensor) -> None:
-    if tensor.dtype is DType.STR:
-        made.string_data.extend(
-            item.encode() if isinstance(item, str) else bytes(item) for item in tensor.numpy().ravel().tolist()
-        )
-    else:
-        made.raw_data = tensor.raw()
 
 
 def _ort_value(array: Array, dtype: DType) -> onnxruntime.OrtValue:

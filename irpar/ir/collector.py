@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept out of the way while a large graph is made."""
+"""Python's garbage collector, kept out of the way while a large graph is made or rewritten."""
 
 import gc
 from collections.abc import Iterator
