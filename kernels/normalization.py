@@ -5,7 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from .operands import compute_dtype, dtype_of, in_compute_dtype, is_float, narrow, normalize_axis, one_of, widen
+from .operands import (
+    compute_dtype,
+    dtype_of,
+    in_compute_dtype,
+    is_float,
+    mean_over,
+    narrow,
+    normalize_axis,
+    one_of,
+    widen,
+)
 from .registry import Array, ArrayModule, kernel
 
 
@@ -35,9 +45,9 @@ def layer_normalization(
     """Zero mean and unit variance over the dims from `axis` on; gives y, mean, 1 / standard deviation."""
     axes = _last_axes(x, axis)
     wide = x.astype(_stash_dtype(x, stash_type), copy=False)
-    mean = wide.mean(axis=axes, keepdims=True)
+    mean = mean_over(wide, axes)
     centred = wide - mean
-    variance = (centred * centred).mean(axis=axes, keepdims=True)
+    variance = mean_over(centred * centred, axes)
     inverse = 1 / xp.sqrt(variance + epsilon)
     y = centred * inverse * widen(scale)
     if bias is not None:
@@ -52,7 +62,7 @@ def rms_normalization(
 ) -> Array:
     """Unit root mean square over the dims from `axis` on; the result has the scale's dtype."""
     wide = x.astype(_stash_dtype(x, stash_type), copy=False)
-    square = (wide * wide).mean(axis=_last_axes(x, axis), keepdims=True)
+    square = mean_over(wide * wide, _last_axes(x, axis))
     normalized = narrow(wide / xp.sqrt(square + epsilon), x.dtype)
     return narrow(widen(normalized) * widen(scale), scale.dtype)
 
@@ -112,8 +122,8 @@ def _batch_normalized(
 
 
 def _standardized(xp: ArrayModule, wide: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    centred = wide - wide.mean(axis=axes, keepdims=True)
-    return centred / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + epsilon)
+    centred = wide - mean_over(wide, axes)
+    return centred / xp.sqrt(mean_over(centred * centred, axes) + epsilon)
 
 
 @kernel("InstanceNormalization", since=6)
@@ -172,8 +182,8 @@ def lp_normalization(xp: ArrayModule, x: Array, *, axis: int = -1, p: int = 2) -
 @in_compute_dtype
 def mean_variance_normalization(xp: ArrayModule, x: Array, *, axes: tuple[int, ...] = (0, 2, 3)) -> Array:
     """(x - mean) / (standard deviation + 1e-9) over the given axes."""
-    centred = x - x.mean(axis=axes, keepdims=True)
-    return centred / (xp.sqrt((centred * centred).mean(axis=axes, keepdims=True)) + 1e-9)
+    centred = x - mean_over(x, axes)
+    return centred / (xp.sqrt(mean_over(centred * centred, axes)) + 1e-9)
 
 
 @kernel("LRN", since=1)

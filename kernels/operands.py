@@ -1,6 +1,7 @@
 """Reading operands: ONNX data types, axes, and the precision to compute in."""
 
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -136,3 +137,9 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
     allowed = tuple(allowed)
     if value not in allowed:
         raise ValueError(f"attribute {name}={value!r} is not supported; it can be {', '.join(map(repr, allowed))}")
+
+
+def mean_over(x: Array, axes: Iterable[int]) -> Array:
+    """The mean over some axes, which are kept; of no elements NaN, without numpy's warning."""
+    axes = tuple(axes)
+    return x.sum(axis=axes, keepdims=True) / x.dtype.type(math.prod(x.shape[axis] for axis in axes))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .operands import in_compute_dtype, narrow, one_of, to_ints, widen
+from .operands import in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
 from .reduction import identity_of
 from .registry import Array, ArrayModule, kernel
 from .windows import Windows
@@ -169,7 +169,7 @@ def _spatial(x: Array) -> Any:
 @in_compute_dtype
 def global_average_pool(xp: ArrayModule, x: Array) -> Array:
     """Mean of each feature map."""
-    return x.mean(axis=_spatial(x), keepdims=True)
+    return mean_over(x, _spatial(x))
 
 
 @kernel("GlobalMaxPool", since=1)
