@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.analysis.effects import is_communication, is_deterministic
-from irpar.ir import Attribute, DType, ExternalTensor, Floats, Graph, Module, Node, SlicedTensor, Tensor, Tensors, Value
+from irpar.ir import Attribute, DType, ExternalTensor, Floats, Graph, Module, Node, Tensor, Tensors, Value
 from irpar.pass_manager import Pass, PassResult
 
 MAX_ELEMENTS = 64
@@ -112,7 +112,7 @@ def _attribute_key(attribute: Attribute) -> Hashable:
 
 def _numbers_key(data: Tensor) -> Hashable:
     """dtype, shape and bits, so that 0.0 and -0.0 differ; None for what lies in a file."""
-    if isinstance(data.base if isinstance(data, SlicedTensor) else data, ExternalTensor):
+    if isinstance(data.base, ExternalTensor):
         return None
     numbers = tuple(data.numpy().ravel().tolist()) if data.dtype is DType.STR else data.raw()
     return data.dtype, data.shape, numbers

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from irpar.ir import ArrayTensor, Attribute, Graph, Node, Strings, Tensor, Tensors, TensorType, Value, dtype_of_numpy
+from irpar.ir import ArrayTensor, Graph, Node, Tensor, TensorType, Value, dtype_of_numpy, plain_attribute
 from irpar.ir.tensor import Array
 from irpar.kernels import KernelError, lookup
 from irpar.onnx_io.attributes import write_attribute
@@ -25,7 +25,7 @@ def compute(node: Node) -> list[Tensor] | None:
         return None
     operands = [None if value is None else _numbers(value) for value in node.operands]
     try:
-        attributes = {name: _plain(attribute) for name, attribute in node.attributes.items()}
+        attributes = {name: plain_attribute(attribute) for name, attribute in node.attributes.items()}
         arrays = kernel(np, operands, attributes, len(node.results))
         # A result may be a view of an operand, which would keep the operand's memory alive.
         found = [ArrayTensor(array.copy(), dtype_of_numpy(array.dtype)) for array in arrays]
@@ -42,20 +42,6 @@ def _agrees(value: Value, data: Tensor) -> bool:
     if known.dtype is not data.dtype:
         return False
     return not known.is_static or known.shape == data.shape
-
-
-def _plain(attribute: Attribute) -> Any:
-    if isinstance(attribute, Tensor):
-        return attribute.numpy()
-    if isinstance(attribute, Tensors):
-        return tuple(item.numpy() for item in attribute)
-    if isinstance(attribute, (int, float, str, tuple)) and not isinstance(attribute, Strings):
-        return attribute
-    if isinstance(attribute, bytes):
-        return attribute.decode()
-    if isinstance(attribute, Strings):
-        return tuple(item.decode() if isinstance(item, bytes) else item for item in attribute)
-    raise TypeError(f"a kernel cannot take {attribute!r}")
 
 
 def _numbers(value: Value) -> Array:

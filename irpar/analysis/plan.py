@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, SlicedTensor, Tensor, Value, tensor_type
+from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, Value, tensor_type
 from irpar.ops.collectives import KINDS, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.sharding import Axis, IrparError, Mesh
@@ -70,9 +70,7 @@ def source_of(module: Module) -> dict[str, Any]:
     files: dict[Path, str] = {}
     for graph in module.all_graphs():
         for value in graph.constants:
-            tensor: Tensor | None = value.data
-            if isinstance(tensor, SlicedTensor):
-                tensor = tensor.base
+            tensor = None if value.data is None else value.data.base
             if isinstance(tensor, ExternalTensor):
                 files.setdefault(tensor.path, tensor.name)
     external = []

@@ -1,7 +1,18 @@
 """The IR: graphs of values in SSA form, types, constants, text form and verifier."""
 
 from .annotate import Annotation, AnnotationError
-from .attributes import Attribute, Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types, same_attribute
+from .attributes import (
+    Attribute,
+    Floats,
+    Graphs,
+    Ints,
+    RefAttribute,
+    Strings,
+    Tensors,
+    Types,
+    plain_attribute,
+    same_attribute,
+)
 from .builder import Builder, Pattern, inherit, rewrite
 from .clone import clone_graph, clone_module, clone_node, clone_value
 from .compare import same_module, same_tensor
@@ -66,6 +77,7 @@ __all__ = [
     "inherit",
     "parse_dim",
     "parse_module",
+    "plain_attribute",
     "print_module",
     "read_text",
     "register_check",

@@ -127,6 +127,21 @@ def same_attribute(a: Attribute, b: Attribute) -> bool:
     return a is b or a == b
 
 
+def plain_attribute(value: Attribute) -> Any:
+    """An attribute value as kernels take it: a number, text, a type, a tuple of these, or arrays.
+
+    Raises:
+        TypeError: it is a graph, or stands for an attribute of a call.
+    """
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, Tensors):
+        return tuple(tensor.numpy() for tensor in value)
+    if isinstance(value, (RefAttribute, Graphs)) or _is_graph(value):
+        raise TypeError(f"a kernel cannot take {value!r}")
+    return tuple(value) if isinstance(value, tuple) else value
+
+
 def attributes(values: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> dict[str, Attribute]:
     """A dict of attribute values from plain Python values; None leaves an attribute out."""
     if not values:

@@ -49,6 +49,16 @@ class Tensor:
         """Bytes in ONNX's raw form."""
         return self.dtype.nbytes(self.size)
 
+    @property
+    def base(self) -> "Tensor":
+        """The tensor that this one is a block of: another one for a slice, else itself."""
+        return self
+
+    @property
+    def region(self) -> tuple[tuple[int, int], ...]:
+        """Which block of `base` it is: per dim the half-open range."""
+        return tuple((0, size) for size in self.shape)
+
     def numpy(self) -> Array:
         """The numbers, as a read-only array of `shape`.
 
@@ -189,9 +199,8 @@ class SlicedTensor(Tensor):
     region: tuple[tuple[int, int], ...]
 
     def __init__(self, base: Tensor, region: tuple[tuple[int, int], ...]) -> None:
-        if isinstance(base, SlicedTensor):
-            region = tuple((o + a, o + b) for (o, _), (a, b) in zip(base.region, region, strict=True))
-            base = base.base
+        region = tuple((o + a, o + b) for (o, _), (a, b) in zip(base.region, region, strict=True))
+        base = base.base
         for (start, stop), size in zip(region, base.shape, strict=True):
             if not 0 <= start <= stop <= size:
                 raise ValueError(f"range [{start}, {stop}) is outside a dim of {size}")

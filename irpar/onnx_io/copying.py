@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from irpar.ir import ExternalTensor, SlicedTensor, Tensor, TensorError
+from irpar.ir import ExternalTensor, Tensor, TensorError
 
 BUFFER_BYTES = 16 << 20
 LEAST_RANGE_BYTES = 16 << 10
@@ -28,12 +28,11 @@ def write_tensor(tensor: Tensor, out: BinaryIO, offset: int, progress: Progress 
         TensorError: the bytes cannot be read.
         OSError: they cannot be written.
     """
-    base = tensor.base if isinstance(tensor, SlicedTensor) else tensor
+    base = tensor.base
     if isinstance(base, ExternalTensor) and base.dtype.bits >= 8:
-        region = tensor.region if isinstance(tensor, SlicedTensor) else tuple((0, size) for size in tensor.shape)
         base.check()
         with open(base.path, "rb") as source:
-            _Copy(base, source.fileno(), out.fileno(), progress).run(region, offset)
+            _Copy(base, source.fileno(), out.fileno(), progress).run(tensor.region, offset)
         return
     data = tensor.raw()
     _write_all(out.fileno(), memoryview(data), offset)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from irpar.ir import ExternalTensor, SlicedTensor, Tensor
+from irpar.ir import ExternalTensor, Tensor
 
 from .copying import Progress, write_tensor
 
@@ -51,6 +51,6 @@ class DataFile:
 
 def _identity(tensor: Tensor) -> object:
     """Equal for tensors whose bytes are the same because they lie at the same place."""
-    base = tensor.base if isinstance(tensor, SlicedTensor) else tensor
+    base = tensor.base
     place = (base.path, base.offset, base.shape) if isinstance(base, ExternalTensor) else base
-    return tensor.dtype, place, tensor.region if isinstance(tensor, SlicedTensor) else None
+    return tensor.dtype, place, tensor.region

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
 
-from irpar.ir import DType, ExternalTensor, Module, SlicedTensor, Tensor, TensorError, Tensors
+from irpar.ir import DType, ExternalTensor, Module, Tensor, TensorError, Tensors
 
 from .errors import OnnxError, text_of
 
@@ -143,6 +143,5 @@ def _external_tensors(module: Module) -> Iterator[tuple[str, ExternalTensor]]:
 
 def _external(name: str, tensors: Iterable[Tensor | None]) -> Iterator[tuple[str, ExternalTensor]]:
     for tensor in tensors:
-        base = tensor.base if isinstance(tensor, SlicedTensor) else tensor
-        if isinstance(base, ExternalTensor):
-            yield name, base
+        if tensor is not None and isinstance(tensor.base, ExternalTensor):
+            yield name, tensor.base

@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from irpar.ir import DType, ExternalTensor, Module, SlicedTensor, Tensor, Value
+from irpar.ir import DType, ExternalTensor, Module, Tensor, Value
 
 from .data_file import DataFile
 from .errors import OnnxError
@@ -93,7 +93,7 @@ def _refuse_own_source(module: Module, data_path: Path) -> None:
         return
     for graph in module.all_graphs():
         for value in graph.constants:
-            base = value.data.base if isinstance(value.data, SlicedTensor) else value.data
+            base = None if value.data is None else value.data.base
             if isinstance(base, ExternalTensor) and base.path.exists() and base.path.samefile(data_path):
                 raise OnnxError(
                     f"{data_path.name} is the file that the module reads its weights from",

@@ -13,10 +13,9 @@ from irpar.ir import (
     OptionalType,
     RefAttribute,
     SequenceType,
-    Tensor,
-    Tensors,
     Value,
     captured_or_read,
+    plain_attribute,
 )
 from irpar.kernels import lookup
 
@@ -63,17 +62,7 @@ class Scope:
     def attributes(self, node: Node) -> dict[str, Any]:
         """The attributes of a node as the kernels take them: numbers, strings, tuples of these, arrays."""
         resolved = {name: self.resolve(value, node) for name, value in node.attributes.items()}
-        return {name: _plain(value) for name, value in resolved.items() if value is not None}
-
-
-def _plain(value: Attribute) -> Any:
-    if isinstance(value, Tensor):
-        return value.numpy()
-    if isinstance(value, Tensors):
-        return tuple(tensor.numpy() for tensor in value)
-    if isinstance(value, tuple):
-        return tuple(value)
-    return value
+        return {name: plain_attribute(value) for name, value in resolved.items() if value is not None}
 
 
 class Body:

@@ -18,7 +18,6 @@ from irpar.ir import (
     Graph,
     Module,
     Node,
-    SlicedTensor,
     Tensor,
     Value,
     clone_node,
@@ -186,12 +185,11 @@ class _Weights:
 
     def _file_range(self, tensor: Tensor) -> tuple[str, int] | None:
         """File name and offset of a tensor that ONNX Runtime may map: it takes one folder, and no links."""
-        base = tensor.base if isinstance(tensor, SlicedTensor) else tensor
+        base = tensor.base
         if not isinstance(base, ExternalTensor):
             return None
         whole = base.numpy()
-        region = tensor.region if isinstance(tensor, SlicedTensor) else ()
-        block = whole[tuple(slice(start, stop) for start, stop in region)]
+        block = whole[tuple(slice(start, stop) for start, stop in tensor.region)]
         path = base.path
         if not block.flags.c_contiguous or path.is_symlink() or path.stat().st_nlink > 1:
             return None

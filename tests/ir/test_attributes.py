@@ -11,10 +11,12 @@ from irpar.ir import (
     Graphs,
     Ints,
     Node,
+    RefAttribute,
     Strings,
     Tensors,
     TensorType,
     Types,
+    plain_attribute,
     same_attribute,
 )
 from irpar.ir.attributes import attribute, attributes
@@ -77,3 +79,19 @@ def test_nested_graphs_know_their_holder() -> None:
     assert list(node.nested_graphs()) == [other]
     node.set_attribute("body", None)
     assert node.attributes == {}
+
+
+def test_kernels_get_plain_python_values() -> None:
+    assert plain_attribute(3) == 3
+    assert plain_attribute(b"\xff") == b"\xff"
+    assert type(plain_attribute(Strings(["a", b"\xff"]))) is tuple
+    (array,) = plain_attribute(Tensors([ArrayTensor(np.arange(3))]))
+    assert array.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "value", [Graph(), Graphs([Graph()]), RefAttribute("alpha", 1)], ids=["graph", "graphs", "ref"]
+)
+def test_no_kernel_gets_a_graph_or_a_reference(value: object) -> None:
+    with pytest.raises(TypeError, match="a kernel cannot take"):
+        plain_attribute(value)  # type: ignore[arg-type]

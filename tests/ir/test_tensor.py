@@ -63,6 +63,8 @@ def test_slices_are_lazy_and_exact(tmp_path: Path, dtype: DType) -> None:
     tensor = ExternalTensor(dtype, (4, 6), tmp_path / "w.bin", "w.bin", 2, len(raw))
     part = tensor.slice([(1, 3), (2, 6)]).slice([(1, 2), (0, 3)])
     assert isinstance(part, SlicedTensor)
+    assert (part.base, part.region) == (tensor, ((2, 3), (2, 5)))
+    assert (tensor.base, tensor.region) == (tensor, ((0, 4), (0, 6)))
     assert part.base is tensor
     assert part.region == ((2, 3), (2, 5))
     assert part.numpy().astype(int).tolist() == whole[2:3, 2:5].tolist()
