@@ -193,3 +193,5 @@ def test_empty_blocks_pass_through_what_engines_refuse():
     assert y.shape == (0, 2, 3, 4)
     (y,) = run_kernel("ReduceMax", [floats(0, 3), ints(0)], VERSION)
     assert y.tolist() == [[-np.inf] * 3]
+    (y,) = run_kernel("InstanceNormalization", [floats(2, 3, 0), floats(3), floats(3)], VERSION)
+    assert y.shape == (2, 3, 0)

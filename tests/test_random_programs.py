@@ -1,0 +1,140 @@
+"""Random programs on random meshes with random annotations: the partition computes what the original computes.
+
+A draw that failed once stands below as a small program of its own.
+"""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+import irpar
+from irpar.ops import definitions
+
+from .random_graphs import Array
+from .random_operators import OPERATORS
+from .random_programs import Outcome, Program, Spec, UnsteadyError, check, programs
+
+ANY_TIME = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+]
+
+
+class Tally:
+    """What many draws came to."""
+
+    def __init__(self) -> None:
+        self.operators: Counter[str] = Counter()
+        self.collectives: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+
+    def check(self, program: Program) -> None:
+        """Check one program; every tenth is saved, opened and run from disk too."""
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                outcome = check(program, Path(folder), saved=self.ends.total() % 10 == 0)
+            except UnsteadyError:
+                outcome = Outcome("the original has no steady answer")
+        self.operators.update(program.drawn)
+        self.collectives.update(outcome.collectives)
+        self.ends[outcome.refusal or "right"] += 1
+
+    def report(self) -> None:
+        """Print what was drawn and what came of it; refuse a run that looked at nothing."""
+        never = sorted(set(OPERATORS) - set(self.operators))
+        print(f"\n{self.ends}\n{self.collectives}\n{self.operators}\nnever drawn: {', '.join(never) or 'none'}")
+        assert self.ends["right"] > 0.9 * self.ends.total()
+        assert {"all_gather", "all_reduce", "all_to_all"} <= set(self.collectives)
+
+
+def test_random_programs() -> None:
+    tally = Tally()
+
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
+    @given(programs())
+    def draws(program: Program) -> None:
+        tally.check(program)
+
+    draws()
+    tally.report()
+
+
+@pytest.mark.slow
+def test_many_random_programs() -> None:
+    tally = Tally()
+    phases = (Phase.generate, Phase.shrink)
+
+    @settings(max_examples=1500, deadline=None, database=None, suppress_health_check=ANY_TIME, phases=phases)
+    @given(programs())
+    def draws(program: Program) -> None:
+        tally.check(program)
+
+    draws()
+    tally.report()
+
+
+def test_every_operator_with_a_rule_can_be_drawn() -> None:
+    ruled = {found.name for found in definitions() if found.rule is not None and found.domain == ""}
+    assert ruled - set(OPERATORS) == set()
+
+
+# -- draws that failed once -----------------------------------------------------------------------------------------
+
+
+def parsed(text: str, mesh: dict[str, int], annotations: dict[str, Spec], opset: int = 21) -> Program:
+    """A program in ONNX's text form; inputs are quarters, 0 and 1 for ids."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')
+    random = np.random.default_rng(0)
+    inputs: dict[str, Array] = {}
+    for value in model.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        numbers = random.integers(-8, 9, shape) / 4 if dtype.kind == "f" else random.integers(0, 2, shape)
+        inputs[value.name] = np.asarray(numbers).astype(dtype)
+    return Program(model, irpar.Mesh(mesh), annotations, inputs)
+
+
+FAILED: dict[str, Program] = {
+    "an annotated result of which the model declares no type": parsed(
+        "g (float[4, 6] x) => (float[4, 6] z) { y = Relu(x) z = Exp(y) }", {"x": 2}, {"y": [["x"], None]}
+    ),
+    "bools gathered along an axis that is cut": parsed(
+        "g (float[2, 4] x, int64[3] ids) => (bool[2, 3] z) <float[1] zero = {0}>"
+        "{ y = Greater(x, zero) z = Gather<axis = 1>(y, ids) }",
+        {"x": 2},
+        {"y": [None, ["x"]]},
+    ),
+    "a needed result that nothing reads, before others that something reads": parsed(
+        "g (float[4, 6] x, float[6] s) => (float[4, 1] m, float[4, 1] d) { y, m, d = LayerNormalization(x, s) }",
+        {"x": 2},
+        {"x": [["x"], None]},
+    ),
+    "sub-axes whose cuts do not divide each other": parsed(
+        "g (float[6, 6, 7] x, float[6, 6, 7] y) => (float[6, 6, 7] z) { z = Add(x, y) }",
+        {"x": 6},
+        {"x": [["?"], ["x:(1)2"], ["x:(2)3"]], "y": [["x:(3)2"], None, ["x:(1)3"]]},
+    ),
+    "an axis of one device": parsed(
+        "g (float[4, 6] x, float[4, 6] y) => (float[4, 6] z) { z = Add(x, y) }",
+        {"x": 1, "y": 2},
+        {"x": [["x"], ["y"]], "y": [["y"], ["x"]]},
+    ),
+    "Hardmax of an old operator set, which takes several dims as one": parsed(
+        "g (float[2, 3, 4] x) => (float[2, 3, 4] z) { z = Hardmax<axis = 0>(x) }",
+        {"x": 2},
+        {"z": [None, None, ["x"]]},
+        opset=12,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_draws_that_failed_once(name: str, tmp_path: Path) -> None:
+    assert check(FAILED[name], tmp_path, saved=True).refusal == ""
