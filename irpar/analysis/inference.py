@@ -13,6 +13,7 @@ from irpar.ir import (
     Graph,
     Node,
     RefAttribute,
+    TensorType,
     Type,
     Value,
 )
@@ -107,6 +108,8 @@ class Inference:
     def _operator(self, node: Node) -> Sequence[Type]:
         found = definition(node)
         own = found.infer(node) if found is not None and found.infer is not None else None
+        if own is not None and node.identity == ("", "Reshape"):
+            _check_reshape(node, own[0])
         # ONNX is asked in any case: irpar's definitions take it for granted that the operands fit each other.
         other = self._onnx.result_types(node)
         if own is None:
@@ -164,6 +167,20 @@ def _key_of(operand: Value | None) -> object:
     if operand is None:
         return None
     return operand.type, operand.data if operand.data is not None and operand.data.size <= 16 else None
+
+
+def _check_reshape(node: Node, type_: Type) -> None:
+    """Refuse a target of another number of elements, which ONNX's own inference lets pass."""
+    before, after = node.inputs[0].type, type_
+    if not (isinstance(before, TensorType) and isinstance(after, TensorType) and before.is_static and after.is_static):
+        return
+    if before.size != after.size:
+        raise TypeInferenceError(
+            f"Reshape of {before} ({before.size} elements) to {after} ({after.size} elements)",
+            where=f"node {node.label}: {node!r}",
+            do="give the sizes that the model was exported for, or export it again with this dim dynamic: "
+            "a target shape is baked into the model",
+        )
 
 
 def _operand_lines(node: Node) -> tuple[str, ...]:

@@ -98,6 +98,8 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
         raise _refusal(model, version, "Scan had a batch dim before opset 9", ["Scan"])
     slim = onnx.ModelProto()
     slim.CopyFrom(model)
+    # Before IR 4 the converter does not see weights that are not listed among the inputs.
+    slim.ir_version = max(slim.ir_version, 4)
     _flatten_hardmax(slim.graph)
     large = _take_large(slim.graph)
     try:
@@ -111,9 +113,14 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _interface(model: onnx.ModelProto) -> list[tuple[str, bytes]]:
-    """Names and types of inputs (without weights) and results."""
+    """Names and types of inputs (without weights) and results; a result's shape may be declared or not."""
     weights = {tensor.name for tensor in model.graph.initializer}
-    values = [value for value in model.graph.input if value.name not in weights] + list(model.graph.output)
+    values = [value for value in model.graph.input if value.name not in weights]
+    for value in model.graph.output:
+        bare = onnx.ValueInfoProto()
+        bare.CopyFrom(value)
+        bare.type.tensor_type.ClearField("shape")
+        values.append(bare)
     return [(value.name, value.type.SerializeToString(deterministic=True)) for value in values]
 
 

@@ -205,3 +205,16 @@ def test_a_loop_that_starts_with_an_optional_keeps_the_declared_result():
         """
     )
     assert types["last"] == "seq<f32[2]>"
+
+
+def test_a_baked_target_shape_that_does_not_fit_is_refused():
+    module = parse_module(
+        """
+        graph @g(%x: f32[4, 256, 6, 6]) -> (%y) opset 21 {
+          %s = constant : i64[2] [1, 9216]
+          %y = Reshape(%x, %s) : ?
+        }
+        """
+    )
+    with pytest.raises(TypeInferenceError, match=r"Reshape of f32\[4, 256, 6, 6\] \(36864 elements\) to f32\[1, 9216\]"):
+        InferTypes().run(module)
