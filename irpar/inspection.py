@@ -244,7 +244,7 @@ def _group(pattern: str, values: Sequence[Value]) -> ParameterGroup:
 def _operators(nodes: Sequence[Node], is_static: bool) -> tuple[OpFact, ...]:
     groups: dict[str, list[Node]] = {}
     for node in nodes:
-        groups.setdefault(_op_name(node), []).append(node)
+        groups.setdefault(node.operator, []).append(node)
     found = [
         OpFact(
             op=op,
@@ -258,16 +258,12 @@ def _operators(nodes: Sequence[Node], is_static: bool) -> tuple[OpFact, ...]:
     return tuple(sorted(found, key=lambda fact: (-(fact.flops or 0), -fact.nodes)))
 
 
-def _op_name(node: Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-
-
 def _unsharded(nodes: Iterable[Node]) -> tuple[Unsharded, ...]:
     groups: dict[tuple[str, str], list[Node]] = {}
     for node in nodes:
         why = reason_whole(node)
         if why is not None:
-            groups.setdefault((_op_name(node), why), []).append(node)
+            groups.setdefault((node.operator, why), []).append(node)
     return tuple(Unsharded(op, why, len(members), members[0].label) for (op, why), members in groups.items())
 
 
@@ -276,8 +272,6 @@ def reason_whole(node: Node) -> str | None:
 
     Where sizes are not known, an operator that has a rule counts as one that can be sharded.
     """
-    if node.callee is not None:
-        return "a function call: open it with inline-functions"
     found = definition(node)
     if found is None or found.rule is None:
         return why_whole(node)

@@ -13,7 +13,7 @@ from irpar.ir import DType, Module, dtype_of_numpy, tensor_type
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
-    from irpar.api import Partition
+    from irpar.api import Engine, Partition
     from irpar.runtime.executor import Executor
 
 Array = np.ndarray[Any, Any]
@@ -241,7 +241,7 @@ def verify(
     original: Original,
     inputs: Arrays | None,
     *,
-    engine: Any,
+    engine: "Engine",
     tolerance: float | None,
     seed: int,
 ) -> Verification:
@@ -267,7 +267,7 @@ def bisect(
     original: Original,
     inputs: Arrays | None,
     *,
-    engine: Any,
+    engine: "Engine",
     tolerance: float | None,
     seed: int,
 ) -> Bisection:

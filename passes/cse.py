@@ -12,8 +12,6 @@ from irpar.pass_manager import Pass, PassResult
 MAX_ELEMENTS = 64
 """Elements up to which constants of indices, shapes and axes are compared by their numbers."""
 
-_INDEX_DTYPES = frozenset({DType.I64, DType.I32, DType.BOOL})
-
 Table = MutableMapping[Hashable, tuple[Value, ...]]
 
 
@@ -32,6 +30,7 @@ class Cse(Pass):
     name: ClassVar[str] = "cse"
 
     def run(self, module: Module) -> PassResult:
+        """Merge in all graphs and functions."""
         nodes = constants = 0
         for graph in (*module.graphs, *(function.graph for function in module.functions.values())):
             constants += _merge_constants(graph, {})
@@ -60,7 +59,7 @@ def _constant_key(value: Value) -> Hashable:
     """What makes two constants one; None where they stay apart in any case."""
     data = value.data
     assert data is not None
-    if data.size > 1 and (data.dtype not in _INDEX_DTYPES or data.size > MAX_ELEMENTS):
+    if data.size > 1 and (not data.dtype.is_index or data.size > MAX_ELEMENTS):
         return None
     numbers = _numbers_key(data)
     return None if numbers is None else (numbers, value.type, value.sharding, value.memory, value.global_shape)

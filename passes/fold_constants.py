@@ -20,8 +20,6 @@ SMALL = 16_384
 # The size of their results depends on the numbers in their operands, but has a bound: a few times the operands' size.
 _BOUNDED = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"})
 
-_INDEX_DTYPES = frozenset({DType.I64, DType.I32, DType.BOOL, DType.STR})
-
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
@@ -39,6 +37,11 @@ class FoldConstants(Pass):
     max_bytes: int = 1 << 20
 
     def run(self, module: Module) -> PassResult:
+        """Fold in all graphs and functions.
+
+        Raises:
+            TypeInferenceError: see infer-types.
+        """
         folder = _Folder(module, self.max_bytes)
         for graph in module.graphs:
             folder.graph(graph)
@@ -131,7 +134,8 @@ class _Folder:
             return False
         if value.type != data.type or value.sharding is not None or value in self.annotated:
             return False
-        return value in self.made or data.dtype in _INDEX_DTYPES or sum(size > 1 for size in data.shape) < 2
+        is_weight = not data.dtype.is_index and data.dtype is not DType.STR and sum(size > 1 for size in data.shape) > 1
+        return value in self.made or not is_weight
 
     def result_bytes(self, node: Node) -> float:
         """Bytes of all results; infinite where that is not known."""

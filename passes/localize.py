@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from irpar.analysis.placement import has_rank
 from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
+from irpar.ops.collectives import collective_axes
 from irpar.ops.coords import block_start
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_sizes, ceil_div, is_even, local_shape
@@ -161,7 +162,7 @@ class _Localizer:
         assert result.sharding is not None
         dim = node.attributes["dim"]
         assert isinstance(dim, int)
-        axes = [Axis.parse(str(axis)) for axis in node.attributes["axes"]]  # type: ignore[union-attr]
+        axes = collective_axes(node)
         builder = Builder(self.local, self.module.opsets, before=None, like=node)
         start, stop = self._block_bounds(builder, axes, ceil_div(whole.shape[dim], result.sharding.dim_parts(dim)))
         made = builder.op("Slice", [self.values[whole], start, stop, self._ints(builder, [dim])], name=result.name)
@@ -208,7 +209,7 @@ class _Localizer:
         self, made: Node, name: str, shape: Sequence[int], sharding: Sharding, dim: object, node: Node
     ) -> None:
         assert isinstance(dim, int)
-        axes = [Axis.parse(str(axis)) for axis in node.attributes["axes"]]  # type: ignore[union-attr]
+        axes = collective_axes(node)
         cut = sharding.dims[dim].axes
         sizes = block_sizes(shape[dim], self.mesh.group_size(cut))
         count = self.mesh.group_size(axes)

@@ -3,6 +3,7 @@
 import json
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -10,6 +11,8 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.api import Engine
+from irpar.runtime.engine import ENGINES
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MESHES = [{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}]
@@ -161,3 +164,7 @@ def test_wrong_numbers_are_found_and_bisected(tmp_path: Path) -> None:
     found = broken.bisect()
     assert found.first is not None
     assert found.node == "/h.1/mlp/c_fc/MatMul"
+
+
+def test_the_engines_that_python_names_are_those_of_the_runtime() -> None:
+    assert get_args(Engine) == tuple(ENGINES)

@@ -5,17 +5,9 @@ from functools import cache
 import onnx
 
 from irpar.ir import Function, Node
+from irpar.ops.collectives import KINDS
 
-COLLECTIVES = frozenset(
-    {
-        "AllReduce",
-        "AllGather",
-        "ReduceScatter",
-        "AllToAll",
-        "CollectivePermute",
-        "Broadcast",
-    }
-)
+COLLECTIVES = frozenset(KINDS)
 """Collectives that all members of a group take part in."""
 
 _ANYWHERE_PURE = frozenset({"AllSlice", "Return"})

@@ -19,8 +19,6 @@ MAX_DATA = 1024
 MAX_NUMBERS = 8
 """The same for other numbers, such as the scales of a Resize; so no weights are read."""
 
-_INDEX_DTYPES = frozenset({DType.I64, DType.I32, DType.BOOL})
-
 
 class OnnxInference:
     """Infers result types by ONNX's schemas; nodes that agree in everything that counts share one answer."""
@@ -76,7 +74,7 @@ def _is_shown(value: Value) -> bool:
     data = value.data
     if data is None or data.dtype is DType.STR:
         return False
-    return data.size <= (MAX_DATA if data.dtype in _INDEX_DTYPES else MAX_NUMBERS)
+    return data.size <= (MAX_DATA if data.dtype.is_index else MAX_NUMBERS)
 
 
 def _infer(node: Node) -> Sequence[Type]:

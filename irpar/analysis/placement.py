@@ -180,11 +180,12 @@ def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
 
 def why_whole(node: Node) -> str:
     """Why a node without a rule runs on whole tensors."""
-    name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    if node.callee is not None:
+        return "a function call: open it with inline-functions"
     found = definition(node)
     if found is None or found.rule is None:
-        return f"{name} has no sharding rule"
-    return f"the rule of {name} does not cover these attributes or shapes"
+        return f"{node.operator} has no sharding rule"
+    return f"the rule of {node.operator} does not cover these attributes or shapes"
 
 
 def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placement:

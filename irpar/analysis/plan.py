@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, Value, tensor_type
-from irpar.ops.collectives import KINDS, sent_bytes
+from irpar.ops.collectives import KINDS, collective_axes, sent_bytes
 from irpar.ops.coords import COORDS
-from irpar.sharding import Axis, IrparError, Mesh
+from irpar.sharding import IrparError, Mesh, Sharding
 
 from .cost import graph_flops
 from .liveness import peak, value_bytes
@@ -190,15 +190,14 @@ def _collectives(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
 
 
 def _collective(node: Node, mesh: Mesh) -> dict[str, Any]:
-    axes = node.attributes["axes"]
-    assert isinstance(axes, tuple)
+    axes = collective_axes(node)
     operand = node.inputs[0]
     return {
         "id": node.attributes["id"],
         "kind": KINDS[node.op_type],
         "reduce": node.attributes.get("reduce"),
-        "axes": list(axes),
-        "group_size": mesh.group_size([Axis.parse(str(axis)) for axis in axes]),
+        "axes": [str(axis) for axis in axes],
+        "group_size": mesh.group_size(axes),
         "dtype": operand.dtype.text,
         "bytes": value_bytes(operand),
         "sent_bytes": sent_bytes(node, mesh),
@@ -319,8 +318,6 @@ def _check(plan: Plan, path: Path) -> None:
 
 
 def _check_specs(specs: Iterable[dict[str, Any]], mesh: Mesh) -> None:
-    from irpar.sharding import Sharding
-
     for spec in specs:
         if not isinstance(spec["name"], str):
             raise TypeError("a name that is no string")

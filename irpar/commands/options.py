@@ -1,6 +1,6 @@
 """Options that several commands share, and what their texts mean."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -96,8 +96,6 @@ def mesh_of(text: str | None) -> Mesh | None:
     return None if text is None else Mesh.parse(text)
 
 
-ENGINES = ("ort", "numpy")
-GROUPS = ("threads",)
 COLLECTIVES = ("irpar",)
 _LATER: Mapping[str, str] = {
     "cupy": "the GPU runtime",
@@ -109,7 +107,7 @@ _LATER: Mapping[str, str] = {
 }
 
 
-def choice(option: str, value: str, known: Sequence[str]) -> str:
+def choice(option: str, value: str, known: Collection[str]) -> str:
     """An option's value, checked against what there is.
 
     Raises:

@@ -10,7 +10,7 @@ import typer
 from irpar.display import bytes_text, count_text, output, print_json, table
 from irpar.sharding import IrparError
 
-from .options import ENGINES, GROUPS, Engine, Inputs, Json, Out, choice
+from .options import Engine, Inputs, Json, Out, choice
 
 if TYPE_CHECKING:
     from irpar.api import Partition
@@ -33,6 +33,8 @@ def run_command(
     """Run all ranks of a partition in this process, on whole inputs, and give back whole outputs."""
     from irpar.api import Partition
     from irpar.npz_file import write_npz
+    from irpar.runtime.engine import ENGINES
+    from irpar.runtime.groups import GROUPS
 
     engine_name: Any = choice("--engine", engine, ENGINES)
     choice("--group", group, GROUPS)

@@ -8,7 +8,7 @@ import typer
 
 from irpar.display import count_text, difference_text, output, print_json, table
 
-from .options import ENGINES, Engine, Inputs, Json, Out, choice
+from .options import Engine, Inputs, Json, Out, choice
 
 if TYPE_CHECKING:
     from irpar.verification import Bisection, Difference, Verification
@@ -47,6 +47,7 @@ def verify_command(
     """Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ."""
     from irpar.api import Partition
     from irpar.npz_file import read_npz
+    from irpar.runtime.engine import ENGINES
 
     engine_name: Any = choice("--engine", engine, ENGINES)
     partition = Partition.open(out)

@@ -53,6 +53,11 @@ class DType(Enum):
         return self.text
 
     @property
+    def is_index(self) -> bool:
+        """True for the types of indices, shapes, axes and predicates, which weights do not have."""
+        return self in (DType.I64, DType.I32, DType.BOOL)
+
+    @property
     def is_float(self) -> bool:
         """True for real floating-point types of every width."""
         return self.text.startswith(("f", "bf"))

@@ -268,6 +268,11 @@ class Node:
         return self.domain, self.op_type
 
     @property
+    def operator(self) -> str:
+        """The operator as messages name it: its domain, unless that is ONNX's own, and its type."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+    @property
     def previous(self) -> "Node | None":
         """The node before this one in its graph."""
         return self._previous

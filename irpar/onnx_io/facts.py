@@ -5,9 +5,10 @@ A model that irpar wrote reads back with meshes, shardings, whole shapes, source
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from irpar.ir import Graph, InflightType, Module, Node, Value, tensor_type
+from irpar.ir.graph import Memory, Phase, Place
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .errors import OnnxError
@@ -19,9 +20,7 @@ INPUT_DEFAULT = "irpar.input_default"
 QUANTIZATION = "irpar.quantization"
 """On a value: its quantization_annotation, JSON of parameter to tensor name."""
 
-_PHASES = ("forward", "backward", "optimizer")
-_PLACES = ("device", "host")
-_MEMORIES = ("device", "host", "disk")
+_PHASES, _PLACES, _MEMORIES = get_args(Phase), get_args(Place), get_args(Memory)
 
 
 # -- models -------------------------------------------------------------------------------------------------------

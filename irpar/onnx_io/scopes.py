@@ -1,7 +1,7 @@
 """Where a node stood in the source program: `h.0/attn` from what exporters leave in metadata or in node names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _ENTRY = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
@@ -28,12 +28,12 @@ def scope_of(name: str, metadata: Mapping[str, str] | None) -> str | None:
     return None
 
 
-def _join(text: str, split: object) -> str | None:
+def _join(text: str, split: Callable[[str], list[str]]) -> str | None:
     scope = _known.get(text)
     if scope is None:
         if len(_known) > 100_000:
             _known.clear()
-        scope = _known[text] = "/".join(_relative(split(text)))  # type: ignore[operator]
+        scope = _known[text] = "/".join(_relative(split(text)))
     return scope or None
 
 

@@ -10,7 +10,7 @@ from math import prod
 
 from irpar.ir import Node, Shape, Type, Value
 from irpar.ir.attributes import Strings
-from irpar.sharding import Axis, Mesh, ceil_shape
+from irpar.sharding import Axis, Mesh, ceil_div, ceil_shape
 
 from .coords import root_of
 from .facts import CannotTellError, int_attribute, ints_attribute, needed, tensor_of
@@ -151,7 +151,7 @@ def _elements_all_to_all(node: Node, size: int) -> tuple[int, int]:
     split, concat = int_attribute(node, "split_dim"), int_attribute(node, "concat_dim")
     shape = _operand_block(node)
     parts = ints_attribute(node, "split_sizes")
-    block = max(parts) if parts else -(-shape[split] // size)
+    block = max(parts) if parts else ceil_div(shape[split], size)
     shape = tuple(block if dim == split else count for dim, count in enumerate(shape))
     return (size - 1) * _padded(shape, concat, ints_attribute(node, "concat_sizes")), 1
 
@@ -217,7 +217,7 @@ def sent_bytes(node: Node, mesh: Mesh) -> int:
     """
     count, divisor = COLLECTIVES[node.op_type].elements(node, mesh.group_size(collective_axes(node)))
     found = tensor_of(node, 0)
-    return -(-count * found.dtype.bits // (8 * divisor))
+    return ceil_div(count * found.dtype.bits, 8 * divisor)
 
 
 for _name, _collective in COLLECTIVES.items():

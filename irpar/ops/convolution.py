@@ -5,6 +5,7 @@ from math import prod
 
 from irpar.ir import Builder, Dim, Expr, Node, Type
 from irpar.ir.dims import ceildiv, floordiv
+from irpar.sharding import ceil_div
 
 from .facts import (
     CannotTellError,
@@ -55,7 +56,7 @@ def _rounded_up(span: int | Expr, stride: int, size: int | Expr, before: int) ->
     """Windows where the last one may reach beyond the padding; one that would start behind the data is dropped."""
     if not isinstance(span, int) or not isinstance(size, int):
         raise CannotTellError("symbolic places")
-    count = -(-span // stride) + 1
+    count = ceil_div(span, stride) + 1
     return count - ((count - 1) * stride >= size + before)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from irpar.ir import Builder, Dim, DType, Expr, Node, Tensor, TensorType, Type
 from irpar.ir.dims import exact_div, product_of
+from irpar.sharding import ceil_div
 
 from .facts import (
     CannotTellError,
@@ -176,9 +177,9 @@ def _rule_along(node: Node, axis: int) -> FactorRule:
     rule = RuleBuilder()
     shape = result_shape(node)
     dims: list[DimFactors] = [() if dim == axis else rule.dims([size])[0] for dim, size in enumerate(shape)]
-    rank = len(shape)
     operands = [dims if place == 0 or node.op_type == "Concat" else whole(1) for place in range(len(node.operands))]
-    assert all(len(found) == rank for found in result_shapes(node))
+    if any(len(found) != len(shape) for found in result_shapes(node)):
+        raise CannotTellError("results of different rank")
     return rule.done(operands, [dims] * len(node.results))
 
 
@@ -191,7 +192,7 @@ def _split_sizes(node: Node, size: Dim, count: int) -> list[Dim]:
             raise CannotTellError("sizes of a symbolic dim")
         return [exact_div(size, count)] * count
     # Parts of equal size, the last one smaller where the size does not divide.
-    part = -(-size // count)
+    part = ceil_div(size, count)
     return [min(part, max(size - part * index, 0)) for index in range(count)]
 
 

@@ -105,9 +105,8 @@ class Body:
 
 
 def _failure(node: Node, error: Exception) -> NodeError:
-    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     text = str(error).removeprefix(f"{node.op_type}: ")
-    return NodeError(f"{operator} failed: {text}", where=f"node {node.label}")
+    return NodeError(f"{node.operator} failed: {text}", where=f"node {node.label}")
 
 
 def _instructions(nodes: Sequence[Node], own: set[Value], kept: set[Value], scope: Scope) -> tuple[Instruction, ...]:
@@ -156,9 +155,8 @@ def _sequence_operation(node: Node, scope: Scope) -> Operation:
 def _kernel_operation(node: Node, scope: Scope) -> Operation:
     kernel = lookup(node.domain, node.op_type, node.version)
     if kernel is None:
-        operator = f"{node.domain or 'ai.onnx'}.{node.op_type}"
         raise EngineError(
-            f"the numpy engine has no kernel for {operator}, opset {node.version}",
+            f"the numpy engine has no kernel for {node.operator}, opset {node.version}",
             where=f"node {node.label}",
             do="use --engine ort, or register a kernel with irpar.kernels.register",
         )

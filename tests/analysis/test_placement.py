@@ -1,7 +1,7 @@
 import pytest
 
 from irpar.analysis.placement import Placement, place, why_whole
-from irpar.ir import Node
+from irpar.ir import Function, Graph, Node
 from irpar.ir.text import parse_module
 
 
@@ -65,6 +65,8 @@ def test_nodes_without_a_rule_run_whole_and_say_why() -> None:
     assert texts(placement) == (["[_] replicated"], ["[_, _] replicated"])
     assert placement.rule is None
     assert why_whole(node) == "NonZero has no sharding rule"
+    call = Function("my", "F", Graph()).call(())
+    assert why_whole(call) == "a function call: open it with inline-functions"
 
 
 def test_empty_blocks_are_avoided() -> None:

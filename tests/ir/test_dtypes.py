@@ -34,6 +34,7 @@ def test_kinds() -> None:
     }
     assert DType.BF16.is_float
     assert DType.F8E8M0.is_float
+    assert {dtype for dtype in DType if dtype.is_index} == {DType.I64, DType.I32, DType.BOOL}
     assert not any(dtype.is_float for dtype in (DType.BOOL, DType.STR, DType.C64, DType.I8))
 
 

@@ -42,6 +42,10 @@ def test_uses() -> None:
     assert graph.value("x").owner is graph is a.owner
 
 
+def test_operators_are_called_by_domain_and_type() -> None:
+    assert [Node("Relu").operator, Node("Gelu", domain="com.microsoft").operator] == ["Relu", "com.microsoft.Gelu"]
+
+
 def test_replacing_uses() -> None:
     module, graph, (neg, add, _) = chain()
     x = graph.value("x")
