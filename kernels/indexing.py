@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .operands import check_same_dtype, normalize_axis, one_of, to_int, to_ints
+from .operands import check_same_dtype, normalize_axis, one_of, to_int
 from .registry import Array, ArrayModule, kernel
 
 
@@ -248,10 +248,3 @@ def array_feature_extractor(xp: ArrayModule, x: Array, indices: Array) -> Array:
     """Elements of the last dim at the given places; a vector gives one row."""
     chosen = xp.take(x, _checked(indices.reshape(-1), x.shape[-1], x.ndim - 1), axis=-1)
     return chosen.reshape(1, -1) if x.ndim == 1 else chosen
-
-
-def scalar_of(value: Array) -> Array:
-    """The one element of an operand that holds one, as a Python or NumPy scalar."""
-    if value.size != 1:
-        raise ValueError(f"expected one element, not {to_ints(value.shape)}")
-    return value.reshape(()).item()

@@ -43,6 +43,11 @@ class BindDims(Pass):
                 raise BindError(f"{symbol} is given the size {size}", do="give every symbol a size of 1 or more")
 
     def run(self, module: Module) -> PassResult:
+        """Bind in all graphs.
+
+        Raises:
+            BindError: a symbol is not in the inputs of the model, or a dim cannot be of that size.
+        """
         symbols = free_symbols(module)
         unnamed = {f"{value.name}.{index}": (value, index) for value, index in unnamed_dims(module)}
         for name in self.sizes:

@@ -25,6 +25,7 @@ class Dce(Pass):
     name: ClassVar[str] = "dce"
 
     def run(self, module: Module) -> PassResult:
+        """Delete in all graphs and functions."""
         sweep = _Sweep(keep_collectives=len(module.graphs) > 1)
         for graph in module.graphs:
             sweep.graph(graph)

@@ -21,6 +21,11 @@ class InferTypes(Pass):
     name: ClassVar[str] = "infer-types"
 
     def run(self, module: Module) -> PassResult:
+        """Infer all graphs and functions.
+
+        Raises:
+            TypeInferenceError: a dtype is not the declared one, or operands do not fit each other.
+        """
         inference = Inference()
         for graph in module.graphs:
             inference.graph(graph)

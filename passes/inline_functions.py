@@ -33,6 +33,11 @@ class InlineFunctions(Pass):
     only: tuple[str, ...] = ()
 
     def run(self, module: Module) -> PassResult:
+        """Open the calls in all graphs and functions.
+
+        Raises:
+            InlineError: functions call each other in a circle, or follow opsets that do not agree.
+        """
         order = _callees_first(module)
         chosen = {function for function in order if self.opens(function)}
         calls = 0
