@@ -61,7 +61,9 @@ class Builder:
         return self.node(op_type, operands, attributes, domain=domain, results=[value]).result
 
     def constant(self, data: Any, name: str = "const") -> Value:
-        """Add a constant to the graph: a tensor, an array, or numbers (ints become int64)."""
+        """Add a constant to the graph: a tensor, an array, or numbers (ints and empty lists become int64)."""
+        if isinstance(data, (list, tuple)) and not data:
+            data = np.zeros(0, np.int64)
         tensor = data if isinstance(data, Tensor) else ArrayTensor(np.asarray(data))
         return self.graph.add_constant(tensor, name)
 

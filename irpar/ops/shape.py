@@ -17,6 +17,7 @@ from .facts import (
     ints_attribute,
     ints_of,
     ints_operand,
+    needed,
     needed_ints,
     operand,
     result_shape,
@@ -60,7 +61,7 @@ define(OpDef("", "Transpose", _infer_transpose, _rule_transpose))
 
 def _infer_reshape(node: Node) -> Sequence[Type]:
     data = tensor_of(node, 0)
-    target = list(needed_ints(node, 1))
+    target = _reshape_target(node)
     copies = not int_attribute(node, "allowzero", 0)
     dims: list[Dim] = []
     for place, size in enumerate(target):
@@ -74,6 +75,22 @@ def _infer_reshape(node: Node) -> Sequence[Type]:
         place = target.index(-1)
         dims[place] = _remaining(product_of(dims_of(node, 0)), product_of((*dims[:place], *dims[place + 1 :])))
     return [data.with_shape(tuple(dims))]
+
+
+def _reshape_target(node: Node) -> list[Dim]:
+    """The sizes that a Reshape asks for; where they are computed, at least how many there are."""
+    sizes = needed(node, 1)
+    if sizes.data is not None:
+        return list(needed_ints(node, 1))
+    source = sizes.node
+    if source is not None and source.identity == ("", "Shape") and not source.attributes:
+        found = dims_of(source, 0)
+        if 0 not in found:  # 0 asks for a dim of the operand
+            return list(found)
+    (count,) = dims_of(node, 1)
+    if not isinstance(count, int):
+        raise CannotTellError("the rank of the target")
+    return [None] * count
 
 
 def _remaining(total: int | Expr | None, known: int | Expr | None) -> int | Expr:
