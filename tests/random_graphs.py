@@ -110,10 +110,14 @@ class GraphMaker:
 
     def number(self, low: int, high: int) -> int:
         """An int from low to high, both included."""
+        if low > high:
+            raise UnfitError
         return int(self.draw(st.integers(low, high)))
 
     def one_of(self, choices: Sequence[Any]) -> Any:
         """One of several."""
+        if not choices:
+            raise UnfitError
         return self.draw(st.sampled_from(list(choices)))
 
     def coin(self) -> bool:

@@ -132,6 +132,17 @@ FAILED: dict[str, Program] = {
         {"z": [None, None, ["x"]]},
         opset=12,
     ),
+    "a chain of layouts that ends in a scalar": parsed(
+        "g (float[7] x) => (float z) <int64[1] a = {-1}, int64[2] b = {1, 1}>"
+        "{ y = ReduceSum<keepdims = 1>(x, a) w = Reshape(y, b) z = Squeeze(w) }",
+        {"x": 2},
+        {"x": [["x"]]},
+    ),
+    "annotated behind a target shape that is computed": parsed(
+        "g (float[2, 6] x, float[12] y) => (float[2, 6] z) { s = Shape(x) r = Reshape(y, s) z = Exp(r) }",
+        {"x": 2},
+        {"r": [None, ["x"]]},
+    ),
 }
 
 
