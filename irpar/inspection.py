@@ -11,6 +11,7 @@ from irpar.analysis.liveness import peak, value_bytes
 from irpar.analysis.placement import why_whole
 from irpar.analysis.symbols import free_symbols, unnamed_dims
 from irpar.ir import Module, Node, Value, clone_module, tensor_type
+from irpar.ir.annotate import glob_of, named_values
 from irpar.ops import definition, factor_rule
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import IrparError
@@ -177,19 +178,12 @@ def tensors(module: Module, pattern: str) -> tuple[TensorFact, ...]:
         work = module
     found = {
         name: TensorFact(name, str(value.type))
-        for name, value in _named(work)
+        for name, value in named_values(work)
         if matcher(name)
     }  # fmt: skip
     if not found:
         raise IrparError(f'no tensor matches "{pattern}"', do='"*" lists all tensors')
     return tuple(found.values())
-
-
-def _named(module: Module) -> Iterable[tuple[str, Value]]:
-    for graph in module.graphs:
-        for value in graph.values():
-            yield value.source or value.name, value
-        yield from zip(graph.output_names, graph.outputs, strict=True)
 
 
 def _normalised(module: Module) -> tuple[Module | None, tuple[str, ...]]:
@@ -216,16 +210,13 @@ def _outputs(module: Module) -> tuple[TensorFact, ...]:
 
 # -- parameters ---------------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
-"""A number that is a step of a name by itself: the 0 of h.0.attn and of MatMul_0, not that of fc0."""
-
 
 def _parameters(module: Module) -> tuple[ParameterGroup, ...]:
     groups: dict[str, list[Value]] = {}
     for graph in module.all_graphs():
         for value in graph.constants:
             name = value.source or value.name
-            groups.setdefault(_NUMBER.sub("*", name), []).append(value)
+            groups.setdefault(glob_of(name), []).append(value)
     return tuple(_group(pattern, values) for pattern, values in groups.items())
 
 

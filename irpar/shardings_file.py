@@ -8,7 +8,6 @@ ops:
   /fc1/MatMul: {in: [[2, 1], [1, 4]]}
 """
 
-import fnmatch
 import json
 import re
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from irpar.ir import Annotation, Module, Node, Value, tensor_type
-from irpar.ir.annotate import NamedValues, apply_to
+from irpar.ir.annotate import NamedValues, apply_to, matching
 from irpar.sharding import DimSpec, IrparError, Mesh, nearest_names
 
 from .cuts import Counts, CutsError, match_cuts
@@ -128,10 +127,7 @@ def _named_nodes(module: Module) -> dict[str, list[Node]]:
 
 
 def _annotate_ops(module: Module, entry: OpCuts, nodes: dict[str, list[Node]]) -> None:
-    matched = nodes.get(entry.pattern, [])
-    if not matched and re.search(r"[*?\[]", entry.pattern):
-        matcher = re.compile(fnmatch.translate(entry.pattern)).match
-        matched = [node for name, found in nodes.items() if matcher(name) for node in found]
+    matched = matching(entry.pattern, nodes)
     if not matched:
         raise ShardingsError(
             f'no op is called "{entry.pattern}"',

@@ -218,17 +218,9 @@ class _Folder:
         """
         graph = node.graph
         assert graph is not None
-        for value in list(branch.constants):
-            del branch.constants[value]
-            value.graph = graph
-            graph.constants[value] = None
-        inner_nodes = list(branch)
-        for inner in inner_nodes:
-            graph.insert_before(node, inner.detach())
-        outputs = branch.outputs
-        branch.return_node.set_operands(())
+        following = branch.first or node.next
+        outputs = graph.absorb(branch, node)
         self.fresh.update(outputs)
-        following = inner_nodes[0] if inner_nodes else node.next
         node.replace(outputs)
         self.branches += 1
         return following

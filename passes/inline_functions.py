@@ -108,15 +108,7 @@ def _open(call: Node, opsets: dict[str, int]) -> None:
         # A value without a source of its own stands for none in the imported model.
         if value.source:
             value.source = _joined(call.source, value.source)
-    for value in list(body.constants):
-        del body.constants[value]
-        value.graph = graph
-        graph.constants[value] = None
-    for node in list(body):
-        graph.insert_before(call, node.detach())
-    results = body.outputs
-    body.return_node.set_operands(())
-    _take_over(call, results, inner)
+    _take_over(call, graph.absorb(body, call), inner)
 
 
 def _pass_operand(call: Node, value: Value, operand: Value | None) -> None:

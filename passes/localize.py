@@ -94,15 +94,9 @@ class _Localizer:
     def run(self) -> Graph:
         """Returns the local graph."""
         for value in self.whole.inputs:
-            made = self._local_value(value)
-            made.graph, made.index = self.local, len(self.local.inputs)
-            self.local.inputs.append(made)
-            self.local.names.claim(made)
+            self.local.adopt_input(self._local_value(value))
         for value in self.whole.constants:
-            made = self._local_value(value)
-            made.graph = self.local
-            self.local.constants[made] = None
-            self.local.names.claim(made)
+            self.local.adopt_constant(self._local_value(value))
         for node in self.whole:
             self._node(node)
         self.local.set_outputs([self.values[value] for value in self.whole.outputs], self.whole.output_names)

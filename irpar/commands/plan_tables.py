@@ -13,7 +13,6 @@ from irpar.display import bytes_text, count_text, flops_text, sharding_text, sha
 if TYPE_CHECKING:
     from irpar.analysis.plan import Plan
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 _PLACE = re.compile(r" in [^\s\"]+, line \d+")
 """Where an annotation stands; `irpar explain` tells it."""
 _REASONS = 4
@@ -114,7 +113,9 @@ def indented(text: str, by: int = 2) -> Padding:
 
 def pattern(text: str) -> str:
     """A text with `*` for the numbers that stand by themselves in names: one for all layers of a model."""
-    return _NUMBER.sub("*", _PLACE.sub("", text))
+    from irpar.ir.annotate import glob_of
+
+    return glob_of(_PLACE.sub("", text))
 
 
 def _grouped(entries: Sequence[Mapping[str, Any]], key: Any) -> list[tuple[Any, list[Mapping[str, Any]]]]:

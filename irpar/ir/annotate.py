@@ -2,8 +2,9 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from irpar.sharding import DimSpec, IrparError, Mesh, Sharding, nearest_names
 
@@ -115,7 +116,7 @@ class NamedValues:
 
     def __init__(self, module: Module) -> None:
         self._values: dict[str, list[Value]] = {}
-        for name, value in _named(module):
+        for name, value in named_values(module):
             self._values.setdefault(name, []).append(value)
 
     def matches(self, annotation: Annotation) -> list[Value]:
@@ -124,10 +125,7 @@ class NamedValues:
         Raises:
             AnnotationError: no name matches; the message lists the nearest names.
         """
-        found = self._values.get(annotation.pattern, [])
-        if not found and re.search(r"[*?\[]", annotation.pattern):
-            matcher = re.compile(fnmatch.translate(annotation.pattern)).match
-            found = [value for name, values in self._values.items() if matcher(name) for value in values]
+        found = matching(annotation.pattern, self._values)
         if found:
             return list(dict.fromkeys(found))
         raise AnnotationError(
@@ -138,7 +136,27 @@ class NamedValues:
         )
 
 
-def _named(module: Module) -> Iterable[tuple[str, Value]]:
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+"""A number that is a step of a name by itself: the 0 of h.0.attn and of MatMul_0, not that of fc0."""
+
+T = TypeVar("T")
+
+
+def glob_of(text: str) -> str:
+    """A text with `*` for the numbers that are steps of names: one glob for the same tensor of all layers."""
+    return _NUMBER.sub("*", text)
+
+
+def matching(pattern: str, known: Mapping[str, Sequence[T]]) -> list[T]:
+    """What has the name `pattern`; where nothing has, what has a name that it matches as a glob."""
+    if pattern in known or not re.search(r"[*?\[]", pattern):
+        return list(known.get(pattern, ()))
+    matches = re.compile(fnmatch.translate(pattern)).match
+    return [found for name, listed in known.items() if matches(name) for found in listed]
+
+
+def named_values(module: Module) -> Iterable[tuple[str, Value]]:
+    """The values of all graphs, each with every name that annotations may call it."""
     for graph in module.graphs:
         for value in graph.values():
             yield value.source or value.name, value

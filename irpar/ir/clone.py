@@ -85,15 +85,9 @@ def clone_graph(
     made.view, made.ranks, made.doc = graph.view, graph.ranks, graph.doc
     made.metadata = dict(graph.metadata) if graph.metadata else None
     for value in graph.inputs:
-        copy = values[value] = clone_value(value)
-        copy.graph, copy.index = made, len(made.inputs)
-        made.inputs.append(copy)
-        made.names.claim(copy)
+        values[value] = made.adopt_input(clone_value(value))
     for value in graph.constants:
-        copy = values[value] = clone_value(value)
-        copy.graph = made
-        made.constants[copy] = None
-        made.names.claim(copy)
+        values[value] = made.adopt_constant(clone_value(value))
     for node in graph:
         made.append(clone_node(node, values, made.names, callees))
     made.set_outputs([values.get(value, value) for value in graph.outputs], graph.output_names)

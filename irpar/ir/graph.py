@@ -480,7 +480,10 @@ class Graph:
 
     def add_input(self, name: str = "", type: Type = UNKNOWN, source: str | None = None) -> Value:
         """Append an input."""
-        value = Value(name, type, source)
+        return self.adopt_input(Value(name, type, source))
+
+    def adopt_input(self, value: Value) -> Value:
+        """Append a value that belongs to nothing yet as an input."""
         value.graph = self
         value.index = len(self.inputs)
         self.inputs.append(value)
@@ -503,8 +506,12 @@ class Graph:
     def add_constant(self, data: Tensor, name: str = "", source: str | None = None) -> Value:
         """Append a constant."""
         value = Value(name, data.type, source)
-        value.graph = self
         value.data = data
+        return self.adopt_constant(value)
+
+    def adopt_constant(self, value: Value) -> Value:
+        """Append a value with numbers that belongs to nothing yet as a constant."""
+        value.graph = self
         self.constants[value] = None
         self.names.claim(value)
         return value
@@ -548,6 +555,22 @@ class Graph:
     def insert_after(self, anchor: Node, node: Node) -> Node:
         """Insert a node after another: O(1)."""
         return self._link(node, anchor, anchor._next)
+
+    def absorb(self, body: "Graph", before: Node) -> tuple[Value, ...]:
+        """Move the constants and nodes of a graph that shares the name table in front of a node; it is empty then.
+
+        Returns:
+            What the graph returned.
+        """
+        for value in body.constants:
+            value.graph = self
+            self.constants[value] = None
+        body.constants.clear()
+        for node in tuple(body):
+            self.insert_before(before, node.detach())
+        results = body.outputs
+        body.return_node.set_operands(())
+        return results
 
     def _link(self, node: Node, previous: Node | None, following: Node | None) -> Node:
         if node.graph is not None:

@@ -109,9 +109,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     for value in segment.constants:
         copy = copies[value] = clone_value(value)
         _strip(copy)
-        copy.graph = graph
-        graph.constants[copy] = None
-        graph.names.claim(copy)
+        graph.adopt_constant(copy)
         weights.origins[copy] = value
     names: Counter[str] = Counter()
     for node in segment.nodes:

@@ -3,7 +3,7 @@
 import pytest
 
 from irpar.ir import AnnotationError, Module, parse_module
-from irpar.ir.annotate import Annotation, annotate
+from irpar.ir.annotate import Annotation, annotate, glob_of, matching
 from irpar.sharding import Mesh
 
 TEXT = """
@@ -97,3 +97,16 @@ def test_a_second_mesh_of_the_same_name_must_agree() -> None:
     module.set_mesh(Mesh({"dp": 2, "tp": 4}))
     with pytest.raises(Exception, match="does not agree with mesh"):
         module.set_mesh(Mesh({"dp": 4, "tp": 2}))
+
+
+def test_names_match_exactly_or_as_globs() -> None:
+    known = {"w[0]": [1], "w0": [2], "b": [3, 4]}
+    assert matching("w[0]", known) == [1]
+    assert matching("w*", known) == [1, 2]
+    assert matching("[b]", known) == [3, 4]
+    assert matching("c", known) == matching("c*", known) == []
+
+
+def test_a_glob_for_all_layers() -> None:
+    assert glob_of("h.0.attn.fc1.weight") == "h.*.attn.fc1.weight"
+    assert glob_of("/MatMul_12") == "/MatMul_*"

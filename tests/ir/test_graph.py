@@ -279,3 +279,29 @@ def test_edits_of_a_long_graph_take_no_longer_each() -> None:
     # Less than a second; steps that search the graph would take hours.
     assert time.perf_counter() - start < 30
     assert len(graph) == 1
+
+
+def test_absorbing_a_branch_moves_its_constants_and_nodes() -> None:
+    module = parse_module(
+        """
+        graph @g(%p: bool[], %x: f32[2]) -> (%y) opset 21 {
+          %y = If(%p) {
+            then_branch = graph @then() -> (%a) { %one = constant : f32[] 1.0
+              %s = Add(%x, %one) : f32[2]
+              %a = Neg(%s) : f32[2] },
+            else_branch = graph @else() -> (%b) { %b = Neg(%x) : f32[2] }
+          } : f32[2]
+          %z = Relu(%y) : f32[2]
+        }
+        """
+    )
+    graph = module.graph
+    node = graph.first
+    branch = node.attributes["then_branch"]
+    (result,) = graph.absorb(branch, node)
+    assert kinds(graph) == ["Add", "Neg", "If", "Relu"]
+    assert (len(branch), len(branch.constants), branch.outputs) == (0, 0, ())
+    assert [value.name for value in graph.constants] == ["one"]
+    node.replace([result])
+    assert kinds(graph) == ["Add", "Neg", "Relu"]
+    verify(module)
