@@ -244,7 +244,10 @@ def unpack(data: bytes, dtype: DType, shape: Sequence[int]) -> Array:
     """
     count = math.prod(shape)
     if len(data) != dtype.nbytes(count):
-        raise TensorError(f"{len(data)} bytes of data for a tensor {TensorType(dtype, tuple(shape))}")
+        raise TensorError(
+            f"{len(data)} bytes of data for a tensor {TensorType(dtype, tuple(shape))} of {dtype.nbytes(count)}",
+            do="the data is cut short or belongs to another tensor: write it again",
+        )
     if dtype.bits >= 8:
         return np.frombuffer(data, dtype.numpy).reshape(shape)
     codes = np.frombuffer(data, np.uint8)

@@ -43,7 +43,8 @@ def save(module: Module, path: str | Path) -> None:
             data_part.replace(data_path)
         part.replace(path)
     except OSError as error:
-        raise OnnxError(f"cannot write the model: {error.strerror}", where=str(path)) from error
+        do = "give a file in a folder that exists, can be written and has room"
+        raise OnnxError(f"cannot write the model: {error.strerror}", where=str(path), do=do) from error
     finally:
         part.unlink(missing_ok=True)
         data_part.unlink(missing_ok=True)

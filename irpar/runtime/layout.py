@@ -122,7 +122,10 @@ def check_replicas(name: str, blocks: Mapping[int, Any], sharding: Sharding | No
         for other in others:
             difference = _difference(blocks[first], blocks[other])
             if difference:
-                raise ReplicaError(f"{name} should be equal on ranks {first} and {other}, but {difference}")
+                raise ReplicaError(
+                    f"{name} should be equal on ranks {first} and {other}, but {difference}",
+                    do="find the first tensor that is wrong with `irpar verify OUT --bisect`, and report it",
+                )
 
 
 def _difference(a: Any, b: Any) -> str:

@@ -78,6 +78,7 @@ class Collective:
                 f"irpar.{node.op_type} needs one operand, one result and {', '.join(('id', 'axes', *required))}",
                 where=node.label,
                 notes=(f"missing: {', '.join(missing)}",) if missing else (),
+                do="let insert-redistribution make the collective, or add what it lacks",
             )
         axes = tuple(Axis.parse(str(axis)) for axis in _tuple(node.attributes["axes"]))
         known = {f.name for f in fields(cls)} - {"axes", "kind", "label"}

@@ -71,7 +71,11 @@ class ThreadGroup:
     def _mismatch(self, what: str, calls: Sequence[Call]) -> MismatchError:
         lines = [call.describe(self.mesh) for call in calls]
         notes = (*lines[:8], *([f"and {len(lines) - 8} more ranks"] if len(lines) > 8 else []))
-        return MismatchError(f"collective {calls[0].collective.id}: {what}", notes=notes)
+        return MismatchError(
+            f"collective {calls[0].collective.id}: {what}",
+            notes=notes,
+            do="partition the model again, without changing its parts; if it happens again, report it",
+        )
 
     def _stuck(self, waiting: Mapping[int, Call]) -> MismatchError:
         """Nobody can go on: name a group whose members came to different collectives, or ended before this one."""

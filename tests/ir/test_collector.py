@@ -1,0 +1,20 @@
+"""The garbage collector is off inside, and afterwards as it was."""
+
+import gc
+
+import pytest
+
+from irpar.ir.collector import collector_off
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_collector_is_off_inside_and_as_it_was_after_an_error(was_on: bool) -> None:
+    if not was_on:
+        gc.disable()
+    try:
+        with pytest.raises(KeyError), collector_off():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is was_on
+    finally:
+        gc.enable()
