@@ -11,10 +11,17 @@ from irpar.ir.collector import collector_off
 def test_the_collector_is_off_inside_and_as_it_was_after_an_error(was_on: bool) -> None:
     if not was_on:
         gc.disable()
+    inside = []
     try:
-        with pytest.raises(KeyError), collector_off():
-            assert not gc.isenabled()
-            raise KeyError
+        with pytest.raises(KeyError):
+            _fail(inside)
+        assert inside == [False]
         assert gc.isenabled() is was_on
     finally:
         gc.enable()
+
+
+def _fail(inside: list[bool]) -> None:
+    with collector_off():
+        inside.append(gc.isenabled())
+        raise KeyError
