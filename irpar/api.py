@@ -49,7 +49,7 @@ def load(path: str | Path, *, bind: Mapping[str, int] | None = None) -> Module:
 
 def partition(
     module: Module,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | str | None = None,
     *,
     pipeline: "str | PassManager | None" = None,
 ) -> "Partition":
@@ -57,7 +57,8 @@ def partition(
 
     Args:
         module: from `load`, annotated with `module.shard(...)`.
-        mesh: the devices; may be left out where the annotations came with one.
+        mesh: the devices, as a Mesh, as `{"dp": 2, "tp": 4}` or as `"dp=2,tp=4"`; may be left out where the
+            annotations came with one.
         pipeline: passes to run instead of the default ones; must end with a local module.
 
     Raises:
@@ -70,7 +71,7 @@ def partition(
     if mesh is not None:
         if work.annotations:
             know_ranks(work)
-        work.set_mesh(mesh)
+        work.set_mesh(Mesh.parse(mesh) if isinstance(mesh, str) else mesh if isinstance(mesh, Mesh) else Mesh(mesh))
     work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
     source = source_of(module)
     original, passes = _run_passes(manager, work)
@@ -123,6 +124,13 @@ class Partition:
         self._whole = whole
         self.parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
         self._executors: dict[str, Executor] = {}
+
+    def __repr__(self) -> str:
+        totals, mesh = self.plan.totals, self.plan.mesh_of_ranks
+        return (
+            f"<partition over {mesh}: {mesh.size} ranks, {len(self.plan.parts)} parts, "
+            f"{totals['collectives']} collectives that send {totals['sent_bytes']:,} bytes a device>"
+        )
 
     @classmethod
     def _made(
@@ -210,7 +218,7 @@ class Partition:
 
         if path is None and self._whole is not None and self._whole.source is None:
             return Original.of_module(self._whole)
-        return Original.of_file(path or self.plan.source["model"], None if path else self.plan.source["sha256"])
+        return Original.of_file(path, self.plan.source)
 
     def verify(
         self,

@@ -7,8 +7,8 @@ from typing import Literal
 
 from irpar.analysis.placement import Axes, Placement, RuleView, place, rule_view
 from irpar.analysis.symbols import require_static
-from irpar.ir import Decision, Graph, Module, Node, Value, rewrite, tensor_type
-from irpar.ops import Kind
+from irpar.ir import UNKNOWN, Decision, Graph, Module, Node, Value, rewrite, tensor_type
+from irpar.ops import Kind, definition
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, are_disjoint
@@ -40,6 +40,12 @@ class CompleteSharding(Pass):
         if module.is_local:
             raise IrparError("complete-sharding needs the global view", do="run it before localize")
         require_static(module)
+        for node in module.graph:
+            if definition(node) is not None and all(value.type is UNKNOWN for value in node.results):
+                raise IrparError(
+                    f"the types of %{node.results[0].name} and others are not known yet",
+                    do="run infer-types (and fold-constants) before complete-sharding",
+                )
         mesh = module.mesh
         graph = module.graph
         rewritten = rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias})

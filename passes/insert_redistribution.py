@@ -199,7 +199,10 @@ class _Insertion:
     # -- reasons ------------------------------------------------------------------------------------------------
 
     def _reason_of_need(self, node: Node, value: Value, needed: Sharding) -> str:
-        lies = f"%{value.name} lies as {value.sharding}{self._because(value)}"
+        assert value.sharding is not None
+        kept = set(zip(needed.axes, range(needed.rank), strict=True))
+        moved = [cut[0].name for dim, cut in enumerate(value.sharding.axes) if cut and (cut, dim) not in kept]
+        lies = f"%{value.name} lies as {value.sharding}{self._because(value, moved[0] if moved else None)}"
         if self.placements[node].rule is None:
             return f"{node.title} needs it whole ({why_whole(node)}); {lies}"
         return f"{node.title} needs it as {needed}; {lies}"

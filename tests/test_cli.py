@@ -397,7 +397,7 @@ MISTAKES = [
     (["run", "OUT", "--group", "mpi"], 2, "not there yet"),
     (["run", "OUT", "--engine", "nonsense"], 2, "--engine numpy"),
     (["verify", "OUT", "--tolerance", "-1"], 2, "--tolerance"),
-    (["verify", "OUT", "--model", "FILE"], 2, "not an ONNX model"),
+    (["verify", "OUT", "--model", "FILE"], 2, "not the model that was partitioned"),
     (["opt", "NEW"], 2, "cannot read"),
     (["demo", "--mesh", "pp=2", "-o", "NEW"], 2, "no mesh axis pp"),
 ]

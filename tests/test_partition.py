@@ -168,3 +168,77 @@ def test_wrong_numbers_are_found_and_bisected(tmp_path: Path) -> None:
 
 def test_the_engines_that_python_names_are_those_of_the_runtime() -> None:
     assert get_args(Engine) == tuple(ENGINES)
+
+
+def test_token_ids_that_no_row_has_give_no_plausible_numbers(tmp_path: Path) -> None:
+    # ONNX Runtime refuses them; a vocabulary-parallel lookup finds them in nobody's block.
+    module = irpar.load(built("gpt", tmp_path))
+    module.shard("wte.weight", ["tp", None])
+    partition = irpar.partition(module, {"tp": 2})
+    ids = np.zeros((4, 32), np.int64)
+    assert np.isfinite(partition.run({"input_ids": ids})["logits"]).all()
+    assert np.isnan(partition.run({"input_ids": ids + 5000})["logits"]).all()
+
+
+def test_another_model_is_not_the_original(tmp_path: Path) -> None:
+    models.save(tmp_path / "gpt.onnx", "gpt", weights="external")
+    module = irpar.load(tmp_path / "gpt.onnx")
+    irpar.annotate(module, models.annotations("gpt", dp_axis=None))
+    partition = irpar.partition(module, "tp=2")
+    models.save(tmp_path / "other.onnx", "gpt", seed=7)
+    with pytest.raises(irpar.IrparError, match="not the model that was partitioned"):
+        partition.verify(model=tmp_path / "other.onnx")
+    data = tmp_path / "gpt.onnx.data"
+    data.write_bytes(data.read_bytes())
+    assert "was written after" in str(partition.verify())
+    data.write_bytes(b"")
+    with pytest.raises(irpar.IrparError, match="not the external data that was partitioned"):
+        partition.verify()
+
+
+def test_inputs_that_amplify_rounding_are_judged_by_onnx_runtimes_own_noise(tmp_path: Path) -> None:
+    # A sum of large numbers of both signs: no two orders of summation agree to 1e-4.
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Mul", ["p", "big"], ["y"])],
+        "noisy",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 512])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 8])],
+        [
+            onnx.numpy_helper.from_array(np.random.default_rng(0).standard_normal((512, 8)).astype(np.float32), "w"),
+            onnx.numpy_helper.from_array(np.float32(1.0), "big"),
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    module = irpar.load(tmp_path / "m.onnx")
+    module.shard("w", ["tp", None])
+    partition = irpar.partition(module, "tp=2")
+    # A wrong result is far beyond any noise.
+    assert partition.verify()
+    right = partition.executor().run
+    partition.executor().run = lambda inputs: {"y": right(inputs)["y"] + 0.5}  # type: ignore[method-assign]
+    assert not partition.verify()
+
+
+def test_the_reason_names_the_annotation_of_the_axis_that_moves(tmp_path: Path) -> None:
+    module = irpar.load(built("mlp", tmp_path))
+    module.shard("x", ["dp", None])
+    module.shard("fc1.weight", [None, "tp"])
+    module.shard("fc2.weight", [None, "tp"])
+    partition = irpar.partition(module, "dp=2,tp=2")
+    (gather,) = partition.plan.collectives
+    assert gather["kind"] == "all_gather"
+    assert gather["axes"] == ["tp"]
+    assert 'annotated "fc1.weight"' in gather["reason"]
+
+
+def test_forms_of_a_mesh(tmp_path: Path) -> None:
+    module = irpar.load(built("mlp", tmp_path))
+    module.shard("fc1.weight", [None, "tp"])
+    texts = {str(irpar.partition(module, mesh).module) for mesh in ("tp=2", {"tp": 2}, irpar.Mesh({"tp": 2}))}
+    assert len(texts) == 1
+    assert "over tp=2: 2 ranks" in repr(irpar.partition(module, "tp=2"))
+    with pytest.raises(irpar.IrparError, match="is not the axes of a mesh"):
+        irpar.Mesh("tp=2")
+

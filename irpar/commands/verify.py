@@ -58,7 +58,9 @@ def verify_command(
     if as_json:
         print_json(_as_json(verified, bisected))
     else:
-        _print(verified, bisected, out)
+        again = [f"--inputs {inputs}"] * (inputs is not None) + [f"--model {model}"] * (model is not None)
+        again += [f"--seed {seed}"] * (seed != 0) + [f"--engine {engine}"] * (engine != "ort")
+        _print(verified, bisected, " ".join(["irpar verify", str(out), *again, "--bisect"]))
     if not verified.is_equal or (bisected is not None and bisected.first is not None):
         raise typer.Exit(DIFFERS)
 
@@ -68,6 +70,7 @@ def _as_json(verified: "Verification", bisected: "Bisection | None") -> dict[str
         "is_equal": verified.is_equal,
         "largest": verified.largest,
         "inputs": verified.inputs,
+        "notes": list(verified.notes),
         "outputs": [_difference_json(difference) for difference in verified.differences],
         "bisection": None,
     }
@@ -81,7 +84,7 @@ def _difference_json(difference: "Difference") -> dict[str, Any]:
     return asdict(difference) | {"is_equal": difference.is_equal}
 
 
-def _print(verified: "Verification", bisected: "Bisection | None", out: Path) -> None:
+def _print(verified: "Verification", bisected: "Bisection | None", command: str) -> None:
     console = output()
     numbers = ("difference", "relative", "allowed")
     made = table("output", *numbers, "", right=numbers)
@@ -96,10 +99,12 @@ def _print(verified: "Verification", bisected: "Bisection | None", out: Path) ->
     console.print(made)
     verdict = "equal to" if verified.is_equal else "different from"
     console.print(f"\nthe partition is {verdict} ONNX Runtime on the original (inputs: {verified.inputs})")
+    for note in verified.notes:
+        console.print(note)
     if bisected is not None:
         _print_bisection(bisected)
     elif not verified.is_equal:
-        console.print(f"find the first tensor that differs: irpar verify {out} --bisect")
+        console.print(f"find the first tensor that differs: {command}")
 
 
 def _print_bisection(bisected: "Bisection") -> None:

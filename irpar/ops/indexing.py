@@ -65,7 +65,7 @@ def _rule_gather(node: Node) -> FactorRule:
 
 
 def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
-    """Look up only the indices in the block of rows; zeros for the others."""
+    """Look up only the indices in the block of rows; zeros for the others, NaN for those in no rank's block."""
     data = needed(whole_node, 0)
     size_of = data.shape
     axis = axis_attribute(whole_node, len(size_of), 0)
@@ -74,43 +74,69 @@ def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Va
     mesh, axes = data.sharding.mesh, data.sharding.dims[axis].axes
     size, rows = size_of[axis], needed(local, 0).shape[axis]
     result = local.result
-    zero = builder.constant(np.zeros((), result.dtype.numpy), "zero")
     if rows == 0:
+        zero = builder.constant(np.zeros((), result.dtype.numpy), "zero")
         target = builder.constant(np.asarray(result.shape, np.int64), "shape")
         return [typed_like(result, "Expand", [zero, target], None, builder)]
     start = block_start(builder, mesh, axes, ceil_div(size, mesh.group_size(axes)))
-    index, inside = _index_in_block(needed(local, 1), start, size, rows, builder)
+    index = _from_start(needed(local, 1), size, builder)
+    other = _nothing(index, size, result.dtype, builder)
+    index, inside = _index_in_block(index, start, rows, builder)
     found = typed_like(result, "Gather", [needed(local, 0), index], {"axis": axis}, builder)
     trailing = len(size_of) - axis - 1
-    if trailing:
-        rank = len(inside.shape)
-        last = builder.constant(np.arange(rank, rank + trailing, dtype=np.int64), "axes")
-        shape = TensorType(DType.BOOL, (*inside.shape, *[1] * trailing))
-        inside = builder.op("Unsqueeze", [inside, last], type=shape)
+    inside, other = (_with_dims(value, trailing, builder) for value in (inside, other))
     if result.dtype is DType.BOOL:  # ONNX Runtime has no Where for bools.
         return [typed_like(result, "And", [inside, found], None, builder)]
-    return [typed_like(result, "Where", [inside, found, zero], None, builder)]
+    return [typed_like(result, "Where", [inside, found, other], None, builder)]
 
 
-def _index_in_block(index: Value, start: Value, size: int, rows: int, builder: Builder) -> tuple[Value, Value]:
-    """Indices relative to the block, 0 where they are outside; and whether they are inside."""
+def _with_dims(value: Value, count: int, builder: Builder) -> Value:
+    """A value with `count` more dims of size 1 at its end; scalars broadcast as they are."""
+    if not count or not value.shape:
+        return value
+    rank = len(value.shape)
+    last = builder.constant(np.arange(rank, rank + count, dtype=np.int64), "axes")
+    return builder.op("Unsqueeze", [value, last], type=TensorType(value.dtype, (*value.shape, *[1] * count)))
+
+
+def _number(builder: Builder, value: int) -> Value:
+    return builder.constant(np.asarray(value, np.int64), f"number_{value}")
+
+
+def _from_start(index: Value, size: int, builder: Builder) -> Value:
+    """Indices as int64, negative ones counted from the start."""
     of = TensorType(DType.I64, index.shape)
-    flag = TensorType(DType.BOOL, index.shape)
-
-    def number(value: int) -> Value:
-        return builder.constant(np.asarray(value, np.int64), f"number_{value}")
-
     if index.dtype is not DType.I64:
         index = builder.op("Cast", [index], {"to": DType.I64.value}, type=of)
-    zero = number(0)
-    negative = builder.op("Less", [index, zero], type=flag)
-    from_end = builder.op("Add", [index, number(size)], type=of)
-    index = builder.op("Where", [negative, from_end, index], type=of)
+    negative = builder.op("Less", [index, _number(builder, 0)], type=TensorType(DType.BOOL, index.shape))
+    from_end = builder.op("Add", [index, _number(builder, size)], type=of)
+    return builder.op("Where", [negative, from_end, index], type=of)
+
+
+def _nothing(index: Value, size: int, dtype: DType, builder: Builder) -> Value:
+    """What stands for rows of other blocks: 0; but NaN where no block has the index, which ONNX Runtime refuses too."""
+    zero = np.zeros((), dtype.numpy)
+    if dtype not in (DType.F16, DType.F32, DType.F64):
+        return builder.constant(zero, "zero")
+    inside = _is_within(index, size, builder)
+    values = [builder.constant(zero, "zero"), builder.constant(np.full((), np.nan, dtype.numpy), "nan")]
+    return builder.op("Where", [inside, *values], type=TensorType(dtype, index.shape))
+
+
+def _is_within(index: Value, size: int, builder: Builder) -> Value:
+    """Where 0 <= index < size."""
+    flag = TensorType(DType.BOOL, index.shape)
+    above = builder.op("GreaterOrEqual", [index, _number(builder, 0)], type=flag)
+    below = builder.op("Less", [index, _number(builder, size)], type=flag)
+    return builder.op("And", [above, below], type=flag)
+
+
+def _index_in_block(index: Value, start: Value, rows: int, builder: Builder) -> tuple[Value, Value]:
+    """Indices relative to the block, 0 where they are outside; and whether they are inside."""
+    of = TensorType(DType.I64, index.shape)
     relative = builder.op("Sub", [index, start], type=of)
-    above = builder.op("GreaterOrEqual", [relative, zero], type=flag)
-    below = builder.op("Less", [relative, number(rows)], type=flag)
-    inside = builder.op("And", [above, below], type=flag)
-    return builder.op("Where", [inside, relative, zero], type=of), inside
+    inside = _is_within(relative, rows, builder)
+    return builder.op("Where", [inside, relative, _number(builder, 0)], type=of), inside
 
 
 define(OpDef("", "Gather", _infer_gather, _rule_gather, localize=_localize_gather))

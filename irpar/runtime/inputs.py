@@ -12,8 +12,8 @@ from irpar.sharding import IrparError
 
 from .layout import Array, TensorSpec
 
-FREE_INTEGERS = 8
-"""Integers that index nothing are drawn from 0 to 7."""
+FREE_INTEGERS = 2
+"""Integers that index nothing are 0 or 1: many are masks, and models multiply those by large numbers."""
 
 _DATA_MOVERS = frozenset(
     {

@@ -61,6 +61,11 @@ class Mesh:
     name: str = "m"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.axes, Mapping):
+            raise ShardingError(
+                f"{self.axes!r} is not the axes of a mesh",
+                do='write Mesh({"dp": 2, "tp": 4}), or Mesh.parse("dp=2,tp=4")',
+            )
         axes = dict(self.axes)
         object.__setattr__(self, "axes", axes)
         for axis, size in axes.items():
@@ -147,7 +152,9 @@ class Mesh:
 
     def _remedy(self, name: str) -> str:
         known = ", ".join(f'"{axis}" (size {size})' for axis, size in self.axes.items())
-        return f"write {known}, or add {name} to the mesh" if known else f"add {name} to the mesh"
+        return (
+            f"write {known}, or add {name} to the mesh ({name}=1 cuts nothing)" if known else f"add {name} to the mesh"
+        )
 
     def group_size(self, axes: Sequence[Axis]) -> int:
         """Number of devices that differ only in `axes`."""

@@ -176,8 +176,9 @@ def test_decisions_lead_back_to_the_annotation() -> None:
             'mesh @m = ["tp"=2]\ngraph @g(%x: f32[8]) -> (%n) opset 21 { %n = NonZero(%x) : i64[1, _@tp] }',
             "depends on data",
         ),
+        ('mesh @m = ["tp"=2]\ngraph @g(%x: f32[8@tp]) -> (%y) opset 21 { %y = Relu(%x) : ? }', "run infer-types"),
     ],
-    ids=["symbol", "mesh", "data-dependent"],
+    ids=["symbol", "mesh", "data-dependent", "untyped"],
 )
 def test_refusals(text: str, message: str) -> None:
     module = read(text)

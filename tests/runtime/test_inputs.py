@@ -27,7 +27,7 @@ def test_each_dtype() -> None:
     assert set(inputs["b"].tolist()) == {True, False}
     assert set(inputs["s"].tolist()) == {"a", "b"}
     assert inputs["c"].dtype == np.complex64
-    assert set(inputs["u"].tolist()) == set(range(8))
+    assert set(inputs["u"].tolist()) == {0, 1}
     assert inputs["z"].shape == (0,)
     assert inputs["n"].shape == ()
 
@@ -54,7 +54,7 @@ def test_equal_seeds_give_equal_inputs() -> None:
         ("%a = Gather(%t, %i) {axis=2} : f32[3, 5, 20]\n %y = Gather(%t, %i) : f32[20, 5, 7]", 0, 3),
         ("%u = Unsqueeze(%i, %one) : i32[20, 1]\n %y = GatherND(%t, %u) : f32[20, 5, 7]", 0, 3),
         ("%y = OneHot(%i, %depth, %values) : f32[20, 6]", 0, 6),
-        ("%y = Add(%i, %i) : i32[20]", 0, 8),
+        ("%y = Add(%i, %i) : i32[20]", 0, 2),
     ],
 )
 def test_indices_stay_in_range(use: str, low: int, high: int) -> None:
