@@ -341,3 +341,34 @@ def if_body(m: GraphMaker) -> None:
     ]
     proto = helper.make_node("If", [predicate.name], [f"if{number}"], then_branch=bodies[0], else_branch=bodies[1])
     m.append(proto, [predicate, data, other])
+
+
+def loop(m: GraphMaker) -> None:
+    """A body that adds a value from outside to a carried one, and collects what it has at each trip."""
+    data = m.tensor(low=-10, high=10)
+    other = m.of_shape(data.shape, data.dtype)
+    trips = m.const(m.number(1, 3))
+    kind, number = int(helper.np_dtype_to_tensor_dtype(data.dtype)), len(m.nodes)
+    trip, go, going, carried, result, collected = (
+        f"{part}{number}" for part in ("trip", "go", "going", "in", "out", "all")
+    )
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", [go], [going]),
+            helper.make_node("Add", [carried, other.name], [result]),
+            helper.make_node("Identity", [result], [collected]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info(trip, onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info(go, onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info(carried, kind, data.shape),
+        ],
+        [
+            helper.make_tensor_value_info(going, onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info(result, kind, data.shape),
+            helper.make_tensor_value_info(collected, kind, data.shape),
+        ],
+    )
+    proto = helper.make_node("Loop", [trips.name, "", data.name], [f"loop{number}", f"trips{number}"], body=body)
+    m.append(proto, [trips, data, other])

@@ -381,6 +381,7 @@ OPERATORS: dict[str, Grow] = {
     "Compress": random_moves.compress,
     "ReverseSequence": random_moves.reverse_sequence,
     "If": random_moves.if_body,
+    "Loop": random_moves.loop,
 }
 """Operator to what draws one node of it (and, rarely, what it stands on)."""
 COMMON = (
