@@ -143,7 +143,12 @@ def _annotate_ops(module: Module, entry: OpCuts, nodes: dict[str, list[Node]]) -
             raise ShardingsError(error.what, where=where, notes=error.notes, do=error.do) from None
         for value, spec in tensors:
             name = value.source or value.name
-            apply_to(module, Annotation(name, tuple(spec), entry.where), module.mesh, [value])
+            apply_to(
+                module,
+                Annotation(name, tuple(spec), entry.where, f'by the cuts of op "{entry.pattern}"'),
+                module.mesh,
+                [value],
+            )
 
 
 def _given(node: Node, entry: OpCuts) -> Iterator[tuple[Value, int, Counts]]:

@@ -242,7 +242,7 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
 
 
 def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
-    """The sharded values and why they are sharded so."""
+    """All values with a sharding, and why they are cut so; one that nothing cuts has no reasons."""
     return [
         {
             "name": value.name,
@@ -256,7 +256,7 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
             ],
         }
         for value in graph.values()
-        if value.sharding is not None and value.sharding.all_axes
+        if value.sharding is not None
     ]
 
 

@@ -96,7 +96,8 @@ def _print_parameters(console: "Console", found: "Inspection", rows: int | None)
 
 def _print_operators(console: "Console", found: "Inspection", rows: int | None) -> None:
     columns = ("nodes", "FLOPs", "share", "moved bytes")
-    made = table("operator", *columns, "sharding", right=columns)
+    last = ("sharding",) if found.unsharded else ()
+    made = table("operator", *columns, *last, right=columns)
     for fact in found.operators[:rows]:
         made.add_row(
             fact.op,
@@ -104,7 +105,7 @@ def _print_operators(console: "Console", found: "Inspection", rows: int | None) 
             "" if fact.flops is None else scaled(fact.flops, ""),
             "" if fact.flops is None or found.flops is None else share_text(fact.flops, found.flops),
             "" if fact.bytes is None else bytes_text(fact.bytes),
-            "" if fact.can_shard else "see below",
+            *("" if fact.can_shard else "see below" for _ in last),
         )
     _print_table(console, made, len(found.operators), rows)
 

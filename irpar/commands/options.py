@@ -15,7 +15,11 @@ ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `irpar partition` wrote.", show_default=False)]
 Bind = Annotated[
     list[str] | None,
-    typer.Option("--bind", metavar="NAME=SIZE", help="Size of a symbolic dim, such as batch=8. May be repeated."),
+    typer.Option(
+        "--bind",
+        metavar="NAME=SIZE",
+        help="Size of a symbolic dim, such as batch=8 (or batch=8,seq=128). May be repeated.",
+    ),
 ]
 MeshText = Annotated[
     str | None, typer.Option("--mesh", metavar="AXES", help="The devices, such as dp=2,tp=4.", show_default=False)
@@ -77,7 +81,7 @@ def bind_of(texts: Sequence[str] | None) -> dict[str, int]:
         IrparError: a text has another form, or a symbol comes twice.
     """
     sizes: dict[str, int] = {}
-    for text in texts or ():
+    for text in (part for given in texts or () for part in given.split(",")):
         name, equals, size = (part.strip() for part in text.rpartition("="))
         if not equals or not name or not size.isdecimal():
             raise IrparError(f'cannot read --bind "{text}"', do="write NAME=SIZE, such as --bind batch=8")

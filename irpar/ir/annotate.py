@@ -21,12 +21,23 @@ class AnnotationError(IrparError):
 class Annotation:
     """One entry of `--shardings`: a name or glob, and per dim None, an axis, or a list of axes ("?" last: open).
 
-    `where` is the place that messages name, such as `shardings.yaml, line 7`.
+    `where` is the place that messages name, such as `shardings.yaml, line 7`; `said` what the user wrote there, where
+    that was not the pattern itself.
     """
 
     pattern: str
     spec: tuple[DimSpec, ...]
     where: str = ""
+    said: str = ""
+
+    @property
+    def title(self) -> str:
+        """What reasons call the annotation."""
+        return (self.said or f'"{self.pattern}"') + (f" in {self.where}" if self.where else "")
+
+    def names(self, value: Value) -> bool:
+        """True where the pattern is the value's own name, not a glob that it matches."""
+        return self.pattern in (value.source, value.name) or not re.search(r"[*?\[]", self.pattern)
 
     def place(self) -> str:
         """The annotation and its place, as one line of a message."""
@@ -47,6 +58,10 @@ def annotate(module: Module, annotation: Annotation) -> int:
     if module.meshes:
         return apply(module, annotation, module.mesh)
     matched = matches(module, annotation)
+    for value in matched:
+        type_ = tensor_type(value.type)
+        if type_ is not None and type_.shape is not None:
+            _check(annotation, value)
     module.annotations.append(annotation)
     return len(matched)
 
@@ -71,22 +86,37 @@ def apply_to(module: Module, annotation: Annotation, mesh: Mesh, matched: Sequen
     except IrparError as error:
         first = f"it matches {len(matched)} tensor(s), the first: {matched[0].name} {matched[0].type}"
         raise AnnotationError(error.what, where=annotation.place(), notes=(first,), do=error.do) from error
-    for value in matched:
-        _check(annotation, sharding, value)
-        if value.sharding is not None and value.sharding != sharding:
-            raise AnnotationError(
-                f"%{value.name} is annotated twice: {value.sharding} and {sharding}",
-                where=annotation.place(),
-                do="keep one of the two entries",
-            )
-    for value in matched:
+    bound = [value for value in matched if _binds(module, annotation, sharding, value)]
+    for value in bound:
         value.sharding = sharding
-        place = f" in {annotation.where}" if annotation.where else ""
-        module.decide(value.name, Decision(f'annotated "{annotation.pattern}"{place}'))
+        module.annotated[value.name] = annotation
+        module.decisions[value.name] = [Decision(f"annotated {annotation.title}")]
     return len(matched)
 
 
-def _check(annotation: Annotation, sharding: Sharding, value: Value) -> None:
+def _binds(module: Module, annotation: Annotation, sharding: Sharding, value: Value) -> bool:
+    """Whether an annotation decides a value; one by its own name goes before a glob, whichever comes first.
+
+    Raises:
+        AnnotationError: the annotation does not fit the value, or an equally close one says something else.
+    """
+    _check(annotation, value)
+    known = module.annotated.get(value.name)
+    if value.sharding is None:
+        return True
+    if known is not None and known.names(value) != annotation.names(value):
+        return annotation.names(value)
+    if value.sharding == sharding:
+        return known is None
+    raise AnnotationError(
+        f"%{value.name} is annotated twice: {value.sharding} and {sharding}",
+        where=annotation.place(),
+        notes=(f"the other: {known.place()}",) if known is not None else (),
+        do="keep one of the two entries",
+    )
+
+
+def _check(annotation: Annotation, value: Value) -> None:
     type_ = tensor_type(value.type)
     if type_ is None or type_.shape is None:
         raise AnnotationError(
@@ -94,9 +124,9 @@ def _check(annotation: Annotation, sharding: Sharding, value: Value) -> None:
             where=annotation.place(),
             do="annotate a tensor; run infer-types first where the rank is not known",
         )
-    if len(type_.shape) != sharding.rank:
+    if len(type_.shape) != len(annotation.spec):
         raise AnnotationError(
-            f"the annotation has {sharding.rank} dims, but {value.name} is {value.type}",
+            f"the annotation has {len(annotation.spec)} dims, but {value.name} is {value.type}",
             where=annotation.place(),
             do=f"write one entry for each of its {len(type_.shape)} dims, null where a dim is not sharded",
         )

@@ -112,5 +112,5 @@ def clone_module(module: Module) -> Module:
     made.metadata, made.source = dict(module.metadata), module.source
     made.annotations = list(module.annotations)
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
-    made.whole = dict(module.whole)
+    made.whole, made.annotated = dict(module.whole), dict(module.annotated)
     return made

@@ -40,11 +40,13 @@ class Module:
         ir_version, producer, doc, metadata: as in ONNX.
         source: the file that the module was loaded from.
         annotations: what `shard` was told before the module had a mesh.
+        annotated: value name to the annotation that decided its sharding.
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
     """
 
     __slots__ = (
+        "annotated",
         "annotations",
         "decisions",
         "doc",
@@ -70,6 +72,7 @@ class Module:
         self.metadata: dict[str, str] = {}
         self.source: Path | None = None
         self.annotations: list[Annotation] = []
+        self.annotated: dict[str, Annotation] = {}
         self.decisions: dict[str, list[Decision]] = {}
         self.whole: dict[str, str] = {}
 

@@ -59,7 +59,9 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict
     if problems:
         expected = "; ".join(map(str, specs)) or "no inputs"
         raise InputError(
-            "the inputs do not fit the program", notes=(*problems, f"expected: {expected}"), do="give what is expected"
+            "the inputs do not fit the program",
+            notes=(*problems, f"expected: {expected}"),
+            do="give what is expected; for other sizes partition the model again with other --bind sizes",
         )
     return found
 

@@ -92,6 +92,27 @@ def test_two_annotations_of_one_tensor_agree_or_are_refused() -> None:
         module.shard("h.0.weight", ["tp", None])
 
 
+def test_a_name_goes_before_a_glob_in_either_order() -> None:
+    for order in (("h.0.weight", "h.*.weight"), ("h.*.weight", "h.0.weight")):
+        module = with_mesh()
+        for pattern in order:
+            module.shard(pattern, ["tp", None] if pattern == "h.0.weight" else [None, "tp"])
+        value = next(
+            value for value in module.graph.values() if value.source == "h.0.weight" or value.name == "h.0.weight"
+        )
+        assert value.sharding is not None
+        assert value.sharding.spec() == [["tp"], None]
+        decision = module.decision(value.name)
+        assert decision is not None
+        assert decision.why == 'annotated "h.0.weight"'
+
+
+def test_a_wrong_number_of_dims_is_told_before_there_is_a_mesh() -> None:
+    module = parse_module("graph @g(%x: f32[8, 4]) -> (%x) opset 21 { }")
+    with pytest.raises(AnnotationError, match="the annotation has 1 dims, but x is f32"):
+        module.shard("x", ["tp"])
+
+
 def test_a_second_mesh_of_the_same_name_must_agree() -> None:
     module = with_mesh()
     module.set_mesh(Mesh({"dp": 2, "tp": 4}))
