@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from irpar.sharding import DimSpec, IrparError, Mesh, Sharding, nearest_names
 
-from .graph import Value
 from .module import Decision, Module
 from .types import tensor_type
+from .value import Value
 
 
 class AnnotationError(IrparError):

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Graph, Node, Value
+from .graph import Graph, Node
 from .module import IRPAR_OPSET
 from .tensor import ArrayTensor, Tensor
 from .types import UNKNOWN, Type
+from .value import Value
 
 
 class Builder:

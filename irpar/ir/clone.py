@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 
 from .attributes import Attribute, Graphs
-from .graph import Function, Graph, Names, Node, Value
+from .function import Function
+from .graph import Graph, Node
 from .module import Module
+from .value import Names, Value
 
 
 def clone_value(value: Value) -> Value:

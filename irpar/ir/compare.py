@@ -5,9 +5,11 @@ from typing import Any
 
 from .annotate import Annotation
 from .attributes import Attribute, Floats, Graphs, Tensors, same_attribute
-from .graph import Function, Graph, Node, Value
+from .function import Function
+from .graph import Graph, Node
 from .module import Module
 from .tensor import ExternalTensor, SlicedTensor, Tensor
+from .value import Value
 
 _MODULE_FACTS = ("opsets", "ir_version", "producer", "doc", "metadata", "meshes")
 _GRAPH_FACTS = ("name", "view", "ranks", "output_names", "doc")

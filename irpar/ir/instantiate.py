@@ -4,7 +4,8 @@ from irpar.sharding import IrparError
 
 from .attributes import Attribute, RefAttribute
 from .clone import clone_graph
-from .graph import Graph, Names, Node, Value
+from .graph import Graph, Node
+from .value import Names, Value
 
 
 class CallError(IrparError):

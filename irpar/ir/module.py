@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from irpar.sharding import DimSpec, IrparError, Mesh
 
-from .graph import Function, Graph
+from .function import Function
+from .graph import Graph
 
 if TYPE_CHECKING:
     from .annotate import Annotation

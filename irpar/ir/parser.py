@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import get_args
 
 from .attribute_reader import AttributeReader
-from .graph import Function, Graph, Names, Node, Phase, Place, Value
+from .function import Function
+from .graph import Graph, Node, Phase, Place
 from .lexer import RESERVED, Lexer
 from .module import Module
 from .printer import default_call_version, default_version
@@ -12,6 +13,7 @@ from .tensor import Tensor
 from .text_header import HeaderReader
 from .text_tensors import LiteralReader, Resolve
 from .text_types import ClauseReader
+from .value import Names, Value
 
 _MAX_GRAPH_DEPTH = 64
 _PHASES: tuple[str, ...] = get_args(Phase)

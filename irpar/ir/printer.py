@@ -7,12 +7,14 @@ from irpar.sharding import Mesh
 
 from .annotate import Annotation
 from .attributes import Attribute, Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types
-from .graph import Function, Graph, Node, Value
+from .function import Function
+from .graph import Graph, Node
 from .lexer import qualified, quote, quote_bytes, symbol_reference, value_reference, word
 from .module import Module
 from .tensor import Tensor
 from .text_tensors import Store, float_text, literal_text
 from .text_types import clause_text
+from .value import Value
 
 DEFAULT_IR_VERSION = Module().ir_version
 REFERENCE_KINDS: dict[int, str] = {

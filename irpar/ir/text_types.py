@@ -8,9 +8,9 @@ from irpar.sharding import REDUCTIONS, Axis, DimSharding, IrparError, Mesh, Redu
 
 from .dims import Dim, DimSyntaxError, parse_dim_at
 from .dtypes import dtype_of_text
-from .graph import Memory, Value
 from .lexer import Lexer, symbol_reference
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, TensorType, Type
+from .value import Memory, Value
 
 _WRAPPERS: dict[str, type[SequenceType] | type[OptionalType] | type[InflightType]] = {
     kind.keyword: kind for kind in (SequenceType, OptionalType, InflightType)

@@ -6,9 +6,10 @@ from typing import get_args
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, check_disjoint
 
 from .dtypes import DType
-from .graph import Graph, Memory, Value
+from .graph import Graph
 from .module import Module
 from .types import InflightType, OptionalType, SequenceType, TensorType, Type
+from .value import Memory, Value
 
 _MEMORIES = frozenset(get_args(Memory))
 _COMPLEX = (DType.C64, DType.C128)

@@ -9,10 +9,12 @@ from typing import Any
 from irpar.sharding import IrparError
 
 from .attributes import Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types
-from .graph import Function, Graph, Names, Node, Value
+from .function import Function
+from .graph import Graph, Node
 from .module import Module
 from .tensor import Tensor
 from .types import InflightType, OptionalType, SequenceType, TensorType, UnknownType
+from .value import Names, Value
 from .value_rules import ValueRules
 
 SHOWN = 10

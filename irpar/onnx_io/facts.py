@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from irpar.ir import Graph, InflightType, Module, Node, Value, tensor_type
-from irpar.ir.graph import Memory, Phase, Place
+from irpar.ir.graph import Phase, Place
+from irpar.ir.value import Memory
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .errors import OnnxError
