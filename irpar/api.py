@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce"
 """The passes that make an export static and small."""
+NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
+"""Passes that leave the model what it is; what follows them meets it as one device would run it."""
 SHARD = "complete-sharding,insert-redistribution,localize"
 """The passes that make it a partition."""
 DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
@@ -86,12 +88,12 @@ def know_ranks(module: Module) -> None:
 
 
 def _run_passes(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":
-    """Run the passes; also says what the whole model costs, measured as it enters complete-sharding (static then)."""
+    """Run the passes; also says what the whole model costs, measured before the first that is not a normalising one."""
     measured: dict[str, Any] = {}
     told = manager.instrumentation.progress
 
     def progress(event: "Progress") -> None:
-        if event.event == "start" and event.name == "complete-sharding":
+        if event.event == "start" and event.name not in NORMALISING and not measured:
             measured.update(original_of(work))
         if told is not None:
             told(event)
