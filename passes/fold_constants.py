@@ -242,7 +242,11 @@ def _taken(node: Node) -> Graph | None:
     if predicate.data is None:
         return None
     branch = node.attributes.get("then_branch" if predicate.data.numpy().all() else "else_branch")
-    return branch if isinstance(branch, Graph) else None
+    if not isinstance(branch, Graph):
+        return None
+    both = zip(node.results, branch.outputs, strict=True)
+    # One value cannot stand for two that are annotated differently.
+    return branch if all(None in (a.sharding, b.sharding) or a.sharding == b.sharding for a, b in both) else None
 
 
 def _size_of_static(node: Node) -> Tensor | None:

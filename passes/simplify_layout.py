@@ -46,14 +46,15 @@ def _chain(node: Node) -> list[Node]:
     step: Node | None = node
     while step is not None and _is_layout(step) and step.graph is node.graph:
         chain.append(step)
-        step = step.inputs[0].node
+        # What is annotated stays where it is.
+        step = step.inputs[0].node if step.inputs[0].sharding is None else None
     return chain[::-1]
 
 
 def _goes_on(node: Node) -> bool:
     """True where the chain has exactly one way on: its end, further down, will be met later."""
     users = node.result.users
-    return len(users) == 1 and _is_layout(users[0]) and users[0].graph is node.graph
+    return node.result.sharding is None and len(users) == 1 and _is_layout(users[0]) and users[0].graph is node.graph
 
 
 def _simplify(chain: list[Node], module: Module) -> int:
@@ -64,7 +65,7 @@ def _simplify(chain: list[Node], module: Module) -> int:
     if not all(map(atoms.apply, chain)):
         return 0
     plan = atoms.plan(last.result.shape)
-    if len(plan) >= len(chain):
+    if len(plan) >= len(chain) or (not plan and _lie_apart(source, last.result)):
         return 0
     assert last.graph is not None
     builder = Builder(last.graph, module.opsets, before=last, like=last)
@@ -77,6 +78,11 @@ def _simplify(chain: list[Node], module: Module) -> int:
             break
         node.erase()
     return 1
+
+
+def _lie_apart(source: Value, result: Value) -> bool:
+    """True where both are annotated, and differently: one value cannot stand for both."""
+    return source.sharding is not None and result.sharding is not None and source.sharding != result.sharding
 
 
 def _make(builder: Builder, op_type: str, argument: tuple[int, ...], value: Value, name: str) -> Value:

@@ -14,6 +14,7 @@ from onnx import helper
 
 import irpar
 from irpar.pass_manager import Instrumentation, PassFailure, PassManager
+from irpar.sharding import Axis, join_axes
 from irpar.verification import compare
 
 from .random_graphs import Array, Draw, GraphMaker, Tensor, UnfitError, model_of, run_model
@@ -189,6 +190,7 @@ def check(
         if found is None:
             raise
         return Outcome(found)
+    _check_annotations(partition, program)
     for engine in engines:
         _check_run(partition, engine, program, expected)
     _check_inside(partition, program)
@@ -220,6 +222,23 @@ def _expected(program: Program) -> dict[str, Array]:
         if not compare(name, found[name], array, TOLERANCE).is_equal:
             raise UnsteadyError(name)
     return found
+
+
+def _check_annotations(partition: irpar.Partition, program: Program) -> None:
+    """Inputs and outputs lie as they were annotated; open dims may be cut further."""
+    for entry in (*partition.plan.inputs, *partition.plan.outputs):
+        spec = program.annotations.get(entry["name"])
+        if spec is None:
+            continue
+        for wanted, found in zip(spec, entry["sharding"], strict=True):
+            axes, cut = (_axes(program.mesh, dim) for dim in (wanted, found))
+            is_open = bool(wanted) and wanted[-1] == "?"
+            assert cut[: len(axes)] == axes if is_open else cut == axes, f"{entry} is annotated {spec}"
+
+
+def _axes(mesh: irpar.Mesh, dim: list[str] | None) -> tuple[Axis, ...]:
+    parsed = [Axis.parse(axis) for axis in dim or () if axis != "?"]
+    return tuple(join_axes(mesh, [axis for axis in parsed if mesh.axis_size(axis) > 1]))
 
 
 def _check_run(partition: irpar.Partition, engine: Any, program: Program, expected: dict[str, Array]) -> None:

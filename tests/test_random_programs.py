@@ -143,6 +143,33 @@ FAILED: dict[str, Program] = {
         {"x": 2},
         {"r": [None, ["x"]]},
     ),
+    "a Gemm with a bias whose result is annotated": parsed(
+        "g (float[5, 4] x, float[4, 6] w, float[6] c) => (float[5, 6] z) { z = Gemm(x, w, c) }",
+        {"x": 2, "y": 2},
+        {"z": [["x"], None], "c": [["y"]]},
+    ),
+    "a chain of layouts that does nothing between two annotations": parsed(
+        "g (float[4, 6] x) => (float[4, 6] z) { y = Transpose(x) z = Transpose(y) }",
+        {"x": 2},
+        {"x": [None, None], "z": [["x"], None]},
+    ),
+    "a chain of layouts with an annotation inside": parsed(
+        "g (float[2, 6] x) => (float[2, 6] z) { y = Transpose(x) z = Transpose(y) }",
+        {"x": 2},
+        {"y": [["x"], None], "z": [["x"], None]},
+    ),
+    "an If that is decided, with an annotated result": parsed(
+        "g (float[4, 6] x) => (float[4, 6] z) <bool p = {1}> { z = If(p) <"
+        "then_branch = a () => (float[4, 6] a) { a = Neg(x) }, else_branch = b () => (float[4, 6] b) { b = Abs(x) }> }",
+        {"x": 2},
+        {"z": [["x"], None]},
+    ),
+    "an If of which a branch computes what is there already": parsed(
+        "g (float[4, 6] x, bool p) => (float[4, 6] z, float[4, 6] n) { n = Neg(x) z = If(p) <"
+        "then_branch = a () => (float[4, 6] a) { a = Neg(x) }, else_branch = b () => (float[4, 6] b) { b = Abs(x) }> }",
+        {"x": 2},
+        {"n": [None, ["x"]], "z": [["x"], None]},
+    ),
 }
 
 
