@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from irpar.analysis.effects import draws_random_numbers
 from irpar.analysis.placement import Placement, has_rank, place, why_whole
 from irpar.analysis.redistribution import Step, plan
 from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value
@@ -70,6 +71,11 @@ class _Insertion:
         nodes = list(self.graph)
         for node in nodes:
             placement = self.placements[node] = place(node, self.mesh, lambda _: True)
+            if self.mesh.size > 1 and draws_random_numbers(node):
+                raise IrparError(
+                    f"{node.title} draws random numbers, and each of the {self.mesh.size} devices would draw its own",
+                    do="make the numbers an input of the model; for a Dropout, export the model in inference mode",
+                )
             if placement.rule is None and node.results:
                 self.module.whole[node.results[0].name] = why_whole(node)
         wanted = self._wanted(nodes)

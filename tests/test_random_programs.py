@@ -17,7 +17,7 @@ from irpar.ops import definitions
 
 from .random_graphs import Array
 from .random_operators import OPERATORS
-from .random_programs import Outcome, Program, Spec, UnsteadyError, check, programs
+from .random_programs import Outcome, Program, Spec, UnsteadyError, check, partitioned, programs
 
 ANY_TIME = [
     HealthCheck.too_slow,
@@ -176,3 +176,16 @@ FAILED: dict[str, Program] = {
 @pytest.mark.parametrize("name", FAILED)
 def test_draws_that_failed_once(name: str, tmp_path: Path) -> None:
     assert check(FAILED[name], tmp_path, saved=True).refusal == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[4] x) => (float[4] z) { r = RandomUniformLike(x) z = Add(x, r) }",
+        "g (float[4] x) => (float[4] z) <float ratio = {0.5}, bool train = {1}> { z = Dropout(x, ratio, train) }",
+    ],
+)
+def test_devices_do_not_draw_their_own_random_numbers(text: str, tmp_path: Path) -> None:
+    with pytest.raises(irpar.IrparError, match="draws random numbers, and each of the 2 devices would draw its own"):
+        partitioned(parsed(text, {"x": 2}, {"x": [["x"]]}), tmp_path)
+    partitioned(parsed(text, {"x": 1}, {"x": [["x"]]}), tmp_path)

@@ -54,6 +54,15 @@ def _is_deterministic_op(domain: str, op_type: str, version: int) -> bool:
     return not random or (domain == "" and op_type in _DETERMINISTIC)
 
 
+def draws_random_numbers(node: Node) -> bool:
+    """True where ONNX says that equal operands need not give equal results; bodies and callees are looked into."""
+    if node.callee is not None:
+        return any(map(draws_random_numbers, node.callee.graph))
+    if any(True for _ in node.nested_graphs()):
+        return any(draws_random_numbers(inner) for nested in node.nested_graphs() for inner in nested)
+    return schema_of(node.domain, node.op_type, node.version) is not None and not is_deterministic(node)
+
+
 def _may_train(node: Node) -> bool:
     """True for a Dropout whose operand `training_mode` is there and not known to be false."""
     mode = node.operands[2] if len(node.operands) > 2 else None
