@@ -42,7 +42,7 @@ _PIECES = {
     6: (("{0}",), ("{0}:(1)2", "{0}:(2)3"), ("{0}:(1)3", "{0}:(3)2"), ("{0}:(2)3",), ("{0}:(1)3",)),
 }
 """Ways to take an axis apart in sub-axes, by its size."""
-REFUSALS = (r"its size depends on data",)
+REFUSALS = ("its size depends on data", "onnx's version converter cannot convert it")
 """What `partition` may refuse to do with these programs; anything else is a fault."""
 
 Spec = list[list[str] | None]
