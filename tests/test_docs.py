@@ -1,0 +1,146 @@
+"""What the pages under docs/ show is run: examples of passes, Python programs, shardings, links."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import irpar
+from irpar import models
+from irpar.api import DEFAULT_PIPELINE
+from irpar.ir import parse_module
+from irpar.shardings_file import read_shardings
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def code(page: str, language: str) -> list[str]:
+    """The fenced blocks of a language in a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def pass_examples() -> list[tuple[str, str, str]]:
+    """Pipeline, text before and text after of each example in passes.md."""
+    found = []
+    for section in (DOCS / "passes.md").read_text().split("\n## ")[1:]:
+        name = section.splitlines()[0]
+        for before, pipeline, after in re.findall(
+            r"((?:^    .*\n)+)^    ->(.*)\n((?:^    .*\n)+)", section, re.MULTILINE
+        ):
+            found.append((pipeline.strip() or name, textwrap.dedent(before), textwrap.dedent(after)))
+    return found
+
+
+def test_every_pass_of_the_page_has_an_example() -> None:
+    named = re.findall(r"^\| \[([a-z-]+)\]", (DOCS / "passes.md").read_text(), re.MULTILINE)
+    assert [pipeline.split(",")[0].split("{")[0] for pipeline, _, _ in pass_examples()] == named
+    assert set(DEFAULT_PIPELINE.split(",")) < set(named)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "before", "after"), pass_examples(), ids=[pipeline for pipeline, _, _ in pass_examples()]
+)
+def test_passes_do_what_the_page_says(pipeline: str, before: str, after: str) -> None:
+    module = parse_module(before)
+    irpar.PassManager.parse(pipeline).run(module)
+    # The page breaks long lines.
+    assert str(module).split() == after.split()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text()
+    assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in index] == []
+
+
+def test_megatron_example(tmp_path: Path) -> None:
+    text = code("shardings.md", "yaml")[-1]
+    (tmp_path / "megatron.yaml").write_text(text)
+    models.save(tmp_path / "gpt.onnx", "gpt")
+    module = irpar.load(tmp_path / "gpt.onnx")
+    file = read_shardings(tmp_path / "megatron.yaml")
+    module.set_mesh(file.mesh)
+    file.annotate(module)
+    plan = irpar.partition(module).plan
+    assert [(entry["kind"], entry["axes"], entry["sent_bytes"]) for entry in plan.collectives] == [
+        ("all_reduce", ["tp"], 16384)
+    ] * 4
+
+
+def test_the_plan_has_the_fields_of_the_page(tmp_path: Path) -> None:
+    module = mlp(tmp_path)
+    plan = json.loads(irpar.partition(module, irpar.Mesh({"dp": 2, "tp": 4})).plan.to_json())
+    page = (DOCS / "plan.md").read_text()
+    fields = {
+        field for row in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE) for field in re.findall(r"`(\w+)`", row)
+    }
+    assert set(plan) - {"format"} <= fields
+    assert set(plan["collectives"][0]) <= fields
+    assert (plan["collectives"][0]["bytes"], plan["collectives"][0]["sent_bytes"]) == (1024, 1536)
+    assert json.dumps(plan["totals"]) in re.sub(r"\s+", " ", page)
+    assert json.dumps(plan["original"]) in page
+
+
+def mlp(folder: Path) -> irpar.Module:
+    """The MLP of the pages on the plan and the output."""
+    models.save(folder / "mlp.onnx", "mlp")
+    module = irpar.load(folder / "mlp.onnx")
+    irpar.annotate(module, models.annotations("mlp"))
+    return module
+
+
+def python(*arguments: str, folder: Path) -> str:
+    """What a Python program prints."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_parts_run_without_irpar(tmp_path: Path) -> None:
+    irpar.partition(mlp(tmp_path), irpar.Mesh({"dp": 2, "tp": 4})).save(tmp_path / "out")
+    (program,) = code("output.md", "python")
+    assert "irpar " not in "".join(line for line in program.splitlines() if "import" in line)
+    (tmp_path / "other.py").write_text(program)
+    printed = python("other.py", "out", folder=tmp_path)
+    assert float(printed.removeprefix("largest difference ")) < 1e-5
+
+
+@pytest.mark.slow
+def test_the_package_of_passes_and_operators(tmp_path: Path) -> None:
+    pass_, test, model, operator = code("writing-passes.md", "python")
+    package, facts = tmp_path / "irpar_extras", tmp_path / "irpar_extras-0.1.dist-info"
+    package.mkdir()
+    facts.mkdir()
+    (package / "__init__.py").touch()
+    (package / "merge_scales.py").write_text(pass_)
+    (package / "fused_matmul.py").write_text(operator)
+    (tmp_path / "test_merge_scales.py").write_text(test)
+    (tmp_path / "model.py").write_text(model)
+    # What pip would write of the [project.entry-points] in pyproject.toml.
+    (toml,) = code("writing-passes.md", "toml")
+    entries = re.sub(r'\[project\.entry-points\."(.*)"\]', r"[\1]", toml[toml.index("[project.entry-points") :])
+    (facts / "entry_points.txt").write_text(entries.replace('"', ""))
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: irpar-extras\nVersion: 0.1\n")
+    python("-m", "pytest", "-q", "test_merge_scales.py", folder=tmp_path)
+    python("model.py", folder=tmp_path)
+    (tmp_path / "fused.yaml").write_text("tensors: {w1: [null, tp]}\n")
+    command = ["partition", "fused.onnx", "-o", "out", "--mesh", "tp=4", "--shardings", "fused.yaml", "--json"]
+    plan = json.loads(python("-m", "irpar.cli", *command, folder=tmp_path))
+    assert [entry["kind"] for entry in plan["collectives"]] == ["all_reduce"]
+    assert plan["totals"]["flops_per_rank"] * 4 == plan["original"]["flops"]
+    python("-m", "irpar.cli", "verify", "out", folder=tmp_path)
