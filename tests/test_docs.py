@@ -71,6 +71,7 @@ def test_megatron_example(tmp_path: Path) -> None:
     models.save(tmp_path / "gpt.onnx", "gpt")
     module = irpar.load(tmp_path / "gpt.onnx")
     file = read_shardings(tmp_path / "megatron.yaml")
+    assert file.mesh is not None
     module.set_mesh(file.mesh)
     file.annotate(module)
     plan = irpar.partition(module).plan
