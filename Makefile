@@ -31,6 +31,7 @@ exports: $(READY)
 	$(BIN)/python tools/export_pytorch.py --out tests/fixtures
 
 bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 $(READY): pyproject.toml

@@ -8,7 +8,7 @@ from irpar.analysis.redistribution import Step, plan
 from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value
 from irpar.ops import Kind
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import IrparError, Mesh, Reduction, Sharding
+from irpar.sharding import IrparError, Mesh, Reduction, Sharding, block_sizes
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,10 @@ class _Insertion:
         lies = f"%{value.name} lies as {value.sharding}{self._because(value, moved[0] if moved else None)}"
         if self.placements[node].rule is None:
             return f"{node.title} needs it whole ({why_whole(node)}); {lies}"
+        for dim, (size, cut) in enumerate(zip(value.shape, value.sharding.axes, strict=True)):
+            parts = self.mesh.group_size(cut)
+            if cut != needed.axes[dim] and 0 in block_sizes(size, parts):
+                lies += f", where {size} over {parts} leaves a rank without elements"
         return f"{node.title} needs it as {needed}; {lies}"
 
     def _reason_of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:

@@ -242,3 +242,23 @@ def test_forms_of_a_mesh(tmp_path: Path) -> None:
     with pytest.raises(irpar.IrparError, match="is not the axes of a mesh"):
         irpar.Mesh("tp=2")
 
+
+def test_what_is_whole_and_why_is_in_the_plan(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Relu", ["x"], ["r"], "relu"),
+            helper.make_node("NonZero", ["r"], ["n"], "nonzero"),
+        ],
+        "whole",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [10])],
+        [helper.make_tensor_value_info("n", TensorProto.INT64, [1, None])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    module = irpar.load(tmp_path / "m.onnx")
+    module.shard("x", ["tp"])
+    partition = irpar.partition(module, "tp=6")
+    partition.verify().check()
+    assert partition.plan.replicated == [{"op": "nonzero", "bytes": None, "why": "NonZero has no sharding rule"}]
+    assert "10 over 6 leaves a rank without elements" in partition.plan.collectives[0]["reason"]

@@ -222,8 +222,10 @@ def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
             listed.append({"value": value.source or value.name, "bytes": size, "why": reason})
     for node in graph:
         why = module.whole.get(node.results[0].name) if node.results else None
-        if why is not None and any(map(value_bytes, node.results)):
-            listed.append({"op": node.label, "bytes": sum(map(value_bytes, node.results)), "why": why})
+        if why is not None:
+            known_size = all(value.is_static for value in node.results)
+            size = sum(map(value_bytes, node.results)) if known_size else None
+            listed.append({"op": node.label, "bytes": size, "why": why})
     return listed
 
 

@@ -84,14 +84,15 @@ def print_replicated(
         return
     groups = sorted(
         _grouped(replicated, lambda entry: (pattern(entry.get("value") or entry.get("op") or ""), entry["why"])),
-        key=lambda item: -sum(entry["bytes"] for entry in item[1]),
+        key=lambda item: -sum(entry["bytes"] or 0 for entry in item[1]),
     )
     made = table("whole on every rank", "bytes", "why", right=("bytes",))
     for (name, why), entries in groups[:rows]:
         # A single tensor keeps its own name.
         label = name if len(entries) > 1 else entries[0].get("value") or entries[0].get("op")
         times = f" ({len(entries)})" if len(entries) > 1 else ""
-        made.add_row(f"{label}{times}", bytes_text(sum(entry["bytes"] for entry in entries)), why)
+        known = [entry["bytes"] for entry in entries if entry["bytes"] is not None]
+        made.add_row(f"{label}{times}", bytes_text(sum(known)) if known else "?", why)
     console.print()
     console.print(made)
     if rows is not None and len(groups) > rows:

@@ -162,11 +162,11 @@ class NamedValues:
             f'no tensor matches "{annotation.pattern}"',
             where=annotation.place(),
             notes=nearest_names(annotation.pattern, self._values),
-            do="write a name or glob of the model's tensors; `irpar inspect MODEL` lists them",
+            do="write a name or glob of the model's tensors; `irpar inspect MODEL --tensors '*'` lists them",
         )
 
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9()])\d+(?![A-Za-z0-9])")  # not those of sub-axes: x:(1)2
 """A number that is a step of a name by itself: the 0 of h.0.attn and of MatMul_0, not that of fc0."""
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from irpar.analysis.parts import Part, parts_of
-from irpar.ir import Module, Value, tensor_type
+from irpar.ir import ExternalTensor, Module, Value, tensor_type
 from irpar.ops.coords import COORDS
 from irpar.sharding import IrparError, Mesh
 
@@ -90,6 +90,7 @@ class Executor:
         plan = read_plan(folder)
         mesh = plan.mesh_of_ranks
         modules = [load(folder / entry["model"]) for entry in plan.parts]
+        _require_weights(folder, modules)
         ranks: dict[int, list[int]] = {}
         for entry in plan.ranks:
             ranks.setdefault(entry["part"], []).append(entry["rank"])
@@ -212,7 +213,11 @@ class Executor:
         label = step.segment.label if step is not None else ""
         if isinstance(error, IrparError):
             return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=error.do)
-        return RunError(f"{who}: {type(error).__name__}: {error}", where=label)
+        return RunError(
+            f"{who}: {type(error).__name__}: {error}",
+            where=label,
+            do="this is a bug of the engine: report it, and try --engine numpy (or ort)",
+        )
 
     def _results(self, prepared: Prepared, states: Sequence["_RankState"], with_check: bool) -> dict[str, Any]:
         results: dict[str, Any] = {}
@@ -264,6 +269,23 @@ class Executor:
                     where=str(folder),
                     notes=(f"plan: {planned}", f"parts: {found}"),
                     do="partition the model again; a file of this folder was changed",
+                )
+
+
+def _require_weights(folder: Path, modules: Sequence[Module]) -> None:
+    """Refuse a partition that was written without weights.
+
+    Raises:
+        RunError: naming the first file that is missing.
+    """
+    for module in modules:
+        for value in module.graph.constants:
+            if isinstance(value.data, ExternalTensor) and not value.data.path.exists():
+                raise RunError(
+                    f"{value.data.path.relative_to(folder)} is not there: the partition was written with "
+                    "--weights none, or the file was lost",
+                    where=str(folder),
+                    do="partition the model again with --weights copy",
                 )
 
 

@@ -216,5 +216,7 @@ def test_a_baked_target_shape_that_does_not_fit_is_refused():
         }
         """
     )
-    with pytest.raises(TypeInferenceError, match=r"Reshape of f32\[4, 256, 6, 6\] \(36864 elements\) to f32\[1, 9216\]"):
+    with pytest.raises(
+        TypeInferenceError, match=r"Reshape of f32\[4, 256, 6, 6\] \(36864 elements\) to f32\[1, 9216\]"
+    ):
         InferTypes().run(module)
