@@ -102,10 +102,10 @@ def called_functions(nodes: Iterable[Node]) -> dict[Function, None]:
     while waiting:
         node = waiting.popleft()
         for nested in node.nested_graphs():
-            waiting.extend(nested.walk())
+            waiting.extend(nested)
         if node.callee is not None and node.callee not in found:
             found[node.callee] = None
-            waiting.extend(node.callee.graph.walk())
+            waiting.extend(node.callee.graph)
     return found
 
 
