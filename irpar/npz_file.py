@@ -54,7 +54,9 @@ def _reason(error: Exception) -> str:
     return "it is no zip file" if "pickle" in text or not text else text.splitlines()[0]
 
 
-def _as_planned(array: Array, dtype: str | None) -> Array:
+def _as_planned(array: Array | bytes, dtype: str | None) -> Array:
+    if isinstance(array, bytes):
+        raise ValueError("it holds a file that is no array")
     if dtype == "str" or array.dtype.kind == "U":
         return array.astype(object)
     if array.dtype.kind == "V" and dtype is not None:
@@ -71,6 +73,9 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
         NpzError: a value is no array, or the file cannot be written.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        # A file that takes its place would put an end to a device such as /dev/null.
+        raise NpzError("cannot write the arrays: there is something that is no file", where=str(path), do="give a file")
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
     try:
         # numpy.savez takes names as keyword arguments, and so cannot write an array called "file".
