@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -200,7 +201,10 @@ print("measured", code, time.perf_counter() - start, int(peak) / 1024, file=sys.
 
 def _measured(*arguments: str) -> tuple[float, float]:
     """Seconds and peak MB of one irpar command in a fresh process, imports included."""
-    done = subprocess.run([sys.executable, "-c", _COMMAND, *arguments], capture_output=True, text=True, check=False)
+    # As installed: Python keeps what it compiled of the modules.
+    variables = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", _COMMAND, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     words = done.stderr.split()[-4:]
     if words[:2] != ["measured", "0"]:
         raise SystemExit(f"irpar {' '.join(arguments)} failed:\n{done.stderr}")
@@ -237,7 +241,9 @@ def weights_against_cp(folder: Path, repeat: int) -> bool:
     shardings.write_text(json.dumps({"tensors": {"up.*": [None, ["tp"]], "down.*": [["tp"], None]}}))
     ours, theirs, peak = [], [], 0.0
     for number in range(repeat):
+        os.sync()  # What is still to be written would slow down whoever comes next.
         theirs.append(_copy_seconds(path.with_suffix(".data"), folder / "copy.data"))
+        os.sync()
         out = folder / f"wide-out{number}"
         command = ["partition", str(path), "-o", str(out), "--mesh", "tp=2", "--shardings", str(shardings), "--json"]
         seconds, memory = _measured(*command)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import networkx as nx
-
 from irpar.analysis.effects import schema_of
 from irpar.ir import UNKNOWN, Function, Graph, Module, Node, Value
 from irpar.ir.instantiate import body_of_call
@@ -38,6 +36,8 @@ class InlineFunctions(Pass):
         Raises:
             InlineError: functions call each other in a circle, or follow opsets that do not agree.
         """
+        if not module.functions:
+            return PassResult(False, statistics={"calls": 0, "functions": 0})
         order = _callees_first(module)
         chosen = {function for function in order if self.opens(function)}
         calls = 0
@@ -62,6 +62,8 @@ def _callees_first(module: Module) -> list[Function]:
     Raises:
         InlineError: they call each other in a circle, or call what the module does not have.
     """
+    import networkx as nx  # slow to import, and few models need it
+
     calls = nx.DiGraph()
     calls.add_nodes_from(module.functions.values())
     for function in module.functions.values():

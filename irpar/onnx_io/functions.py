@@ -1,6 +1,5 @@
 """Model-local functions: kept as functions, whose calls share one body."""
 
-import networkx as nx
 import onnx
 
 from irpar.ir import Function, Graph, Module, Node
@@ -85,6 +84,10 @@ def _check_call(node: Node, callee: Function) -> None:
 
 
 def _refuse_recursion(module: Module) -> None:
+    if not module.functions:
+        return
+    import networkx as nx  # slow to import, and few models need it
+
     calls = nx.DiGraph()
     for function in module.functions.values():
         for node in function.graph.walk():

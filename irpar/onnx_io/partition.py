@@ -5,8 +5,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import onnx
@@ -23,6 +25,7 @@ from .tensors import write_tensor
 
 Weights = Literal["copy", "none"]
 WEIGHTS_FILE = "weights.bin"
+PARTS_AT_ONCE = min(2, os.cpu_count() or 1)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes written so far, bytes in all)."""
@@ -70,8 +73,8 @@ def write_partition(
             target = fresh / f"part{part.index}"
             target.mkdir()
             _write_model(target / "model.onnx", module, part, layout)
-            if weights == "copy":
-                layout.file.write(target / WEIGHTS_FILE, report)
+        if weights == "copy":
+            _write_weights(layouts, fresh, report)
         (fresh / "plan.json").write_text(plan.to_json(), encoding="utf-8")
 
 
@@ -134,17 +137,34 @@ def _check_room(folder: Path, needed: int) -> None:
 
 
 class _Report:
-    """Adds up written bytes for the progress display."""
+    """Adds up written bytes for the progress display; called from the threads that write."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress = progress
         self.total = total
         self.done = 0
+        self.lock = Lock()
 
     def __call__(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.done, self.total)
+        with self.lock:
+            self.done += count
+            if self.progress is not None:
+                self.progress(self.done, self.total)
+
+
+def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: _Report) -> None:
+    """Write the weights of some parts at a time, each through buffers of its own; the kernel does the copying."""
+    pool = ThreadPoolExecutor(PARTS_AT_ONCE, "irpar-write")
+    try:
+        jobs = [
+            pool.submit(layout.file.write, folder / f"part{layout.part.index}" / WEIGHTS_FILE, report)
+            for layout in layouts
+        ]
+        for job in jobs:
+            job.result()
+    finally:
+        # After a failure, what has not begun is not worth beginning.
+        pool.shutdown(cancel_futures=True)
 
 
 class _Layout:

@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
-import networkx as nx
 import onnx
 
 from irpar.ir import Attribute
@@ -162,6 +161,8 @@ def _sorted(records: list[Record]) -> list[Record]:
 
 
 def _cycle(records: list[Record], needs: list[set[int]], stuck: list[int]) -> OnnxError:
+    import networkx as nx  # slow to import, and few models need it
+
     inside = set(stuck)
     graph = nx.DiGraph((source, number) for number in stuck for source in needs[number] if source in inside)
     places = [source for source, _ in nx.find_cycle(graph)]
