@@ -92,7 +92,8 @@ class _Completion:
                     self._visit(node)
             forward = not forward
         for value, axes in self.axes.items():
-            value.sharding = Sharding.of_axes(self.mesh, axes)
+            if value.sharding is None or value.sharding.is_open:
+                value.sharding = Sharding.of_axes(self.mesh, axes)
         self._settle_constants()
         return free
 

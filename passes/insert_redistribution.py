@@ -48,6 +48,14 @@ _VERBS: dict[Reduction, str] = {
 }
 
 
+def _as_it_is(node: Node) -> Placement | None:
+    """Collectives that are there already stay as they are."""
+    if node.domain != "irpar":
+        return None
+    lies = [tuple(value.sharding if value else None for value in values) for values in (node.operands, node.results)]
+    return Placement(lies[0], lies[1], None, ())
+
+
 class _Insertion:
     """One run over one graph.
 
@@ -70,13 +78,13 @@ class _Insertion:
         """Returns how many nodes and constants were inserted."""
         nodes = list(self.graph)
         for node in nodes:
-            placement = self.placements[node] = place(node, self.mesh, lambda _: True)
+            placement = self.placements[node] = _as_it_is(node) or place(node, self.mesh, lambda _: True)
             if self.mesh.size > 1 and draws_random_numbers(node):
                 raise IrparError(
                     f"{node.title} draws random numbers, and each of the {self.mesh.size} devices would draw its own",
                     do="make the numbers an input of the model; for a Dropout, export the model in inference mode",
                 )
-            if placement.rule is None and node.results:
+            if placement.rule is None and node.results and node.domain != "irpar":
                 self.module.whole[node.results[0].name] = why_whole(node)
         wanted = self._wanted(nodes)
         for node in nodes:
@@ -167,7 +175,8 @@ class _Insertion:
             result = value
             for step in steps:
                 result = self._step(result, step, before, value.node, reason)
-            self.module.decide(result.name, Decision(reason))
+            moves = " and ".join(step.op for step in steps)
+            self.module.decide(result.name, Decision(f"{moves} of %{value.name}", follows=value.name))
         self.moved[value, target] = result
         return result
 

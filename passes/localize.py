@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irpar.analysis.placement import has_rank
+from irpar.analysis.placement import has_rank, lies_as_it_runs
 from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
 from irpar.ops.collectives import collective_axes
@@ -33,6 +33,14 @@ class Localize(Pass):
         for value in whole.values():
             if value.sharding is None and value.has_uses and has_rank(value):
                 raise IrparError(f"%{value.name} has no sharding", do="run complete-sharding before localize")
+        for node in whole:
+            if not lies_as_it_runs(node, mesh):
+                raise IrparError(
+                    f"{node.title} cannot run on blocks as its operands and results lie",
+                    where=repr(node),
+                    notes=tuple(f"%{value.name} {value.sharding}" for value in (*node.inputs, *node.results)),
+                    do="run insert-redistribution between complete-sharding and localize",
+                )
         programs = distinct_programs(whole, mesh)
         graphs = [_Localizer(module, whole, mesh, ranks).run() for ranks in programs]
         if len(graphs) > 1:

@@ -209,6 +209,35 @@ def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placeme
     return _cheapest(view, options, is_pinned)
 
 
+def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
+    """True where a node can run on blocks as its operands and results lie: nothing is to be moved before or after it.
+
+    Irpar's own nodes are what moves; the verifier checks them.
+    """
+    if node.domain == "irpar":
+        return True
+    view = rule_view(node, mesh)
+    if view is None:
+        placement: Placement | None = whole_placement(node, mesh)
+    else:
+        known = [_dims(value) for value in view.values]
+        projected = [{} if dims is None else view.project(tensor, dims) for tensor, dims in enumerate(known)]
+        placement = view.placement(tuple(choices[0] for choices in _options(view, projected)))
+    if placement is None:
+        return False
+    pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
+    return all(value is None or needed is None or _blocks(value.sharding) == _blocks(needed) for value, needed in pairs)
+
+
+def _blocks(sharding: Sharding | None) -> object:
+    """What a sharding says of blocks; axes of one device say nothing."""
+    if sharding is None:
+        return None
+    size = sharding.mesh.axis_size
+    dims = tuple(tuple(axis for axis in axes if size(axis) > 1) for axes in sharding.axes)
+    return dims, tuple(axis for axis in sharding.partial if size(axis) > 1), sharding.reduce
+
+
 def _dims(value: Value | None) -> tuple[Axes, ...] | None:
     return None if value is None or value.sharding is None else value.sharding.axes
 

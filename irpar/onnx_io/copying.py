@@ -10,7 +10,8 @@ import numpy as np
 
 from irpar.ir import ExternalTensor, Tensor, TensorError
 
-BUFFER_BYTES = 16 << 20
+BUFFER_BYTES = 1 << 20
+"""Small enough to stay in a core's cache between reading and writing."""
 LEAST_RANGE_BYTES = 16 << 10
 """Shorter runs are cut out of larger reads rather than read one by one."""
 

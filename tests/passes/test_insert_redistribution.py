@@ -133,3 +133,32 @@ def test_it_needs_complete_shardings_in_global_view() -> None:
     module = run("complete-sharding,insert-redistribution,localize", str(module))
     with pytest.raises(IrparError, match="needs the global view"):
         PassManager.parse("insert-redistribution").run(module)
+
+
+CHAIN = """
+mesh @m = ["tp"=2]
+graph @g(%x: f32[8, 8]) -> (%y) opset 21 {
+  %w = constant : f32[8@tp, 8] data("w.bin", 0, 256)
+  %a = MatMul(%x, %w) : f32[8, 8]
+  %b = MatMul(%a, %w) : f32[8, 8]
+  %c = MatMul(%b, %w) : f32[8, 8]
+  %y = MatMul(%c, %w) : f32[8, 8]
+}
+"""
+
+
+def test_running_it_again_changes_nothing() -> None:
+    module = run("complete-sharding,insert-redistribution", CHAIN)
+    before = str(module)
+    for pipeline in ("insert-redistribution", "complete-sharding", "complete-sharding,insert-redistribution"):
+        assert not PassManager.parse(pipeline).run(module).changed
+        assert str(module) == before
+
+
+def test_reasons_do_not_quote_each_other() -> None:
+    module = run("complete-sharding,insert-redistribution", CHAIN)
+    docs = [node.doc for node in module.graph if node.domain == "irpar"]
+    assert len(docs) >= 4
+    assert max(map(len, docs)) < 120
+    last = [name for name, _ in module.chain("c_1")]
+    assert last[:2] == ["c_1", "c"]

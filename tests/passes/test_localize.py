@@ -128,3 +128,19 @@ def test_it_runs_once() -> None:
     )
     with pytest.raises(IrparError, match="local view already"):
         PassManager.parse("localize").run(module)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "graph @g(%x: f32[8@tp, 4]) -> (%y) opset 21 { %y = Softmax(%x) {axis=0} : f32[8@tp, 4] }",
+        "graph @g(%x: f32[8@tp]) -> (%y) opset 21 { %y = Relu(%x) : f32[8] replicated }",
+        "graph @g(%a: f32[8, 4@tp], %b: f32[4@tp, 8]) -> (%y) opset 21 { %y = MatMul(%a, %b) : f32[8, 8] replicated }",
+        "graph @g(%x: f32[8@tp]) -> (%n) opset 21 { %n = NonZero(%x) : i64[1, _] replicated }",
+    ],
+    ids=["banned axis", "result", "partial", "no rule"],
+)
+def test_a_missing_redistribution_is_refused(text: str) -> None:
+    module = read('mesh @m = ["tp"=2]\n' + text)
+    with pytest.raises(IrparError, match="run insert-redistribution between"):
+        PassManager.parse("localize").run(module)
