@@ -226,7 +226,10 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
     if placement is None:
         return False
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
-    return all(value is None or needed is None or _blocks(value.sharding) == _blocks(needed) for value, needed in pairs)
+    return all(
+        value is None or needed is None or value.sharding == needed or _blocks(value.sharding) == _blocks(needed)
+        for value, needed in pairs
+    )
 
 
 def _blocks(sharding: Sharding | None) -> object:

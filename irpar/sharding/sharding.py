@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from .errors import ShardingError
@@ -86,7 +86,7 @@ class Sharding:
         reduce: Reduction = "sum",
     ) -> "Sharding":
         """A closed sharding from the axes of each dim."""
-        return cls(mesh, tuple(DimSharding(tuple(axes)) for axes in dims), tuple(partial), reduce)
+        return _closed(mesh, tuple(map(tuple, dims)), tuple(partial), reduce)
 
     @classmethod
     def of_spec(cls, mesh: Mesh, spec: Sequence[DimSpec]) -> "Sharding":
@@ -159,6 +159,12 @@ class Sharding:
         if not self.all_axes and not self.is_open:
             return " replicated"
         return ""
+
+
+@lru_cache(maxsize=16384)
+def _closed(mesh: Mesh, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis, ...], reduce: Reduction) -> Sharding:
+    """A program has few distinct shardings and asks for each of them many times."""
+    return Sharding(mesh, tuple(map(DimSharding, dims)), partial, reduce)
 
 
 def _dim_of_spec(spec: DimSpec) -> DimSharding:
