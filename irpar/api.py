@@ -172,6 +172,8 @@ class Partition:
     ) -> None:
         """Write plan.json and the parts; see `irpar.onnx_io.partition.write_partition`.
 
+        The plan gets the id and the facts about weights that were written.
+
         Raises:
             IrparError: the folder exists, or the weights cannot be read.
         """
@@ -179,7 +181,7 @@ class Partition:
 
         if self.module is None:
             raise IrparError("a partition opened from disk is saved already", do="copy its folder")
-        write_partition(
+        self.plan = write_partition(
             Path(folder), self.module, self.parts, self.plan, weights=weights, force=force, progress=progress
         )
 

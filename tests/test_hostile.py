@@ -331,12 +331,12 @@ def weights_link(out):
 
 
 PARTS = {
-    "external data ends at byte": lambda out: os.truncate(out / "part0" / "weights.bin", 1000),
+    "part0/weights.bin has 1,000 bytes, it was written with": lambda out: os.truncate(out / "part0" / "weights.bin", 1000),
     "part0/weights.bin is not there": lambda out: (out / "part0" / "weights.bin").unlink(),
     "is a symbolic link that leaves": weights_link,
     "cannot read the model: No such file": lambda out: shutil.rmtree(out / "part1"),
     "not an ONNX model": lambda out: (out / "part0" / "model.onnx").write_bytes(b"hello"),
-    "different inputs or outputs": lambda out: shutil.copy(out.parent / "gpt.onnx", out / "part0" / "model.onnx"),
+    "part0/model.onnx is no part of a partition": lambda out: shutil.copy(out.parent / "gpt.onnx", out / "part0" / "model.onnx"),
     "plan.json is not JSON": lambda out: (out / "plan.json").write_bytes(b"\xff\xfe"),
     "cannot read the plan": lambda out: (out / "plan.json").unlink(),
 }

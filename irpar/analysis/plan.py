@@ -42,12 +42,14 @@ class Plan:
     original: dict[str, Any]
     values: list[dict[str, Any]] = field(default_factory=list)
     predicted: dict[str, Any] | None = None
+    id: str | None = None
     format: str = FORMAT
 
     def to_json(self) -> str:
         """The text of plan.json: one line for each entry of a list."""
         fields = asdict(self)
-        order = ["format", *(name for name in fields if name != "format")]
+        first = ("format", "id")
+        order = [*first, *(name for name in fields if name not in first)]
         lines = []
         for name in order:
             value = fields[name]
@@ -146,6 +148,7 @@ def make_plan(
                 "model": f"part{part.index}/model.onnx",
                 "weight_bytes": peaks[part.graph].constant_bytes,
                 "flops": costs[part.graph],
+                "weights": None,  # Known when they are written.
             }
             for part in parts
         ],

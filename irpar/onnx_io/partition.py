@@ -1,5 +1,6 @@
 """Writing a partition: out/plan.json, and for each part its model and its slices of the weights."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -7,9 +8,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 
@@ -19,13 +21,17 @@ from irpar.ir import DType, Module, Value
 from irpar.sharding import IrparError
 
 from .data_file import DataFile
-from .proto import replace_metadata, to_proto
+from .fingerprint import fingerprint
+from .proto import replace_metadata, set_metadata, to_proto
 from .save import EXTERNAL_BYTES, external_tensor, serialized
 from .tensors import write_tensor
 
 Weights = Literal["copy", "none"]
-WEIGHTS_FILE = "weights.bin"
+MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
 PARTS_AT_ONCE = min(2, os.cpu_count() or 1)
+PART, PARTITION = "irpar.part", "irpar.partition"
+"""Metadata of a part's model: its number, and the id of the plan that it belongs to."""
+_ID_BYTES = 16
 
 Progress = Callable[[int, int], None]
 """Called with (bytes written so far, bytes in all)."""
@@ -44,7 +50,7 @@ def write_partition(
     weights: Weights = "copy",
     force: bool = False,
     progress: Progress | None = None,
-) -> None:
+) -> Plan:
     """Write plan, programs and weights of a local module.
 
     Everything is written into a folder beside the target, which then takes its name; when anything fails before that,
@@ -59,6 +65,9 @@ def write_partition(
         force: replace a target that holds an irpar plan.
         progress: told about written bytes.
 
+    Returns:
+        The plan as written: with the partition's id, and the size and digest of each part's weights.
+
     Raises:
         OutputError: the target exists (and is not to be replaced), or there is not enough room.
         OSError: the disk refuses.
@@ -69,13 +78,32 @@ def write_partition(
         total = sum(layout.file.size for layout in layouts) if weights == "copy" else 0
         _check_room(fresh, total)
         report = _Report(progress, total)
-        for part, layout in zip(parts, layouts, strict=True):
-            target = fresh / f"part{part.index}"
+        programs = hashlib.blake2b(digest_size=_ID_BYTES)
+        for layout in layouts:
+            target = fresh / f"part{layout.part.index}"
             target.mkdir()
-            _write_model(target / "model.onnx", module, part, layout)
-        if weights == "copy":
-            _write_weights(layouts, fresh, report)
-        (fresh / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+            programs.update(_write_model(target / MODEL_FILE, module, layout))
+        written = replace(plan, id=_partition_id(plan, programs.digest()))
+        for layout in layouts:
+            _append_id(fresh / f"part{layout.part.index}" / MODEL_FILE, written)
+        facts = _write_weights(layouts, fresh, report) if weights == "copy" else [None] * len(layouts)
+        written.parts = [{**entry, "weights": fact} for entry, fact in zip(plan.parts, facts, strict=True)]
+        (fresh / "plan.json").write_text(written.to_json(), encoding="utf-8")
+    return written
+
+
+def _partition_id(plan: Plan, programs: bytes) -> str:
+    """A digest over the plan and the programs: equal where all of both is equal."""
+    bare = replace(plan, id=None, parts=[{**entry, "weights": None} for entry in plan.parts])
+    return hashlib.blake2b(bare.to_json().encode() + programs, digest_size=_ID_BYTES).hexdigest()
+
+
+def _append_id(path: Path, plan: Plan) -> None:
+    """Make a written model say which partition it is of; protobuf joins the repeated fields of what is put together."""
+    entry = onnx.ModelProto()
+    set_metadata(entry, {PARTITION: str(plan.id)})
+    with open(path, "ab") as file:
+        file.write(entry.SerializeToString())
 
 
 def check_target(folder: Path, force: bool) -> None:
@@ -152,16 +180,18 @@ class _Report:
                 self.progress(self.done, self.total)
 
 
-def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: _Report) -> None:
-    """Write the weights of some parts at a time, each through buffers of its own; the kernel does the copying."""
+def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: _Report) -> list[Any]:
+    """Write the weights of some parts at a time, each through buffers of its own; the kernel does the copying.
+
+    Returns:
+        What plan.json says of each file.
+    """
     pool = ThreadPoolExecutor(PARTS_AT_ONCE, "irpar-write")
     try:
         jobs = [
-            pool.submit(layout.file.write, folder / f"part{layout.part.index}" / WEIGHTS_FILE, report)
-            for layout in layouts
+            pool.submit(layout.write, folder / f"part{layout.part.index}" / WEIGHTS_FILE, report) for layout in layouts
         ]
-        for job in jobs:
-            job.result()
+        return [job.result() for job in jobs]
     finally:
         # After a failure, what has not begun is not worth beginning.
         pool.shutdown(cancel_futures=True)
@@ -179,6 +209,11 @@ class _Layout:
             if tensor.dtype is not DType.STR and tensor.nbytes > EXTERNAL_BYTES:
                 self.places[value] = self.file.place(tensor)
 
+    def write(self, path: Path, report: _Report) -> dict[str, Any]:
+        """Write weights.bin; returns what plan.json says of it."""
+        self.file.write(path, report)
+        return {"size": self.file.size, "digest": fingerprint(path)}
+
     def proto(self, value: Value) -> onnx.TensorProto:
         """How model.onnx refers to a constant."""
         made = onnx.TensorProto(name=value.name)
@@ -191,8 +226,11 @@ class _Layout:
         return made
 
 
-def _write_model(path: Path, module: Module, part: Part, layout: _Layout) -> None:
+def _write_model(path: Path, module: Module, layout: _Layout) -> bytes:
+    """Write model.onnx; returns a digest of it."""
+    part = layout.part
     model = to_proto(module, part.graph, constant=layout.proto)
-    facts = {"irpar.part": str(part.index), "irpar.ranks": json.dumps(list(part.ranks))}
-    replace_metadata(model, facts)
-    path.write_bytes(serialized(model))
+    replace_metadata(model, {PART: str(part.index), "irpar.ranks": json.dumps(list(part.ranks))})
+    data = serialized(model)
+    path.write_bytes(data)
+    return hashlib.blake2b(data).digest()

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from irpar.analysis.parts import Part, parts_of
-from irpar.ir import ExternalTensor, Module, Value, tensor_type
+from irpar.ir import Module, Value, tensor_type
 from irpar.ops.coords import COORDS
 from irpar.sharding import IrparError, Mesh
 
@@ -86,11 +86,13 @@ class Executor:
         from irpar.analysis.plan import read_plan
         from irpar.onnx_io import load
 
+        from .pieces import check_pieces
+
         folder = Path(folder)
         plan = read_plan(folder)
         mesh = plan.mesh_of_ranks
         modules = [load(folder / entry["model"]) for entry in plan.parts]
-        _require_weights(folder, modules)
+        check_pieces(folder, plan, modules)
         ranks: dict[int, list[int]] = {}
         for entry in plan.ranks:
             ranks.setdefault(entry["part"], []).append(entry["rank"])
@@ -254,12 +256,13 @@ class Executor:
         self, folder: Path, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]
     ) -> None:
         for listed, specs in ((inputs, self.inputs), (outputs, self.outputs)):
-            planned = [(entry["name"], entry["dtype"], entry["shape"]) for entry in listed]
+            planned = [(entry["name"], entry["dtype"], entry["shape"], entry["sharding"]) for entry in listed]
             found = [
                 (
                     spec.name,
                     None if spec.dtype is None else spec.dtype.text,
                     None if spec.shape is None else [dim if isinstance(dim, int) else None for dim in spec.shape],
+                    None if spec.sharding is None else spec.sharding.spec(),
                 )
                 for spec in specs
             ]
@@ -269,23 +272,6 @@ class Executor:
                     where=str(folder),
                     notes=(f"plan: {planned}", f"parts: {found}"),
                     do="partition the model again; a file of this folder was changed",
-                )
-
-
-def _require_weights(folder: Path, modules: Sequence[Module]) -> None:
-    """Refuse a partition that was written without weights.
-
-    Raises:
-        RunError: naming the first file that is missing.
-    """
-    for module in modules:
-        for value in module.graph.constants:
-            if isinstance(value.data, ExternalTensor) and not value.data.path.exists():
-                raise RunError(
-                    f"{value.data.path.relative_to(folder)} is not there: the partition was written with "
-                    "--weights none, or the file was lost",
-                    where=str(folder),
-                    do="partition the model again with --weights copy",
                 )
 
 

@@ -1,0 +1,104 @@
+"""Whether the pieces of an output folder belong together: the plan, the model of each part, and its weights."""
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from irpar.analysis.plan import Plan
+from irpar.ir import ExternalTensor, Module
+from irpar.onnx_io.fingerprint import fingerprint
+from irpar.onnx_io.partition import PART, PARTITION, WEIGHTS_FILE
+from irpar.sharding import Mesh
+
+from .errors import ProgramError, RunError
+
+_COPY_AGAIN = "copy the folder again from where it was written, or partition the model again"
+
+
+def check_pieces(folder: Path, plan: Plan, modules: Sequence[Module]) -> None:
+    """Refuse a folder in which a piece is not what the plan says.
+
+    Args:
+        folder: the output folder.
+        plan: its plan.json.
+        modules: the model of each part, in the order of the plan.
+
+    Raises:
+        ProgramError: a model or its weights belong to another part or partition, or the plan was edited.
+        RunError: weights are needed that are not there.
+    """
+    for index, (entry, module) in enumerate(zip(plan.parts, modules, strict=True)):
+        _check_model(folder, plan, index, module)
+        _check_weights(folder, entry, module)
+
+
+def _check_model(folder: Path, plan: Plan, index: int, module: Module) -> None:
+    """Compare what a part's model says of itself with the plan."""
+    name = plan.parts[index]["model"]
+    said = module.metadata.get(PARTITION)
+    if said is None:
+        raise _stray(folder, f"{name} is no part of a partition: it has no {PARTITION} in its metadata")
+    if said != plan.id:
+        raise _stray(folder, f"{name} is of another partition than plan.json", f"{said}, the plan has {plan.id}")
+    part = module.metadata.get(PART)
+    if part != str(index):
+        raise _stray(folder, f"{name} is part {part}, plan.json has it as part {index}")
+    ranks = [entry["rank"] for entry in plan.ranks if entry["part"] == index]
+    if list(module.graph.ranks) != ranks:
+        raise _stray(
+            folder, f"{name} was made for ranks {list(module.graph.ranks)}, plan.json runs it on ranks {ranks}"
+        )
+    mesh = plan.mesh_of_ranks
+    found = [str(known) for known in module.meshes.values() if _same(known, mesh)]
+    if not found:
+        listed = ", ".join(map(str, module.meshes.values())) or "none"
+        raise _stray(folder, f"{name} was made for another mesh than plan.json has", f"{listed}, the plan has {mesh}")
+
+
+def _same(one: Mesh, other: Mesh) -> bool:
+    """Equal axes in equal order, and the same device for each rank."""
+    if list(one.axes.items()) != list(other.axes.items()):
+        return False
+    return all(one.device(rank) == other.device(rank) for rank in range(one.size))
+
+
+def _check_weights(folder: Path, entry: Mapping[str, Any], module: Module) -> None:
+    """Compare the weights of a part with what the plan says of them: their size, and a digest of samples."""
+    name = str(Path(entry["model"]).with_name(WEIGHTS_FILE))
+    planned = entry.get("weights")
+    if planned is None:
+        if any(isinstance(value.data, ExternalTensor) for value in module.graph.constants):
+            raise _missing(folder, name, "the partition was written with --weights none")
+        return
+    try:
+        known = os.stat(folder / name)
+    except FileNotFoundError:
+        raise _missing(folder, name, "the file was lost") from None
+    except OSError as error:
+        raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
+    if not stat.S_ISREG(known.st_mode):
+        raise _stray(folder, f"{name} is not a file")
+    try:
+        size, digest = planned["size"], planned["digest"]
+    except (KeyError, TypeError):
+        raise _stray(folder, f"plan.json does not say the size and the digest of {name}") from None
+    if known.st_size != size:
+        raise _stray(folder, f"{name} has {known.st_size:,} bytes, it was written with {size:,}")
+    try:
+        found = fingerprint(folder / name)
+    except OSError as error:
+        raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
+    if found != digest:
+        raise _stray(folder, f"{name} is not the file that was written here", f"digest {found}, the plan has {digest}")
+
+
+def _stray(folder: Path, what: str, *notes: str) -> ProgramError:
+    return ProgramError(what, where=str(folder), notes=notes, do=_COPY_AGAIN)
+
+
+def _missing(folder: Path, name: str, why: str) -> RunError:
+    return RunError(
+        f"{name} is not there: {why}", where=str(folder), do="partition the model again with --weights copy"
+    )
