@@ -8,6 +8,7 @@ from typing import Any
 
 from irpar.analysis.cost import node_bytes, node_flops
 from irpar.analysis.liveness import peak, value_bytes
+from irpar.analysis.node_checks import MalformedNodeError
 from irpar.analysis.placement import why_whole
 from irpar.analysis.symbols import free_symbols, unnamed_dims
 from irpar.ir import Module, Node, Value, clone_module, tensor_type
@@ -187,10 +188,16 @@ def tensors(module: Module, pattern: str) -> tuple[TensorFact, ...]:
 
 
 def _normalised(module: Module) -> tuple[Module | None, tuple[str, ...]]:
-    """A copy after the normalising passes, or None and the reason why they refuse the model."""
+    """A copy after the normalising passes, or None and the reason why they refuse the model.
+
+    Raises:
+        MalformedNodeError: a node has not the operands, results or bodies of its operator.
+    """
     work = clone_module(module)
     try:
         PassManager.parse(NORMALISE, Instrumentation(reproducer=None)).run(work)
+    except MalformedNodeError:
+        raise
     except IrparError as error:
         return None, (f"FLOPs, memory and sharding rules are of the model as it was exported: {error.what}",)
     return work, ()

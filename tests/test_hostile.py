@@ -94,7 +94,7 @@ MODELS = {
     'graph output "y" is not defined': lambda: model(node("Relu", ["x"], ["q"])),
     'graph input "x" is defined twice': lambda: model(RELU, inputs=[value("x"), value("x")]),
     'domain "com.x", which the model does not import': lambda: model(node("Odd", ["x"], ["y"], domain="com.x")),
-    "input size 3 not in range": lambda: model(node("Relu", ["x", "x", "x"], ["y"])),
+    "Relu is malformed: it has 3 operands, Relu has 1": lambda: model(node("Relu", ["x", "x", "x"], ["y"])),
     "'axis' must be in": lambda: model(node("Softmax", ["x"], ["y"], axis=77)),
     "Expected: 'INT', actual: 'STRING'": lambda: model(node("Softmax", ["x"], ["y"], axis="one")),
     "perm for Transpose has repeated value": lambda: model(node("Transpose", ["x"], ["y"], perm=[0, 0])),

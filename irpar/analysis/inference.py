@@ -21,6 +21,7 @@ from irpar.ir.instantiate import body_of_call
 from irpar.ops import definition
 
 from . import control_flow
+from .node_checks import check_node
 from .onnx_inference import OnnxInference
 from .type_merge import TypeInferenceError, fits, is_complete, merge, without_dims
 
@@ -94,6 +95,7 @@ class Inference:
 
     def result_types(self, node: Node) -> Sequence[Type]:
         """What the operands say of the results; UNKNOWN where they say nothing. Nested graphs are visited."""
+        check_node(node)
         if node.callee is not None:
             return self._call(node, node.callee)
         if not node.attributes:

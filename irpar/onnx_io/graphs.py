@@ -253,7 +253,8 @@ class GraphReader:
             operands = [scope.find(name) for name in record.inputs]
         outputs = record.outputs
         # A result left out at the end is as good as none; one left out in between keeps its place, without a source.
-        while outputs and not outputs[-1]:
+        # The results of a node with bodies are as many as theirs.
+        while outputs and not outputs[-1] and not record.bodies:
             outputs.pop()
         proto = record.proto
         functions = self.module.functions
