@@ -217,7 +217,7 @@ class Original:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # Errors are raised; they need not be printed as well.
         model: str | bytes = self.model
         if not optimized or fetch is not None:
             # With fusions off every intermediate value exists.
@@ -293,10 +293,14 @@ def verify(
     seed: int,
 ) -> Verification:
     """Run both sides on the same inputs and compare all outputs."""
+    from irpar.runtime.specs import check_inputs
+
     executor = partition.executor(engine)
     inputs, kind = _inputs_for(executor, original, inputs, seed)
-    got = executor.run(inputs)
+    # The original first: where it fails by itself, that is no fault of the partition.
+    check_inputs(executor.inputs, inputs)
     expected = original.run(inputs)
+    got = executor.run(inputs)
     missing = "the partition does not give it"
     differences = tuple(
         compare(name, got[name], expected[name], tolerance)

@@ -331,12 +331,16 @@ def weights_link(out):
 
 
 PARTS = {
-    "part0/weights.bin has 1,000 bytes, it was written with": lambda out: os.truncate(out / "part0" / "weights.bin", 1000),
+    "part0/weights.bin has 1,000 bytes, it was written with": lambda out: os.truncate(
+        out / "part0" / "weights.bin", 1000
+    ),
     "part0/weights.bin is not there": lambda out: (out / "part0" / "weights.bin").unlink(),
     "is a symbolic link that leaves": weights_link,
     "cannot read the model: No such file": lambda out: shutil.rmtree(out / "part1"),
     "not an ONNX model": lambda out: (out / "part0" / "model.onnx").write_bytes(b"hello"),
-    "part0/model.onnx is no part of a partition": lambda out: shutil.copy(out.parent / "gpt.onnx", out / "part0" / "model.onnx"),
+    "part0/model.onnx is no part of a partition": lambda out: shutil.copy(
+        out.parent / "gpt.onnx", out / "part0" / "model.onnx"
+    ),
     "plan.json is not JSON": lambda out: (out / "plan.json").write_bytes(b"\xff\xfe"),
     "cannot read the plan": lambda out: (out / "plan.json").unlink(),
 }
@@ -384,6 +388,37 @@ def test_edited_plans_are_refused(capsys, tmp_path, base, edited):
     edit(out / "plan.json", EDITS[edited])
     for command in ("run", "verify"):
         refused(capsys, "", command, out, "--inputs", base / "in.npz")
+
+
+# -- numbers that no engine takes ---------------------------------------------------------------------------------
+
+
+def numbers(entry, name):
+    return numpy_helper.from_array(np.array(entry), name)
+
+
+FAILING = {
+    "Gather failed": lambda: model(
+        node("Gather", ["x", "i"], ["y"]), constants=[numbers([100, 1], "i")], outputs=[value("y", FLOAT, (2, 8))]
+    ),
+    "Range failed": lambda: model(
+        *(node("Range", ["a", "b", "c"], ["r"]), node("ReduceSum", ["r"], ["d"], keepdims=0)),
+        *(node("Cast", ["d"], ["e"], to=FLOAT), node("Add", ["x", "e"], ["y"])),
+        constants=[numbers(0, "a"), numbers(10, "b"), numbers(0, "c")],
+    ),
+}
+
+
+@pytest.mark.parametrize("told", FAILING)
+def test_a_model_that_fails_by_itself_is_told_so(capsys, tmp_path, told):
+    onnx.save(FAILING[told](), tmp_path / "m.onnx")
+    np.savez(tmp_path / "in.npz", x=np.ones(SHAPE, np.float32))
+    assert call(capsys, "partition", tmp_path / "m.onnx", "--mesh", "tp=2", "-o", tmp_path / "out")[0] == 0
+    for engine in ("ort", "numpy"):
+        words = ["run", tmp_path / "out", "--inputs", tmp_path / "in.npz", "--engine", engine]
+        refused(capsys, told, *words)
+        refused(capsys, "whether the original runs on them in ONNX Runtime", *words)
+    refused(capsys, "ONNX Runtime does not run the original", "verify", tmp_path / "out")
 
 
 # -- numbers: graphs that are odd but right -----------------------------------------------------------------------

@@ -27,6 +27,11 @@ from .specs import check_inputs, input_specs, output_specs, program_inputs, spec
 PARALLEL_SECONDS = 2e-4
 """Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
 
+_CHECK_ORIGINAL = (
+    "check the numbers in the inputs, and whether the original runs on them in ONNX Runtime: "
+    "`irpar verify OUT --inputs FILE` tells; if only the partition fails, report it"
+)
+
 
 class Executor:
     """Runs all ranks of a partitioned program in this process.
@@ -214,7 +219,8 @@ class Executor:
         step = state.compute
         label = step.segment.label if step is not None else ""
         if isinstance(error, IrparError):
-            return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=error.do)
+            do = error.do or _CHECK_ORIGINAL
+            return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=do)
         return RunError(
             f"{who}: {type(error).__name__}: {error}",
             where=label,

@@ -134,6 +134,7 @@ def test_a_failing_rank_stops_the_run_with_its_error(engine: str) -> None:
             executor.run({"table": table, "i": np.array([0, 5])})
         text = str(caught.value)
         assert "rank 1 (tp=1): Gather failed" in text
+        assert "do: check the numbers in the inputs" in text
         assert "/embed/Gather" in text
         # The executor is as good as new.
         np.testing.assert_array_equal(executor.run({"table": table, "i": np.array([0, 1])})["y"], [3.0])
