@@ -1,7 +1,5 @@
 """Arrays in .npz files: the inputs and outputs of `irpar run` and `irpar verify`."""
 
-import os
-import uuid
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -10,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from irpar.atomic import check_file, new_file
 from irpar.ir import dtype_of_text
 from irpar.sharding import IrparError
 
 Array = np.ndarray[Any, Any]
+_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+"""Of a zip file with entries, and of an empty one."""
 
 
 class NpzError(IrparError):
@@ -72,23 +73,32 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
     Raises:
         NpzError: a value is no array, or the file cannot be written.
     """
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        # A file that takes its place would put an end to a device such as /dev/null.
-        raise NpzError("cannot write the arrays: there is something that is no file", where=str(path), do="give a file")
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    check_npz_target(path)
+    # numpy.savez takes names as keyword arguments, and so cannot write an array called "file".
+    with new_file(path, "the arrays", NpzError) as fresh, zipfile.ZipFile(fresh, "w", zipfile.ZIP_STORED) as file:
+        for name, value in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, _writable(name, value), allow_pickle=False)
+
+
+def check_npz_target(path: str | Path) -> None:
+    """Refuse to write arrays over what is there and is no .npz file.
+
+    Raises:
+        NpzError: it is no file, or one of another kind.
+    """
+    check_file(path, "the arrays", NpzError)
     try:
-        # numpy.savez takes names as keyword arguments, and so cannot write an array called "file".
-        with zipfile.ZipFile(beside, "x", zipfile.ZIP_STORED, allowZip64=True) as file:
-            for name, value in arrays.items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, _writable(name, value), allow_pickle=False)
-        os.replace(beside, path)
-    except OSError as error:
-        do = "give a file in a folder that exists, can be written and has room"
-        raise NpzError(f"cannot write the arrays: {error.strerror or error}", where=str(path), do=do) from None
-    finally:
-        beside.unlink(missing_ok=True)
+        with open(path, "rb") as file:
+            start = file.read(4)
+    except OSError:
+        return  # There is none, or the writing will tell.
+    if start and start not in _ZIP_STARTS:
+        raise NpzError(
+            "cannot write the arrays over a file that is no .npz",
+            where=str(path),
+            do="give another file, or remove this one yourself",
+        )
 
 
 def _writable(name: str, value: Any) -> Array:

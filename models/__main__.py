@@ -5,6 +5,9 @@ import json
 import sys
 from pathlib import Path
 
+from irpar.atomic import new_file
+from irpar.sharding import IrparError
+
 from .annotations import annotations
 from .config import DTYPES, OPSETS, ConfigError
 from .registry import FAMILIES, ModelSize, WeightMode, save
@@ -46,8 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         tensors = annotations(family, dp_axis or None, tp_axis or None, preset=preset, **overrides)
         size = save(target, family, preset, weights=mode, **overrides)
         if shardings:
-            Path(shardings).write_text(json.dumps({"tensors": tensors}, indent=2) + "\n")
-    except (ConfigError, OSError) as error:
+            with new_file(shardings, "the shardings") as fresh:
+                fresh.write_text(json.dumps({"tensors": tensors}, indent=2) + "\n", encoding="utf-8")
+    except (ConfigError, IrparError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(_summary(target, mode, size))

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import onnx
 
+from irpar.atomic import check_file, new_pair
+
 from . import gpt, llama, mlp
 from .builder import GraphBuilder
 from .config import ConfigError, ModelConfig, require
@@ -102,23 +104,26 @@ def save(
 
     Raises:
         ConfigError: as `build` does.
+        WriteError: the file cannot be written.
     """
     target = Path(path)
     config = config_of(name, preset, **overrides)
-    with _store(target, weights, config.seed) as store:
-        model = _build(name, config, store)
-    target.write_bytes(model.SerializeToString())
+    check_file(target, "the model")
+    with new_pair(target, data_path(target), "the model") as (fresh, fresh_data):
+        with _store(fresh_data, data_path(target).name, weights, config.seed) as store:
+            model = _build(name, config, store)
+        fresh.write_bytes(model.SerializeToString())
     return ModelSize(len(model.graph.node), store.parameters, store.weight_bytes)
 
 
-def _store(target: Path, weights: WeightMode, seed: int) -> AbstractContextManager[WeightStore]:
+def _store(data: Path, data_name: str, weights: WeightMode, seed: int) -> AbstractContextManager[WeightStore]:
     match weights:
         case "inline":
             return nullcontext(InlineWeights(seed))
         case "external":
-            return ExternalWeights(data_path(target), seed)
+            return ExternalWeights(data, seed, data_name)
         case "none":
-            return PlaceholderWeights(data_path(target))
+            return PlaceholderWeights(data, data_name)
     raise ConfigError(f'weights must be "inline", "external" or "none", not {weights!r}')
 
 

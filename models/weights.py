@@ -81,10 +81,15 @@ class InlineWeights:
 
 
 class _DataFile:
-    """A data file beside the model into which tensors are laid one after the other, each on a page of its own."""
+    """A data file beside the model into which tensors are laid one after the other, each on a page of its own.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: the file to write.
+        name: what the model calls it; the file's own name if not given.
+    """
+
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.name = name or path.name
         self.parameters = 0
         self.weight_bytes = 0
         self._end = 0  # bytes laid out so far
@@ -109,7 +114,7 @@ class _DataFile:
         tensor = onnx.TensorProto(
             name=name, dims=shape, data_type=ONNX_DTYPES[dtype], data_location=onnx.TensorProto.EXTERNAL
         )
-        for key, value in (("location", self.path.name), ("offset", offset), ("length", length)):
+        for key, value in (("location", self.name), ("offset", offset), ("length", length)):
             tensor.external_data.add(key=key, value=str(value))
         self._file.seek(offset)
         return tensor
@@ -118,8 +123,8 @@ class _DataFile:
 class ExternalWeights(_DataFile):
     """Streams the weights to a file; a context manager. Memory does not grow with the model."""
 
-    def __init__(self, path: Path, seed: int = 0) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, seed: int = 0, name: str = "") -> None:
+        super().__init__(path, name)
         self.seed = seed
 
     def tensor(self, name: str, shape: Sequence[int], dtype: str, mean: float, std: float) -> onnx.TensorProto:

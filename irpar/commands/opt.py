@@ -60,11 +60,13 @@ def opt_command(
     as_json: Json = False,
 ) -> None:
     """Run passes over IR text and print the IR that they leave. A reproducer brings its own passes."""
-    from irpar.ir.text import write_text
+    from irpar.ir.text import check_text_target, write_text
     from irpar.pass_manager import Instrumentation, PassManager
 
     from .loading import annotate_model
 
+    if out is not None:
+        check_text_target(out)
     module, its_own = _read(file, bind)
     with ProgressReport(is_shown=not as_json) as report:
         watch = Instrumentation(

@@ -32,12 +32,14 @@ def run_command(
 ) -> None:
     """Run all ranks of a partition in this process, on whole inputs, and give back whole outputs."""
     from irpar.api import Partition
-    from irpar.npz_file import write_npz
+    from irpar.npz_file import check_npz_target, write_npz
     from irpar.runtime.engine import ENGINES
     from irpar.runtime.groups import GROUPS
 
     engine_name: Any = choice("--engine", engine, ENGINES)
     choice("--group", group, GROUPS)
+    if outputs is not None:
+        check_npz_target(outputs)
     partition = Partition.open(out)
     arrays = _inputs(partition, inputs)
     executor = partition.executor(engine_name)

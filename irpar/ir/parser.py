@@ -15,6 +15,8 @@ from .text_tensors import LiteralReader, Resolve
 from .text_types import ClauseReader
 from .value import Names, Value
 
+TOP_LEVEL = ("module", "mesh", "annotate", "function", "graph")
+"""The words with which the parts of a text begin."""
 _MAX_GRAPH_DEPTH = 64
 _PHASES: tuple[str, ...] = get_args(Phase)
 _PLACES: tuple[str, ...] = get_args(Place)
@@ -49,13 +51,8 @@ class Parser:
             TextError: at the first place that is not the text form.
         """
         lexer = self.lexer
-        readers: dict[str, Callable[[], None]] = {
-            "module": self.header.module,
-            "mesh": self._mesh,
-            "annotate": self.header.annotation,
-            "function": self._function,
-            "graph": self._main_graph,
-        }
+        parts = (self.header.module, self._mesh, self.header.annotation, self._function, self._main_graph)
+        readers: dict[str, Callable[[], None]] = dict(zip(TOP_LEVEL, parts, strict=True))
         while lexer.kind != "end":
             reader = readers.get(lexer.token)
             if reader is None:

@@ -1,22 +1,27 @@
 """The text form of a module: print, parse, write to a file, read from one. Grammar: docs/text.md."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from irpar.atomic import WriteError, check_file, new_pair
 from irpar.sharding import IrparError
 
 from .lexer import TextError
 from .module import Module
-from .parser import parse
+from .parser import TOP_LEVEL, parse
 from .printer import Printer
 from .tensor import ExternalTensor, Tensor
 from .types import TensorType
 
 __all__ = ["Printed", "TextError", "parse_module", "print_module", "read_text", "write_text"]
 
+_WHAT = "the text"
+_MOST_CHARACTERS = 4096
+"""Of a line that is looked at to tell whether a file is text."""
 _ALIGNMENT = 64
 """Bytes; tensors in a data file start at multiples of it."""
 
@@ -49,43 +54,42 @@ class _MemoryStore:
             self.resources[name] = tensor
         return name, 0
 
-    def file(self, tensor: ExternalTensor) -> str:
+    def place(self, tensor: ExternalTensor) -> tuple[str, int]:
         name = f"./{tensor.name}" if tensor.name.startswith("#") else tensor.name
         known = self.resources.setdefault(name, tensor)
         # Two files that the model calls the same are told apart by their paths.
-        return name if isinstance(known, ExternalTensor) and known.path == tensor.path else str(tensor.path)
+        is_same = isinstance(known, ExternalTensor) and known.path == tensor.path
+        return name if is_same else str(tensor.path), tensor.offset
 
 
 class _FileStore:
-    """Appends tensors to a data file beside the text, which is made when the first one comes."""
+    """Appends tensors to the data file of a text.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder
-        self.name = name
-        self.beside = folder / f"{name}.partial"
-        self._file: BinaryIO | None = None
+    Args:
+        path: the data file that the text names.
+        file: the open file that takes its place.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self._file = file
         self._places: dict[int, tuple[Tensor, int]] = {}
 
     def put(self, tensor: Tensor) -> tuple[str, int]:
         place = self._places.get(id(tensor))
         if place is None:
-            if self._file is None:
-                self._file = open(self.beside, "wb")  # noqa: SIM115 (closed by close)
             self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
             place = self._places[id(tensor)] = (tensor, self._file.tell())
             self._file.write(tensor.raw())
-        return self.name, place[1]
+        return self.path.name, place[1]
 
-    def file(self, tensor: ExternalTensor) -> str:
-        if not tensor.name.startswith("#") and (self.folder / tensor.name).resolve() == tensor.path.resolve():
-            return tensor.name
-        return str(tensor.path.resolve())
-
-    def close(self) -> bool:
-        """Close the file; True where there is one."""
-        if self._file is not None:
-            self._file.close()
-        return self._file is not None
+    def place(self, tensor: ExternalTensor) -> tuple[str, int]:
+        path = tensor.path.resolve()
+        if path == self.path:
+            return self.put(tensor)  # The file that it lies in is written anew.
+        if not tensor.name.startswith("#") and (self.path.parent / tensor.name).resolve() == path:
+            return tensor.name, tensor.offset
+        return str(path), tensor.offset
 
 
 def print_module(module: Module) -> Printed:
@@ -127,30 +131,63 @@ def _of_memory(found: Tensor | None, name: str, offset: int, length: int, type_:
     return found
 
 
-def write_text(module: Module, path: str | os.PathLike[str]) -> None:
+def write_text(module: Module, path: str | os.PathLike[str], comment: str = "") -> None:
     """Write the text form to a file; tensors in memory that are too big for it go to `<path>.data`.
 
     Both files are written beside their places and moved there when complete.
 
+    Args:
+        module: what to write.
+        path: the file.
+        comment: lines that begin with `//`, for the top of the file.
+
     Raises:
-        IrparError: a file cannot be written.
+        IrparError: a file cannot be written, or is there and is not of the text form.
+    """
+    check_text_target(path)
+    path = Path(path)
+    data = _data_path(path)
+    with new_pair(path, data, _WHAT) as (fresh, fresh_data):
+        with open(fresh_data, "wb") as file:
+            text = Printer(module, _FileStore(data.resolve(), file)).print()
+        fresh.write_text(comment + text, encoding="utf-8")
+
+
+def check_text_target(path: str | os.PathLike[str]) -> None:
+    """Refuse to write the text form over what is there and is no such text.
+
+    Raises:
+        IrparError: saying what is there.
     """
     path = Path(path)
-    store = _FileStore(path.parent.resolve(), f"{path.name}.data")
-    beside = path.with_name(f"{path.name}.partial")
+    check_file(path, _WHAT)
+    if not path.exists():
+        data = _data_path(path)
+        if data.exists():
+            do = "give another file, or remove this one yourself"
+            raise WriteError(f"cannot write {_WHAT}: its data file is there, and no text", where=str(data), do=do)
+    elif not _is_text(path):
+        do = "give another file, or remove this one yourself"
+        raise WriteError(f"cannot write {_WHAT} over a file that holds something else", where=str(path), do=do)
+
+
+def _data_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.data")
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the first word of a file is one that the text form begins with; an empty file counts."""
     try:
-        try:
-            beside.write_text(Printer(module, store).print(), encoding="utf-8")
-        finally:
-            has_data = store.close()
-        if has_data:
-            os.replace(store.beside, path.with_name(store.name))
-        os.replace(beside, path)
-    except OSError as error:
-        raise IrparError(f"cannot write {path}: {error.strerror}", do="give a place that can be written") from error
-    finally:
-        beside.unlink(missing_ok=True)
-        store.beside.unlink(missing_ok=True)
+        with open(path, encoding="utf-8-sig") as file:
+            while line := file.readline(_MOST_CHARACTERS):
+                line = line.strip()
+                if line and not line.startswith("//"):
+                    return re.split(r"\W", line, maxsplit=1)[0] in TOP_LEVEL
+    except UnicodeDecodeError:
+        return False
+    except OSError:
+        return True  # The writing will tell.
+    return True
 
 
 def read_text(path: str | os.PathLike[str]) -> Module:

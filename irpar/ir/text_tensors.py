@@ -26,8 +26,8 @@ class Store(Protocol):
     def put(self, tensor: Tensor) -> tuple[str, int]:
         """Keep a tensor; returns what the text calls its file and the offset in it."""
 
-    def file(self, tensor: ExternalTensor) -> str:
-        """What the text calls the file of a tensor whose bytes lie in one."""
+    def place(self, tensor: ExternalTensor) -> tuple[str, int]:
+        """What the text calls the file of a tensor whose bytes lie in one, and the offset in it."""
 
 
 Resolve = Callable[[str, int, int, TensorType], Tensor]
@@ -44,7 +44,8 @@ Raises:
 def literal_text(tensor: Tensor, store: Store) -> str:
     """The numbers of a tensor, or where they are; its type is not part of it."""
     if isinstance(tensor, ExternalTensor):
-        return f"data({quote(store.file(tensor))}, {tensor.offset}, {tensor.length})"
+        file, offset = store.place(tensor)
+        return f"data({quote(file)}, {offset}, {tensor.length})"
     if isinstance(tensor, SlicedTensor):
         region = ", ".join(f"{start}:{stop}" for start, stop in tensor.region)
         return f"slice([{region}] of {tensor.base.type} {literal_text(tensor.base, store)})"

@@ -1,11 +1,11 @@
 """IR to ONNX files: the model beside one data file with its weights, both complete or not there."""
 
-import os
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto
 
+from irpar.atomic import new_pair
 from irpar.ir import DType, ExternalTensor, Module, Tensor, Value
 
 from .data_file import DataFile
@@ -30,24 +30,12 @@ def save(module: Module, path: str | Path) -> None:
     path = Path(path)
     data_path = path.with_name(path.name + ".data")
     _refuse_own_source(module, data_path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    data_part = data_path.with_name(f".{data_path.name}.{os.getpid()}.part")
-    try:
-        layout = DataFile()
+    layout = DataFile()
+    with new_pair(path, data_path, "the model", OnnxError) as (fresh, fresh_data):
         model = to_proto(module, constant=_external_constant(layout, data_path.name))
-        part.write_bytes(serialized(model))
+        fresh.write_bytes(serialized(model))
         if layout.size:
-            layout.write(data_part)
-            # A new data file beside the old model would give wrong numbers, were the program to end between the two.
-            path.unlink(missing_ok=True)
-            data_part.replace(data_path)
-        part.replace(path)
-    except OSError as error:
-        do = "give a file in a folder that exists, can be written and has room"
-        raise OnnxError(f"cannot write the model: {error.strerror}", where=str(path), do=do) from error
-    finally:
-        part.unlink(missing_ok=True)
-        data_part.unlink(missing_ok=True)
+            layout.write(fresh_data)
 
 
 def serialized(model: onnx.ModelProto) -> bytes:

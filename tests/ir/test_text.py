@@ -175,7 +175,7 @@ def test_write_and_read(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "m.irpar"
-    path.write_text("before")
+    path.write_text("// before")
     graph = Graph("g")
 
     def load() -> np.ndarray:
@@ -185,7 +185,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(IrparError, match="lost"):
         write_text(Module(graph), path)
     assert [file.name for file in tmp_path.iterdir()] == ["m.irpar"]
-    assert path.read_text() == "before"
+    assert path.read_text() == "// before"
     with pytest.raises(IrparError, match="cannot write"):
         write_text(Module(Graph("g")), tmp_path / "no" / "m.irpar")
 

@@ -1,0 +1,161 @@
+"""What commands write never puts an end to something else: files of other kinds, devices, folders with more in them."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+
+from irpar.cli import main
+from irpar.ir import ArrayTensor
+from irpar.ir.text import read_text, write_text
+from irpar.models import annotations, save
+from irpar.models.__main__ import main as models_main
+from irpar.onnx_io import load
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """gpt.onnx, its shardings and inputs, and a partition of it in out/."""
+    folder = tmp_path_factory.mktemp("output")
+    save(folder / "gpt.onnx", "gpt", layers=1)
+    (folder / "gpt.json").write_text(json.dumps({"mesh": {"tp": 2}, "tensors": annotations("gpt", None, layers=1)}))
+    np.savez(folder / "in.npz", input_ids=np.zeros((4, 32), np.int64))
+    words = ["partition", folder / "gpt.onnx", "-o", folder / "out", "--shardings", folder / "gpt.json", "--json"]
+    assert main(list(map(str, words))) == 0
+    return folder
+
+
+def call(capsys, *words):
+    capsys.readouterr()
+    code = main([str(word) for word in words])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def refused(capsys, told, *words):
+    """Check that a command fails with one error that says what is wrong and what to do."""
+    code, _, err = call(capsys, *words)
+    assert code == 2, err
+    assert told in err
+    assert err.startswith("error: ")
+    assert "\n  do: " in err
+    return err
+
+
+def content(folder):
+    """Every file below a folder with its bytes; other entries with their mode."""
+    return {
+        path: path.read_bytes() if path.is_file() else path.lstat().st_mode
+        for path in sorted(folder.rglob("*"))
+        if not path.is_dir()
+    }
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+IN_THE_WAY = {
+    "m.onnx": b"\x08\x0a",
+    "notes.txt": b"dear diary",
+    "image.png": b"\x89PNG\xff",
+    "empty-line": b"\n\nx = 1\n",
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_text_takes_the_place_of_text_only(capsys, tmp_path, base, name):
+    (tmp_path / name).write_bytes(IN_THE_WAY[name])
+    before = content(tmp_path)
+    refused(capsys, "over a file that holds something else", "opt", base / "gpt.onnx", "-o", tmp_path / name)
+    assert content(tmp_path) == before
+
+
+def test_the_model_itself_is_not_replaced_by_its_text(capsys, tmp_path, base):
+    shutil.copy(base / "gpt.onnx", tmp_path / "m.onnx")
+    before = content(tmp_path)
+    refused(capsys, "something else", "opt", tmp_path / "m.onnx", "--pipeline", "cse", "-o", tmp_path / "m.onnx")
+    assert content(tmp_path) == before
+
+
+def test_text_replaces_text_and_empty_files(capsys, tmp_path, base):
+    (tmp_path / "a.irpar").touch()
+    for pipeline in ("infer-types", "cse"):
+        assert call(capsys, "opt", base / "gpt.onnx", "--pipeline", pipeline, "-o", tmp_path / "a.irpar")[0] == 0
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert names in (["a.irpar"], ["a.irpar", "a.irpar.data"])
+
+
+def test_a_data_file_of_something_else_stays(capsys, tmp_path, base):
+    (tmp_path / "gpt.data").write_text("mine")
+    refused(capsys, "its data file is there, and no text", "opt", base / "gpt.onnx", "-o", tmp_path / "gpt")
+    assert (tmp_path / "gpt.data").read_text() == "mine"
+
+
+def test_a_text_written_over_itself_keeps_its_numbers(tmp_path, base):
+    path = tmp_path / "a.irpar"
+    write_text(load(base / "gpt.onnx"), path)
+    module = read_text(path)
+    module.graph.add_constant(ArrayTensor(np.arange(1000)), "added")
+    expected = {value.name: value.data.numpy().copy() for value in module.graph.constants}
+    write_text(module, path)
+    again = {value.name: value.data.numpy() for value in read_text(path).graph.constants}
+    assert again.keys() == expected.keys()
+    for name, numbers in expected.items():
+        np.testing.assert_array_equal(again[name], numbers)
+
+
+WRITERS = {
+    "opt": lambda base, target: ["opt", base / "gpt.onnx", "-o", target],
+    "run": lambda base, target: ["run", base / "out", "--inputs", base / "in.npz", "--outputs", target],
+}
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_devices_pipes_and_folders_stay(capsys, tmp_path, base, command):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    before = content(tmp_path)
+    for target in (tmp_path / "pipe", tmp_path / "null", "/dev/null", tmp_path, ""):
+        refused(capsys, "the target is a", *WRITERS[command](base, target))
+    assert content(tmp_path) == before
+
+
+def test_the_model_builder_leaves_devices_and_pipes(capsys, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "m.onnx.data")
+    for words in (["-o", "pipe"], ["-o", "/dev/null"], ["-o", "."], ["-o", "m.onnx", "--external"]):
+        words = ["mlp", *(str(tmp_path / word) if not word.startswith(("-", "/")) else word for word in words)]
+        assert models_main(words) == 2
+        assert "the target is a" in capsys.readouterr().err
+    words = ["mlp", "-o", str(tmp_path / "m.onnx"), "--shardings", str(tmp_path / "pipe")]
+    assert models_main(words) == 2
+    assert "the target is a named pipe" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "m.onnx.data").is_fifo()
+
+
+def test_arrays_take_the_place_of_npz_files_only(capsys, tmp_path, base):
+    words = ["run", base / "out", "--inputs", base / "in.npz", "--outputs", tmp_path / "o"]
+    shutil.copy(base / "gpt.onnx", tmp_path / "o")
+    refused(capsys, "over a file that is no .npz", *words)
+    assert onnx.load(tmp_path / "o") == onnx.load(base / "gpt.onnx")
+    shutil.copy(base / "in.npz", tmp_path / "o")
+    assert call(capsys, *words)[0] == 0
+    assert list(np.load(tmp_path / "o")) == ["logits"]
+
+
+def test_dumps_go_to_a_folder_of_their_own(capsys, tmp_path, base):
+    words = ["opt", base / "gpt.onnx", "--pipeline", "infer-types,cse", "--json", "--dump-ir", tmp_path / "dumps"]
+    for _ in range(2):
+        assert call(capsys, *words)[0] == 0
+    assert [entry.name for entry in sorted((tmp_path / "dumps").iterdir())] == [
+        "00-start.irpar",
+        "01-infer-types.irpar",
+        "02-cse.irpar",
+    ]
+    (tmp_path / "dumps" / "notes.txt").write_text("mine")
+    before = content(tmp_path)
+    refused(capsys, "the folder for dumps holds something else: notes.txt", *words)
+    assert content(tmp_path) == before
