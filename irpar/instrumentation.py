@@ -1,5 +1,6 @@
 """What can be watched while a pipeline runs: printed and dumped IR, verification, progress; tables of what it took."""
 
+import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Literal, TextIO
 
 from rich.table import Table
 
+from irpar.atomic import new_file
 from irpar.ir import Module
 from irpar.sharding import IrparError, nearest_names
 
@@ -15,6 +17,7 @@ from .pipeline import Pass, format_pass
 
 EXTENSION = ".irpar"
 """File name extension of IR text."""
+_DUMP = re.compile(r"\d\d+-[\w-]+\.irpar")
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Instrumentation:
         print_ir_after_change: print it after every pass that changed something.
         dump_ir: a folder that gets one numbered file a pass, `00-start.irpar` first; None: no dumps.
         verify_each: run the verifier after each pass; what it finds counts as a bug of that pass.
-        reproducer: the folder for the file that replays a failure; "temporary" makes one when needed; None: no file
-            is written, and the copy of the module that it takes is not made.
+        reproducer: the folder for the file that replays a failure; "temporary": the system's folder for temporary
+            files; None: no file is written, and the copy of the module that it takes is not made.
         progress: called when a pass starts and when it ends.
         stream: where the IR is printed; None: standard error.
     """
@@ -78,6 +81,7 @@ class Instrumentation:
     def at_start(self, module: Module) -> None:
         """Before the first pass."""
         if self.dump_ir is not None:
+            check_dump_folder(self.dump_ir)
             self.dump_ir.mkdir(parents=True, exist_ok=True)
             self._dump(module, 0, "start")
 
@@ -106,7 +110,26 @@ class Instrumentation:
     def _dump(self, module: Module, number: int, name: str) -> None:
         assert self.dump_ir is not None
         path = self.dump_ir / f"{number:02}-{name}{EXTENSION}"
-        path.write_text(module.printed().text, encoding="utf-8")
+        with new_file(path, "the IR") as fresh:
+            fresh.write_text(module.printed().text, encoding="utf-8")
+
+
+def check_dump_folder(folder: Path) -> None:
+    """Refuse a folder for dumps that holds anything but earlier dumps.
+
+    Raises:
+        IrparError: naming what is in there.
+    """
+    if not folder.is_dir():
+        return
+    others = sorted(entry.name for entry in folder.iterdir() if not _DUMP.fullmatch(entry.name))
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise IrparError(
+            f"the folder for dumps holds something else: {others[0]}{more}",
+            where=str(folder),
+            do="give a new or empty folder",
+        )
 
 
 @dataclass(frozen=True)

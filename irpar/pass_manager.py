@@ -173,7 +173,9 @@ class PassManager:
             note = f"no reproducer could be written: {type(second).__name__}: {second}"
             return PassFailure(what, notes=(*notes, note), do=do)
         do = f"{do} with that file; `irpar opt {path}` replays it"
-        return PassFailure(what, notes=(*notes, f"reproducer: {path}"), do=do)
+        data = path.with_name(f"{path.name}.data")
+        files = (f"reproducer: {path}", *([f"its numbers: {data}"] if data.exists() else []))
+        return PassFailure(what, notes=(*notes, *files), do=do)
 
     def _reproduce(self, index: int, original: Module, error: Exception) -> Path:
         """Write the module as the failing pass met it, or, where that cannot be made again, as the pipeline met it."""

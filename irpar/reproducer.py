@@ -1,6 +1,7 @@
 """Crash reproducers: IR text whose first lines name the pipeline that fails on it."""
 
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def write_reproducer(folder: Path | None, module: Module, passes: Sequence[Pass]
     Numbers that the module holds in memory go to a file beside the text.
 
     Args:
-        folder: where to; None makes a temporary folder.
+        folder: where to; None: the system's folder for temporary files.
         module: the module before the passes.
         passes: the rest of the pipeline; the first of them failed.
         error: what was raised, for the reader.
@@ -30,14 +31,13 @@ def write_reproducer(folder: Path | None, module: Module, passes: Sequence[Pass]
     """
     from irpar.ir.text import write_text
 
-    folder = folder if folder is not None else Path(tempfile.mkdtemp(prefix="irpar-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = _free_path(folder, passes[0].name)
-    write_text(module, path)
-    body = path.read_text(encoding="utf-8")
+    if folder is None:
+        path = Path(tempfile.gettempdir()) / f"irpar-{passes[0].name}-{uuid.uuid4().hex[:8]}{EXTENSION}"
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = _free_path(folder, passes[0].name)
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    header = f"{HEADER}\n{_PIPELINE}{format_pipeline(passes)}\n// error: {reason}\n"
-    path.write_text(header + body, encoding="utf-8")
+    write_text(module, path, f"{HEADER}\n{_PIPELINE}{format_pipeline(passes)}\n// error: {reason}\n")
     return path
 
 

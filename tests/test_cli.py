@@ -93,7 +93,7 @@ def test_partition_writes_and_summarises(capsys, folder, tmp_path):
     assert "mesh dp=2,tp=2: 4 ranks, 2 parts" in out
     assert "all_reduce" in out
     assert "2 x all_reduce: MatMul /h.*/attn/proj/MatMul sums over tp" in out
-    assert "irpar explain" in out
+    assert "irpar explain" in " ".join(out.split())
     assert fits_terminal("\n".join(line for line in out.splitlines() if str(tmp_path) not in line))
 
 
@@ -151,10 +151,14 @@ def test_a_pass_that_crashes_leaves_a_reproducer_that_opt_replays(capsys, folder
 
     with monkeypatch.context() as patch:
         patch.setattr(Dce, "run", crash)
+        patch.setattr("tempfile.tempdir", str(tmp_path))
         code, _, err = call(capsys, "partition", folder / "gpt.onnx", "-o", tmp_path / "out", "--mesh", MESH)
     assert code == 70
     assert err.startswith("error: pass dce failed: ZeroDivisionError: oh\n  reproducer: ")
     path = err.splitlines()[1].split(": ", 1)[1]
+    written = sorted(str(entry) for entry in tmp_path.iterdir())
+    assert written in ([path], [path, f"{path}.data"])
+    assert (f"its numbers: {path}.data" in err) == (len(written) == 2)
     code, found = call_json(capsys, "opt", path)
     assert code == 0
     assert found["passes"][0]["name"] == "dce"
