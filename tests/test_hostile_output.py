@@ -8,12 +8,14 @@ import numpy as np
 import onnx
 import pytest
 
+from irpar.api import partition
 from irpar.cli import main
 from irpar.ir import ArrayTensor
 from irpar.ir.text import read_text, write_text
 from irpar.models import annotations, save
 from irpar.models.__main__ import main as models_main
 from irpar.onnx_io import load
+from irpar.sharding import IrparError
 
 
 @pytest.fixture(scope="module")
@@ -158,4 +160,91 @@ def test_dumps_go_to_a_folder_of_their_own(capsys, tmp_path, base):
     (tmp_path / "dumps" / "notes.txt").write_text("mine")
     before = content(tmp_path)
     refused(capsys, "the folder for dumps holds something else: notes.txt", *words)
+    assert content(tmp_path) == before
+
+
+# -- folders ------------------------------------------------------------------------------------------------------
+
+
+def partition_words(base, out, model=None):
+    return ["partition", model or base / "gpt.onnx", "--shardings", base / "gpt.json", "-o", out, "--force"]
+
+
+def put(path, text="mine"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+MORE = {
+    "a note": ("notes.txt", lambda out: put(out / "notes.txt")),
+    "in a part": ("part0/notes.txt", lambda out: put(out / "part0" / "notes.txt")),
+    "in another folder": ("mine", lambda out: put(out / "mine" / "notes.txt")),
+    "a part that is a file": ("part7", lambda out: put(out / "part7")),
+    "a part that is a link": ("part7", lambda out: (out / "part7").symlink_to(out.parent)),
+    "a model that is a folder": ("part7/model.onnx", lambda out: put(out / "part7" / "model.onnx" / "notes.txt")),
+    "a hidden file": (".git", lambda out: put(out / ".git" / "config")),
+    "five": ("1, 2, 3 and 2 more", lambda out: [put(out / name) for name in "12345"]),
+}
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_force_replaces_a_partition_and_nothing_more(capsys, tmp_path, base, more):
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    told, add = MORE[more]
+    add(out)
+    before = content(tmp_path)
+    err = refused(capsys, "holds more than a partition", *partition_words(base, out))
+    assert f"remove: {told}\n" in err
+    assert content(tmp_path) == before
+
+
+def test_force_replaces_a_partition_with_leftovers(capsys, tmp_path, base):
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    put(out / ".r.npz.01234567.new")
+    (out / "part7").mkdir()
+    assert call(capsys, *partition_words(base, out))[0] == 0
+    assert sorted(path.name for path in out.iterdir()) == ["part0", "part1", "plan.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_read_is_not_replaced(capsys, tmp_path, base):
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    before = content(tmp_path)
+    part = out / "part0" / "model.onnx"
+    refused(capsys, "model.onnx lies in", "partition", part, "--mesh", "tp=2", "-o", out, "--force")
+    (tmp_path / "link.onnx").symlink_to(part)
+    refused(capsys, "link.onnx lies in", "partition", tmp_path / "link.onnx", "--mesh", "tp=2", "-o", out, "--force")
+    (tmp_path / "link.onnx").unlink()
+    words = ["partition", base / "gpt.onnx", "-o", out, "--force", "--shardings", out / "plan.json"]
+    refused(capsys, "plan.json lies in", *words)
+    assert content(tmp_path) == before
+
+
+def test_external_data_inside_the_target_is_not_replaced(tmp_path, base):
+    """A model beside a partition whose weights are the partition's own."""
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    save(tmp_path / "m.onnx", "mlp", weights="external")
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    os.replace(tmp_path / "m.onnx.data", out / "part0" / "weights.bin")
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "out/part0/weights.bin" if entry.key == "location" else entry.value
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    before = content(tmp_path)
+    with pytest.raises(IrparError, match=r"weights.bin lies in .*out"):
+        partition(load(tmp_path / "m.onnx"), "tp=2").save(out, force=True)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(("out", "told"), [(".", "the current folder"), ("", "the current"), ("..", "a folder around")])
+def test_the_current_folder_is_not_replaced(capsys, tmp_path, base, monkeypatch, out, told):
+    shutil.copytree(base / "out", tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "out")
+    before = content(tmp_path)
+    for words in (partition_words(base, out), partition_words(base, out)[:-1]):
+        refused(capsys, f"a partition cannot be written over {told}", *words)
     assert content(tmp_path) == before

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Output = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.", show_default=False)]
 Weights = Annotated[str, typer.Option("--weights", metavar="WHICH", help="copy, or none: plan and programs only.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it holds a partition.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it holds a partition and nothing else.")]
 Collectives = Annotated[
     str, typer.Option("--collectives", metavar="DOMAIN", help="Whose collectives are written: irpar.")
 ]
@@ -62,14 +62,14 @@ def partition_command(
 ) -> None:
     """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
     from irpar.api import DEFAULT_PIPELINE, partition
-    from irpar.onnx_io.partition import check_target
+    from irpar.onnx_io.target import check_target
     from irpar.pass_manager import Instrumentation, PassManager
 
     from .loading import annotate_model, load_model
 
     choice("--collectives", collectives, COLLECTIVES)
     kept = weights_choice(weights)
-    check_target(out, force)
+    check_target(out, force, [path for path in (model, shardings) if path is not None])
     with ProgressReport(is_shown=not as_json) as report:
         watch = Instrumentation(
             print_ir_before=print_ir_before or (),

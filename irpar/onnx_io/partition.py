@@ -1,10 +1,10 @@
 """Writing a partition: out/plan.json, and for each part its model and its slices of the weights."""
 
+import errno
 import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,29 +16,26 @@ from typing import Any, Literal
 import onnx
 
 from irpar.analysis.parts import Part
-from irpar.analysis.plan import FORMAT, Plan
+from irpar.analysis.plan import Plan
+from irpar.atomic import new_folder
 from irpar.ir import DType, Module, Value
-from irpar.sharding import IrparError
 
 from .data_file import DataFile
 from .fingerprint import fingerprint
 from .proto import replace_metadata, set_metadata, to_proto
 from .save import EXTERNAL_BYTES, external_tensor, serialized
+from .target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE, OutputError, check_target, source_files
 from .tensors import write_tensor
 
 Weights = Literal["copy", "none"]
-MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
 PARTS_AT_ONCE = min(2, os.cpu_count() or 1)
 PART, PARTITION = "irpar.part", "irpar.partition"
 """Metadata of a part's model: its number, and the id of the plan that it belongs to."""
 _ID_BYTES = 16
+_ROOM = "free some room, give another folder, or write --weights none"
 
 Progress = Callable[[int, int], None]
 """Called with (bytes written so far, bytes in all)."""
-
-
-class OutputError(IrparError):
-    """The output folder cannot be written, or must not be replaced."""
 
 
 def write_partition(
@@ -62,7 +59,7 @@ def write_partition(
         parts: its parts.
         plan: its plan.
         weights: "copy" writes each part's slices, "none" writes plan and programs only.
-        force: replace a target that holds an irpar plan.
+        force: replace a target that holds a partition and nothing else.
         progress: told about written bytes.
 
     Returns:
@@ -70,10 +67,11 @@ def write_partition(
 
     Raises:
         OutputError: the target exists (and is not to be replaced), or there is not enough room.
-        OSError: the disk refuses.
+        OSError: the system refuses.
     """
-    check_target(folder, force)
-    with _fresh_folder(folder) as fresh:
+    sources = source_files(module)
+    check_target(folder, force, sources)
+    with _told_when_full(folder), new_folder(folder) as fresh:
         layouts = [_Layout(part) for part in parts]
         total = sum(layout.file.size for layout in layouts) if weights == "copy" else 0
         _check_room(fresh, total)
@@ -88,7 +86,9 @@ def write_partition(
             _append_id(fresh / f"part{layout.part.index}" / MODEL_FILE, written)
         facts = _write_weights(layouts, fresh, report) if weights == "copy" else [None] * len(layouts)
         written.parts = [{**entry, "weights": fact} for entry, fact in zip(plan.parts, facts, strict=True)]
-        (fresh / "plan.json").write_text(written.to_json(), encoding="utf-8")
+        (fresh / PLAN_FILE).write_text(written.to_json(), encoding="utf-8")
+        # Others may have written to the target in the meantime.
+        check_target(folder, force, sources)
     return written
 
 
@@ -106,52 +106,17 @@ def _append_id(path: Path, plan: Plan) -> None:
         file.write(entry.SerializeToString())
 
 
-def check_target(folder: Path, force: bool) -> None:
-    """Refuse a target that exists, unless `force` is given and it holds irpar's plan.json.
-
-    Raises:
-        OutputError: saying which of the two.
-    """
-    if not folder.exists() and not folder.is_symlink():
-        return
-    if not force:
-        raise OutputError(f"{folder} exists already", do="give another folder, or --force to replace a partition")
-    if folder.is_dir() and not folder.is_symlink():
-        if not any(folder.iterdir()):
-            return
-        try:
-            data = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-            if isinstance(data, dict) and str(data.get("format", "")).startswith(FORMAT.split("/")[0]):
-                return
-        except (OSError, ValueError):
-            pass
-    raise OutputError(
-        f"{folder} holds no partition of irpar (no plan.json of irpar in it), so --force does not replace it",
-        do="give another folder, or remove this one yourself",
-    )
-
-
 @contextmanager
-def _fresh_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside the target that takes its name on success and goes on failure."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    mark = uuid.uuid4().hex[:8]
-    fresh = folder.parent / f".{folder.name}.{mark}.new"
-    fresh.mkdir()
+def _told_when_full(folder: Path) -> Iterator[None]:
+    """Tell that the disk ran full, as the check for room does."""
     try:
-        yield fresh
-        old = folder.parent / f".{folder.name}.{mark}.old"
-        if folder.exists():
-            os.rename(folder, old)
-        try:
-            os.rename(fresh, folder)
-        except OSError:
-            if old.exists():
-                os.rename(old, folder)
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        raise OutputError(
+            f"the disk ran full: {error.strerror}; nothing was written", where=str(folder.parent), do=_ROOM
+        ) from error
 
 
 def _check_room(folder: Path, needed: int) -> None:
@@ -160,7 +125,7 @@ def _check_room(folder: Path, needed: int) -> None:
         raise OutputError(
             f"the weights need {needed:,} bytes, the disk has {free:,} free",
             where=str(folder.parent),
-            do="free some room, give another folder, or write --weights none",
+            do=_ROOM,
         )
 
 
@@ -171,10 +136,13 @@ class _Report:
         self.progress = progress
         self.total = total
         self.done = 0
+        self.is_stopped = False
         self.lock = Lock()
 
     def __call__(self, count: int) -> None:
         with self.lock:
+            if self.is_stopped:
+                raise OutputError("stopped")
             self.done += count
             if self.progress is not None:
                 self.progress(self.done, self.total)
@@ -192,6 +160,9 @@ def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: _Report) 
             pool.submit(layout.write, folder / f"part{layout.part.index}" / WEIGHTS_FILE, report) for layout in layouts
         ]
         return [job.result() for job in jobs]
+    except BaseException:
+        report.is_stopped = True  # Nobody waits for the rest of a large file.
+        raise
     finally:
         # After a failure, what has not begun is not worth beginning.
         pool.shutdown(cancel_futures=True)

@@ -1,0 +1,119 @@
+"""Whether a partition may be written to a folder: nothing but a partition is ever replaced."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from irpar.analysis.plan import FORMAT
+from irpar.atomic import is_leftover
+from irpar.ir import ExternalTensor, Module
+from irpar.sharding import IrparError
+
+MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
+_PART = re.compile(r"part\d+")
+_MOST_NAMED = 3
+"""Of what else lies in a folder."""
+
+
+class OutputError(IrparError):
+    """The output folder cannot be written, or must not be replaced."""
+
+
+def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> None:
+    """Refuse a target that exists, unless `force` is given and it holds a partition and nothing else.
+
+    Args:
+        folder: the target.
+        force: replace a partition.
+        sources: files that are read: they must not lie in the target.
+
+    Raises:
+        OutputError: saying why.
+    """
+    _refuse_current_folder(folder)
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not force:
+        raise OutputError(f"{folder} exists already", do="give another folder, or --force to replace a partition")
+    if not folder.is_dir() or folder.is_symlink():
+        raise _no_partition(folder)
+    if not any(folder.iterdir()):
+        return
+    if not _has_plan(folder):
+        raise _no_partition(folder)
+    _refuse_sources(folder, sources)
+    others = sorted(_others(folder))
+    if others:
+        named = ", ".join(others[:_MOST_NAMED])
+        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        raise OutputError(
+            f"{folder} holds more than a partition, which --force would remove: {named}{more}",
+            do="move that elsewhere, or give another folder",
+        )
+
+
+def source_files(module: Module) -> list[Path]:
+    """The files that a module was read from: the model and its external data."""
+    found = dict.fromkeys([] if module.source is None else [module.source])
+    for graph in module.all_graphs():
+        for value in graph.constants:
+            base = None if value.data is None else value.data.base
+            if isinstance(base, ExternalTensor):
+                found[base.path] = None
+    return list(found)
+
+
+def _no_partition(folder: Path) -> OutputError:
+    return OutputError(
+        f"{folder} holds no partition of irpar (no plan.json of irpar in it), so --force does not replace it",
+        do="give another folder, or remove this one yourself",
+    )
+
+
+def _refuse_current_folder(folder: Path) -> None:
+    """A partition takes the place of its folder, so the folder cannot be one that is being worked in."""
+    here, target = os.path.realpath("."), os.path.realpath(folder)
+    if os.path.commonpath((here, target)) == target:
+        what = "the current folder" if here == target else "a folder around the current one"
+        raise OutputError(
+            f"a partition cannot be written over {what}", where=target, do="give the name of a folder to make: -o out"
+        )
+
+
+def _has_plan(folder: Path) -> bool:
+    try:
+        data = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and str(data.get("format", "")).startswith(FORMAT.split("/")[0])
+
+
+def _refuse_sources(folder: Path, sources: Iterable[Path]) -> None:
+    target = os.path.realpath(folder)
+    for source in sources:
+        if os.path.commonpath((os.path.realpath(source), target)) == target:
+            raise OutputError(
+                f"{source} lies in {folder}, which --force would remove",
+                do="give another folder, or copy what is read from elsewhere",
+            )
+
+
+def _others(folder: Path) -> Iterator[str]:
+    """What lies in a folder beside the pieces of a partition, as paths inside it."""
+    yield from _unexpected(folder, (PLAN_FILE,), "")
+    for entry in os.scandir(folder):
+        if _is_part(entry):
+            yield from _unexpected(Path(entry.path), (MODEL_FILE, WEIGHTS_FILE), f"{entry.name}/")
+
+
+def _unexpected(folder: Path, files: Sequence[str], prefix: str) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        is_known = entry.name in files and entry.is_file(follow_symlinks=False)
+        if not (is_known or is_leftover(entry.name) or (not prefix and _is_part(entry))):
+            yield prefix + entry.name
+
+
+def _is_part(entry: "os.DirEntry[str]") -> bool:
+    return _PART.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
