@@ -222,9 +222,10 @@ def test_shardings_files_that_are_wrong(capsys, tmp_path, base, told):
 
 
 MESHES = ["dp=0", "dp=2,dp=2", "=", "", "tp", "tp=", "=2", "tp=-1", "tp=1.5", "tp=2,", "tp=0x2", "a b=2", "?=2", "π=2"]
+HUGE_MESHES = ["tp=65537", "tp=999999999", ",".join(f"a{number}=2" for number in range(40))]
 
 
-@pytest.mark.parametrize("mesh", [*MESHES, "x:(1)2=2", "tp=99999999999999999999999", "tp=²"])
+@pytest.mark.parametrize("mesh", [*MESHES, *HUGE_MESHES, "x:(1)2=2", "tp=99999999999999999999999", "tp=²"])
 def test_meshes_that_are_none(capsys, tmp_path, base, mesh):
     refused(capsys, "mesh", "partition", base / "gpt.onnx", "-o", tmp_path / "out", "--mesh", mesh)
 

@@ -9,6 +9,8 @@ from functools import cached_property
 
 from .errors import ShardingError
 
+MOST_DEVICES = 65_536
+"""Of a mesh; the ranks are listed one by one, in plans and in programs."""
 _AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -75,10 +77,14 @@ class Mesh:
                 )
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ShardingError(f"mesh axis {axis} has size {size}", do="give every axis a size of 1 or more")
+        if self.size > MOST_DEVICES:
+            raise ShardingError(
+                f"the mesh {self._shortened()} has {self.size:,} devices; irpar cuts over {MOST_DEVICES:,} at most",
+                do="give smaller sizes, such as dp=2,tp=4",
+            )
         if self.devices is not None:
             devices = tuple(self.devices)
-            # Lengths first: a mistyped size must not make a list of that many ids.
-            if len(devices) == math.prod(axes.values()) and devices == tuple(range(len(devices))):
+            if len(devices) == self.size and devices == tuple(range(len(devices))):
                 object.__setattr__(self, "devices", None)
                 return
             object.__setattr__(self, "devices", devices)
@@ -107,6 +113,10 @@ class Mesh:
 
     def __str__(self) -> str:
         return ",".join(f"{axis}={size}" for axis, size in self.axes.items())
+
+    def _shortened(self) -> str:
+        text = str(self)
+        return text if len(text) <= 60 else f"{text[:57]}..."
 
     def __hash__(self) -> int:
         return self._hash

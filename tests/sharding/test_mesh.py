@@ -35,7 +35,7 @@ def test_device_ids_that_do_not_fit(devices: tuple[int, ...]) -> None:
 
 
 def test_a_mistyped_size_does_not_make_a_list_of_that_many_devices() -> None:
-    with pytest.raises(ShardingError, match="places but its device list"):
+    with pytest.raises(ShardingError, match="1,000,000,000,000,000 devices"):
         Mesh({"a": 10**15}, (0, 1))
 
 
@@ -135,3 +135,13 @@ def test_atoms() -> None:
     whole, outer, inner = Axis("tp"), Axis("tp", 1, 2), Axis("tp", 2, 4)
     assert common_atoms(MESH, [whole, outer]) == {whole: (outer, inner), outer: (outer,)}
     assert common_atoms(MESH, [whole]) == {whole: (whole,)}
+
+
+@pytest.mark.parametrize("axes", [{"tp": 999_999_999}, {"tp": 65_537}, {f"a{number}": 2 for number in range(40)}])
+def test_a_mesh_of_too_many_devices(axes):
+    with pytest.raises(ShardingError, match=r"devices; irpar cuts over 65,536 at most"):
+        Mesh(axes)
+
+
+def test_the_largest_mesh():
+    assert Mesh({"tp": 65_536}).size == 65_536
