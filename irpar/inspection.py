@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from irpar.analysis.cost import node_bytes, node_flops
+from irpar.analysis.engines import unknown_notes
 from irpar.analysis.liveness import peak, value_bytes
 from irpar.analysis.node_checks import MalformedNodeError
 from irpar.analysis.placement import why_whole
@@ -159,7 +160,7 @@ def inspect(module: Module) -> Inspection:
         unsharded=_unsharded(nodes),
         memory=_memory(counted) if is_static else None,
         flops=sum(map(node_flops, nodes)) if is_static else None,
-        notes=notes,
+        notes=(*notes, *unknown_notes(counted.graphs)),
     )
 
 

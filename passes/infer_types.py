@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from irpar.analysis.engines import unknown_notes
 from irpar.analysis.inference import Inference
 from irpar.ir import UNKNOWN, Module
 from irpar.pass_manager import Pass, PassResult
@@ -13,7 +14,8 @@ class InferTypes(Pass):
     """Infer result types in one sweep, by irpar's operator definitions, else by ONNX's inference of single nodes.
 
     Before: inputs and constants have types. After: every result has the most that its operands say of it; what they do
-    not say stays as the model declares it. Declared shapes that cannot be are replaced, with a note.
+    not say stays as the model declares it. Declared shapes that cannot be are replaced, with a note; operators that no
+    engine knows are noted too.
 
     Bodies of If, Loop and Scan are inferred with the types that flow into them; functions without knowing their calls.
     """
@@ -35,4 +37,5 @@ class InferTypes(Pass):
         statistics: dict[str, int | float] = {"inferred": inference.inferred, "unknown": unknown}
         if inference.contradictions:
             statistics["contradictions"] = inference.contradictions
-        return PassResult(inference.inferred > 0, inference.notes, statistics)
+        notes = (*inference.notes, *unknown_notes(module.graphs))
+        return PassResult(inference.inferred > 0, notes, statistics)

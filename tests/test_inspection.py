@@ -78,8 +78,12 @@ graph @g(%x: f32[4, 8]) -> (%y, %n) opset 18 {
 }
 """
     )
-    found = {entry.op: entry.why for entry in inspect(module).unsharded}
-    assert found == {"NonZero": "NonZero has no sharding rule", "custom.Thing": "custom.Thing has no sharding rule"}
+    inspected = inspect(module)
+    assert {entry.op: entry.why for entry in inspected.unsharded} == {
+        "NonZero": "NonZero has no sharding rule",
+        "custom.Thing": "custom.Thing has no sharding rule, and no engine knows it",
+    }
+    assert [note.split(" (")[0] for note in inspected.notes] == ["no engine can run custom.Thing"]
 
 
 def test_tensors_are_listed_with_inferred_types(gpt):

@@ -13,6 +13,7 @@ from irpar.ir import Node, Value, tensor_type
 from irpar.ops import FactorRule, Kind, definition, factor_rule
 from irpar.sharding import Axis, Mesh, Sharding, are_disjoint, ceil_div, join_axes, split_axis
 
+from .engines import is_known
 from .redistribution import cost
 
 Axes = tuple[Axis, ...]
@@ -184,7 +185,7 @@ def why_whole(node: Node) -> str:
         return "a function call: open it with inline-functions"
     found = definition(node)
     if found is None or found.rule is None:
-        return f"{node.operator} has no sharding rule"
+        return f"{node.operator} has no sharding rule" + ("" if is_known(node) else ", and no engine knows it")
     return f"the rule of {node.operator} does not cover these attributes or shapes"
 
 

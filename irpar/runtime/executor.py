@@ -10,13 +10,14 @@ from typing import Any, Self
 
 import numpy as np
 
+from irpar.analysis.engines import unknown_nodes
 from irpar.analysis.parts import Part, parts_of
 from irpar.ir import Module, Value, tensor_type
 from irpar.ops.coords import COORDS
 from irpar.sharding import IrparError, Mesh
 
 from .engine import CompiledSegment, EngineSettings, make_engine
-from .errors import ProgramError, RunError
+from .errors import EngineError, ProgramError, RunError
 from .groups import Call, make_group, rank_text
 from .layout import TensorSpec, check_replicas, gather, scatter
 from .log import CollectiveLog
@@ -67,6 +68,7 @@ class Executor:
         self.mesh = mesh
         self.parts = tuple(parts if parts is not None else _parts(module, mesh))
         check_parts(self.parts, mesh.size)
+        _check_operators(self.parts)
         graph = self.parts[0].graph
         self.inputs: tuple[TensorSpec, ...] = input_specs(graph)
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
@@ -279,6 +281,21 @@ class Executor:
                     notes=(f"plan: {planned}", f"parts: {found}"),
                     do="partition the model again; a file of this folder was changed",
                 )
+
+
+def _check_operators(parts: Sequence[Part]) -> None:
+    """Refuse what no engine can run, before one of them advises another.
+
+    Raises:
+        EngineError: naming the first such operator.
+    """
+    for operator, nodes in unknown_nodes(part.graph for part in parts).items():
+        raise EngineError(
+            f"no engine can run {operator}: neither ONNX Runtime nor irpar's kernels know it",
+            where=f"node {nodes[0].label}",
+            do="define it in the model as a function of known operators, or register a kernel with "
+            "irpar.kernels.register and run the partition from Python with engine='numpy'",
+        )
 
 
 def _parts(module: Module, mesh: Mesh) -> list[Part]:

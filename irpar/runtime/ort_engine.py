@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from irpar.analysis.engines import has_kernel
 from irpar.ir import (
     UNKNOWN,
     DType,
@@ -27,9 +28,11 @@ from irpar.ir import (
 from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
 
+from .control_flow import CONTROL_FLOW
 from .engine import Array, Constants, EngineSettings
 from .errors import EngineError, NodeError
 from .program import Segment
+from .sequences import SEQUENCE_OPS
 
 INLINE_BYTES = 1024
 """Constants of up to this many bytes go into the model, where shape inference and constant folding see them."""
@@ -211,7 +214,7 @@ def _as_integers(array: Array) -> Array:
 def _refusal(error: Exception, segment: Segment) -> EngineError:
     """Why ONNX Runtime does not take a segment, told by op."""
     text = str(error).strip()
-    do = "use --engine numpy"
+    do = _advice(segment)
     if match := _NO_KERNEL.search(text):
         op_type, version, name = match.groups()
         types = _operand_types(segment, name)
@@ -226,6 +229,26 @@ def _refusal(error: Exception, segment: Segment) -> EngineError:
             do=do,
         )
     return EngineError("ONNX Runtime refuses the segment", where=segment.label, notes=(text.splitlines()[0],), do=do)
+
+
+def _advice(segment: Segment) -> str:
+    """What to do when ONNX Runtime does not take a segment: another engine only where it has all kernels."""
+    walked = (inner for node in segment.nodes for inner in _walk(node))
+    lacking = dict.fromkeys(node.operator for node in walked if node.callee is None and not _numpy_runs(node))
+    if not lacking:
+        return "use --engine numpy"
+    return f"check that ONNX Runtime runs the original; the engine numpy has no kernel for {', '.join(lacking)}"
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for nested in node.nested_graphs():
+        yield from nested.walk()
+
+
+def _numpy_runs(node: Node) -> bool:
+    is_composed = not node.domain and (node.op_type in CONTROL_FLOW or node.op_type in SEQUENCE_OPS)
+    return is_composed or has_kernel(node.domain, node.op_type, node.version)
 
 
 def _operand_types(segment: Segment, label: str) -> str:

@@ -185,8 +185,8 @@ def test_an_operator_of_a_strange_domain_is_refused() -> None:
           %y = "my.ops"."Twice"(%a) : f32[2] from "/twice"
         }
     """)
-    for engine, message in (("ort", "my.ops"), ("numpy", "no kernel for my.ops.Twice")):
-        with pytest.raises(EngineError, match=message):
+    for engine in ("ort", "numpy"):
+        with pytest.raises(EngineError, match=r"no engine can run my\.ops\.Twice"):
             Executor(loaded, ONE, engine=engine)
 
 

@@ -1,0 +1,52 @@
+"""Which operators the engines know: ONNX Runtime by its schemas, irpar's own kernels by their table."""
+
+from collections.abc import Iterable
+from functools import cache
+
+from irpar.ir import Graph, Node
+from irpar.kernels import lookup
+
+
+@cache
+def _ort_operators() -> frozenset[tuple[str, str]]:
+    """(domain, operator) of all schemas in ONNX Runtime: ONNX's operators and its own, such as com.microsoft's."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+
+    return frozenset((schema.domain, schema.name) for schema in runtime.get_all_operator_schema())
+
+
+def has_kernel(domain: str, op_type: str, version: int) -> bool:
+    """True where irpar has a kernel of its own for the operator: the engine `numpy` can run it."""
+    return lookup(domain, op_type, version) is not None
+
+
+def is_known(node: Node) -> bool:
+    """True where an engine knows the operator of a node; calls of functions count as known."""
+    if node.callee is not None or node.domain == "irpar" or has_kernel(node.domain, node.op_type, node.version):
+        return True
+    return (node.domain, node.op_type) in _ort_operators()
+
+
+def unknown_nodes(graphs: Iterable[Graph]) -> dict[str, list[Node]]:
+    """Nodes that no engine can run, those in bodies and in called functions included, by operator. Linear in nodes."""
+    found: dict[str, list[Node]] = {}
+    waiting = list(graphs)
+    seen = set(waiting)
+    while waiting:
+        for node in waiting.pop().walk():
+            if node.callee is not None and node.callee.graph not in seen:
+                seen.add(node.callee.graph)
+                waiting.append(node.callee.graph)
+            elif not is_known(node):
+                found.setdefault(node.operator, []).append(node)
+    return found
+
+
+def unknown_notes(graphs: Iterable[Graph]) -> tuple[str, ...]:
+    """A line for the user about each operator that no engine can run."""
+    return tuple(
+        f"no engine can run {operator} (node {nodes[0].label}"
+        + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
+        + "): neither ONNX Runtime nor irpar's kernels know it"
+        for operator, nodes in unknown_nodes(graphs).items()
+    )
