@@ -211,10 +211,12 @@ def test_verify_agrees(capsys, folder):
 
 @pytest.fixture
 def damaged(folder, tmp_path):
-    """The partition with one weight of the last layer changed in part 1."""
+    """The partition with one weight of the last layer changed in part 1, as if it had been written so."""
     import shutil
 
     import onnx
+
+    from irpar.onnx_io.fingerprint import fingerprint
 
     shutil.copytree(folder / "out", tmp_path / "damaged")
     part = tmp_path / "damaged" / "part1"
@@ -224,6 +226,9 @@ def damaged(folder, tmp_path):
     with open(part / place["location"], "r+b") as file:
         file.seek(int(place["offset"]))
         file.write(np.full(1, 100, np.float32).tobytes())
+    plan = json.loads((tmp_path / "damaged" / "plan.json").read_text())
+    plan["parts"][1]["weights"]["digest"] = fingerprint(part / "weights.bin")
+    (tmp_path / "damaged" / "plan.json").write_text(json.dumps(plan))
     return tmp_path / "damaged"
 
 

@@ -135,9 +135,7 @@ def test_a_carried_dim_that_grows_is_unknown_everywhere_in_the_body():
     assert types["v"] == types["r"] == types["s"] == "f32[_, 4]"
     assert types["last"] == "f32[_, 4]"
     assert types["all"] == "f32[3, _, 4]"
-    assert result.notes == (
-        "no engine can run my.Op (node Op of %b): neither ONNX Runtime nor irpar's kernels know it",
-    )
+    assert not result.notes
 
 
 def test_a_loop_whose_condition_is_computed_has_an_unknown_trip_count():
