@@ -275,6 +275,17 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
+def _check_fits(partition: "Partition") -> None:
+    """Refuse an original that does not fit into memory.
+
+    Raises:
+        OutOfMemoryError: with what it needs.
+    """
+    from irpar.runtime.memory import check_memory
+
+    check_memory(partition.plan.original.get("peak_bytes") or 0, "the original model")
+
+
 def _inputs_for(executor: "Executor", original: Original, inputs: Arrays | None, seed: int) -> tuple[Arrays, str]:
     if inputs is not None:
         return inputs, "given"
@@ -295,6 +306,7 @@ def verify(
     """Run both sides on the same inputs and compare all outputs."""
     from irpar.runtime.specs import check_inputs
 
+    _check_fits(partition)
     executor = partition.executor(engine)
     inputs, kind = _inputs_for(executor, original, inputs, seed)
     # The original first: where it fails by itself, that is no fault of the partition.
@@ -344,6 +356,7 @@ def bisect(
     seed: int,
 ) -> Bisection:
     """Compare the intermediate values of both sides in the order of the original; stop at the first that differs."""
+    _check_fits(partition)
     executor = partition.executor(engine)
     inputs, _ = _inputs_for(executor, original, inputs, seed)
     held = {value.source or value.name for value in executor.parts[0].graph.values() if tensor_type(value.type)}

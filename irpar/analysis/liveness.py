@@ -44,25 +44,37 @@ def peak(graph: Graph) -> Peak:
 
     What a nested graph (If, Loop, Scan) needs inside counts while its holder runs. Linear in uses.
     """
+    most, where = 0, None
+    for node, held in _held(graph):
+        if held > most:
+            most, where = held, node
+    return Peak(constant_bytes(graph), most, where)
+
+
+def bytes_at_rest(graph: Graph) -> int:
+    """The most bytes of inputs and results that a rank holds while it waits: at a collective, or when it has ended."""
+    outputs = sum(map(value_bytes, dict.fromkeys(graph.outputs)))
+    return max(outputs, *(held for node, held in _held(graph) if node is None or node.domain == "irpar"))
+
+
+def _held(graph: Graph) -> Iterator[tuple[Node | None, int]]:
+    """The bytes of inputs and results that are held before the first node (None), and while each node runs."""
     roots = _roots(graph)
     last = _last_uses(graph, roots)
     held = sum(value_bytes(value) for value in graph.inputs)
-    freed_inputs = [value for value in graph.inputs if value not in last]
-    most, where = held, None
-    held -= sum(map(value_bytes, freed_inputs))
+    yield None, held
+    held -= sum(value_bytes(value) for value in graph.inputs if value not in last)
     ends: dict[Node, list[Value]] = {}
     for value, node in last.items():
         ends.setdefault(node, []).append(value)
     for node in graph:
         held += sum(value_bytes(value) for value in node.results if roots.get(value, value) is value)
         inside = max((peak(nested).activation_bytes for nested in node.nested_graphs()), default=0)
-        if held + inside > most:
-            most, where = held + inside, node
+        yield node, held + inside
         held -= sum(map(value_bytes, ends.get(node, ())))
         held -= sum(
             value_bytes(value) for value in node.results if roots.get(value, value) is value and value not in last
         )
-    return Peak(constant_bytes(graph), most, where)
 
 
 def _roots(graph: Graph) -> dict[Value, Value]:

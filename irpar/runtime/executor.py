@@ -21,6 +21,7 @@ from .errors import EngineError, ProgramError, RunError
 from .groups import Call, make_group, rank_text
 from .layout import TensorSpec, check_replicas, gather, scatter
 from .log import CollectiveLog
+from .memory import check_memory, run_bytes
 from .prepared import Prepared, PreparedPart, Preparer, check_parts
 from .program import CollectiveStep, ComputeStep
 from .specs import check_inputs, input_specs, output_specs, program_inputs, spec_of
@@ -76,11 +77,12 @@ class Executor:
         self.log = CollectiveLog()
         self._engine = make_engine(engine, EngineSettings(module.opsets, mesh.size))
         self._group = make_group(group, mesh)
+        self._threads = min(mesh.size, os.cpu_count() or 1) if self._engine.is_parallel else 1
+        check_memory(run_bytes(self.parts, self._threads), f"a run of all ranks of mesh {mesh} in this process")
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._seconds: dict[CompiledSegment, float] = {}
-        self._threads = min(mesh.size, os.cpu_count() or 1) if self._engine.is_parallel else 1
         self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
 
     @classmethod

@@ -1,0 +1,84 @@
+"""Whether a run fits into memory: estimated before it begins, since a machine out of memory ends programs unasked."""
+
+import heapq
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from irpar.analysis.liveness import bytes_at_rest, peak
+from irpar.analysis.parts import Part
+from irpar.sharding import IrparError
+
+LIMIT = "IRPAR_MEMORY_LIMIT"
+"""The environment variable that sets the limit: bytes, or "none"."""
+_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""What a container may use at most, on Linux."""
+
+
+class OutOfMemoryError(IrparError):
+    """A run would need more memory than there is."""
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Refuse what needs more bytes than there are.
+
+    Args:
+        needed: estimated bytes.
+        what: what needs them, as the message begins.
+
+    Raises:
+        OutOfMemoryError: with both figures.
+    """
+    limit = memory_limit()
+    if limit is not None and needed > limit:
+        raise OutOfMemoryError(
+            f"{what} needs about {needed:,} bytes of memory, there are {limit:,}",
+            do=f"use a machine with more memory or a smaller batch; {LIMIT}=none tries it all the same",
+        )
+
+
+def memory_limit() -> int | None:
+    """Bytes that a run may use; None where nobody knows or wants to know.
+
+    Raises:
+        IrparError: IRPAR_MEMORY_LIMIT is neither a number of bytes nor "none".
+    """
+    given = os.environ.get(LIMIT, "")
+    if given == "none":
+        return None
+    if given:
+        if not given.isascii() or not given.isdigit():
+            raise IrparError(f'{LIMIT} is "{given}"', do=f"give a number of bytes, or none: {LIMIT}=none")
+        return int(given)
+    found = [size for size in (_physical(), _group_limit()) if size is not None]
+    return min(found, default=None)
+
+
+def _physical() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None  # Not on this system.
+
+
+def _group_limit() -> int | None:
+    try:
+        text = _GROUP_LIMIT.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def run_bytes(parts: Sequence[Part], threads: int) -> int:
+    """What all ranks hold at once in this process, estimated by liveness.
+
+    Ranks of a part share its weights. All ranks hold what they have while they wait for each other, and as many as
+    there are threads compute, each of which may be where it holds the most.
+    """
+    total = 0
+    extra: list[int] = []
+    for part in parts:
+        most, rest = peak(part.graph), bytes_at_rest(part.graph)
+        total += most.constant_bytes + rest * len(part.ranks)
+        extra.extend([most.activation_bytes - rest] * len(part.ranks))
+    return total + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))

@@ -1,0 +1,85 @@
+"""Runs that do not fit into memory are refused before they begin."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from irpar import api
+from irpar.analysis.liveness import bytes_at_rest, peak
+from irpar.analysis.parts import parts_of
+from irpar.ir import Module
+from irpar.ir.text import parse_module
+from irpar.runtime import memory
+from irpar.runtime.memory import OutOfMemoryError, check_memory, memory_limit, run_bytes
+from irpar.sharding import IrparError
+
+from .programs import MLP, mlp_weights, module
+
+
+def doubled(times: int) -> Module:
+    """x joined with itself again and again: 2**times times its 128 bytes."""
+    lines = [f"%a{i + 1} = Concat(%a{i}, %a{i}) {{axis=0}} : f32[{4 << (i + 1)}, 8]" for i in range(times)]
+    return parse_module(
+        f"graph @g(%a0: f32[4, 8]) -> (%y) opset 18 {{\n{chr(10).join(lines)}\n"
+        f"%y = ReduceSum(%a{times}) {{keepdims=0}} : f32[]\n}}"
+    )
+
+
+def test_a_run_that_does_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
+    made = api.partition(doubled(40), "tp=2")
+    told = r"a run of all ranks of mesh tp=2 .* needs about [\d,]{15,} bytes of memory, there are [\d,]+\n"
+    with pytest.raises(OutOfMemoryError, match=told):
+        made.run({"a0": np.ones((4, 8), np.float32)})
+    made.save(tmp_path / "out")
+    with pytest.raises(OutOfMemoryError, match=told):
+        api.Partition.open(tmp_path / "out").executor()
+    with pytest.raises(OutOfMemoryError, match="the original model needs about"):
+        made.verify()
+    with pytest.raises(OutOfMemoryError, match="the original model needs about"):
+        made.bisect()
+
+
+def test_the_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = api.partition(doubled(4), "tp=2")
+    made.executor("ort")
+    monkeypatch.setenv(memory.LIMIT, "1000")
+    with pytest.raises(OutOfMemoryError, match="there are 1,000"):
+        made.executor("numpy")
+    monkeypatch.setenv(memory.LIMIT, "none")
+    assert memory_limit() is None
+    assert made.executor("numpy").run({"a0": np.ones((4, 8), np.float32)})["y"] == 32 * 16
+    monkeypatch.setenv(memory.LIMIT, "5 GB")
+    with pytest.raises(IrparError, match='IRPAR_MEMORY_LIMIT is "5 GB"'):
+        memory_limit()
+
+
+def test_the_limit_is_the_smaller_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_GROUP_LIMIT", tmp_path / "memory.max")
+    machine = memory_limit()
+    for text, expected in (("max\n", machine), ("4096\n", 4096)):
+        (tmp_path / "memory.max").write_text(text)
+        assert memory_limit() == expected
+    check_memory(4096, "this")
+    with pytest.raises(OutOfMemoryError):
+        check_memory(4097, "this")
+
+
+def test_what_the_ranks_need_by_hand() -> None:
+    loaded = module(MLP, **mlp_weights())
+    parts = parts_of(loaded, loaded.mesh)
+    graph = loaded.graph
+    # %x is 48 bytes, %h and %r are 32, %p and %y are 48; at the collective %p and %y are held.
+    assert peak(graph).activation_bytes == 96
+    assert bytes_at_rest(graph) == 96
+    # Two parts with 2 * 96 bytes of weights each, four ranks.
+    assert run_bytes(parts, threads=2) == 2 * 192 + 4 * 96
+
+
+def test_only_ranks_that_compute_count_with_their_peak() -> None:
+    made = api.partition(doubled(10), "dp=4")
+    most = peak(made.parts[0].graph).activation_bytes
+    rest = bytes_at_rest(made.parts[0].graph)
+    assert rest == 128  # the input; the sum is 4 bytes
+    assert run_bytes(made.parts, threads=1) == 4 * rest + (most - rest)
+    assert run_bytes(made.parts, threads=2) == 4 * rest + 2 * (most - rest)
