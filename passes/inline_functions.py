@@ -11,6 +11,9 @@ from irpar.ir.instantiate import body_of_call
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
+MOST_NODES = 5_000_000
+"""That opening all functions may make, the bodies of functions counted."""
+
 
 class InlineError(IrparError):
     """A function that cannot be opened."""
@@ -34,12 +37,14 @@ class InlineFunctions(Pass):
         """Open the calls in all graphs and functions.
 
         Raises:
-            InlineError: functions call each other in a circle, or follow opsets that do not agree.
+            InlineError: functions call each other in a circle, follow opsets that do not agree, or would become too
+                many nodes.
         """
         if not module.functions:
             return PassResult(False, statistics={"calls": 0, "functions": 0})
         order = _callees_first(module)
         chosen = {function for function in order if self.opens(function)}
+        _refuse_explosion(module, order, chosen)
         calls = 0
         # A body is opened itself before it is copied to its callers, so that no call is opened twice.
         for function in order:
@@ -83,6 +88,41 @@ def _callees_first(module: Module) -> list[Function]:
 
 def _called(graph: Graph) -> list[Function]:
     return [node.callee for node in graph.walk() if node.callee is not None]
+
+
+def _refuse_explosion(module: Module, order: Sequence[Function], chosen: set[Function]) -> None:
+    """Count the nodes before any call is opened: functions that call others twice double them at each level.
+
+    Raises:
+        InlineError: naming the function that would become too many.
+    """
+    sizes: dict[Function, int] = {}
+    total = 0
+    for function in order:
+        size = _opened_size(function.graph, sizes)
+        if function in chosen:
+            sizes[function] = size
+        total += size
+        _refuse_size(size, total, _name(function))
+    for graph in module.graphs:
+        called = [callee for callee in _called(graph) if callee in sizes]
+        largest = max(called, key=sizes.__getitem__, default=None)
+        size = _opened_size(graph, sizes)
+        total += size
+        _refuse_size(size, total, "the graph" if largest is None else _name(largest))
+
+
+def _opened_size(graph: Graph, sizes: dict[Function, int]) -> int:
+    """Nodes of a graph once the calls in it are opened; `sizes` has the functions that are opened."""
+    return sum(1 if node.callee is None else sizes.get(node.callee, 1) for node in graph.walk())
+
+
+def _refuse_size(size: int, total: int, name: str) -> None:
+    if total > MOST_NODES:
+        raise InlineError(
+            f"opening {name} makes {size:,} nodes, {total:,} with what was opened before; {MOST_NODES:,} is the most",
+            do="export the model without these functions, or open only some of them: inline-functions{only=[...]}",
+        )
 
 
 def _open_calls(graph: Graph, chosen: set[Function], opsets: dict[str, int]) -> int:

@@ -185,6 +185,32 @@ def test_deep_nesting_takes_no_exponential_time(capsys, tmp_path):
     assert time.perf_counter() - start < 30  # 2**24 steps take minutes
 
 
+def doubling(depth):
+    """Functions that each call the one before twice: 2**depth nodes when all are opened."""
+    leaf = function("f0", node("Relu", ["a"], ["b"]))
+    levels = [
+        function(
+            f"f{level}", node(f"f{level - 1}", "a", "c", domain="my"), node(f"f{level - 1}", "c", "b", domain="my")
+        )
+        for level in range(1, depth + 1)
+    ]
+    return model(node(f"f{depth}", ["x"], ["y"], domain="my"), functions=[leaf, *levels])
+
+
+def test_functions_that_double_are_counted_before_they_are_opened(capsys, tmp_path):
+    onnx.save(doubling(40), tmp_path / "m.onnx")
+    words = ["partition", tmp_path / "m.onnx", "--mesh", "tp=2", "-o", tmp_path / "out"]
+    start = time.perf_counter()
+    refused(capsys, "opening my.f22 makes 4,194,304 nodes", *words)
+    code, out, _ = call(capsys, "inspect", tmp_path / "m.onnx")
+    assert code == 0
+    assert "opening my.f22" in " ".join(out.split())
+    assert call(capsys, "inspect", tmp_path / "m.onnx", "--tensors", "*")[0] == 0
+    pipeline = "infer-types,cse,fold-constants,simplify-layout,dce,complete-sharding,insert-redistribution,localize"
+    assert call(capsys, *words, "--pipeline", pipeline)[0] == 0
+    assert time.perf_counter() - start < 30  # 2**40 steps take days
+
+
 # -- shardings, meshes, pipelines ---------------------------------------------------------------------------------
 
 SHARDINGS = {

@@ -1,5 +1,6 @@
 """What a node does beyond its results: chance, communication, training state."""
 
+from collections.abc import Iterator
 from functools import cache
 
 import onnx
@@ -34,11 +35,29 @@ def is_deterministic(node: Node) -> bool:
 
     A node that holds graphs or calls a function is judged by the nodes in there.
     """
-    if node.callee is not None:
-        return all(map(is_deterministic, node.callee.graph))
-    if node.attributes and not all(is_deterministic(inner) for nested in node.nested_graphs() for inner in nested):
-        return False
-    if node.domain == "irpar":
+    if node.callee is None and not node.attributes:
+        return _is_deterministic_alone(node)
+    return all(map(_is_deterministic_alone, _reached(node)))
+
+
+def _reached(node: Node) -> Iterator[Node]:
+    """A node and all in the graphs that it holds and the functions that it calls; each function once."""
+    waiting = [node]
+    met: set[Function] = set()
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if node.callee is not None and node.callee not in met:
+            met.add(node.callee)
+            waiting.extend(node.callee.graph)
+        if node.attributes:
+            for nested in node.nested_graphs():
+                waiting.extend(nested)
+
+
+def _is_deterministic_alone(node: Node) -> bool:
+    """The same, without what the node holds or calls."""
+    if node.callee is not None or node.domain == "irpar":
         return True
     if node.identity == ("", "Dropout"):
         return not _may_train(node)
@@ -56,11 +75,10 @@ def _is_deterministic_op(domain: str, op_type: str, version: int) -> bool:
 
 def draws_random_numbers(node: Node) -> bool:
     """True where ONNX says that equal operands need not give equal results; bodies and callees are looked into."""
-    if node.callee is not None:
-        return any(map(draws_random_numbers, node.callee.graph))
-    if any(True for _ in node.nested_graphs()):
-        return any(draws_random_numbers(inner) for nested in node.nested_graphs() for inner in nested)
-    return schema_of(node.domain, node.op_type, node.version) is not None and not is_deterministic(node)
+    return any(
+        schema_of(inner.domain, inner.op_type, inner.version) is not None and not _is_deterministic_alone(inner)
+        for inner in _reached(node)
+    )
 
 
 def _may_train(node: Node) -> bool:
@@ -81,12 +99,6 @@ def is_point_to_point(node: Node) -> bool:
 
 def communicates(node: Node) -> bool:
     """True where the node, a graph that it holds or a function that it calls has communication."""
-    if node.domain == "irpar":
+    if node.callee is None and not node.attributes:
         return is_communication(node)
-    if node.callee is not None:
-        return _function_communicates(node.callee)
-    return bool(node.attributes) and any(communicates(inner) for nested in node.nested_graphs() for inner in nested)
-
-
-def _function_communicates(function: Function) -> bool:
-    return any(map(communicates, function.graph))
+    return any(map(is_communication, _reached(node)))
