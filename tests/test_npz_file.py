@@ -1,10 +1,15 @@
 """Arrays in .npz files."""
 
+import tracemalloc
+import zipfile
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from irpar.npz_file import NpzError, read_npz, write_npz
+from irpar.runtime.errors import InputError
+from irpar.sharding import IrparError
 
 
 def test_arrays_come_back_under_their_names(tmp_path):
@@ -16,8 +21,13 @@ def test_arrays_come_back_under_their_names(tmp_path):
         "half": np.arange(4, dtype=ml_dtypes.bfloat16),
     }
     write_npz(tmp_path / "a.npz", arrays)
-    found = read_npz(tmp_path / "a.npz", [{"name": "half", "dtype": "bf16"}, {"name": "other", "dtype": "f32"}])
-    assert list(found) == list(arrays)
+    dtypes = ("i64", "f32", "f64", "str", "bf16")
+    specs = [
+        {"name": name, "dtype": dtype, "shape": list(np.shape(array))}
+        for (name, array), dtype in zip(arrays.items(), dtypes, strict=True)
+    ]
+    found = read_npz(tmp_path / "a.npz", specs)
+    assert list(found) == list(read_npz(tmp_path / "a.npz")) == list(arrays)
     for name, array in arrays.items():
         assert found[name].dtype == np.asarray(array).dtype
         np.testing.assert_array_equal(found[name], array)
@@ -61,3 +71,50 @@ def test_files_that_are_none(tmp_path, told):
     DAMAGED[told](tmp_path / "a.npz")
     with pytest.raises(NpzError, match=told):
         read_npz(tmp_path / "a.npz")
+
+
+def declaring(path, descr="<f4", shape=(4, 8), version=b"\x01\x00"):
+    """A .npz file whose member x declares what is given, and holds nothing."""
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode() + b"\n"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header)
+
+
+DECLARED = {
+    "x has shape [100000, 1000000], expected [4, 8]": {"shape": (100000, 1000000)},
+    "x is f64[4, 8], expected f32": {"descr": "<f8"},
+    "the file of inputs needs about 7,999,999,984 bytes": {"descr": "<U499999999", "shape": (4,)},
+    "it holds Python objects": {"descr": "|O"},
+    "an array in .npy version 9.0": {"version": b"\x09\x00"},
+    "not an .npz file of arrays": {"shape": (2**62, 2**62)},
+    "not an .npz file of arrays: all elements": {"shape": (-4, -8)},
+}
+
+
+@pytest.mark.parametrize("told", DECLARED)
+def test_what_does_not_fit_is_refused_before_it_is_unpacked(tmp_path, monkeypatch, told):
+    monkeypatch.setenv("IRPAR_MEMORY_LIMIT", "1000000000")
+    monkeypatch.setattr(np, "load", None)
+    declaring(tmp_path / "a.npz", **DECLARED[told])
+    text = "<U" in str(DECLARED[told])
+    with pytest.raises(IrparError) as caught:
+        read_npz(
+            tmp_path / "a.npz", [{"name": "x", "dtype": "str" if text else "f32", "shape": [4] if text else [4, 8]}]
+        )
+    assert told in str(caught.value)
+
+
+def test_a_bomb_is_told_without_taking_memory(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file, file.open("x.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "<f4", "fortran_order": False, "shape": (1 << 14, 1 << 12)}
+        )
+        for _ in range(256):
+            member.write(bytes(1 << 20))
+    assert (tmp_path / "a.npz").stat().st_size < 1 << 20
+    tracemalloc.start()
+    with pytest.raises(InputError, match="expected"):
+        read_npz(tmp_path / "a.npz", [{"name": "x", "dtype": "f32", "shape": [4, 8]}])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 << 20
