@@ -6,22 +6,28 @@ tensors = annotations("gpt", layers=4)                    # Megatron-style shard
 """
 
 from .annotations import annotations
-from .config import ConfigError, DecoderConfig, ModelConfig
+from .bert import BertConfig
+from .config import ConfigError, ModelConfig, TextConfig
 from .gpt import GptConfig
 from .llama import LlamaConfig
 from .mlp import MlpConfig
 from .registry import FAMILIES, Family, ModelSize, build, config_of, save
+from .t5 import T5Config
+from .vit import VitConfig
 
 __all__ = [
     "FAMILIES",
+    "BertConfig",
     "ConfigError",
-    "DecoderConfig",
     "Family",
     "GptConfig",
     "LlamaConfig",
     "MlpConfig",
     "ModelConfig",
     "ModelSize",
+    "T5Config",
+    "TextConfig",
+    "VitConfig",
     "annotations",
     "build",
     "config_of",

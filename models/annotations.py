@@ -4,19 +4,26 @@ The first linear layer of each pair is cut by columns and the second by rows, so
 its attention and one for its MLP. Only inputs and weights are named; everything else is for the partitioner to find.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from .bert import BertConfig
 from .config import ModelConfig
 from .gpt import GptConfig
 from .llama import LlamaConfig
 from .mlp import MlpConfig
 from .registry import config_of
+from .t5 import T5Config
+from .vit import VitConfig
 
 Annotations = dict[str, list[list[str] | None]]
 """Tensor name or glob -> per dim the mesh axes that cut it, major first, or None where it is not cut."""
 
-_COLUMNS, _ROWS, _VECTOR = "columns", "rows", "vector"
+Cut = tuple[int, int]
+"""Rank of a tensor, and the dim of it that is cut."""
+_COLUMNS: Cut = (2, 1)
+_ROWS: Cut = (2, 0)
+_VECTOR: Cut = (1, 0)
 
 
 def annotations(
@@ -47,26 +54,48 @@ def annotations(
 
 
 def _inputs(config: ModelConfig, axis: str) -> Annotations:
-    return {"x" if isinstance(config, MlpConfig) else "input_ids": [[axis], None]}
+    return {name: _cut((rank, 0), axis) for name, rank in _BATCHED.get(type(config), {"input_ids": 2}).items()}
 
 
-def _cut(how: str, axis: str) -> list[list[str] | None]:
-    cuts: Annotations = {_COLUMNS: [None, [axis]], _ROWS: [[axis], None], _VECTOR: [[axis]]}
-    return cuts[how]
+_BATCHED: dict[type[ModelConfig], dict[str, int]] = {
+    MlpConfig: {"x": 2},
+    BertConfig: {"input_ids": 2, "token_type_ids": 2, "attention_mask": 2},
+    VitConfig: {"pixels": 4},
+    T5Config: {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2},
+}
+"""Inputs whose dim 0 is the batch, with their ranks, of families that take more than `input_ids`."""
 
 
-def _weights(config: ModelConfig) -> dict[str, str]:
-    tables: dict[type[ModelConfig], Callable[[Any], dict[str, str]]] = {
+def _cut(cut: Cut, axis: str) -> list[list[str] | None]:
+    rank, place = cut
+    return [[axis] if dim == place else None for dim in range(rank)]
+
+
+def _weights(config: ModelConfig) -> dict[str, Cut]:
+    tables: dict[type[ModelConfig], Callable[[Any], dict[str, Cut]]] = {
         MlpConfig: _mlp_weights,
         GptConfig: _gpt_weights,
         LlamaConfig: _llama_weights,
+        BertConfig: _bert_weights,
+        VitConfig: _vit_weights,
+        T5Config: _t5_weights,
     }
     return tables[type(config)](config)
 
 
-def _mlp_weights(config: MlpConfig) -> dict[str, str]:
+def _pairs(first: Iterable[str], second: Iterable[str], *, bias: bool) -> dict[str, Cut]:
+    """Layers cut by columns, their biases too, and those behind them cut by rows."""
+    table: dict[str, Cut] = {}
+    for name in first:
+        table[f"{name}.weight"] = _COLUMNS
+        if bias:
+            table[f"{name}.bias"] = _VECTOR
+    return table | {f"{name}.weight": _ROWS for name in second}
+
+
+def _mlp_weights(config: MlpConfig) -> dict[str, Cut]:
     """Odd layers by columns, even by rows; a bias after a layer cut by rows is added to the sum and stays whole."""
-    table: dict[str, str] = {}
+    table: dict[str, Cut] = {}
     for layer in range(1, config.layers + 1):
         if layer % 2:
             table |= {f"fc{layer}.weight": _COLUMNS, f"fc{layer}.bias": _VECTOR}
@@ -75,9 +104,9 @@ def _mlp_weights(config: MlpConfig) -> dict[str, str]:
     return table
 
 
-def _gpt_weights(config: GptConfig) -> dict[str, str]:
+def _gpt_weights(config: GptConfig) -> dict[str, Cut]:
     """A fused c_attn is cut by columns too, where the cuts do not meet those of its Split: that costs communication."""
-    table: dict[str, str] = {}
+    table: dict[str, Cut] = {}
     for projection in ("c_attn",) if config.fused_qkv else ("q", "k", "v"):
         table |= {f"h.*.attn.{projection}.weight": _COLUMNS, f"h.*.attn.{projection}.bias": _VECTOR}
     table |= {
@@ -91,9 +120,30 @@ def _gpt_weights(config: GptConfig) -> dict[str, str]:
     return table | ({"wte.weight": _ROWS} if config.tied else {"lm_head.weight": _COLUMNS})
 
 
-def _llama_weights(config: LlamaConfig) -> dict[str, str]:
+def _llama_weights(config: LlamaConfig) -> dict[str, Cut]:
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     rows = ("self_attn.o_proj", "mlp.down_proj")
-    table = {f"layers.*.{projection}.weight": _COLUMNS for projection in columns}
-    table |= {f"layers.*.{projection}.weight": _ROWS for projection in rows}
+    table = _pairs((f"layers.*.{name}" for name in columns), (f"layers.*.{name}" for name in rows), bias=False)
     return table | {"lm_head.weight": _COLUMNS}
+
+
+def _bert_weights(config: BertConfig) -> dict[str, Cut]:
+    columns = ("attention.query", "attention.key", "attention.value", "ffn.intermediate")
+    rows = ("attention.output", "ffn.output")
+    return _pairs((f"encoder.*.{name}" for name in columns), (f"encoder.*.{name}" for name in rows), bias=True)
+
+
+def _vit_weights(config: VitConfig) -> dict[str, Cut]:
+    columns, rows = ("attn.q", "attn.k", "attn.v", "mlp.fc1"), ("attn.proj", "mlp.fc2")
+    return _pairs((f"blocks.*.{name}" for name in columns), (f"blocks.*.{name}" for name in rows), bias=True)
+
+
+def _t5_weights(config: T5Config) -> dict[str, Cut]:
+    """Heads of the relative position bias go with those of q, k and v."""
+    columns = ("self.q", "self.k", "self.v", "ffn.wi_0", "ffn.wi_1")
+    table = _pairs(
+        (*(f"*.block.*.{name}" for name in columns), *(f"decoder.block.*.cross.{name}" for name in "qkv")),
+        ("*.block.*.self.o", "decoder.block.*.cross.o", "*.block.*.ffn.wo"),
+        bias=False,
+    )
+    return table | {"*.relative_attention_bias.weight": _COLUMNS, "lm_head.weight": _COLUMNS}

@@ -67,6 +67,10 @@ class ModelConfig:
             value = getattr(self, field)
             require(value >= 1, f"{field} must be at least 1, got {value}")
 
+    def require_positive_if_given(self, *fields: str) -> None:
+        """As `require_positive`, for fields that may be None."""
+        self.require_positive(*(field for field in fields if getattr(self, field) is not None))
+
     @property
     def batch_dim(self) -> int | str:
         """The batch dim of the graph input: a size, or the symbol `batch`."""
@@ -74,27 +78,23 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(ModelConfig):
-    """Settings common to the decoder-only transformers.
+class TransformerConfig(ModelConfig):
+    """Settings common to the transformers.
 
     Attributes:
         layers: number of blocks.
         hidden: width of the residual stream.
         heads: query heads; divides `hidden`.
-        vocab: size of the vocabulary.
-        seq: tokens per row; the longest row when `dynamic`.
     """
 
     layers: int = 2
     hidden: int = 64
     heads: int = 4
-    vocab: int = 256
-    seq: int = 32
 
     def __post_init__(self) -> None:
         """Check the configuration; raises `ConfigError`."""
         super().__post_init__()
-        self.require_positive("layers", "hidden", "heads", "vocab", "seq")
+        self.require_positive("layers", "hidden", "heads")
         require(
             self.hidden % self.heads == 0,
             f"hidden {self.hidden} is not divisible by heads {self.heads}: every head needs the same width",
@@ -104,6 +104,24 @@ class DecoderConfig(ModelConfig):
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.hidden // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(TransformerConfig):
+    """Settings common to the transformers that read tokens.
+
+    Attributes:
+        vocab: size of the vocabulary.
+        seq: tokens per row; the longest row when `dynamic`.
+    """
+
+    vocab: int = 256
+    seq: int = 32
+
+    def __post_init__(self) -> None:
+        """Check the configuration; raises `ConfigError`."""
+        super().__post_init__()
+        self.require_positive("vocab", "seq")
 
     @property
     def seq_dim(self) -> int | str:

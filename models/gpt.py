@@ -3,26 +3,28 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
-from .builder import Dim, GraphBuilder
-from .config import DecoderConfig
+from .builder import GraphBuilder
+from .config import TextConfig
 from .layers import (
     batch_and_seq,
+    causal_mask,
     embedding,
+    layer_norm,
     linear,
     linear_with_bias,
     masked_out,
     merge_heads,
     positions,
     split_heads,
+    tanh_gelu,
 )
 from .weights import WeightStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptConfig(DecoderConfig):
+class GptConfig(TextConfig):
     """A GPT-2-like decoder.
 
     Attributes:
@@ -38,8 +40,7 @@ class GptConfig(DecoderConfig):
     def __post_init__(self) -> None:
         """Check the configuration; raises `ConfigError`."""
         super().__post_init__()
-        if self.ffn is not None:
-            self.require_positive("ffn")
+        self.require_positive_if_given("ffn")
 
     @property
     def ffn_dim(self) -> int:
@@ -84,22 +85,6 @@ def build_gpt(config: GptConfig, weights: WeightStore) -> GraphBuilder:
     return b
 
 
-def causal_mask(b: GraphBuilder, seq: Dim) -> str:
-    """The bool matrix [S, S], true where row may see column: a constant where S is known, else through Trilu."""
-    if isinstance(seq, int):
-        return b.constant("causal_mask", np.tri(seq, dtype=np.bool_))
-    one = onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
-    ones = b.op("ConstantOfShape", b.shape((seq, seq)), value=one)
-    return b.op("Cast", b.op("Trilu", ones, upper=0), to=onnx.TensorProto.BOOL)
-
-
-def layer_norm(b: GraphBuilder, name: str, x: str, hidden: int) -> str:
-    """LayerNormalization over the last dim with `<name>.weight` and `<name>.bias`."""
-    with b.scope(name):
-        gain = b.weight("weight", (hidden,), mean=1.0, std=0.1)
-        return b.op("LayerNormalization", x, gain, b.weight("bias", (hidden,), std=0.1), axis=-1, epsilon=1e-5)
-
-
 def _attention(b: GraphBuilder, config: GptConfig, x: str, mask: str) -> str:
     """Causal self-attention `[B,S,D] -> [B,S,D]`."""
     with b.scope("attn"):
@@ -134,12 +119,3 @@ def _mlp(b: GraphBuilder, config: GptConfig, x: str) -> str:
 def _residual_gain(config: GptConfig) -> float:
     """Scale of what a block adds, such that the residual stream has about the same variance after any depth."""
     return 1 / math.sqrt(config.layers)
-
-
-def tanh_gelu(b: GraphBuilder, x: str) -> str:
-    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), op by op as GPT-2 exports have it."""
-    cube = b.op("Pow", x, b.constant("3.0", 3.0))
-    inner = b.op("Add", x, b.op("Mul", cube, b.constant("gelu_cubic", 0.044715)))
-    tanh = b.op("Tanh", b.op("Mul", inner, b.constant("gelu_scale", math.sqrt(2 / math.pi))))
-    half = b.op("Mul", x, b.constant("0.5", 0.5))
-    return b.op("Mul", half, b.op("Add", tanh, b.constant("1.0", 1.0)))

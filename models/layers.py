@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import onnx
 
 from .builder import Dim, GraphBuilder
 
@@ -53,3 +54,53 @@ def positions(b: GraphBuilder, seq: Dim) -> str:
     if isinstance(seq, int):
         return b.constant("positions", np.arange(seq, dtype=np.int64))
     return b.op("Range", b.constant("zero", 0), seq, b.constant("one", 1))
+
+
+def causal_mask(b: GraphBuilder, seq: Dim) -> str:
+    """The bool matrix [S, S], true where row may see column: a constant where S is known, else through Trilu."""
+    if isinstance(seq, int):
+        return b.constant("causal_mask", np.tri(seq, dtype=np.bool_))
+    one = onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
+    ones = b.op("ConstantOfShape", b.shape((seq, seq)), value=one)
+    return b.op("Cast", b.op("Trilu", ones, upper=0), to=onnx.TensorProto.BOOL)
+
+
+def layer_norm(b: GraphBuilder, name: str, x: str, hidden: int) -> str:
+    """LayerNormalization over the last dim with `<name>.weight` and `<name>.bias`."""
+    with b.scope(name):
+        gain = b.weight("weight", (hidden,), mean=1.0, std=0.1)
+        return b.op("LayerNormalization", x, gain, b.weight("bias", (hidden,), std=0.1), axis=-1, epsilon=1e-5)
+
+
+def rms_norm(b: GraphBuilder, name: str, x: str, hidden: int) -> str:
+    """x / rms(x) * `<name>.weight` over the last dim: one op from opset 23 on, else op by op, in float32."""
+    with b.scope(name):
+        gain = b.weight("weight", (hidden,), mean=1.0, std=0.1)
+        if b.config.opset >= 23:
+            return b.op("RMSNormalization", x, gain, axis=-1, epsilon=1e-5)
+        half = b.config.dtype != "float32"
+        wide = b.op("Cast", x, to=onnx.TensorProto.FLOAT) if half else x
+        last = b.constant("axes", np.array([-1], np.int64))
+        square = b.op("Pow", wide, b.constant("two", np.array(2.0, np.float32)))
+        mean = b.op("ReduceMean", square, last, keepdims=1)
+        root = b.op("Sqrt", b.op("Add", mean, b.constant("epsilon", np.array(1e-5, np.float32))))
+        normed = b.op("Div", wide, root)
+        return b.op("Mul", b.op("Cast", normed, to=b.elem_type) if half else normed, gain)
+
+
+def gelu(b: GraphBuilder, x: str) -> str:
+    """The exact Gelu: one op from opset 20 on, before that x/2 * (1 + erf(x / sqrt 2))."""
+    if b.config.opset >= 20:
+        return b.op("Gelu", x)
+    error_function = b.op("Erf", b.op("Div", x, b.constant("sqrt_2", math.sqrt(2))))
+    product = b.op("Mul", x, b.op("Add", error_function, b.constant("1.0", 1.0)))
+    return b.op("Mul", product, b.constant("0.5", 0.5))
+
+
+def tanh_gelu(b: GraphBuilder, x: str) -> str:
+    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), op by op as GPT-2 exports have it."""
+    cube = b.op("Pow", x, b.constant("3.0", 3.0))
+    inner = b.op("Add", x, b.op("Mul", cube, b.constant("gelu_cubic", 0.044715)))
+    tanh = b.op("Tanh", b.op("Mul", inner, b.constant("gelu_scale", math.sqrt(2 / math.pi))))
+    half = b.op("Mul", x, b.constant("0.5", 0.5))
+    return b.op("Mul", half, b.op("Add", tanh, b.constant("1.0", 1.0)))

@@ -8,13 +8,13 @@ import onnx
 from numpy.typing import NDArray
 
 from .builder import Dim, GraphBuilder
-from .config import DecoderConfig, require
-from .layers import batch_and_seq, embedding, linear, masked_out, merge_heads, positions, split_heads
+from .config import TextConfig, require
+from .layers import batch_and_seq, embedding, linear, masked_out, merge_heads, positions, rms_norm, split_heads
 from .weights import NUMPY_DTYPES, WeightStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(DecoderConfig):
+class LlamaConfig(TextConfig):
     """A Llama-like decoder.
 
     Attributes:
@@ -30,10 +30,7 @@ class LlamaConfig(DecoderConfig):
     def __post_init__(self) -> None:
         """Check the configuration; raises `ConfigError`."""
         super().__post_init__()
-        if self.kv_heads is not None:
-            self.require_positive("kv_heads")
-        if self.ffn is not None:
-            self.require_positive("ffn")
+        self.require_positive_if_given("kv_heads", "ffn")
         require(
             self.heads % self.kv_head_count == 0,
             f"heads {self.heads} is not divisible by kv_heads {self.kv_head_count}: every group needs the same size",
@@ -123,22 +120,6 @@ def _additive_mask(b: GraphBuilder, seq: Dim) -> str:
     position = positions(b, seq)
     visible = b.op("GreaterOrEqual", b.unsqueeze(position, 1), b.unsqueeze(position, 0))
     return b.op("Where", visible, b.constant("0.0", 0.0), masked_out(b))
-
-
-def rms_norm(b: GraphBuilder, name: str, x: str, hidden: int) -> str:
-    """x / rms(x) * `<name>.weight` over the last dim: one op from opset 23 on, else op by op, in float32."""
-    with b.scope(name):
-        gain = b.weight("weight", (hidden,), mean=1.0, std=0.1)
-        if b.config.opset >= 23:
-            return b.op("RMSNormalization", x, gain, axis=-1, epsilon=1e-5)
-        half = b.config.dtype != "float32"
-        wide = b.op("Cast", x, to=onnx.TensorProto.FLOAT) if half else x
-        last = b.constant("axes", np.array([-1], np.int64))
-        square = b.op("Pow", wide, b.constant("two", np.array(2.0, np.float32)))
-        mean = b.op("ReduceMean", square, last, keepdims=1)
-        root = b.op("Sqrt", b.op("Add", mean, b.constant("epsilon", np.array(1e-5, np.float32))))
-        normed = b.op("Div", wide, root)
-        return b.op("Mul", b.op("Cast", normed, to=b.elem_type) if half else normed, gain)
 
 
 def _attention(b: GraphBuilder, config: LlamaConfig, x: str, shared: _Shared) -> str:

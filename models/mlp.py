@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .builder import GraphBuilder
 from .config import ModelConfig
-from .layers import linear_with_bias
+from .layers import gelu, linear_with_bias
 from .weights import WeightStore
 
 
@@ -59,12 +59,3 @@ def _gemm(b: GraphBuilder, name: str, x: str, fan_in: int, fan_out: int) -> str:
     with b.scope(name):
         weight = b.weight("weight", (fan_in, fan_out), std=1 / math.sqrt(fan_in))
         return b.op("Gemm", x, weight, b.weight("bias", (fan_out,), std=0.2))
-
-
-def gelu(b: GraphBuilder, x: str) -> str:
-    """The exact Gelu: one op from opset 20 on, before that x/2 * (1 + erf(x / sqrt 2))."""
-    if b.config.opset >= 20:
-        return b.op("Gelu", x)
-    error_function = b.op("Erf", b.op("Div", x, b.constant("sqrt_2", math.sqrt(2))))
-    product = b.op("Mul", x, b.op("Add", error_function, b.constant("1.0", 1.0)))
-    return b.op("Mul", product, b.constant("0.5", 0.5))

@@ -13,7 +13,7 @@ import onnx
 
 from irpar.atomic import check_file, new_pair
 
-from . import gpt, llama, mlp
+from . import bert, gpt, llama, mlp, t5, vit
 from .builder import GraphBuilder
 from .config import ConfigError, ModelConfig, require
 from .weights import ExternalWeights, InlineWeights, PlaceholderWeights, WeightStore, data_path
@@ -34,6 +34,9 @@ FAMILIES: dict[str, Family] = {
     "mlp": Family(mlp.MlpConfig, mlp.PRESETS, mlp.build_mlp),
     "gpt": Family(gpt.GptConfig, gpt.PRESETS, gpt.build_gpt),
     "llama": Family(llama.LlamaConfig, llama.PRESETS, llama.build_llama),
+    "bert": Family(bert.BertConfig, bert.PRESETS, bert.build_bert),
+    "vit": Family(vit.VitConfig, vit.PRESETS, vit.build_vit),
+    "t5": Family(t5.T5Config, t5.PRESETS, t5.build_t5),
 }
 
 

@@ -59,8 +59,13 @@ def inputs() -> dict[str, dict[str, Array]]:
     """Inputs of each family at its tiny preset."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 256, (4, 32))
+    # The rows of a mask end in padding of different lengths.
+    mask = (np.arange(32) < np.array([[32], [27], [20], [9]])).astype(np.int64)
     return {
         "mlp": {"x": rng.standard_normal((8, 64)).astype(np.float32)},
         "gpt": {"input_ids": ids},
         "llama": {"input_ids": ids},
+        "bert": {"input_ids": ids, "token_type_ids": rng.integers(0, 2, (4, 32)), "attention_mask": mask},
+        "vit": {"pixels": rng.standard_normal((4, 3, 16, 16)).astype(np.float32)},
+        "t5": {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": rng.integers(0, 256, (4, 16))},
     }

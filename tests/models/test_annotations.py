@@ -14,7 +14,12 @@ VARIANTS = [
     ("gpt", {"fused_qkv": True, "tied": True}),
     ("llama", {}),
     ("llama", {"preset": "gqa"}),
+    ("bert", {}),
+    ("vit", {}),
+    ("t5", {}),
 ]
+PAIRED = [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"}), ("bert", {}), ("vit", {}), ("t5", {})]
+"""Models in which every weight that is cut by columns feeds one that is cut by rows."""
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
@@ -41,7 +46,7 @@ def test_axes_are_named_as_asked_and_none_leaves_them_out():
     assert annotations("llama", dp_axis=None, tp_axis=None) == {}
 
 
-@pytest.mark.parametrize(("name", "settings"), [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"})])
+@pytest.mark.parametrize(("name", "settings"), PAIRED)
 def test_what_one_rank_holds_is_all_that_its_row_blocks_need(name, settings, run_model, keep_blocks, inputs):
     """A rank's rows of the second layer see only what the rank's columns of the first ones compute.
 
@@ -53,7 +58,7 @@ def test_what_one_rank_holds_is_all_that_its_row_blocks_need(name, settings, run
     cuts.pop("lm_head.weight", None)
     rows = [pattern for pattern, cut in cuts.items() if cut[0] and len(cut) == 2]
     # A bias of the keys shifts all scores of a query alike, which the softmax takes out again.
-    columns = [pattern for pattern in cuts if pattern not in rows and not pattern.endswith("k.bias")]
+    columns = [pattern for pattern in cuts if pattern not in rows and not pattern.endswith(("k.bias", "key.bias"))]
     for rank in (0, 3):
         only_rows = run_model(keep_blocks(model, dict.fromkeys(rows, rank), cuts, 4), inputs[name])
         both = run_model(keep_blocks(model, dict.fromkeys(cuts, rank), cuts, 4), inputs[name])

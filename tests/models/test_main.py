@@ -77,6 +77,6 @@ def test_a_mistake_is_one_error_and_exit_code_2(command, message, capsys, tmp_pa
 
 def test_an_unknown_family_is_refused(capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["bert"])
+        main(["elmo"])
     assert stopped.value.code == 2
-    assert "invalid choice: 'bert'" in capsys.readouterr().err
+    assert "invalid choice: 'elmo'" in capsys.readouterr().err

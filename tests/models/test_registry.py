@@ -1,5 +1,6 @@
 """Building by family and preset: what every family has to keep."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ VARIANTS = [
     ("gpt", {"fused_qkv": True, "tied": True}),
     ("llama", {}),
     ("llama", {"preset": "gqa"}),
+    ("bert", {}),
+    ("vit", {}),
+    ("t5", {}),
 ]
+CUT = {"batch": 3, "seq": 20, "target": 10}
+"""Other sizes for the symbols of dynamic models."""
+DEPTH = {"layers": 3}
+"""What makes a model deep enough for names to repeat, where a family has it."""
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
@@ -46,7 +54,9 @@ def test_equal_seeds_give_equal_models(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_nodes_and_values_have_unique_names(name):
-    graph = build(name, layers=3, dynamic=True).graph
+    fields = {field.name for field in dataclasses.fields(FAMILIES[name].config)}
+    depth = {key: value for key, value in DEPTH.items() if key in fields}
+    graph = build(name, dynamic=True, **depth).graph
     names = [node.name for node in graph.node]
     values = [value for node in graph.node for value in node.output]
     values += [tensor.name for tensor in graph.initializer] + [value.name for value in graph.input]
@@ -60,20 +70,24 @@ def test_names_follow_scopes():
     assert "/h.0/attn/q/MatMul" in [node.name for node in graph.node]
 
 
-@pytest.mark.parametrize(
-    ("name", "symbols"), [("mlp", ["batch"]), ("gpt", ["batch", "seq"]), ("llama", ["batch", "seq"])]
-)
-def test_dynamic_models_take_other_sizes(name, symbols, run_model, inputs):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_dynamic_models_take_other_sizes(name, run_model, inputs):
+    """A smaller input gives what the whole one does there; masks hide what was cut off from those that see all."""
     model = build(name, dynamic=True)
-    dims = model.graph.input[0].type.tensor_type.shape.dim
-    assert [dim.dim_param for dim in dims if dim.dim_param] == symbols
-    whole = inputs[name]
-    part = {key: value[:3, :20] if name != "mlp" else value[:3] for key, value in whole.items()}
-    expected = run_model(model, whole)[:3, :20] if name != "mlp" else run_model(model, whole)[:3]
-    np.testing.assert_allclose(run_model(model, part), expected, rtol=1e-5, atol=1e-5)
+    whole, part = dict(inputs[name]), {}
+    if "attention_mask" in whole:
+        whole["attention_mask"] = whole["attention_mask"] * (np.arange(32) < CUT["seq"])
+    for value in model.graph.input:
+        dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        assert dims[0] == "batch"
+        part[value.name] = whole[value.name][tuple(slice(CUT.get(dim)) for dim in dims)]
+    got, expected = run_model(model, part), run_model(model, whole)
+    expected = expected[tuple(map(slice, got.shape))]
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "vit", "t5"])
 def test_dynamic_models_compute_shapes_as_exports_do(name):
     ops = {node.op_type for node in build(name, dynamic=True).graph.node}
     assert {"Shape", "Gather", "Unsqueeze", "Concat", "Reshape"} <= ops
@@ -92,9 +106,36 @@ def test_decoders_are_causal(name, dynamic, run_model, inputs):
     assert np.abs(before[:, 20:] - after[:, 20:]).max(axis=(0, 2)).min() > 1e-3, "every later position must see it"
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("gpt", "float16"), ("llama", "float16")])
-def test_half_precision_agrees_with_float32(name, dtype, run_model, inputs):
-    half = run_model(build(name, dtype=dtype), inputs[name]).astype(np.float32)
+@pytest.mark.parametrize(("name", "mask"), [("bert", "attention_mask"), ("t5", "attention_mask")])
+def test_padding_is_not_seen(name, mask, run_model, inputs):
+    """Tokens behind the mask change nothing in front of it, and the mask changes what it hides from."""
+    feeds = inputs[name]
+    seen = feeds[mask].astype(bool)
+    other = {**feeds, "input_ids": np.where(seen, feeds["input_ids"], (feeds["input_ids"] + 1) % 256)}
+    all_seen = {**feeds, mask: np.ones_like(feeds[mask])}
+    model = build(name)
+    before, after, unmasked = (run_model(model, each) for each in (feeds, other, all_seen))
+    if name == "bert":  # one row for each token of the same input
+        before, after, unmasked = before[seen], after[seen], unmasked[seen]
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+    assert np.abs(unmasked - before).max() > 1e-2
+
+
+def test_a_t5_decoder_is_causal(run_model, inputs):
+    feeds = inputs["t5"]
+    changed = feeds["decoder_input_ids"].copy()
+    changed[:, 9] = (changed[:, 9] + 1) % 256
+    before, after = (
+        run_model(build("t5"), {**feeds, "decoder_input_ids": ids}) for ids in (feeds["decoder_input_ids"], changed)
+    )
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert np.abs(before[:, 9:] - after[:, 9:]).max(axis=(0, 2)).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "vit", "t5"])
+def test_half_precision_agrees_with_float32(name, run_model, inputs):
+    feeds = {key: x.astype(np.float16) if x.dtype == np.float32 else x for key, x in inputs[name].items()}
+    half = run_model(build(name, dtype="float16"), feeds).astype(np.float32)
     np.testing.assert_allclose(half, run_model(build(name), inputs[name]), atol=0.03)
 
 
@@ -120,7 +161,7 @@ def test_gpt_small_and_llama_70b_have_the_sizes_they_are_named_after(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("bert", {}, "no model family 'bert': there are mlp, gpt, llama"),
+        ("elmo", {}, "no model family 'elmo': there are mlp, gpt, llama, bert"),
         ("gpt", {"preset": "huge"}, "no preset 'huge' for gpt"),
         ("mlp", {"heads": 4}, "mlp has no setting 'heads'"),
         ("gpt", {"hidden": 65}, "hidden 65 is not divisible by heads 4"),
@@ -132,6 +173,10 @@ def test_gpt_small_and_llama_70b_have_the_sizes_they_are_named_after(tmp_path):
         ("gpt", {"seed": -1}, "seed must not be negative"),
         ("llama", {"kv_heads": 3}, "heads 4 is not divisible by kv_heads 3"),
         ("llama", {"kv_heads": 0}, "kv_heads must be at least 1, got 0"),
+        ("bert", {"token_types": 0}, "token_types must be at least 1, got 0"),
+        ("vit", {"patch": 5}, "image 16 is not divisible by patch 5"),
+        ("t5", {"buckets": 6}, "buckets 6 is not divisible by 4"),
+        ("t5", {"max_distance": 8}, "max_distance 8 must be above buckets / 2, here 8"),
         ("llama", {"hidden": 12}, "hidden / heads is 3, an odd number"),
     ],
 )

@@ -1,0 +1,79 @@
+"""Every family of irpar.models: partitioned, verified against ONNX Runtime, and its work divided among the ranks."""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import irpar
+from irpar import models
+
+MESHES = ({"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2})
+TOLERANCE = 1e-4
+EXCESS = 1.1
+"""How much more than its share of the FLOPs a rank may have."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family with settings.
+
+    Attributes:
+        family: a key of `irpar.models.FAMILIES`.
+        settings: fields of its configuration.
+        tolerance: largest |a - b| / (1 + |b|).
+    """
+
+    family: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    tolerance: float = TOLERANCE
+
+    def __str__(self) -> str:
+        return "-".join([self.family, *(f"{name}={value}" for name, value in self.settings)])
+
+
+CASES = (
+    Case("bert"),
+    Case("bert", (("opset", 23),)),
+    Case("vit"),
+    Case("t5"),
+)
+
+MORE_THAN_ITS_SHARE: dict[tuple[str, str], tuple[float, str]] = {}
+"""Case and mesh axes ("dp", "tp" or "dp,tp") -> what a rank has of its share of the FLOPs, at most, and why."""
+
+
+def _partition(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partition:
+    settings = dict(case.settings)
+    path = folder / "model.onnx"
+    onnx.save(models.build(case.family, **settings), path)
+    module = irpar.load(path)
+    axes = (axis if axis in mesh else None for axis in ("dp", "tp"))
+    irpar.annotate(module, models.annotations(case.family, *axes, **settings))
+    return irpar.partition(module, irpar.Mesh(mesh))
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=",".join)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
+    partition = _partition(case, mesh, tmp_path)
+    partition.verify(tolerance=case.tolerance).check()
+    share = partition.plan.totals["flops_per_rank"] / partition.plan.original["flops"]
+    excess = share * prod(mesh.values())
+    allowed, why = MORE_THAN_ITS_SHARE.get((str(case), ",".join(mesh)), (EXCESS, "the work is divided"))
+    told = f"{case} over {mesh}: a rank does {share:.1%} of the FLOPs, {excess:.3f} of its share"
+    assert excess <= allowed, f"{told}; at most {allowed} is expected: {why}"
+    if (str(case), ",".join(mesh)) in MORE_THAN_ITS_SHARE:
+        assert excess > EXCESS, f"{told}: no exception any more, take it out of the table"
+
+
+def test_exceptions_are_of_cases_that_exist() -> None:
+    known = {(str(case), ",".join(mesh)) for case in CASES for mesh in MESHES}
+    assert set(MORE_THAN_ITS_SHARE) <= known
+
+
+def test_every_family_is_here_or_in_test_partition() -> None:
+    assert {case.family for case in CASES} | {"mlp", "gpt", "llama"} == set(models.FAMILIES)
