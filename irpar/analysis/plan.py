@@ -2,19 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, Value, tensor_type
+from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, Value, dtype_of_text, tensor_type
 from irpar.ops.collectives import KINDS, collective_axes, sent_bytes
 from irpar.ops.coords import COORDS
-from irpar.sharding import IrparError, Mesh, Sharding
+from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .cost import graph_flops
 from .liveness import peak, value_bytes
 from .parts import Part
+from .plan_schema import misfit
 
 FORMAT = "irpar-plan/1"
 LEAST_NAMED_BYTES = 1024
@@ -269,9 +270,10 @@ def read_plan(folder: Path) -> Plan:
     """Read and check plan.json of an output folder.
 
     Raises:
-        PlanError: it is missing, is not JSON, is of another format, or lacks a field.
+        PlanError: it is missing, is not JSON, is of another format, or a field is missing or is not what it should be.
     """
     path = folder / "plan.json"
+    again = "partition the model again"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -281,52 +283,57 @@ def read_plan(folder: Path) -> Plan:
             do="give the folder that `irpar partition -o` made",
         ) from error
     except ValueError as error:
-        raise PlanError(f"plan.json is not JSON: {error}", where=str(path), do="partition the model again") from error
+        raise PlanError(f"plan.json is not JSON: {error}", where=str(path), do=again) from error
+    except RecursionError:
+        raise PlanError("plan.json is nested too deep", where=str(path), do=again) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise PlanError(
             f"plan.json has format {found!r}, this irpar reads {FORMAT!r}",
             where=str(path),
-            do="partition the model again with this version",
+            do=f"{again} with this version",
         )
-    names = Plan.__dataclass_fields__
-    missing = [name for name in names if name not in data and name not in ("values", "predicted")]
-    if missing:
-        raise PlanError(f"plan.json lacks {', '.join(missing)}", where=str(path), do="partition the model again")
-    plan = Plan(**{name: value for name, value in data.items() if name in names})
-    _check(plan, path)
+    problem = misfit(data)
+    if problem is None:
+        plan = Plan(**{name: value for name, value in data.items() if name in Plan.__dataclass_fields__})
+        problem = _contradiction(plan)
+    if problem is not None:
+        raise PlanError(
+            f"plan.json cannot be used: {problem}", where=str(path), do=f"{again}; plan.json is not meant to be edited"
+        )
     return plan
 
 
-def _check(plan: Plan, path: Path) -> None:
-    """Refuse a plan whose fields contradict each other."""
-
-    def refuse(what: str) -> PlanError:
-        return PlanError(what, where=str(path), do="partition the model again; plan.json is not meant to be edited")
-
+def _contradiction(plan: Plan) -> str | None:
+    """What in a plan contradicts itself."""
     try:
         mesh = plan.mesh_of_ranks
-        ranks = [(entry["rank"], tuple(entry["coords"]), entry["part"]) for entry in plan.ranks]
-        models = [entry["model"] for entry in plan.parts]
-        _check_specs([*plan.inputs, *plan.outputs], mesh)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise refuse(f"plan.json has an entry that cannot be read: {error}") from error
+        for spec in (*plan.inputs, *plan.outputs):
+            _check_spec(spec, mesh)
+        for entry in plan.collectives:
+            if mesh.group_size([Axis.parse(axis) for axis in entry["axes"]]) != entry["group_size"]:
+                return f"collective {entry['id']} joins another number of ranks than its axes"
     except IrparError as error:
-        raise refuse(f"plan.json has a mesh or sharding that cannot be: {error.what}") from error
-    if [(rank, coords) for rank, coords, _ in ranks] != list(enumerate(mesh.all_coords())):
-        raise refuse(f"the ranks of plan.json are not those of mesh {mesh}")
-    if not all(isinstance(part, int) and 0 <= part < len(models) for _, _, part in ranks):
-        raise refuse(f"a rank of plan.json names a part outside 0 .. {len(models) - 1}")
-    for model in models:
-        if not isinstance(model, str) or Path(model).is_absolute() or ".." in Path(model).parts:
-            raise refuse(f"plan.json names a part outside its folder: {model}")
+        return error.what
+    if [(entry["rank"], tuple(entry["coords"])) for entry in plan.ranks] != list(enumerate(mesh.all_coords())):
+        return f"the ranks are not those of mesh {mesh}"
+    if not all(entry["part"] < len(plan.parts) for entry in plan.ranks):
+        return f"a rank has a part outside 0 .. {len(plan.parts) - 1}"
+    for model in (entry["model"] for entry in plan.parts):
+        if Path(model).is_absolute() or ".." in Path(model).parts or "\0" in model:
+            return f"a part is outside its folder: {model}"
+    return None
 
 
-def _check_specs(specs: Iterable[dict[str, Any]], mesh: Mesh) -> None:
-    for spec in specs:
-        if not isinstance(spec["name"], str):
-            raise TypeError("a name that is no string")
-        if spec["sharding"] is not None:
-            sharding = Sharding.of_spec(mesh, spec["sharding"])
-            if sharding.rank != len(spec["shape"]):
-                raise ValueError(f"sharding of {spec['name']} has another number of dims than its shape")
+def _check_spec(spec: dict[str, Any], mesh: Mesh) -> None:
+    """Refuse an input or output whose facts do not fit each other.
+
+    Raises:
+        PlanError: saying what.
+    """
+    if spec["dtype"] is not None and dtype_of_text(spec["dtype"]) is None:
+        raise PlanError(f"{spec['name']} has the dtype {spec['dtype']}, which is none")
+    if spec["sharding"] is not None:
+        sharding = Sharding.of_spec(mesh, spec["sharding"])
+        if spec["shape"] is None or sharding.rank != len(spec["shape"]):
+            raise PlanError(f"sharding of {spec['name']} has another number of dims than its shape")

@@ -1,4 +1,8 @@
+import copy
+import functools
 import json
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -6,7 +10,7 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.plan import Plan, read_plan
+from irpar.analysis.plan import Plan, PlanError, read_plan
 from irpar.sharding import IrparError
 
 
@@ -71,17 +75,28 @@ def test_fields_that_a_later_version_adds_are_ignored(folder: Path, tmp_path: Pa
     assert read_plan(tmp_path) == read_plan(folder)
 
 
+def part(model: str) -> dict:
+    return {"model": model, "weight_bytes": 0, "flops": 0, "weights": None}
+
+
+def spec(**facts: object) -> dict:
+    return {"name": "x", "dtype": "f32", "shape": [4], "sharding": None} | facts
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format": "irpar-plan/9"}, "has format 'irpar-plan/9'"),
-        ({"parts": None}, "cannot be read"),
-        ({"parts": [{"model": "../secret.onnx"}, {"model": "part1/model.onnx"}]}, "outside its folder"),
+        ({"parts": None}, "parts is null, expected a list"),
+        ({"parts": [part("../secret.onnx"), part("part1/model.onnx")]}, "outside its folder"),
         ({"mesh": {"axes": {"dp": 0}, "devices": None}}, "cannot be"),
-        ({"mesh": {"axes": {"dp": 2, "tp": 4}, "devices": None}}, "ranks of plan.json are not those of mesh dp=2,tp=4"),
-        ({"ranks": []}, "ranks of plan.json"),
-        ({"inputs": [{"name": "x", "shape": [4], "sharding": [["mp"]]}]}, 'no axis "mp"'),
-        ({"inputs": [{"name": "x", "shape": [4, 4], "sharding": [["dp"]]}]}, "another number of dims"),
+        ({"mesh": {"axes": {"dp": 2, "tp": 4}, "devices": None}}, "joins another number of ranks"),
+        ({"collectives": [], "mesh": {"axes": {"tp": 2}, "devices": None}}, 'no axis "dp"'),
+        ({"collectives": [], "mesh": {"axes": {"dp": 2, "tp": 4}, "devices": None}}, "not those of mesh dp=2,tp=4"),
+        ({"ranks": []}, "the ranks are not those"),
+        ({"inputs": [spec(shape=[4], sharding=[["mp"]])]}, 'no axis "mp"'),
+        ({"inputs": [spec(shape=[4, 4], sharding=[["dp"]])]}, "another number of dims"),
+        ({"inputs": [spec(dtype="f31")]}, "has the dtype f31, which is none"),
     ],
 )
 def test_plans_edited_by_hand_are_refused(folder: Path, tmp_path: Path, change: dict, message: str) -> None:
@@ -95,6 +110,73 @@ def test_plans_edited_by_hand_are_refused(folder: Path, tmp_path: Path, change: 
 def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(IrparError, match=r"plan\.json"):
+        read_plan(tmp_path)
+
+
+def places(value: object, place: tuple = ()) -> Iterator[tuple]:
+    """The path of each field and of the first entry of each list."""
+    entries = (
+        value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
+    )
+    for key, inner in entries:
+        yield (*place, key)
+        yield from places(inner, (*place, key))
+
+
+def changed(plan: dict, place: tuple, *value: object) -> dict:
+    """A copy with another value at a path, or without it."""
+    made = copy.deepcopy(plan)
+    holder = functools.reduce(operator.getitem, place[:-1], made)
+    if value:
+        holder[place[-1]] = value[0]
+    else:
+        del holder[place[-1]]
+    return made
+
+
+OPTIONAL = {"values", "predicted"}
+FREE = {("mesh", "axes"), ("totals", "by_kind")}
+"""Tables whose keys are names of their own; what is in lists may be left out too, and `original` may be empty."""
+
+
+def is_refused(folder: Path) -> bool:
+    try:
+        read_plan(folder)
+    except PlanError:
+        return True
+    return False
+
+
+def test_every_field_is_checked(folder: Path, tmp_path: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    found = list(places(plan))
+    assert ("collectives", 0, "sent_bytes") in found
+    assert ("source", "sha256") in found
+    for place in found:
+        is_free = place[:-1] in FREE or place[0] == "original" or isinstance(place[-1], int)
+        cases = [changed(plan, place, wrong) for wrong in (True, -1, 1.5, [True])]
+        if not (is_free or place[-1] in OPTIONAL or place[0] == "replicated"):
+            cases.append(changed(plan, place))
+        for case in cases:
+            (tmp_path / "plan.json").write_text(json.dumps(case))
+            assert is_refused(tmp_path), (place, case)
+
+
+def test_null_stands_only_where_nothing_may_be_known(folder: Path, tmp_path: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    for place in (("source",), ("totals", "sent_bytes"), ("collectives", 0, "kind"), ("ranks", 0, "part"), ("inputs",)):
+        (tmp_path / "plan.json").write_text(json.dumps(changed(plan, place, None)))
+        with pytest.raises(PlanError, match=r"is null, expected"):
+            read_plan(tmp_path)
+    for place in (("source", "sha256"), ("collectives", 0, "phase"), ("parts", 0, "weights"), ("mesh", "devices")):
+        (tmp_path / "plan.json").write_text(json.dumps(changed(plan, place, None)))
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"format": ' + "[" * 200_000, "1" * 10_000, '{"format": NaN}'])
+def test_text_that_json_readers_choke_on(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(PlanError, match=r"plan\.json"):
         read_plan(tmp_path)
 
 
