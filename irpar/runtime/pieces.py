@@ -9,7 +9,8 @@ from typing import Any
 from irpar.analysis.plan import Plan
 from irpar.ir import ExternalTensor, Module
 from irpar.onnx_io.fingerprint import fingerprint
-from irpar.onnx_io.partition import PART, PARTITION, WEIGHTS_FILE
+from irpar.onnx_io.partition import PART, PARTITION
+from irpar.onnx_io.target import WEIGHTS_FILE
 from irpar.sharding import Mesh
 
 from .errors import ProgramError, RunError
