@@ -11,6 +11,7 @@ from .config import ConfigError, ModelConfig, TextConfig
 from .gpt import GptConfig
 from .llama import LlamaConfig
 from .mlp import MlpConfig
+from .moe import MoeConfig
 from .registry import FAMILIES, Family, ModelSize, build, config_of, save
 from .t5 import T5Config
 from .vit import VitConfig
@@ -25,6 +26,7 @@ __all__ = [
     "MlpConfig",
     "ModelConfig",
     "ModelSize",
+    "MoeConfig",
     "T5Config",
     "TextConfig",
     "VitConfig",

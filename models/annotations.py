@@ -12,6 +12,7 @@ from .config import ModelConfig
 from .gpt import GptConfig
 from .llama import LlamaConfig
 from .mlp import MlpConfig
+from .moe import MoeConfig
 from .registry import config_of
 from .t5 import T5Config
 from .vit import VitConfig
@@ -24,6 +25,7 @@ Cut = tuple[int, int]
 _COLUMNS: Cut = (2, 1)
 _ROWS: Cut = (2, 0)
 _VECTOR: Cut = (1, 0)
+_EXPERTS: Cut = (3, 0)
 
 
 def annotations(
@@ -79,6 +81,7 @@ def _weights(config: ModelConfig) -> dict[str, Cut]:
         BertConfig: _bert_weights,
         VitConfig: _vit_weights,
         T5Config: _t5_weights,
+        MoeConfig: _moe_weights,
     }
     return tables[type(config)](config)
 
@@ -147,3 +150,10 @@ def _t5_weights(config: T5Config) -> dict[str, Cut]:
         bias=False,
     )
     return table | {"*.relative_attention_bias.weight": _COLUMNS, "lm_head.weight": _COLUMNS}
+
+
+def _moe_weights(config: MoeConfig) -> dict[str, Cut]:
+    """Attention by heads; of the experts each device has some whole ones. The router needs the scores of all."""
+    heads = _pairs((f"h.*.attn.{name}" for name in "qkv"), ("h.*.attn.proj",), bias=True)
+    experts = {f"h.*.moe.experts.{name}.weight": _EXPERTS for name in ("fc", "proj")}
+    return heads | experts | {"lm_head.weight": _COLUMNS}

@@ -13,7 +13,7 @@ import onnx
 
 from irpar.atomic import check_file, new_pair
 
-from . import bert, gpt, llama, mlp, t5, vit
+from . import bert, gpt, llama, mlp, moe, t5, vit
 from .builder import GraphBuilder
 from .config import ConfigError, ModelConfig, require
 from .weights import ExternalWeights, InlineWeights, PlaceholderWeights, WeightStore, data_path
@@ -37,6 +37,7 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(bert.BertConfig, bert.PRESETS, bert.build_bert),
     "vit": Family(vit.VitConfig, vit.PRESETS, vit.build_vit),
     "t5": Family(t5.T5Config, t5.PRESETS, t5.build_t5),
+    "moe": Family(moe.MoeConfig, moe.PRESETS, moe.build_moe),
 }
 
 

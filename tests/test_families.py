@@ -13,6 +13,8 @@ from irpar import models
 
 MESHES = ({"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2})
 TOLERANCE = 1e-4
+SIZES = {"batch": 4, "seq": 32, "target": 16}
+"""Sizes for the symbols of dynamic models."""
 EXCESS = 1.1
 """How much more than its share of the FLOPs a rank may have."""
 
@@ -38,8 +40,14 @@ class Case:
 CASES = (
     Case("bert"),
     Case("bert", (("opset", 23),)),
+    Case("bert", (("dynamic", True),)),
     Case("vit"),
+    Case("vit", (("dynamic", True),)),
     Case("t5"),
+    Case("t5", (("dynamic", True),)),
+    Case("moe"),
+    Case("moe", (("routing", "gather"),)),
+    Case("moe", (("routing", "gather"), ("dynamic", True))),
 )
 
 MORE_THAN_ITS_SHARE: dict[tuple[str, str], tuple[float, str]] = {}
@@ -49,8 +57,10 @@ MORE_THAN_ITS_SHARE: dict[tuple[str, str], tuple[float, str]] = {}
 def _partition(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partition:
     settings = dict(case.settings)
     path = folder / "model.onnx"
-    onnx.save(models.build(case.family, **settings), path)
-    module = irpar.load(path)
+    model = models.build(case.family, **settings)
+    onnx.save(model, path)
+    symbols = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim} - {""}
+    module = irpar.load(path, bind={symbol: SIZES[symbol] for symbol in sorted(symbols)})
     axes = (axis if axis in mesh else None for axis in ("dp", "tp"))
     irpar.annotate(module, models.annotations(case.family, *axes, **settings))
     return irpar.partition(module, irpar.Mesh(mesh))

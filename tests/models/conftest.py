@@ -67,5 +67,6 @@ def inputs() -> dict[str, dict[str, Array]]:
         "llama": {"input_ids": ids},
         "bert": {"input_ids": ids, "token_type_ids": rng.integers(0, 2, (4, 32)), "attention_mask": mask},
         "vit": {"pixels": rng.standard_normal((4, 3, 16, 16)).astype(np.float32)},
+        "moe": {"input_ids": ids},
         "t5": {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": rng.integers(0, 256, (4, 16))},
     }

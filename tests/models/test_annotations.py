@@ -17,6 +17,8 @@ VARIANTS = [
     ("bert", {}),
     ("vit", {}),
     ("t5", {}),
+    ("moe", {}),
+    ("moe", {"routing": "gather"}),
 ]
 PAIRED = [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"}), ("bert", {}), ("vit", {}), ("t5", {})]
 """Models in which every weight that is cut by columns feeds one that is cut by rows."""

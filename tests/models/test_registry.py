@@ -20,6 +20,8 @@ VARIANTS = [
     ("bert", {}),
     ("vit", {}),
     ("t5", {}),
+    ("moe", {}),
+    ("moe", {"routing": "gather"}),
 ]
 CUT = {"batch": 3, "seq": 20, "target": 10}
 """Other sizes for the symbols of dynamic models."""
@@ -94,7 +96,7 @@ def test_dynamic_models_compute_shapes_as_exports_do(name):
     assert "Shape" not in {node.op_type for node in build(name).graph.node}
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_decoders_are_causal(name, dynamic, run_model, inputs):
     model = build(name, dynamic=dynamic)
@@ -174,6 +176,8 @@ def test_gpt_small_and_llama_70b_have_the_sizes_they_are_named_after(tmp_path):
         ("llama", {"kv_heads": 3}, "heads 4 is not divisible by kv_heads 3"),
         ("llama", {"kv_heads": 0}, "kv_heads must be at least 1, got 0"),
         ("bert", {"token_types": 0}, "token_types must be at least 1, got 0"),
+        ("moe", {"routing": "hash"}, "routing must be one of einsum, gather, not 'hash'"),
+        ("moe", {"capacity": 33}, "capacity 33 is more than the 32 tokens of a row"),
         ("vit", {"patch": 5}, "image 16 is not divisible by patch 5"),
         ("t5", {"buckets": 6}, "buckets 6 is not divisible by 4"),
         ("t5", {"max_distance": 8}, "max_distance 8 must be above buckets / 2, here 8"),
