@@ -81,18 +81,15 @@ def _check_weights(folder: Path, entry: Mapping[str, Any], module: Module) -> No
         raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
     if not stat.S_ISREG(known.st_mode):
         raise _stray(folder, f"{name} is not a file")
-    try:
-        size, digest = planned["size"], planned["digest"]
-    except (KeyError, TypeError):
-        raise _stray(folder, f"plan.json does not say the size and the digest of {name}") from None
-    if known.st_size != size:
-        raise _stray(folder, f"{name} has {known.st_size:,} bytes, it was written with {size:,}")
+    if known.st_size != planned["size"]:
+        raise _stray(folder, f"{name} has {known.st_size:,} bytes, it was written with {planned['size']:,}")
     try:
         found = fingerprint(folder / name)
     except OSError as error:
         raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
-    if found != digest:
-        raise _stray(folder, f"{name} is not the file that was written here", f"digest {found}, the plan has {digest}")
+    if found != planned["digest"]:
+        note = f"digest {found}, the plan has {planned['digest']}"
+        raise _stray(folder, f"{name} is not the file that was written here", note)
 
 
 def _stray(folder: Path, what: str, *notes: str) -> ProgramError:

@@ -83,13 +83,13 @@ MIXED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no digest": (
         lambda out: edit(out, lambda plan: plan["parts"][0].update(weights={})),
-        r"does not say the size and the digest of part0/weights.bin",
+        r"parts\[0\].weights.size is missing",
     ),
     "no weights said": (
-        lambda out: edit(out, lambda plan: plan["parts"][0].pop("weights")),
+        lambda out: edit(out, lambda plan: plan["parts"][0].update(weights=None)),
         r"part0/weights.bin is not there: the partition was written with --weights none",
     ),
-    "no id": (lambda out: edit(out, lambda plan: plan.pop("id")), r"plan.json lacks id"),
+    "no id": (lambda out: edit(out, lambda plan: plan.pop("id")), r"id is missing"),
     "weights are a pipe": (
         lambda out: ((out / "part0" / "weights.bin").unlink(), os.mkfifo(out / "part0" / "weights.bin")),
         r"part0/weights.bin is not a file",
