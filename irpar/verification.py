@@ -27,6 +27,11 @@ VALUES_AT_ONCE = 256
 """How many tensors a bisection compares in one run of the two sides."""
 
 
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_NUMPY_TYPES = frozenset(f"tensor({name})" for name in ("float", "float16", "double", "bool", "string", *_INTEGERS))
+"""Types, as ONNX Runtime writes them, that it takes and gives as numpy arrays."""
+
+
 class VerificationError(IrparError):
     """The comparison cannot be made."""
 
@@ -216,8 +221,9 @@ class Original:
         """
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # Errors are raised; they need not be printed as well.
+        from irpar.runtime.ort_values import exact_options
+
+        options = exact_options()
         model: str | bytes = self.model
         if not optimized or fetch is not None:
             # With fusions off every intermediate value exists.
@@ -227,7 +233,7 @@ class Original:
         try:
             session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
             names = [output.name for output in session.get_outputs()] if fetch is None else list(fetch)
-            return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+            return dict(zip(names, _run_session(session, names, inputs), strict=True))
         except Exception as error:
             raise VerificationError(
                 f"ONNX Runtime does not run the original: {first_line(error)}",
@@ -246,6 +252,20 @@ class Original:
         present = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetch if name not in present)
         return bytes(proto.SerializeToString())
+
+
+def _run_session(session: Any, names: Sequence[str], inputs: Arrays) -> list[Any]:
+    """Run a session on arrays of any dtype."""
+    from irpar.runtime.ort_values import from_ort, to_ort
+
+    ends = (*session.get_inputs(), *(output for output in session.get_outputs() if output.name in names))
+    if all(end.type in _NUMPY_TYPES or not end.type.startswith("tensor(") for end in ends):
+        return list(session.run(names, dict(inputs)))
+    feeds = {}
+    for name, given in inputs.items():
+        array = np.asarray(given, order="C")
+        feeds[name] = to_ort(array, dtype_of_numpy(array.dtype))
+    return [from_ort(value) for value in session.run_with_ort_values(list(names), feeds)]
 
 
 def _external_notes(path: Path, external: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

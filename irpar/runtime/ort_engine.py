@@ -29,8 +29,9 @@ from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
 
 from .control_flow import CONTROL_FLOW
-from .engine import Array, Constants, EngineSettings
+from .engine import Constants, EngineSettings
 from .errors import EngineError, NodeError
+from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .program import Segment
 from .sequences import SEQUENCE_OPS
 
@@ -41,14 +42,6 @@ _NOWHERE = "in-memory"
 """The location of constants whose numbers are handed over in memory."""
 
 _FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
-
-_PLAIN = frozenset(
-    {
-        *(DType.F16, DType.F32, DType.F64, DType.BOOL, DType.STR),
-        *(DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64),
-    }
-)
-"""Dtypes that ONNX Runtime takes and gives as numpy arrays; others pass as integers of the same width."""
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for ([\w.]+)\((\d+)\) node with name '([^']*)'")
 _BAD_TYPE = re.compile(r"Type '([^']*)' of input parameter \(([^)]*)\) of operator \(([^)]*)\) in node \(([^)]*)\)")
@@ -74,9 +67,8 @@ class OrtEngine:
         """Make a session of a segment; see `Engine.compile`."""
         weights = _Weights(constants)
         model = segment_model(segment, self._opsets, weights)
-        options = onnxruntime.SessionOptions()
+        options = exact_options()
         options.intra_op_num_threads = self._threads
-        options.log_severity_level = 4  # Errors are raised; they need not be printed as well.
         if self._shares_arena:
             register_arena()
             options.add_session_config_entry("session.use_env_allocators", "1")
@@ -89,7 +81,7 @@ class OrtEngine:
             raise _refusal(error, segment) from error
         finally:
             del values  # ONNX Runtime has copied them.
-        kind = OrtSegment if all(map(_is_plain, (*segment.inputs, *segment.outputs))) else BoundSegment
+        kind = OrtSegment if all(map(_is_plain, (*segment.inputs, *segment.outputs))) else ValueSegment
         return kind(session, segment)
 
 
@@ -179,7 +171,7 @@ class _Weights:
         """Hand over what the model only refers to; returns what must live until the session is made."""
         if self._folder is not None:
             options.add_session_config_entry(_FOLDER_ENTRY, str(self._folder.resolve()))
-        values = [_ort_value(np.ascontiguousarray(tensor.numpy()), tensor.dtype) for _, tensor in self._copied]
+        values = [to_ort(np.ascontiguousarray(tensor.numpy()), tensor.dtype) for _, tensor in self._copied]
         if values:
             options.add_external_initializers([name for name, _ in self._copied], values)
         return values
@@ -198,17 +190,6 @@ class _Weights:
             return None
         self._folder = path.parent
         return path.name, base.offset + block.ctypes.data - whole.ctypes.data
-
-
-def _ort_value(array: Array, dtype: DType) -> onnxruntime.OrtValue:
-    """An array as ONNX Runtime sees it, without a copy; it must be contiguous."""
-    if dtype in _PLAIN:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(_as_integers(array), dtype.value)
-
-
-def _as_integers(array: Array) -> Array:
-    return array.reshape(-1).view(f"u{array.itemsize}").reshape(array.shape)
 
 
 def _refusal(error: Exception, segment: Segment) -> EngineError:
@@ -268,7 +249,7 @@ def _failure(error: Exception, segment: Segment) -> NodeError:
 
 def _is_plain(value: Value) -> bool:
     type_ = tensor_type(value.type)
-    return type_ is None or type_.dtype in _PLAIN
+    return type_ is None or type_.dtype in PLAIN
 
 
 class OrtSegment:
@@ -288,43 +269,31 @@ class OrtSegment:
             raise _failure(error, self._segment) from error
 
 
-class BoundSegment(OrtSegment):
-    """A session with inputs or outputs of dtypes that numpy lacks (bfloat16, float8): these are bound to memory.
+class ValueSegment(OrtSegment):
+    """A session with inputs or outputs of dtypes that numpy lacks (bfloat16, float8, int4).
 
     Raises:
-        EngineError: such an output has no static shape, or holds several elements in a byte.
+        EngineError: it takes or gives something that is no tensor as well.
     """
 
     def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
         super().__init__(session, segment)
         for value in (*segment.inputs, *segment.outputs):
-            type_ = tensor_type(value.type)
-            if type_ is None or type_.dtype.bits < 8 or not type_.is_static:
+            if tensor_type(value.type) is None:
                 raise EngineError(
-                    f"ONNX Runtime cannot pass %{value.name} {value.type} between segments",
+                    f"ONNX Runtime cannot pass %{value.name} {value.type} beside tensors of such dtypes as bf16",
                     where=segment.label,
-                    do="use --engine numpy",
+                    do=_advice(segment),
                 )
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
-        binding = self._session.io_binding()
-        for value, array in zip(self._segment.inputs, inputs, strict=True):
-            binding.bind_ortvalue_input(value.name, _ort_value(np.asarray(array, order="C"), value.dtype))
-        results: list[Array | None] = [self._bind_output(binding, value) for value in self._segment.outputs]
+        feeds = {
+            value.name: to_ort(np.asarray(array, order="C"), value.dtype)
+            for value, array in zip(self._segment.inputs, inputs, strict=True)
+        }
         try:
-            self._session.run_with_iobinding(binding)
+            found = self._session.run_with_ort_values(self._outputs, feeds)
         except Exception as error:
             raise _failure(error, self._segment) from error
-        found = binding.get_outputs()
-        return [found[index].numpy() if result is None else result for index, result in enumerate(results)]
-
-    @staticmethod
-    def _bind_output(binding: onnxruntime.IOBinding, value: Value) -> Array | None:
-        """Memory for an output of a dtype that numpy lacks; None where ONNX Runtime allocates it."""
-        if _is_plain(value):
-            binding.bind_output(value.name)
-            return None
-        result = np.empty(value.shape, value.dtype.numpy)
-        binding.bind_ortvalue_output(value.name, _ort_value(result, value.dtype))
-        return result
+        return [from_ort(value) for value in found]
