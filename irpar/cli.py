@@ -1,35 +1,22 @@
 """The command line: `irpar COMMAND ...`.
 
 Exit codes: 0 fine; 1 the partition differs from the original (verify, demo); 2 a mistake of the user, or of the machine
-(no such file, disk full); 70 a bug in irpar; 130 interrupted. Errors go to standard error in one form: what, where, and
-what to do. `IRPAR_DEBUG=1` adds the traceback.
+(no such file, disk full); 70 a bug in irpar; 130 interrupted, 143 terminated, 129 hung up. Errors go to standard error
+in one form: what, where, and what to do. `IRPAR_DEBUG=1` adds the traceback.
+
+Little is imported before the signals have their handlers: whoever presses Ctrl-C early meets no traceback.
 """
 
 import errno
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from contextlib import suppress
 
-import typer
-
-from irpar.sharding import IrparError
-
-from .commands.demo import demo_command
-from .commands.explain import explain_command
-from .commands.inspect import inspect_command
-from .commands.opt import opt_command
-from .commands.partition import partition_command
-from .commands.run import run_command
-from .commands.verify import verify_command
+from .process import INTERRUPTED, SIGNALS, end_streams, mend_streams
 
 MISTAKE = 2
 BUG = 70
-INTERRUPTED = 130
-
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Typer's error about the command line itself; its module has moved between versions of Typer."""
 
 _REMEDIES = {
     errno.ENOSPC: "free some room, or write to another disk",
@@ -44,72 +31,61 @@ _REMEDIES = {
     errno.EMFILE: "allow more open files: ulimit -n",
 }
 
-app = typer.Typer(
-    name="irpar",
-    help="Cut an ONNX model over a mesh of devices into one program for each; run and verify them.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-for _command in (
-    inspect_command,
-    partition_command,
-    run_command,
-    verify_command,
-    explain_command,
-    opt_command,
-    demo_command,
-):
-    app.command(_command.__name__.removesuffix("_command"))(_command)
-
-
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        from irpar import __version__
-
-        print(f"irpar {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name; None takes those of the process.
+        arguments: without the program's name; None takes those of the process, whose signals and standard streams
+            are then handled too.
 
     Returns:
         The exit code; see above.
     """
-    _print_any_character()
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
-        code = app(words or ["--help"], prog_name="irpar", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        if arguments is not None:
+            _print_any_character()
+            return _run(arguments)
+        SIGNALS.leave_at_once()
+        mend_streams()
+        from .commands import app  # noqa: F401 - imported while a signal may end the process at once
+
+        SIGNALS.clean_up()
+        code = _run(sys.argv[1:])
+        SIGNALS.leave_at_once()
+        end_streams()
+        return code
     except KeyboardInterrupt:
-        return INTERRUPTED
-    except typer.Abort:
-        return INTERRUPTED
+        return SIGNALS.code or INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    import typer
+
+    from .commands.app import app
+
+    try:
+        code = app(list(arguments) or ["--help"], prog_name="irpar", standalone_mode=False)
+        sys.stdout.flush()
+        # Typer makes an interrupt of every signal.
+        return SIGNALS.code or (code if isinstance(code, int) else 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return SIGNALS.code or INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough; nothing must be flushed into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # Whoever read the output has seen enough.
     except Exception as error:
-        return _tell(error)
+        # What was interrupted may have made another error of it.
+        return SIGNALS.code or _tell(error)
 
 
 def _tell(error: Exception) -> int:
     """Print an error in irpar's form; returns the exit code."""
+    import traceback
+
     from irpar.pass_manager import PassFailure
+    from irpar.sharding import IrparError
+
+    from .commands.app import UsageError
 
     if os.environ.get("IRPAR_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
@@ -118,7 +94,7 @@ def _tell(error: Exception) -> int:
             code, text = BUG, str(error)
         case IrparError():
             code, text = MISTAKE, str(error)
-        case _UsageError():
+        case UsageError():
             code, text = MISTAKE, _usage_text(error)
         case OSError():
             code, text = MISTAKE, _os_text(error)
@@ -126,12 +102,13 @@ def _tell(error: Exception) -> int:
             code, text = MISTAKE, "there is not enough memory\n  do: use a machine with more memory, or a smaller model"
         case _:
             code, text = BUG, ""
-    if not text:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        text = f"{reason}, a bug in irpar; run with IRPAR_DEBUG=1 for the traceback"
-        print(f"internal error: {text}", file=sys.stderr)
+    if text:
+        text = f"error: {text}"
     else:
-        print(f"error: {text}", file=sys.stderr)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = f"internal error: {reason}, a bug in irpar; run with IRPAR_DEBUG=1 for the traceback"
+    with suppress(OSError):  # The exit code tells where standard error cannot be written.
+        print(text, file=sys.stderr)
     return code
 
 

@@ -54,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, IrparError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     print(_summary(target, mode, size))
     return 0
 

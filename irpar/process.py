@@ -1,0 +1,102 @@
+"""The process that a command runs in: its standard streams, and the signals that end it."""
+
+import io
+import os
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+INTERRUPTED = 130
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks the process to end; raised where it is, so that what is half-written goes."""
+
+
+class Signals:
+    """Ctrl-C, SIGTERM and SIGHUP: all of them clean up, and end the process with 128 + their number.
+
+    A signal that the process was started to ignore (nohup) stays ignored.
+
+    Attributes:
+        code: the exit code, once a signal came; else 0.
+    """
+
+    def __init__(self) -> None:
+        self.code = 0
+
+    def leave_at_once(self) -> None:
+        """From here on a signal ends the process where it is: nothing was begun, and imports may not be interrupted."""
+        self._install(_leave)
+
+    def clean_up(self) -> None:
+        """From here on a signal raises `Stopped`."""
+        self._install(self._stop)
+
+    def _install(self, handler: "signal._HANDLER") -> None:
+        for number in _ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, _: FrameType | None) -> NoReturn:
+        self.code = 128 + number
+        for other in _ENDING:
+            # Cleaning up is not interrupted, but by a second Ctrl-C.
+            signal.signal(other, _leave if other == signal.SIGINT else signal.SIG_IGN)
+        raise Stopped
+
+
+SIGNALS = Signals()
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    os._exit(128 + number)
+
+
+class _UntilNobodyReads(io.FileIO):
+    """A stream that also takes what is written when its reader has gone: work and exit code stay as they are."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write, or pretend to."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def mend_streams() -> None:
+    """Let the standard streams be usable: open where they were closed, quiet where nobody reads, of any character."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number, so that no file of ours is taken for the stream.
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = _mended(sys.stdout, 1)
+    sys.stderr = _mended(sys.stderr, 2)
+
+
+def _mended(stream: TextIO | None, number: int) -> TextIO:
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    return io.TextIOWrapper(
+        io.BufferedWriter(_UntilNobodyReads(number, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering or number == 2,
+    )
+
+
+def end_streams() -> None:
+    """Write what is left; what cannot be written is not tried again when the process ends."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

@@ -1,0 +1,166 @@
+"""The process of a command: signals at any moment, streams that are closed, full or not read."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from irpar.cli import main
+from irpar.models import save
+
+IRPAR = [sys.executable, "-m", "irpar.cli"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """gpt.onnx, a partition of it in out/, one that differs in wrong/; and large.onnx, which takes a while to write."""
+    folder = tmp_path_factory.mktemp("process")
+    save(folder / "gpt.onnx", "gpt")
+    assert main(["partition", str(folder / "gpt.onnx"), "-o", str(folder / "out"), "--mesh", "tp=2", "--json"]) == 0
+    save(folder / "large.onnx", "mlp", layers=2, width=8192, hidden=8192, weights="none")
+    with open(folder / "large.onnx.data", "r+b") as file:
+        for offset in range(0, 512 << 20, 16 << 10):  # No holes, which take no time.
+            os.pwrite(file.fileno(), b"x", offset)
+    return folder
+
+
+def shell(command, folder):
+    """Run a line of bash, in which $I is irpar; returns the exit codes of the line's last pipe, and its streams."""
+    line = f'I="{sys.executable} -m irpar.cli"; {command}; echo "codes ${{PIPESTATUS[*]}}" >&3'
+    read, write = os.pipe()
+    try:
+        done = subprocess.run(
+            ["bash", "-c", f"exec 3>&{write}; {line}"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            pass_fds=[write],
+        )
+        codes = [int(code) for code in os.read(read, 1000).decode().split()[1:]]
+    finally:
+        os.close(read)
+        os.close(write)
+    return codes, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["explain out '*'", "explain out --json", "inspect gpt.onnx --tensors '*'", "--help"]
+)
+@pytest.mark.parametrize("reader", ["true", "head -n 1"])
+def test_a_reader_that_goes_away_is_no_error(base, command, reader):
+    codes, _, err = shell(f"$I {command} | {reader}", base)
+    assert codes == [0, 0]
+    assert err == ""
+
+
+def test_the_verdict_does_not_depend_on_who_reads_it(base):
+    for options in ("", "--json"):
+        codes, _, err = shell(f"$I verify out --tolerance 0 {options} | true", base)
+        told, _, _ = shell(f"$I verify out --tolerance 0 {options} > /dev/null", base)
+        assert codes[0] == told[0]
+        assert err == ""
+
+
+CLOSED = {
+    "verify out >&-": 0,
+    "verify out 2>&-": 0,
+    "verify out >&- 2>&- <&-": 0,
+    "verify none 2>&-": 2,
+    "verify none >&- 2>&- <&-": 2,
+    "inspect gpt.onnx > /dev/full": 2,
+    "inspect none 2> /dev/full": 2,
+    "inspect gpt.onnx > /dev/full 2>&1": 2,
+}
+
+
+@pytest.mark.parametrize("command", CLOSED)
+def test_streams_that_are_closed_or_full(base, command):
+    codes, _, err = shell(f"$I {command}", base)
+    assert codes == [CLOSED[command]]
+    assert "Traceback" not in err
+    assert "Exception" not in err
+
+
+def test_no_file_of_ours_is_taken_for_a_closed_stream(base, tmp_path):
+    codes, _, _ = shell(f"$I partition gpt.onnx --mesh tp=2 -o {tmp_path}/out >&- 2>&- <&-", base)
+    assert codes == [0]
+    assert main(["verify", str(tmp_path / "out"), "--json"]) == 0
+
+
+def interrupted(base, out, number):
+    """Partition the large model, and send a signal once weights are being written; returns exit code and errors."""
+    words = [*IRPAR, "partition", base / "large.onnx", "--mesh", "tp=2", "-o", out]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < deadline:
+        if list(out.parent.glob(f".{out.name}.*.new/part0/weights.bin")):
+            break
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    return process.returncode, err
+
+
+ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_while_writing_leaves_nothing(base, tmp_path, number):
+    code, err = interrupted(base, tmp_path / "out", number)
+    assert code == ENDINGS[number]
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_partition_leaves_goes_with_the_next_one(base, tmp_path):
+    out = tmp_path / "out"
+    assert interrupted(base, out, signal.SIGKILL)[0] == -signal.SIGKILL
+    assert [path.name.startswith(".out.") for path in tmp_path.iterdir()] == [True]
+    assert main(["partition", str(base / "gpt.onnx"), "--mesh", "tp=2", "-o", str(out), "--json"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_ignored_hangups_stay_ignored(base, tmp_path):
+    codes, _, _ = shell(
+        f"nohup $I partition large.onnx --mesh tp=2 -o {tmp_path}/out > /dev/null 2>&1 & pid=$!; "
+        f"until ls -d {tmp_path}/.out.* 2> /dev/null > /dev/null; do sleep 0.01; done; kill -HUP $pid; wait $pid",
+        base,
+    )
+    assert codes == [0]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize(
+    "milliseconds", [200, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (60, 120, 300, 400))]
+)
+def test_a_signal_at_any_moment_is_quiet(base, milliseconds, number):
+    # The interpreter itself starts within 60 ms or so; before, nothing of irpar can answer.
+    process = subprocess.Popen([*IRPAR, "verify", "out"], cwd=base, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(milliseconds / 1000)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (0, ENDINGS[number], -number)
+    assert b"internal error" not in err
+    if process.returncode == ENDINGS[number]:
+        assert err.strip() == b""
+
+
+def test_nothing_changes_for_whoever_calls_main(base):
+    handlers = [signal.getsignal(number) for number in ENDINGS]
+    streams = sys.stdout, sys.stderr
+    assert main(["inspect", str(base / "gpt.onnx"), "--json"]) == 0
+    assert [signal.getsignal(number) for number in ENDINGS] == handlers
+    assert (sys.stdout, sys.stderr) == streams
+
+
+def test_a_broken_pipe_in_the_same_process(base, monkeypatch):
+    def gone(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("irpar.commands.inspect.print_json", gone)
+    assert main(["inspect", str(base / "gpt.onnx"), "--json"]) == 0
