@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+
 from irpar.ir import Builder, Dim, Expr, Node, Type
 from irpar.ir.dims import ceildiv, floordiv
 from irpar.sharding import ceil_div
@@ -75,15 +77,14 @@ def _infer_conv(node: Node) -> Sequence[Type]:
 def _rule_conv(node: Node) -> FactorRule:
     """`([b,(gc),s],[(gm),c,k],[(gm)])->([b,(gm),s])`: batch, groups and output channels pass.
 
-    Input channels give partial sums, but with a bias, which each device would add, they are whole; so are places.
+    Input channels give partial sums, of which each device adds its share of the bias; places are whole.
     """
     data, kernel = shape_of(node, 0), shape_of(node, 1)
     groups = int_attribute(node, "group", 1)
     rule = RuleBuilder()
     (batch,) = rule.dims(data[:1])
     (group,) = rule.dims([groups])
-    bias = operand(node, 2) is not None
-    (inputs,) = rule.dims(kernel[1:2], Kind.REPLICATE if bias else Kind.REDUCE)
+    (inputs,) = rule.dims(kernel[1:2], Kind.REDUCE)
     (outputs,) = rule.dims([kernel[0] // groups])
     channels: DimFactors = (*group, *outputs)
     operands: list[list[DimFactors]] = [
@@ -91,15 +92,26 @@ def _rule_conv(node: Node) -> FactorRule:
         [channels, inputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
     ]
     if len(node.operands) > 2:
-        operands.append([channels] if bias else [])
+        operands.append([] if operand(node, 2) is None else [channels])
     return rule.done(operands, [[batch, channels, *[()] * (len(data) - 2)]])
 
 
 def _localize_conv(whole_node: Node, local: Node, builder: Builder) -> None:
-    """Count the groups of the block."""
+    """Count the groups of the block; take the bias once over all blocks of the input channels."""
     groups = int_attribute(whole_node, "group", 1)
     if groups > 1:
         local.set_attribute("group", shape_of(local, 0)[1] // shape_of(local, 1)[1])
+    _share_bias(local, shape_of(local, 1)[1], shape_of(whole_node, 1)[1], builder)
+
+
+def _share_bias(local: Node, count: int, total: int, builder: Builder) -> None:
+    """Scale the bias by a block's share of the input channels: the shares of all partial sums add up to one bias."""
+    bias = operand(local, 2)
+    if bias is None or count == total:
+        return
+    share = builder.constant(np.asarray(count / total, dtype=bias.dtype.numpy), "share")
+    scaled = builder.op("Mul", [bias, share], type=bias.type, name=f"{bias.name}_share")
+    local.set_operands([*local.operands[:2], scaled])
 
 
 def _cost_conv(node: Node) -> int:
@@ -108,6 +120,81 @@ def _cost_conv(node: Node) -> int:
 
 
 define(OpDef("", "Conv", _infer_conv, _rule_conv, _cost_conv, _localize_conv))
+
+
+# -- ConvTranspose --------------------------------------------------------------------------------------------------
+
+
+def _infer_conv_transpose(node: Node) -> Sequence[Type]:
+    data, kernel = dims_of(node, 0), dims_of(node, 1)
+    if kernel[1] is None:
+        raise CannotTellError("output channels")
+    window = ints_attribute(node, "kernel_shape") or kernel[2:]
+    places = [_spread(node, dim, size, window) for dim, size in enumerate(data[2:])]
+    return [tensor_of(node, 0).with_shape((data[0], kernel[1] * int_attribute(node, "group", 1), *places))]
+
+
+def _spread(node: Node, dim: int, size: Dim, window: Sequence[Dim]) -> Dim:
+    """The size of the result along a place."""
+    rank = len(window)
+    asked = ints_attribute(node, "output_shape")
+    if asked is not None:
+        return asked[dim - rank]
+    reach = window[dim]
+    if not isinstance(reach, int):
+        raise CannotTellError("a symbolic kernel")
+    if size is None:
+        return None
+    stride = (ints_attribute(node, "strides") or (1,) * rank)[dim]
+    auto_pad = text_attribute(node, "auto_pad", "NOTSET")
+    if auto_pad.startswith("SAME"):
+        return size * stride
+    pads = ints_attribute(node, "pads") or (0,) * (2 * rank)
+    padding = 0 if auto_pad == "VALID" else pads[dim] + pads[dim + rank]
+    dilation = (ints_attribute(node, "dilations") or (1,) * rank)[dim]
+    extra = (ints_attribute(node, "output_padding") or (0,) * rank)[dim]
+    return size * stride + (dilation * (reach - 1) + 1 + extra - padding - stride)
+
+
+def _rule_conv_transpose(node: Node) -> FactorRule:
+    """`([b,(gc),s],[(gc),m,k],[(gm)])->([b,(gm),t])`: batch, groups and output channels pass, c gives partial sums."""
+    data, kernel = shape_of(node, 0), shape_of(node, 1)
+    groups = int_attribute(node, "group", 1)
+    rule = RuleBuilder()
+    (batch,) = rule.dims(data[:1])
+    (group,) = rule.dims([groups])
+    (inputs,) = rule.dims([kernel[0] // groups], Kind.REDUCE)
+    (outputs,) = rule.dims(kernel[1:2])
+    operands: list[list[DimFactors]] = [
+        [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
+        [(*group, *inputs), outputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
+    ]
+    if len(node.operands) > 2:
+        operands.append([] if operand(node, 2) is None else [(*group, *outputs)])
+    return rule.done(operands, [[batch, (*group, *outputs), *[()] * (len(data) - 2)]])
+
+
+def _localize_conv_transpose(whole_node: Node, local: Node, builder: Builder) -> None:
+    """As for Conv: the groups of the block, and its share of the bias."""
+    groups = int_attribute(whole_node, "group", 1)
+    inputs, outputs = shape_of(whole_node, 1)[0] // groups, shape_of(local, 1)[1]
+    if groups > 1:
+        local.set_attribute("group", result_shape(local)[1] // outputs)
+    count = shape_of(local, 0)[1] // int_attribute(local, "group", 1)
+    _share_bias(local, count, inputs, builder)
+
+
+def _cost_conv_transpose(node: Node) -> int:
+    """Every element of the data meets every weight of its channel; a bias adds one for each element of the result."""
+    products = 2 * prod(shape_of(node, 0)) * prod(shape_of(node, 1)[1:])
+    return products + prod(result_shape(node)) * (operand(node, 2) is not None)
+
+
+define(
+    OpDef(
+        "", "ConvTranspose", _infer_conv_transpose, _rule_conv_transpose, _cost_conv_transpose, _localize_conv_transpose
+    )
+)
 
 
 # -- pooling --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ FAMILIES = (
     "indexing",
     "attention",
     "convolution",
+    "resize",
+    "recurrent",
     "collectives",
 )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ops import elementwise, reduction
+from irpar.ops import elementwise, recurrent, reduction
 
 from .rule_proof import Array, Constant, Sample
 
@@ -295,12 +295,42 @@ def _convolution() -> Iterator[Sample]:
     yield Sample("Conv", (floats(3, 4, 6, 5), floats(5, 4, 3, 2), floats(5)), {"strides": [2, 1]})
     yield Sample("Conv", (floats(3, 6, 8), floats(6, 1, 3), floats(6)), {"group": 6})
     yield Sample("Conv", (floats(3, 8, 6), floats(12, 2, 3)), {"group": 4, "auto_pad": "SAME_UPPER"})
+    yield Sample("Conv", (floats(3, 8, 6), floats(12, 4, 3), floats(12)), {"group": 2})
+    yield Sample("ConvTranspose", (floats(3, 4, 5, 4), floats(4, 5, 3, 2)), {"strides": [2, 1], "pads": [1, 0, 1, 0]})
+    yield Sample("ConvTranspose", (floats(3, 4, 5), floats(4, 5, 2), floats(5)), {"strides": [2]})
+    yield Sample("ConvTranspose", (floats(3, 8, 5), floats(8, 6, 3), floats(12)), {"group": 2})
+    yield Sample("ConvTranspose", (floats(3, 6, 5), floats(6, 1, 3), floats(6)), {"group": 6})
     yield Sample("MaxPool", (floats(3, 5, 6, 6),), {"kernel_shape": [2, 2], "strides": [2, 2]})
     yield Sample("MaxPool", (floats(3, 5, 7),), {"kernel_shape": [2], "strides": [2], "ceil_mode": 1})
     yield Sample("AveragePool", (floats(3, 5, 6, 6),), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]})
     yield Sample("LpPool", (floats(3, 5, 6, 6),), {"kernel_shape": [2, 2]})
     for name in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"):
         yield Sample(name, (floats(3, 5, 6, 4),))
+
+
+def _resize() -> Iterator[Sample]:
+    def scales(*numbers: float) -> Constant:
+        return Constant(np.asarray(numbers, np.float32))
+
+    image = floats(3, 4, 6, 5)
+    yield Sample("Resize", (image, None, scales(1, 1, 2, 2)), {"mode": "nearest"})
+    yield Sample("Resize", (image, None, scales(1, 1, 1, 1.7)), {"mode": "linear"})
+    yield Sample("Resize", (image, None, None, const(3, 4, 9, 5)), {"mode": "linear"})
+    yield Sample("Resize", (image, None, scales(2, 1), None), {"mode": "nearest", "axes": [3, 2]})
+    # As many places as before, but not the same ones.
+    yield Sample("Resize", (image, None, scales(1, 1, 1.1, 1)), {"mode": "linear"})
+
+
+def _recurrent() -> Iterator[Sample]:
+    for name, gates in recurrent.GATES.items():
+        weights = (floats(1, gates * 3, 5), floats(1, gates * 3, 3))
+        results = 3 if name == "LSTM" else 2
+        yield Sample(name, (floats(4, 6, 5), *weights), {"hidden_size": 3}, results=results)
+        both = (floats(2, gates * 3, 5), floats(2, gates * 3, 3), floats(2, 2 * gates * 3))
+        lengths = np.asarray([4, 2, 3, 1, 4, 2], np.int32)
+        states = [floats(2, 6, 3)] * (results - 1)
+        attributes = {"hidden_size": 3, "direction": "bidirectional"}
+        yield Sample(name, (floats(4, 6, 5), *both, lengths, *states), attributes, results=results)
 
 
 SAMPLES = [
@@ -314,4 +344,6 @@ SAMPLES = [
     *_indexing(),
     *_attention(),
     *_convolution(),
+    *_resize(),
+    *_recurrent(),
 ]

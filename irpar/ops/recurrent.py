@@ -1,0 +1,77 @@
+"""RNN, GRU and LSTM: the batch passes; steps follow each other, and each needs the whole state."""
+
+from collections.abc import Sequence
+
+from irpar.ir import Node, Type
+
+from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of, tensor_of
+from .registry import OpDef, define
+from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
+
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_FLOPS_PER_GATE = 4
+"""Bias, activation and update of one element of a gate, by irpar's convention."""
+
+
+def _sizes(node: Node) -> tuple[int, int, int, int, int]:
+    """Steps, batch, input size, directions, hidden size."""
+    first, second, inputs = shape_of(node, 0)
+    steps, batch = (second, first) if int_attribute(node, "layout", 0) else (first, second)
+    directions, _, hidden = shape_of(node, 2)
+    return steps, batch, inputs, directions, hidden
+
+
+def _infer_recurrent(node: Node) -> Sequence[Type]:
+    data, weights = dims_of(node, 0), dims_of(node, 2)
+    if len(data) != 3 or len(weights) != 3:
+        raise CannotTellError("operands of another rank")
+    directions, _, hidden = weights
+    if int_attribute(node, "layout", 0):
+        batch, steps, _ = data
+        sequence, state = (batch, steps, directions, hidden), (batch, directions, hidden)
+    else:
+        steps, batch, _ = data
+        sequence, state = (steps, directions, batch, hidden), (directions, batch, hidden)
+    of = tensor_of(node, 0)
+    return [of.with_shape(sequence), of.with_shape(state), of.with_shape(state)][: len(node.results)]
+
+
+def _rule_recurrent(node: Node) -> FactorRule:
+    """`([s,b,i],[d,g,i],[d,g,h],[d,g],[b],[d,b,h],..)->([s,d,b,h],[d,b,h],..)`: b passes; with layout 1 it comes first.
+
+    The directions could be cut too, but each device would then run another program.
+    """
+    steps, size, inputs, directions, hidden = _sizes(node)
+    batch_first = bool(int_attribute(node, "layout", 0))
+    rule = RuleBuilder()
+    (batch,) = rule.dims([size])
+    step, inside, direction, state = rule.dims([steps, inputs, directions, hidden], Kind.REPLICATE)
+
+    def around(before: list[DimFactors], after: DimFactors) -> list[DimFactors]:
+        """The dims of a tensor with the batch where the layout has it."""
+        return [batch, *before, after] if batch_first else [*before, batch, after]
+
+    initial = around([direction], state)
+    operands: list[list[DimFactors]] = [around([step], inside)]
+    for index in range(1, len(node.operands)):
+        if operand(node, index) is None:
+            operands.append([])
+        elif index == 4:
+            operands.append([batch])
+        elif index in (5, 6):
+            operands.append(initial)
+        else:
+            operands.append(list(whole(len(shape_of(node, index)))))
+    results = [around([step, direction], state), initial, initial]
+    return rule.done(operands, results[: len(node.results)])
+
+
+def _cost_recurrent(node: Node) -> int:
+    """For each step, row and direction: the products of input and state with their weights, and the gates."""
+    steps, batch, inputs, directions, hidden = _sizes(node)
+    gates = GATES[node.op_type] * hidden
+    return steps * batch * directions * gates * (2 * (inputs + hidden) + _FLOPS_PER_GATE)
+
+
+for _name in GATES:
+    define(OpDef("", _name, _infer_recurrent, _rule_recurrent, _cost_recurrent))
