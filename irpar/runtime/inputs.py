@@ -66,7 +66,14 @@ def random_inputs(specs: Sequence[TensorSpec], graph: Graph, seed: int = 0) -> d
 
 
 def _draw(spec: TensorSpec, value: Value | None, random: np.random.Generator) -> Array:
-    if spec.dtype is None or spec.shape is None or not all(isinstance(dim, int) for dim in spec.shape):
+    if spec.dtype is None:
+        raise IrparError(
+            f"cannot make up input {spec}",
+            do="verify it from Python: irpar.Partition.open(OUT) and then partition.verify({"
+            + repr(spec.name)
+            + ": ...})",
+        )
+    if spec.shape is None or not all(isinstance(dim, int) for dim in spec.shape):
         raise IrparError(f"cannot make up input {spec}", do="give inputs in a file, or bind all symbols")
     shape: tuple[int, ...] = spec.shape  # type: ignore[assignment]
     if spec.dtype is DType.STR:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import Dim, DType, dtype_of_numpy
+from irpar.ir import UNKNOWN, Dim, DType, Type, dtype_of_numpy
 from irpar.sharding import Sharding, block_range, local_region
 
 from .errors import ReplicaError, RunError
@@ -26,16 +26,18 @@ class TensorSpec:
         dtype: element type; None where it is not a tensor.
         shape: the whole shape; None where it is not a tensor or its rank is not known.
         sharding: how it lies on the mesh; None: whole on every rank.
+        other: the type of what is no tensor, where it is known.
     """
 
     name: str
     dtype: DType | None
     shape: tuple[Dim, ...] | None
     sharding: Sharding | None = None
+    other: Type = UNKNOWN
 
     def __str__(self) -> str:
         if self.dtype is None:
-            return f"{self.name} (not a tensor)"
+            return f"{self.name} (not a tensor)" if self.other == UNKNOWN else f"{self.name} {self.other}"
         dims = "*" if self.shape is None else ", ".join("_" if dim is None else str(dim) for dim in self.shape)
         return f"{self.name} {self.dtype}[{dims}]"
 

@@ -67,7 +67,7 @@ class OrtEngine:
         """Make a session of a segment; see `Engine.compile`."""
         weights = _Weights(constants)
         model = segment_model(segment, self._opsets, weights)
-        options = exact_options()
+        options = exact_options(value.dtype for value in segment.constants)
         options.intra_op_num_threads = self._threads
         if self._shares_arena:
             register_arena()

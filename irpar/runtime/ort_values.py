@@ -1,6 +1,7 @@
 """Tensors in and out of ONNX Runtime, those of dtypes that numpy lacks included."""
 
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,24 @@ PLAIN = frozenset(
 """Dtypes that ONNX Runtime takes and gives as numpy arrays."""
 
 _ACCURACY = "session.qdq_matmulnbits_accuracy_level"
+_NO_FUSIONS = "session.disable_quant_qdq"
+_TWO_BITS = frozenset({DType.I2, DType.U2})
 
 
-def exact_options() -> onnxruntime.SessionOptions:
-    """Options for a session that says nothing, raises errors, and computes what the model says.
+def exact_options(dtypes: Iterable[DType] = ()) -> onnxruntime.SessionOptions:
+    """Options for a session that prints nothing and computes what the model says.
 
-    By default ONNX Runtime rounds activations to 8 bits before it multiplies them with weights of 4 bits.
+    By default ONNX Runtime rounds activations to 8 bits before it multiplies them with weights of 4 bits. Its product
+    with weights of 2 bits (in 1.31) is wrong where a dim is no multiple of 4: that fusion is switched off.
+
+    Args:
+        dtypes: those of the model's constants.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # Errors are raised; they need not be printed as well.
     options.add_session_config_entry(_ACCURACY, "1")  # 1: float32
+    if not _TWO_BITS.isdisjoint(dtypes):
+        options.add_session_config_entry(_NO_FUSIONS, "1")
     return options
 
 

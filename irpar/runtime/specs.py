@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import Dim, Expr, Graph, Value, dtype_of_numpy, tensor_type
+from irpar.ir import Dim, Expr, Graph, OptionalType, SequenceType, Type, Value, dtype_of_numpy, tensor_type
 from irpar.ops.coords import COORDS
 
 from .errors import InputError
@@ -17,7 +17,7 @@ def spec_of(value: Value, name: str) -> TensorSpec:
     """The whole tensor that a value of a local (or global) graph stands for."""
     type_ = tensor_type(value.type)
     if type_ is None:
-        return TensorSpec(name, None, None)
+        return TensorSpec(name, None, None, other=value.type)
     shape: tuple[Dim, ...] | None = type_.shape if value.global_shape is None else value.global_shape
     return TensorSpec(name, type_.dtype, shape, value.sharding)
 
@@ -67,10 +67,19 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict
 
 
 def _checked(spec: TensorSpec, given: Any, bound: dict[str, tuple[int, str]]) -> tuple[Any, list[str]]:
-    """An input as an array, and what is wrong with it."""
+    """An input as an array (a list of these, None), and what is wrong with it."""
+    if isinstance(spec.other, SequenceType):
+        return _checked_sequence(spec, spec.other.elem, given, bound)
+    if isinstance(spec.other, OptionalType):
+        return (None, []) if given is None else _checked(_element(spec, spec.other.elem, spec.name), given, bound)
     if spec.dtype is None:
         return given, []
-    array = np.asarray(given)
+    if given is None:
+        return given, [f"{spec.name} is None, expected {spec}"]
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        return given, [f"{spec.name} is a sequence, expected {spec}"]
     try:
         dtype = dtype_of_numpy(array.dtype)
     except TypeError:
@@ -81,6 +90,26 @@ def _checked(spec: TensorSpec, given: Any, bound: dict[str, tuple[int, str]]) ->
     array.flags.writeable = False
     shape_problem = _shape_problem(spec, array, bound)
     return array, [shape_problem] if shape_problem else []
+
+
+def _checked_sequence(
+    spec: TensorSpec, type_: Type, given: Any, bound: dict[str, tuple[int, str]]
+) -> tuple[Any, list[str]]:
+    if not isinstance(given, list | tuple):
+        return given, [
+            f"{spec.name} is {'None' if given is None else 'a tensor'}, expected a sequence: a list of arrays"
+        ]
+    entries = [_checked(_element(spec, type_, f"{spec.name}[{n}]"), entry, bound) for n, entry in enumerate(given)]
+    return [entry for entry, _ in entries], [problem for _, problems in entries for problem in problems]
+
+
+def _element(spec: TensorSpec, type_: Type, name: str) -> TensorSpec:
+    """What a sequence or an optional holds; its symbols are its own."""
+    inner = tensor_type(type_)
+    if inner is None:
+        return TensorSpec(name, None, None, other=type_)
+    shape = None if inner.shape is None else tuple(dim if isinstance(dim, int) else None for dim in inner.shape)
+    return TensorSpec(name, inner.dtype, shape)
 
 
 def _shape_problem(spec: TensorSpec, array: Array, bound: dict[str, tuple[int, str]]) -> str:

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from irpar import api
 from irpar.ir import DType
 from irpar.runtime.ort_values import from_ort, to_ort
+from irpar.sharding import IrparError
 
 BF16 = ml_dtypes.bfloat16
 KNOWN_TO_ORT = {
@@ -21,7 +22,7 @@ KNOWN_TO_ORT = {
 """Dtypes that ONNX Runtime makes tensors of."""
 
 
-@pytest.mark.parametrize("dtype", map(DType, sorted(KNOWN_TO_ORT)), ids=str)
+@pytest.mark.parametrize("dtype", sorted(map(DType, KNOWN_TO_ORT), key=str), ids=str)
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (), (1,)])
 def test_arrays_come_back_as_they_were(dtype: DType, shape: tuple[int, ...]) -> None:
     low = -1 if dtype.is_float or dtype.text.startswith("i") else 0
@@ -64,6 +65,9 @@ def test_bf16_matmul_against_float32_on_rounded_inputs(tmp_path: Path) -> None:
     error = np.abs(got.astype(np.float32) - expected)
     scale = np.abs(hidden) @ np.abs(v.astype(np.float32))
     assert (error <= scale * 2.0**-8).all()
+    with pytest.raises(IrparError, match="NOT_IMPLEMENTED") as caught:
+        made.verify(engine="numpy")
+    assert "verify a float32 version" in caught.value.do
 
 
 @pytest.mark.parametrize("engine", ["ort", "numpy"])
@@ -120,3 +124,24 @@ def test_4_bits_in_and_out(tmp_path: Path, engine: api.Engine) -> None:
     q = np.random.default_rng(0).integers(-8, 8, (3, 5)).astype(ml_dtypes.int4)
     np.testing.assert_array_equal(made.run({"q": q}, engine=engine)["y"], q)
     made.verify(engine=engine).check()
+
+
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+@pytest.mark.parametrize("kind", [ml_dtypes.int2, ml_dtypes.uint2])
+def test_weights_of_2_bits(tmp_path: Path, engine: api.Engine, kind: type) -> None:
+    random = np.random.default_rng(0)
+    q, s = random.integers(0, 2, (8, 6)).astype(kind), np.full((), 0.5, np.float32)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", [4, 8]), ("y", [4, 6]))
+    ]
+    nodes = [helper.make_node("DequantizeLinear", ["q", "s"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    element = TensorProto.INT2 if kind is ml_dtypes.int2 else TensorProto.UINT2
+    held = helper.make_tensor("q", element, q.shape, q.astype(np.float32).ravel().tolist())
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [held, numpy_helper.from_array(s, "s")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=13), tmp_path / "m.onnx")
+    made = partitioned(tmp_path / "m.onnx", q=[None, ["tp"]])
+    x = random.standard_normal((4, 8), np.float32)
+    np.testing.assert_allclose(made.run({"x": x}, engine=engine)["y"], x @ (q.astype(np.float32) * s), rtol=1e-5)
+    verified = made.verify(engine=engine)
+    assert verified
+    assert not verified.notes

@@ -1,0 +1,96 @@
+"""Comparing results: arrays, sequences and optionals, and what ONNX Runtime's own noise excuses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from irpar import api
+from irpar.sharding import IrparError
+from irpar.verification import MOST_NOISE, Verification, _beside_noise, compare
+
+ONE = np.ones((2, 3), np.float32)
+
+PAIRS: list[tuple[Any, Any, str]] = [
+    ([ONE, 2 * ONE], [ONE, 2 * ONE], ""),
+    ([], [], ""),
+    ([ONE, np.zeros(4)], [ONE, np.zeros(4)], ""),
+    (None, None, ""),
+    ([ONE], [ONE, ONE], "is a sequence of 1, should be a sequence of 2"),
+    (ONE, [ONE], "is a tensor, should be a sequence of 1"),
+    ([ONE], ONE, "is a sequence of 1, should be a tensor"),
+    (None, ONE, "is an absent optional, should be a tensor"),
+    (ONE, None, "is a tensor, should be an absent optional"),
+    ([ONE, ONE[:1]], [ONE, ONE], "is float32[1, 3], should be float32[2, 3]"),
+]
+
+
+@pytest.mark.parametrize(("got", "expected", "note"), PAIRS)
+def test_sequences_and_optionals(got: Any, expected: Any, note: str) -> None:
+    found = compare("s", got, expected)
+    assert found.is_equal == (not note)
+    assert found.note == note
+
+
+def test_the_worst_entry_of_a_sequence_is_named() -> None:
+    found = compare("s", [ONE, ONE, ONE + 3], [ONE, ONE + 1, ONE])
+    assert not found.is_equal
+    assert found.name == "s[2]"
+
+
+def judged(got: float, expected: float, plain: float) -> Verification:
+    """What is made of three results of one output."""
+    arrays = [{"y": np.full(3, number, np.float32)} for number in (got, expected, plain)]
+    found = compare("y", arrays[0]["y"], arrays[1]["y"])
+    return _beside_noise(Verification((found,), "given"), *arrays)
+
+
+def test_noise_of_onnx_runtime_excuses_what_is_of_its_size_only() -> None:
+    assert judged(0.02, 0.0, 0.01)
+    assert not judged(0.05, 0.0, 0.01)
+    # More than this is no rounding: one of the two sides of ONNX Runtime is wrong.
+    assert not judged(1.0, 0.0, 4 * MOST_NOISE)
+    assert "neither can be told from a wrong result" in judged(1.0, 0.0, 4 * MOST_NOISE).notes[0]
+    # A partition that is equal to ONNX Runtime without optimizations is right.
+    right = judged(4.0, 0.0, 4.0)
+    assert right
+    assert "the partition is compared with the latter" in right.notes[0]
+
+
+def sequences(path: Path) -> Path:
+    """A model that takes a sequence, and gives one of two tensors of different shapes, and an optional."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 8])
+    s = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
+    t = helper.make_tensor_sequence_value_info("t", TensorProto.FLOAT, None)
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [4, 6]))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("SequenceConstruct", ["x", "h"], ["t"]),
+        helper.make_node("Optional", ["h"], ["o"]),
+        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0),
+    ]
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32), "w")
+    outputs = [t, helper.make_value_info("o", kind), helper.make_empty_tensor_value_info("y")]
+    graph = helper.make_graph(nodes, "g", [x, s], outputs, [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+def test_models_with_sequences_and_optionals(tmp_path: Path, engine: api.Engine) -> None:
+    module = api.load(sequences(tmp_path / "m.onnx"))
+    module.shard("w", [None, "tp"])
+    made = api.partition(module, "tp=2")
+    inputs = {"x": np.ones((4, 8), np.float32), "s": [ONE, 2 * ONE]}
+    made.verify(inputs, engine=engine).check()
+    assert made.bisect(inputs, engine=engine).first is None
+    with pytest.raises(IrparError, match="cannot make up input s") as caught:
+        made.verify(engine=engine)
+    assert "partition.verify({" in caught.value.do
+    with pytest.raises(IrparError, match="s is a tensor, expected a sequence"):
+        made.run({**inputs, "s": ONE}, engine=engine)
+    with pytest.raises(IrparError, match="x is a sequence, expected"):
+        made.run({**inputs, "x": [np.ones((4, 8), np.float32), ONE]}, engine=engine)
