@@ -69,6 +69,8 @@ def partition(
     from irpar.pass_manager import PassManager
 
     manager = pipeline if isinstance(pipeline, PassManager) else PassManager.parse(pipeline or DEFAULT_PIPELINE)
+    if not module.graph.outputs:
+        raise IrparError("the model has no outputs, so there is nothing to compute", do="export it again with outputs")
     work = clone_module(module)
     if mesh is not None:
         if work.annotations:

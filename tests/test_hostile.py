@@ -100,6 +100,19 @@ MODELS = {
     "perm for Transpose has repeated value": lambda: model(node("Transpose", ["x"], ["y"], perm=[0, 0])),
     "%y is declared i64[4, 8], but Relu gives f32": lambda: model(RELU, outputs=[value("y", TensorProto.INT64)]),
     "Incompatible dimensions for matrix": lambda: model(node("MatMul", ["x", "x"], ["y"])),
+    'graph output "y" is defined twice': lambda: model(RELU, outputs=[value("y"), value("y")]),
+    "has 0 results, Relu has 1": lambda: model(node("Relu", ["x"], [""]), RELU),
+    "the model has no outputs": lambda: onnx.ModelProto(
+        ir_version=10, graph=helper.make_graph([], "g", [], []), opset_import=OPSETS
+    ),
+    "f32[4611686018427387904, 4611686018427387904] has more than 2^63 bytes": lambda: model(
+        RELU, inputs=[value("x", FLOAT, (2**62, 2**62))], outputs=[value("y", FLOAT, (2**62, 2**62))]
+    ),
+    "%y would be f32[1099511627776, 1099511627776], which has more than 2^63 bytes": lambda: model(
+        node("MatMul", ["x", "z"], ["y"]),
+        inputs=[value("x", FLOAT, (2**40, 1)), value("z", FLOAT, (1, 2**40))],
+        outputs=[value("y", FLOAT, (None, None))],
+    ),
     "sparse_tensor": lambda: model(RELU, inputs=[helper.make_sparse_tensor_value_info("x", FLOAT, SHAPE)]),
     "a node has no operator": lambda: model(node("", ["x"], ["y"])),
     "3 bytes of data for a tensor f32[4, 8]": lambda: raw([4, 8]),

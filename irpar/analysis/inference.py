@@ -139,6 +139,13 @@ class Inference:
         merged = merge(inferred, known)
         if merged == known:
             return False
+        if isinstance(merged, TensorType) and merged.is_too_large:
+            raise TypeInferenceError(
+                f"%{value.name} would be {merged}, which has more than 2^63 bytes",
+                where=f"node {node.label}: {node!r}",
+                notes=_operand_lines(node),
+                do="mend the model, or the sizes given for its symbols",
+            )
         value.type = merged
         self.inferred += 1
         return True

@@ -8,6 +8,9 @@ from .dtypes import DType
 
 Shape = tuple[Dim, ...]
 
+MOST_BYTES = 2**63 - 1
+"""Of a tensor: what offsets in files and in memory can tell."""
+
 
 class TensorType:
     """A dtype and a shape; `shape` is None where the number of dims is unknown. Immutable."""
@@ -66,6 +69,12 @@ class TensorType:
             ValueError: a dim is symbolic or unknown.
         """
         return self.dtype.nbytes(math.prod(self.static_shape))
+
+    @property
+    def is_too_large(self) -> bool:
+        """True where the known sizes make more bytes than can be addressed."""
+        sizes = [dim for dim in self.shape or () if type(dim) is int]
+        return 0 not in sizes and self.dtype.nbytes(math.prod(sizes)) > MOST_BYTES
 
     def with_shape(self, shape: Shape | None) -> "TensorType":
         """The same dtype with another shape."""

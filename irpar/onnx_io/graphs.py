@@ -17,6 +17,7 @@ from irpar.ir import (
     Node,
     RefAttribute,
     Tensor,
+    TensorType,
     Value,
 )
 from irpar.sharding import nearest_names
@@ -198,6 +199,9 @@ class GraphReader:
             if value.owner is graph:
                 self._inform(value, info)
             values.append(value)
+            # The results of a body have places alone; those of the model are called by their names.
+            if scope.parent is None and name in names:
+                raise _name_error("graph output", name)
             names.append(name)
         graph.set_outputs(values, names)
 
@@ -207,6 +211,10 @@ class GraphReader:
             return
         try:
             type_ = self.types.read(info.type)
+            if isinstance(type_, TensorType) and type_.is_too_large:
+                raise OnnxError(
+                    f"the tensor {type_} has more than 2^63 bytes", do="correct its dims, or export the model again"
+                )
             if value.data is not None:
                 _check_constant(value, type_)
             elif value.type is UNKNOWN:
