@@ -72,12 +72,25 @@ def _simplify(chain: list[Node], module: Module) -> int:
     value = source
     for op_type, argument in plan:
         value = _make(builder, op_type, argument, value, last.result.name)
+    name = last.result.name
     last.replace([value])
+    if plan:
+        value.rename(name)
+    else:
+        _hand_over(module, name, value.name)
     for node in reversed(chain[:-1]):
         if node.result.has_uses:
             break
         node.erase()
     return 1
+
+
+def _hand_over(module: Module, name: str, heir: str) -> None:
+    """Keep the annotation of a value that is gone, and the reason, under the name of the one that stands for it."""
+    for table in (module.annotated, module.decisions):
+        known = table.pop(name, None)
+        if known is not None:
+            table.setdefault(heir, known)  # type: ignore[arg-type]
 
 
 def _lie_apart(source: Value, result: Value) -> bool:

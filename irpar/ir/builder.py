@@ -21,6 +21,9 @@ class Builder:
         opsets: domain to version for the new nodes.
         before: the anchor; None means at the end of the graph.
         like: the node that the new ones stand for.
+
+    Attributes:
+        made: the nodes that were inserted.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Builder:
         self.opsets = opsets
         self.before = before
         self.like = like
+        self.made: list[Node] = []
 
     def node(
         self,
@@ -45,6 +49,7 @@ class Builder:
         made = Node(op_type, operands, attributes, domain=domain, version=version, results=results)
         if self.like is not None:
             inherit(made, self.like)
+        self.made.append(made)
         return self.graph.insert_before(self.before or self.graph.return_node, made)
 
     def op(
@@ -85,7 +90,8 @@ Pattern = Callable[[Node, Builder], Value | Sequence[Value] | None]
 def rewrite(graph: Graph, opsets: Mapping[str, int], patterns: Mapping[str, Pattern]) -> int:
     """Apply patterns, keyed by op type, until none applies; nodes that read a replaced result are looked at again.
 
-    A replaced node is erased; what it alone used is left to dce. Nested graphs are not entered.
+    A replaced node is erased; what it alone used is left to dce. New results take the names of those that they replace,
+    under which the module keeps annotations and decisions. Nested graphs are not entered.
 
     Returns:
         The number of replacements.
@@ -98,12 +104,17 @@ def rewrite(graph: Graph, opsets: Mapping[str, int], patterns: Mapping[str, Patt
         queued.discard(node)
         if node.graph is not graph:
             continue
-        made = patterns[node.op_type](node, Builder(graph, opsets, before=node, like=node))
+        builder = Builder(graph, opsets, before=node, like=node)
+        made = patterns[node.op_type](node, builder)
         if made is None:
             continue
         values = [made] if isinstance(made, Value) else list(made)
         users = [user for value in node.results for user in value.users]
+        names = [value.name for value in node.results]
         node.replace(values)
+        for value, name in zip(values, names, strict=True):
+            if value.node in builder.made:
+                value.rename(name)
         count += 1
         fresh = [value.node for value in values if value.node is not None]
         for other in (*fresh, *users):

@@ -76,3 +76,18 @@ def test_a_pattern_that_makes_new_matches_runs_to_the_end() -> None:
 
     assert rewrite(module.graph, module.opsets, {"Countdown": countdown}) == 5
     assert [node.attributes["n"] for node in module.graph] == [0]
+
+
+def test_new_results_take_the_names_of_those_that_they_replace() -> None:
+    module = parse_module(TEXT)
+
+    def absolute(node: Node, builder: Builder) -> Value:
+        return builder.op("Abs", node.inputs, type=node.result.type)
+
+    assert rewrite(module.graph, module.opsets, {"Relu": absolute}) == 1
+    result = module.graph.outputs[0]
+    assert (result.name, result.source) == ("c", "c")
+    verify(module)
+    # A value that was there before keeps its own.
+    assert rewrite(module.graph, module.opsets, {"Abs": lambda node, _: node.inputs[0]}) == 1
+    assert module.graph.outputs[0].name == "b"

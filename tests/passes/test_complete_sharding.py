@@ -199,3 +199,23 @@ def test_an_axis_that_the_mesh_lacks_is_named_with_its_remedy() -> None:
         module.set_mesh(Mesh({"dp": 2, "tp": 4}))
     assert 'write "dp" (size 2), "tp" (size 4), or add mp to the mesh' in str(caught.value)
     assert "it matches 1 tensor(s), the first: x f32[8, 4]" in str(caught.value)
+
+
+def test_the_result_of_a_gemm_that_is_taken_apart_keeps_its_reason() -> None:
+    module = read(
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8], %w: f32[8, 6], %b: f32[6]) -> (%z) opset 21 {
+          %y = Gemm(%x, %w, %b) : f32[4, 6]
+          %z = Relu(%y) : f32[4, 6]
+        }
+        """
+    )
+    module.shard("y", [None, "tp"])
+    module.set_mesh(module.mesh)
+    PassManager.parse("complete-sharding").run(module)
+    producer = module.graph.value("y").node
+    assert producer is not None
+    assert producer.op_type == "Add"
+    assert [decision.why for decision in module.decisions["y"]] == ['annotated "y"']
+    assert [name for name, _ in module.chain("z")] == ["z", "y"]

@@ -1,10 +1,12 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.ir import Builder, DType, Graph, Ints, Module, TensorType
+from irpar.ir.text import parse_module
 from irpar.ir.verifier import verify
 from irpar.passes.simplify_layout import SimplifyLayout
 
@@ -27,13 +29,13 @@ def test_merged_batch_and_heads_are_taken_apart_again() -> None:
         }
         """,
         """
-        graph @g(%x: f32[2, 8, 64]) -> (%k_2 as "k") opset 21 {
+        graph @g(%x: f32[2, 8, 64]) -> (%k) opset 21 {
           %s1 = constant : i64[4] [2, 8, 4, 16]
           %s2 = constant : i64[3] [8, 8, 16]
           %s3 = constant : i64[4] [2, 4, 16, 8]
           %shape = constant : i64[4] [2, 4, 16, 8]
           %k_1 = Transpose(%x) {perm=[0, 2, 1]} : f32[2, 64, 8] for "/k/Reshape"
-          %k_2 = Reshape(%k_1, %shape) : f32[2, 4, 16, 8] for "/k/Reshape" as "k"
+          %k = Reshape(%k_1, %shape) : f32[2, 4, 16, 8] for "/k/Reshape" as "k"
         }
         """,
     )
@@ -134,3 +136,41 @@ def test_random_chains_keep_the_numbers(problem: tuple[tuple[int, ...], list[tup
         )
         assert held[node.result].shape == node.result.shape
     np.testing.assert_array_equal(held[module.graph.outputs[0]], expected)
+
+
+ANNOTATED = """
+mesh @m = ["tp"=2]
+graph @g(%x: f32[2, 8, 64]) -> (%y) opset 21 {
+  %s = constant : i64[4] [2, 8, 4, 16]
+  %a = Reshape(%x, %s) : f32[2, 8, 4, 16]
+  %b = Transpose(%a) {perm=[0, 2, 1, 3]} : f32[2, 4, 8, 16]
+  %c = Transpose(%b) {perm=[0, 1, 3, 2]} : f32[2, 4, 16, 8]
+  %y = Relu(%c) : f32[2, 4, 16, 8]
+}
+"""
+INVERSE = """
+mesh @m = ["tp"=2]
+graph @g(%x: f32[2, 8]) -> (%y) opset 21 {
+  %r = Relu(%x) : f32[2, 8]
+  %t = Transpose(%r) {perm=[1, 0]} : f32[8, 2]
+  %c = Transpose(%t) {perm=[1, 0]} : f32[2, 8]
+  %y = Neg(%c) : f32[2, 8]
+}
+"""
+
+
+@pytest.mark.parametrize(("text", "spec"), [(ANNOTATED, [None, "tp", None, None]), (INVERSE, ["tp", None])])
+def test_the_reason_of_an_annotated_value_stays_with_it(text: str, spec: list) -> None:
+    module = parse_module(text)
+    module.shard("c", spec)
+    module.set_mesh(module.mesh)
+    SimplifyLayout().run(module)
+    verify(module)
+    (reader,) = [node for node in module.graph if node.results[0].name == "y"]
+    value = reader.inputs[0]
+    assert value.sharding is not None
+    decision = module.decision(value.name)
+    assert decision is not None
+    assert decision.why == 'annotated "c"'
+    assert module.annotated[value.name].pattern == "c"
+    assert set(module.decisions) <= {value.name for value in module.graph.values()}
