@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -69,19 +70,43 @@ def sharding_text(spec: Sequence[Sequence[str] | None] | None, shape: Sequence[A
     return f"[{', '.join(dims)}]"
 
 
+class _Console(Console):
+    """Tables that cannot be made as narrow as the terminal are not cut off."""
+
+    def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
+        super().print(*objects, crop=crop, **options)
+
+
+class _Table(Table):
+    """A table that folds no word of a title, nor a number; where it must, it is wider than the terminal."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            column.min_width = _least_width(column)
+        least = sum(column.min_width or 0 for column in self.columns) + 2 * (len(self.columns) - 1)
+        yield from super().__rich_console__(console, options.update(max_width=max(options.max_width, least)))
+
+
+def _least_width(column: Column) -> int:
+    """Of the longest word of the title; of a column of numbers, or without a title, also of what is in it."""
+    texts = [str(column.header), *(map(str, column.cells) if column.no_wrap or not column.header else ())]
+    parts = texts if column.no_wrap else [word for text in texts for word in text.split()]
+    return max(map(cell_len, parts), default=1)
+
+
 def output() -> Console:
     """Standard output: what is asked for."""
-    return Console(markup=False, emoji=False, highlight=False)
+    return _Console(markup=False, emoji=False, highlight=False)
 
 
 def messages() -> Console:
     """Standard error: tables that go beside the answer, such as timings."""
-    return Console(stderr=True, markup=False, emoji=False, highlight=False)
+    return _Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def table(*columns: str, title: str = "", right: Iterable[str] = ()) -> Table:
     """An empty table; columns in `right` hold numbers, the others fold what does not fit."""
-    made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    made = _Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     numbers = set(right)
     for column in columns:
         if column in numbers:

@@ -13,10 +13,12 @@ from irpar.atomic import new_file
 from irpar.ir import Module
 from irpar.sharding import IrparError, nearest_names
 
+from .display import table
 from .pipeline import Pass, format_pass
 
 EXTENSION = ".irpar"
 """File name extension of IR text."""
+_TIMING = ("seconds", "share", "nodes")
 _DUMP = re.compile(r"\d\d+-[\w-]+\.irpar")
 
 
@@ -155,24 +157,20 @@ class PassRecord:
 
 def timing_table(records: Sequence[PassRecord]) -> Table:
     """Seconds, share of the time and nodes, a line a pass."""
-    table = Table("pass", box=None, pad_edge=False)
-    for column in ("seconds", "share", "nodes"):
-        table.add_column(column, justify="right")
-    table.add_column("changed")
+    made = table("pass", *_TIMING, "changed", right=_TIMING)
     total = sum(record.seconds for record in records)
     for record in records:
         share = record.seconds / total if total else 0.0
         changed = "yes" if record.changed else "no"
-        table.add_row(record.text, f"{record.seconds:.4f}", f"{share:.0%}", f"{record.nodes:,}", changed)
-    table.add_row("total", f"{total:.4f}", "", "", "")
-    return table
+        made.add_row(record.text, f"{record.seconds:.4f}", f"{share:.0%}", f"{record.nodes:,}", changed)
+    made.add_row("total", f"{total:.4f}", "", "", "")
+    return made
 
 
 def statistics_table(records: Sequence[PassRecord]) -> Table:
     """What the passes counted, a line a number."""
-    table = Table("pass", "statistic", box=None, pad_edge=False)
-    table.add_column("value", justify="right")
+    made = table("pass", "statistic", "value", right=("value",))
     for record in records:
         for name, value in record.statistics.items():
-            table.add_row(record.name, name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
-    return table
+            made.add_row(record.name, name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
+    return made

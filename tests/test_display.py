@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from irpar import display
 from irpar.display import ProgressReport, bytes_text, count_text, flops_text, print_json, sharding_text, share_text
 from irpar.instrumentation import Progress
 
@@ -81,3 +82,16 @@ def test_a_terminal_gets_bars(monkeypatch):
 
 def test_nothing_is_reported_with_json(monkeypatch):
     assert report(monkeypatch, Terminal(), 10.0, is_shown=False) == ""
+
+
+def test_a_narrow_terminal_folds_names_and_no_titles_or_numbers(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    made = display.table("parameter", "difference", "allowed", "", right=("difference", "allowed"))
+    made.add_row("h.0.attention.projection.weight", "1,000,000", "0.0001", "equal")
+    display.output().print(made)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["parameter", "difference", "allowed"]
+    assert lines[1].split()[1:] == ["1,000,000", "0.0001", "equal"]
+    assert "".join(line.split()[0] for line in lines[1:]) == "h.0.attention.projection.weight"
+    display.output().print("one two three four five six seven eight nine ten")
+    assert all(len(line) <= 40 for line in capsys.readouterr().out.splitlines())
