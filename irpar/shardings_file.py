@@ -28,6 +28,12 @@ from .cuts import Counts, CutsError, match_cuts
 SECTIONS = ("mesh", "tensors", "ops")
 PLACES = ("in", "out")
 _TAG = "tag:yaml.org,2002:"
+_TAGS = {
+    MappingNode: {f"{_TAG}map"},
+    SequenceNode: {f"{_TAG}seq"},
+    ScalarNode: {f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")},
+}
+"""What plain tables, lists and single values have as their tag."""
 _TENSOR_FORM = 'write one entry for each dim: null, an axis, or a list of axes such as ["dp", "tp"] or ["tp", "?"]'
 _OP_FORM = 'write the cuts of each operand and result, such as {"in": [[2, 1], [1, 4]], "out": [[2, 4]]}'
 
@@ -198,7 +204,9 @@ def _compose(path: Path) -> Any:
         # JSON may be indented with tabs, YAML may not; inside its strings JSON has none.
         text = text.replace("\t", " ")
     try:
-        return YAML(typ="safe", pure=True).compose(text)
+        root = YAML(typ="safe", pure=True).compose(text)
+        _refuse_tags(root, path)
+        return root
     except MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = " ".join(part for part in (error.context, error.problem) if part)
@@ -213,6 +221,30 @@ def _compose(path: Path) -> Any:
         raise ShardingsError(f"not YAML: {problem}", where=str(path), do="give a YAML or JSON file") from None
     except RecursionError:
         raise ShardingsError("the shardings are nested too deep", where=str(path), do=_TENSOR_FORM) from None
+
+
+def _refuse_tags(root: Any, path: Path) -> None:
+    """Refuse what is not plain data: `!foo`, `!!set`, `!!python/object`.
+
+    Raises:
+        ShardingsError: naming the tag and its line.
+    """
+    waiting, met = [root] if root is not None else [], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in met:
+            continue
+        met.add(id(node))
+        if str(node.tag) not in _TAGS[type(node)]:
+            raise ShardingsError(
+                f"the shardings have the tag {str(node.tag).replace(_TAG, '!!')}, which means nothing here",
+                where=f"{path}, line {node.start_mark.line + 1}",
+                do="write plain tables, lists, texts and numbers",
+            )
+        if isinstance(node, MappingNode):
+            waiting.extend(child for entry in reversed(node.value) for child in reversed(entry))
+        elif isinstance(node, SequenceNode):
+            waiting.extend(reversed(node.value))
 
 
 def _check_json(text: str, path: Path) -> None:
