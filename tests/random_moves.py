@@ -291,6 +291,35 @@ def conv(m: GraphMaker) -> None:
     m.node("Conv", [data, weight, *bias], group=group, pads=pads, strides=strides)
 
 
+def conv_transpose(m: GraphMaker) -> None:
+    data = m.tensor(least=3, dtypes=(F32,), fits=lambda shape: 0 not in shape)
+    channels, places = data.shape[1], data.shape[2:]
+    group = m.one_of([count for count in range(1, channels + 1) if channels % count == 0])
+    weight = m.of_shape([channels, m.number(1, 4), *(m.number(1, 3) for _ in places)])
+    bias = [m.of_shape([weight.shape[1] * group])] if m.coin() else []
+    m.node("ConvTranspose", [data, weight, *bias], group=group, strides=[m.number(1, 2) for _ in places])
+
+
+def resize(m: GraphMaker) -> None:
+    data = m.tensor(least=3, dtypes=(F32,), fits=lambda shape: 0 not in shape and len(shape) <= 4)
+    modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    if m.coin():
+        scales = [1, 1, *(m.number(1, 3) for _ in data.shape[2:])]
+        m.node("Resize", [data, None, m.const(scales, F32)], **modes)
+    else:
+        sizes = [*data.shape[:2], *(size * m.number(1, 2) for size in data.shape[2:])]
+        m.node("Resize", [data, None, None, m.const(sizes)], **modes)
+
+
+def recurrent(op: str, m: GraphMaker) -> None:
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    data = m.tensor(least=3, dtypes=(F32,), fits=lambda shape: len(shape) == 3 and 0 not in shape)
+    hidden, both = m.number(1, 3), m.number(1, 2)
+    weights = [m.of_shape([both, gates * hidden, size]) for size in (data.shape[2], hidden)]
+    direction = "bidirectional" if both == 2 else m.one_of(["forward", "reverse"])
+    m.node(op, [data, *weights], hidden_size=hidden, direction=direction)
+
+
 def pool(op: str, m: GraphMaker) -> None:
     data = m.tensor(least=3, dtypes=(F32,), low=0.25 if op == "LpPool" else -40, fits=lambda shape: 0 not in shape)
     places = data.shape[2:]

@@ -5,10 +5,11 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import Builder, Dim, Expr, Node, Type
+from irpar.ir import Builder, Dim, DType, Expr, Node, TensorType, Type
 from irpar.ir.dims import ceildiv, floordiv
 from irpar.sharding import ceil_div
 
+from .coords import block_index
 from .facts import (
     CannotTellError,
     dims_of,
@@ -77,7 +78,7 @@ def _infer_conv(node: Node) -> Sequence[Type]:
 def _rule_conv(node: Node) -> FactorRule:
     """`([b,(gc),s],[(gm),c,k],[(gm)])->([b,(gm),s])`: batch, groups and output channels pass.
 
-    Input channels give partial sums, of which each device adds its share of the bias; places are whole.
+    Input channels give partial sums, to one of which the bias is added; places are whole.
     """
     data, kernel = shape_of(node, 0), shape_of(node, 1)
     groups = int_attribute(node, "group", 1)
@@ -97,21 +98,24 @@ def _rule_conv(node: Node) -> FactorRule:
 
 
 def _localize_conv(whole_node: Node, local: Node, builder: Builder) -> None:
-    """Count the groups of the block; take the bias once over all blocks of the input channels."""
+    """Count the groups of the block; add the bias once over all blocks of the input channels."""
     groups = int_attribute(whole_node, "group", 1)
     if groups > 1:
         local.set_attribute("group", shape_of(local, 0)[1] // shape_of(local, 1)[1])
-    _share_bias(local, shape_of(local, 1)[1], shape_of(whole_node, 1)[1], builder)
+    _add_bias_once(local, builder)
 
 
-def _share_bias(local: Node, count: int, total: int, builder: Builder) -> None:
-    """Scale the bias by a block's share of the input channels: the shares of all partial sums add up to one bias."""
-    bias = operand(local, 2)
-    if bias is None or count == total:
+def _add_bias_once(local: Node, builder: Builder) -> None:
+    """Where the result is a partial sum, give the bias to the first device of those that add theirs up."""
+    bias, sharding = operand(local, 2), local.result.sharding
+    if bias is None or sharding is None or not sharding.partial:
         return
-    share = builder.constant(np.asarray(count / total, dtype=bias.dtype.numpy), "share")
-    scaled = builder.op("Mul", [bias, share], type=bias.type, name=f"{bias.name}_share")
-    local.set_operands([*local.operands[:2], scaled])
+    index = block_index(builder, sharding.mesh, sharding.partial)
+    zero = builder.constant(np.asarray(0, np.int64), "number_0")
+    is_first = builder.op("Equal", [index, zero], type=TensorType(DType.BOOL, ()))
+    nothing = builder.constant(np.zeros((), bias.dtype.numpy), "zero")
+    once = builder.op("Where", [is_first, bias, nothing], type=bias.type, name=f"{bias.name}_once")
+    local.set_operands([*local.operands[:2], once])
 
 
 def _cost_conv(node: Node) -> int:
@@ -175,13 +179,10 @@ def _rule_conv_transpose(node: Node) -> FactorRule:
 
 
 def _localize_conv_transpose(whole_node: Node, local: Node, builder: Builder) -> None:
-    """As for Conv: the groups of the block, and its share of the bias."""
-    groups = int_attribute(whole_node, "group", 1)
-    inputs, outputs = shape_of(whole_node, 1)[0] // groups, shape_of(local, 1)[1]
-    if groups > 1:
-        local.set_attribute("group", result_shape(local)[1] // outputs)
-    count = shape_of(local, 0)[1] // int_attribute(local, "group", 1)
-    _share_bias(local, count, inputs, builder)
+    """As for Conv."""
+    if int_attribute(whole_node, "group", 1) > 1:
+        local.set_attribute("group", result_shape(local)[1] // shape_of(local, 1)[1])
+    _add_bias_once(local, builder)
 
 
 def _cost_conv_transpose(node: Node) -> int:
