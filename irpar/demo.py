@@ -1,12 +1,15 @@
 """The demo: a GPT-like model, cut over a few ranks as Megatron does, written, read again, run and verified."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from irpar.analysis.plan import Plan
-from irpar.models import annotations, save
+from irpar.atomic import new_file
+from irpar.models import ModelSize, annotations, save
+from irpar.onnx_io.target import check_target
 from irpar.sharding import IrparError, Mesh
 
 from .api import Partition, load, partition
@@ -58,21 +61,60 @@ def run_demo(folder: Path, mesh: Mesh, tell: Callable[[str], None]) -> Demo:
         raise IrparError(
             f"the demo knows no mesh axis {unknown[0]}", do="use the axes dp (batch) and tp (weights): --mesh dp=2,tp=2"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     model, shardings, out = folder / "gpt.onnx", folder / "gpt.shardings.json", folder / "partition"
-    options = " ".join(f"--{name} {value}" for name, value in SETTINGS.items())
-    tell(f"python -m irpar.models gpt {options} -o {model}")
-    size = save(model, "gpt", **SETTINGS)  # type: ignore[arg-type]
-    dp, tp = (axis if axis in mesh.axes else None for axis in AXES)
-    tensors = annotations("gpt", dp, tp, **SETTINGS)  # type: ignore[arg-type]
-    shardings.write_text(json.dumps({"mesh": dict(mesh.axes), "tensors": tensors}, indent=2) + "\n", encoding="utf-8")
-    tell(f"irpar partition {model} --shardings {shardings} -o {out}")
-    module = load(model)
-    module.set_mesh(mesh)
-    read_shardings(shardings).annotate(module)
-    partition(module).save(out, force=True)
+    _refuse_other_files(model, shardings)
+    check_target(out, force=True)
+    with _nothing_left(folder, model, shardings):
+        size, tensors = _make(mesh, model, shardings, out, tell)
     tell(f"irpar verify {out}")
     written = Partition.open(out)
     verification = written.verify()
     is_as_planned = not written.executor().log.differences(written.plan.collectives)
     return Demo(model, shardings, out, size.parameters, tensors, written.plan, verification, is_as_planned)
+
+
+def _make(
+    mesh: Mesh, model: Path, shardings: Path, out: Path, tell: Callable[[str], None]
+) -> tuple[ModelSize, dict[str, list[list[str] | None]]]:
+    """Write the model, its annotations and the partition."""
+    options = " ".join(f"--{name} {value}" for name, value in SETTINGS.items())
+    tell(f"python -m irpar.models gpt {options} -o {model}")
+    size = save(model, "gpt", **SETTINGS)  # type: ignore[arg-type]
+    dp, tp = (axis if axis in mesh.axes else None for axis in AXES)
+    tensors = annotations("gpt", dp, tp, **SETTINGS)  # type: ignore[arg-type]
+    with new_file(shardings, "the shardings") as fresh:
+        facts = {"mesh": dict(mesh.axes), "tensors": tensors}
+        fresh.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    tell(f"irpar partition {model} --shardings {shardings} -o {out}")
+    module = load(model)
+    module.set_mesh(mesh)
+    read_shardings(shardings).annotate(module)
+    partition(module).save(out, force=True)
+    return size, tensors
+
+
+def _refuse_other_files(model: Path, shardings: Path) -> None:
+    """Refuse to write over a model or annotations that are of no demo.
+
+    Raises:
+        IrparError: naming the file.
+    """
+    for path, mark in ((model, b"irpar.models.family"), (shardings, b'"tensors"')):
+        if path.is_file() and mark not in path.read_bytes():
+            raise IrparError(
+                f"{path} is of no earlier demo, so it is not replaced", do="give another folder, or remove the file"
+            )
+
+
+@contextmanager
+def _nothing_left(folder: Path, *files: Path) -> Iterator[None]:
+    """Remove the folder and files again that were made before something failed; what was there stays."""
+    made = [path for path in (*files, folder) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir() if path == folder else path.unlink(missing_ok=True)
+        raise

@@ -1,5 +1,7 @@
 """What commands write never puts an end to something else: files of other kinds, devices, folders with more in them."""
 
+import errno
+import functools
 import json
 import os
 import shutil
@@ -8,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+import irpar.atomic
 from irpar.api import partition
 from irpar.cli import main
 from irpar.ir import ArrayTensor
@@ -248,3 +251,39 @@ def test_the_current_folder_is_not_replaced(capsys, tmp_path, base, monkeypatch,
     for words in (partition_words(base, out), partition_words(base, out)[:-1]):
         refused(capsys, f"a partition cannot be written over {told}", *words)
     assert content(tmp_path) == before
+
+
+# -- the demo -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt.onnx", "gpt.shardings.json"])
+def test_the_demo_replaces_only_what_a_demo_left(capsys, tmp_path, name):
+    put(tmp_path / name)
+    refused(capsys, "is of no earlier demo", "demo", "-o", tmp_path)
+    assert content(tmp_path) == {tmp_path / name: b"mine"}
+
+
+def test_the_demo_looks_at_its_partition_first(capsys, tmp_path):
+    put(tmp_path / "partition" / "notes.txt")
+    refused(capsys, "holds no partition", "demo", "-o", tmp_path)
+    assert list(content(tmp_path)) == [tmp_path / "partition" / "notes.txt"]
+
+
+@pytest.mark.parametrize("file", ["gpt.onnx", "gpt.shardings.json", "partition"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_demo_on_a_full_disk_leaves_nothing(capsys, tmp_path, monkeypatch, file, is_there):
+    folder = tmp_path / "demo"
+    if is_there:
+        put(folder / "notes.txt")
+    before = content(tmp_path)
+
+    def full(real, path, *words):
+        if path.name.startswith(f".{file}."):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *words)
+
+    for name in ("_new_file", "_new_folder"):
+        monkeypatch.setattr(f"irpar.atomic.{name}", functools.partial(full, getattr(irpar.atomic, name)))
+    refused(capsys, "No space left on device", "demo", "-o", folder)
+    assert content(tmp_path) == before
+    assert folder.exists() == is_there
