@@ -8,18 +8,25 @@ tensors = annotations("gpt", layers=4)                    # Megatron-style shard
 from .annotations import annotations
 from .bert import BertConfig
 from .config import ConfigError, ModelConfig, TextConfig
+from .control import ControlConfig
+from .dlrm import DlrmConfig
 from .gpt import GptConfig
 from .llama import LlamaConfig
 from .mlp import MlpConfig
 from .moe import MoeConfig
+from .recurrent import RecurrentConfig
 from .registry import FAMILIES, Family, ModelSize, build, config_of, save
+from .resnet import ResnetConfig
 from .t5 import T5Config
+from .unet import UnetConfig
 from .vit import VitConfig
 
 __all__ = [
     "FAMILIES",
     "BertConfig",
     "ConfigError",
+    "ControlConfig",
+    "DlrmConfig",
     "Family",
     "GptConfig",
     "LlamaConfig",
@@ -27,8 +34,11 @@ __all__ = [
     "ModelConfig",
     "ModelSize",
     "MoeConfig",
+    "RecurrentConfig",
+    "ResnetConfig",
     "T5Config",
     "TextConfig",
+    "UnetConfig",
     "VitConfig",
     "annotations",
     "build",

@@ -10,6 +10,9 @@ from irpar.sharding import IrparError
 
 from .annotations import annotations
 from .config import DTYPES, OPSETS, ConfigError
+from .control import KINDS
+from .moe import ROUTINGS
+from .recurrent import CELLS
 from .registry import FAMILIES, ModelSize, WeightMode, save
 from .weights import data_path
 
@@ -21,19 +24,37 @@ SIZES = {
     "--hidden": ("hidden", "width of the hidden layers or of the residual stream"),
     "--heads": ("heads", "query heads"),
     "--kv-heads": ("kv_heads", "key and value heads (llama)"),
-    "--ffn": ("ffn", "width inside the feed-forward part"),
+    "--ffn": ("ffn", "width inside the feed-forward part, or inside an expert"),
     "--vocab": ("vocab", "size of the vocabulary"),
     "--seq": ("seq", "tokens per row; the longest row with --dynamic"),
+    "--target": ("target", "tokens per row of the decoder (t5)"),
+    "--experts": ("experts", "experts of a block (moe)"),
+    "--capacity": ("capacity", "tokens of a row that an expert takes (moe)"),
+    "--image": ("image", "height and width of an image"),
+    "--patch": ("patch", "height and width of a patch (vit)"),
+    "--classes": ("classes", "classes of a classifier"),
+    "--tables": ("tables", "embedding tables (dlrm)"),
+    "--rows": ("rows", "rows of an embedding table (dlrm)"),
+    "--levels": ("levels", "resolutions (unet)"),
+    "--steps": ("steps", "trips of the loop, or steps of the scan (control)"),
     "--batch": ("batch", "rows of the input"),
     "--opset": ("opset", f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}"),
     "--ir-version": ("ir_version", "ONNX IR version; default: the lowest that the opset allows"),
     "--seed": ("seed", "seed of the random weights"),
+}
+CHOICES = {
+    "--routing": ("routing", ROUTINGS, "how tokens reach experts (moe)"),
+    "--cell": ("cell", tuple(CELLS), "kind of recurrent layer (recurrent)"),
+    "--kind": ("kind", KINDS, "operator with bodies (control)"),
 }
 SWITCHES = {
     "--dynamic": ("dynamic", "symbolic batch and seq dims"),
     "--fused-qkv": ("fused_qkv", "one weight for q, k and v (gpt)"),
     "--tied": ("tied", "logits from the transposed token embedding (gpt)"),
     "--gemm": ("gemm", "Gemm instead of MatMul and Add (mlp)"),
+    "--fused": ("fused", "Attention and RotaryEmbedding as single operators; opset 23 on (llama)"),
+    "--bottleneck": ("bottleneck", "blocks of three convolutions (resnet)"),
+    "--bidirectional": ("bidirectional", "read every row from both ends (recurrent)"),
 }
 
 
@@ -69,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     for option, (field, text) in SIZES.items():
         parser.add_argument(option, dest=field, type=int, metavar="N", help=text)
     parser.add_argument("--dtype", choices=DTYPES, help="element type of weights and activations")
+    for option, (field, choices, text) in CHOICES.items():
+        parser.add_argument(option, dest=field, choices=choices, help=text)
     for option, (field, text) in SWITCHES.items():
         parser.add_argument(option, dest=field, action="store_true", default=None, help=text)
     weights = parser.add_mutually_exclusive_group()

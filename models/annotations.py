@@ -9,12 +9,17 @@ from typing import Any
 
 from .bert import BertConfig
 from .config import ModelConfig
+from .control import ControlConfig
+from .dlrm import DlrmConfig
 from .gpt import GptConfig
 from .llama import LlamaConfig
 from .mlp import MlpConfig
 from .moe import MoeConfig
+from .recurrent import RecurrentConfig
 from .registry import config_of
+from .resnet import ResnetConfig
 from .t5 import T5Config
+from .unet import UnetConfig
 from .vit import VitConfig
 
 Annotations = dict[str, list[list[str] | None]]
@@ -26,6 +31,8 @@ _COLUMNS: Cut = (2, 1)
 _ROWS: Cut = (2, 0)
 _VECTOR: Cut = (1, 0)
 _EXPERTS: Cut = (3, 0)
+_FILTERS: Cut = (4, 0)
+_CHANNELS: Cut = (4, 1)
 
 
 def annotations(
@@ -56,6 +63,8 @@ def annotations(
 
 
 def _inputs(config: ModelConfig, axis: str) -> Annotations:
+    if isinstance(config, ControlConfig):
+        return {"x": _cut((3 if config.kind == "scan" else 2, 0), axis)}
     return {name: _cut((rank, 0), axis) for name, rank in _BATCHED.get(type(config), {"input_ids": 2}).items()}
 
 
@@ -63,6 +72,9 @@ _BATCHED: dict[type[ModelConfig], dict[str, int]] = {
     MlpConfig: {"x": 2},
     BertConfig: {"input_ids": 2, "token_type_ids": 2, "attention_mask": 2},
     VitConfig: {"pixels": 4},
+    ResnetConfig: {"pixels": 4},
+    DlrmConfig: {"dense": 2, "sparse": 3},
+    UnetConfig: {"sample": 4, "time": 1},
     T5Config: {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2},
 }
 """Inputs whose dim 0 is the batch, with their ranks, of families that take more than `input_ids`."""
@@ -82,6 +94,11 @@ def _weights(config: ModelConfig) -> dict[str, Cut]:
         VitConfig: _vit_weights,
         T5Config: _t5_weights,
         MoeConfig: _moe_weights,
+        ResnetConfig: _resnet_weights,
+        DlrmConfig: _dlrm_weights,
+        UnetConfig: _unet_weights,
+        RecurrentConfig: _no_weights,
+        ControlConfig: _no_weights,
     }
     return tables[type(config)](config)
 
@@ -157,3 +174,43 @@ def _moe_weights(config: MoeConfig) -> dict[str, Cut]:
     heads = _pairs((f"h.*.attn.{name}" for name in "qkv"), ("h.*.attn.proj",), bias=True)
     experts = {f"h.*.moe.experts.{name}.weight": _EXPERTS for name in ("fc", "proj")}
     return heads | experts | {"lm_head.weight": _COLUMNS}
+
+
+def _resnet_weights(config: ResnetConfig) -> dict[str, Cut]:
+    """Of the last two convolutions of a block the first by output, the second by input channels; the stem by output.
+
+    What the stem gives is gathered once, since all blocks read whole channels.
+    """
+    first, second = ("2", "3") if config.bottleneck else ("1", "2")
+    table = {"stem.conv.weight": _FILTERS, f"layer*.{first}.conv.weight": _FILTERS}
+    for part in ("weight", "bias", "running_mean", "running_var"):
+        table |= {f"stem.bn.{part}": _VECTOR, f"layer*.{first}.bn.{part}": _VECTOR}
+    return table | {f"layer*.{second}.conv.weight": _CHANNELS}
+
+
+def _dlrm_weights(config: DlrmConfig) -> dict[str, Cut]:
+    """Tables by width, so that the products of features are sums over the axis."""
+    table = _pairs(("bottom.0", "top.0"), ("bottom.1", "top.1"), bias=True)
+    return table | {"tables.*.weight": _COLUMNS}
+
+
+def _unet_weights(config: UnetConfig) -> dict[str, Cut]:
+    """The first convolution of a block by output channels, with all that is added to them; the second by input.
+
+    Convolutions between levels are cut by input channels, which all devices have: each costs an all-reduce.
+    """
+    table: dict[str, Cut] = {}
+    for block in ("down.*.block", "middle", "up.*.block") if config.levels > 1 else ("middle",):
+        table |= {f"{block}.conv1.weight": _FILTERS, f"{block}.conv1.bias": _VECTOR}
+        table |= {f"{block}.time.weight": _COLUMNS, f"{block}.time.bias": _VECTOR}
+        table |= {f"{block}.norm2.weight": _VECTOR, f"{block}.norm2.bias": _VECTOR, f"{block}.conv2.weight": _CHANNELS}
+    if config.levels > 1:
+        table |= {"down.*.shrink.weight": _CHANNELS}
+    # The weight of a ConvTranspose has its input channels first.
+    cuts = (_FILTERS if config.grows_by_transpose(level) else _CHANNELS for level in range(config.levels - 1))
+    return table | {f"up.{level}.grow.weight": cut for level, cut in enumerate(cuts)}
+
+
+def _no_weights(config: ModelConfig) -> dict[str, Cut]:
+    """Nothing: a step of a recurrent layer needs the whole state of the one before, and bodies run whole."""
+    return {}

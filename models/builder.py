@@ -6,7 +6,7 @@ with b.scope("h.0", "attn", "q"):
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,6 +19,9 @@ from .weights import NUMPY_DTYPES, ONNX_DTYPES, WeightStore
 
 Dim = int | str
 """A dim while building: a known size, or the name of an int64 scalar value computed in the graph."""
+
+Typed = tuple[str, int, Sequence[int | str]]
+"""Name, ONNX element type and shape of a value; a str in the shape is a symbolic dim."""
 
 
 class GraphBuilder:
@@ -93,6 +96,29 @@ class GraphBuilder:
         outputs = [f"{name}_output_{i}" for i in range(results)]
         self._nodes.append(helper.make_node(op_type, operands, outputs, name=name, **attributes))
         return outputs
+
+    def body(
+        self, name: str, inputs: Sequence[Typed], build: Callable[..., Sequence[str]], outputs: Sequence[Typed]
+    ) -> onnx.GraphProto:
+        """Return a graph for an attribute of If, Loop or Scan.
+
+        Args:
+            name: of the graph.
+            inputs: what the operator gives to the body; the names are made unique.
+            build: called with the names of the inputs; adds nodes, which may read any value outside, and returns what
+                the body gives: values that its own nodes make.
+            outputs: types of these; their names do not count.
+        """
+        taken = [(self._unique(f"{name}.{value}"), elem_type, shape) for value, elem_type, shape in inputs]
+        outside, self._nodes = self._nodes, []
+        try:
+            made = build(*(value for value, _, _ in taken))
+            nodes = self._nodes
+        finally:
+            self._nodes = outside
+        given = [(value, elem_type, shape) for value, (_, elem_type, shape) in zip(made, outputs, strict=True)]
+        types = ([helper.make_tensor_value_info(*typed) for typed in side] for side in (taken, given))
+        return helper.make_graph(nodes, name, *types)
 
     def size(self, value: str, axis: int) -> Dim:
         """Return the size of a dim at run time, as an exporter writes it: Shape, then Gather with a scalar index."""

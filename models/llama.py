@@ -21,11 +21,13 @@ class LlamaConfig(TextConfig):
         kv_heads: key and value heads; divides `heads`. None is `heads`, that is, no grouping.
         ffn: width of the gate and up projections; None is 8/3 * hidden rounded up to a multiple of 64.
         rope_theta: base of the rotary frequencies.
+        fused: one Attention and one RotaryEmbedding instead of what they consist of; opset 23 on.
     """
 
     kv_heads: int | None = None
     ffn: int | None = None
     rope_theta: float = 10000.0
+    fused: bool = False
 
     def __post_init__(self) -> None:
         """Check the configuration; raises `ConfigError`."""
@@ -39,6 +41,7 @@ class LlamaConfig(TextConfig):
             self.head_dim % 2 == 0,
             f"hidden / heads is {self.head_dim}, an odd number: rotary positions turn pairs of features",
         )
+        require(not self.fused or self.opset >= 23, f"fused needs opset 23 or later, not {self.opset}")
         require(self.rope_theta > 0, f"rope_theta must be positive, got {self.rope_theta}")
 
     @property
@@ -63,6 +66,7 @@ _LLAMA3: dict[str, object] = {
 PRESETS: dict[str, dict[str, object]] = {
     "tiny": {},
     "gqa": {"heads": 8, "kv_heads": 4},
+    "fused": {"heads": 8, "kv_heads": 4, "opset": 23, "fused": True},
     "1b": {**_LLAMA3, "layers": 16, "hidden": 2048, "heads": 32, "ffn": 8192},
     "8b": {**_LLAMA3, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336},
     "70b": {**_LLAMA3, "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672},
@@ -71,11 +75,15 @@ PRESETS: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True)
 class _Shared:
-    """Values that all layers use: the rotary tables [S, K] and the additive causal mask [S, S]."""
+    """Values that all layers use: the rotary tables [S, K] and the additive causal mask [S, S].
+
+    A fused model has tables of the longest row [.., K/2], the position ids [B, S] instead of a mask.
+    """
 
     cos: str
     sin: str
-    mask: str
+    mask: str = ""
+    position_ids: str = ""
 
 
 def build_llama(config: LlamaConfig, weights: WeightStore) -> GraphBuilder:
@@ -83,18 +91,30 @@ def build_llama(config: LlamaConfig, weights: WeightStore) -> GraphBuilder:
     b = GraphBuilder("llama", config, weights)
     ids = b.input("input_ids", onnx.TensorProto.INT64, (config.batch_dim, config.seq_dim))
     with b.scope("shared"):
-        _, seq = batch_and_seq(b, ids, config.batch, config.seq)
-        cos, sin = (_rotary_rows(b, table, seq) for table in rotary_tables(config))
-        shared = _Shared(cos, sin, _additive_mask(b, seq))
+        shared = (_shared_by_fused if config.fused else _shared)(b, config, ids)
     x = embedding(b, "embed_tokens", ids, config.vocab, config.hidden, std=1.0)
     for layer in range(config.layers):
         with b.scope(f"layers.{layer}"):
-            x = b.op("Add", x, _attention(b, config, rms_norm(b, "input_layernorm", x, config.hidden), shared))
+            normed = rms_norm(b, "input_layernorm", x, config.hidden)
+            x = b.op("Add", x, (_fused_attention if config.fused else _attention)(b, config, normed, shared))
             x = b.op("Add", x, _mlp(b, config, rms_norm(b, "post_attention_layernorm", x, config.hidden)))
     x = rms_norm(b, "norm", x, config.hidden)
     logits = linear(b, "lm_head", x, config.hidden, config.vocab)
     b.output("logits", logits, b.elem_type, (config.batch_dim, config.seq_dim, config.vocab))
     return b
+
+
+def _shared(b: GraphBuilder, config: LlamaConfig, ids: str) -> _Shared:
+    _, seq = batch_and_seq(b, ids, config.batch, config.seq)
+    cos, sin = (_rotary_rows(b, table, seq) for table in rotary_tables(config))
+    return _Shared(cos, sin, _additive_mask(b, seq))
+
+
+def _shared_by_fused(b: GraphBuilder, config: LlamaConfig, ids: str) -> _Shared:
+    batch, seq = batch_and_seq(b, ids, config.batch, config.seq)
+    cos, sin = (b.constant("rotary", table[:, : config.head_dim // 2].copy()) for table in rotary_tables(config))
+    position_ids = b.op("Expand", b.unsqueeze(positions(b, seq), 0), b.shape((batch, seq)))
+    return _Shared(cos, sin, position_ids=position_ids)
 
 
 def rotary_tables(config: LlamaConfig) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
@@ -141,6 +161,21 @@ def _attention(b: GraphBuilder, config: LlamaConfig, x: str, shared: _Shared) ->
         context = b.op("MatMul", b.op("Softmax", b.op("Add", scores, shared.mask), axis=-1), value)
         merged = merge_heads(b, context, batch, seq, config.hidden)
         return linear(b, "o_proj", merged, config.hidden, config.hidden, gain=1 / math.sqrt(config.layers))
+
+
+def _fused_attention(b: GraphBuilder, config: LlamaConfig, x: str, shared: _Shared) -> str:
+    """As `_attention`, by RotaryEmbedding and Attention over heads that lie side by side: `[B,S,D] -> [B,S,D]`."""
+    heads, kv_heads = config.heads, config.kv_head_count
+    with b.scope("self_attn"):
+        query = linear(b, "q_proj", x, config.hidden, config.hidden)
+        key, value = (linear(b, name, x, config.hidden, kv_heads * config.head_dim) for name in ("k_proj", "v_proj"))
+        query, key = (
+            b.op("RotaryEmbedding", part, shared.cos, shared.sin, shared.position_ids, num_heads=count)
+            for part, count in ((query, heads), (key, kv_heads))
+        )
+        counts = {"q_num_heads": heads, "kv_num_heads": kv_heads}
+        context = b.op("Attention", query, key, value, is_causal=1, **counts)
+        return linear(b, "o_proj", context, config.hidden, config.hidden, gain=1 / math.sqrt(config.layers))
 
 
 def _rotate(b: GraphBuilder, name: str, x: str, head_dim: int, shared: _Shared) -> str:

@@ -13,7 +13,7 @@ import onnx
 
 from irpar.atomic import check_file, new_pair
 
-from . import bert, gpt, llama, mlp, moe, t5, vit
+from . import bert, control, dlrm, gpt, llama, mlp, moe, recurrent, resnet, t5, unet, vit
 from .builder import GraphBuilder
 from .config import ConfigError, ModelConfig, require
 from .weights import ExternalWeights, InlineWeights, PlaceholderWeights, WeightStore, data_path
@@ -38,6 +38,11 @@ FAMILIES: dict[str, Family] = {
     "vit": Family(vit.VitConfig, vit.PRESETS, vit.build_vit),
     "t5": Family(t5.T5Config, t5.PRESETS, t5.build_t5),
     "moe": Family(moe.MoeConfig, moe.PRESETS, moe.build_moe),
+    "resnet": Family(resnet.ResnetConfig, resnet.PRESETS, resnet.build_resnet),
+    "dlrm": Family(dlrm.DlrmConfig, dlrm.PRESETS, dlrm.build_dlrm),
+    "unet": Family(unet.UnetConfig, unet.PRESETS, unet.build_unet),
+    "recurrent": Family(recurrent.RecurrentConfig, recurrent.PRESETS, recurrent.build_recurrent),
+    "control": Family(control.ControlConfig, control.PRESETS, control.build_control),
 }
 
 

@@ -68,5 +68,16 @@ def inputs() -> dict[str, dict[str, Array]]:
         "bert": {"input_ids": ids, "token_type_ids": rng.integers(0, 2, (4, 32)), "attention_mask": mask},
         "vit": {"pixels": rng.standard_normal((4, 3, 16, 16)).astype(np.float32)},
         "moe": {"input_ids": ids},
+        "resnet": {"pixels": rng.standard_normal((4, 3, 32, 32)).astype(np.float32)},
+        "dlrm": {
+            "dense": rng.standard_normal((8, 13)).astype(np.float32),
+            "sparse": rng.integers(0, 100, (8, 4, 3)),
+        },
+        "unet": {
+            "sample": rng.standard_normal((4, 3, 16, 16)).astype(np.float32),
+            "time": rng.uniform(0, 100, 4).astype(np.float32),
+        },
+        "recurrent": {"input_ids": ids[:, :16]},
+        "control": {"x": rng.standard_normal((4, 32)).astype(np.float32)},
         "t5": {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": rng.integers(0, 256, (4, 16))},
     }

@@ -19,6 +19,16 @@ VARIANTS = [
     ("t5", {}),
     ("moe", {}),
     ("moe", {"routing": "gather"}),
+    ("resnet", {}),
+    ("resnet", {"preset": "bottleneck"}),
+    ("dlrm", {}),
+    ("unet", {}),
+    ("recurrent", {}),
+    ("recurrent", {"cell": "gru", "bidirectional": True}),
+    ("control", {"kind": "if"}),
+    ("control", {"kind": "scan"}),
+    ("unet", {"levels": 1}),
+    ("llama", {"preset": "fused"}),
 ]
 PAIRED = [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"}), ("bert", {}), ("vit", {}), ("t5", {})]
 """Models in which every weight that is cut by columns feeds one that is cut by rows."""

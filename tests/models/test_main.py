@@ -43,6 +43,25 @@ def test_all_settings_arrive(tmp_path):
     assert onnx.load(path) == expected
 
 
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("t5 --target 8", {"target": 8}),
+        ("moe --routing gather --experts 2 --capacity 5", {"routing": "gather", "experts": 2, "capacity": 5}),
+        ("vit --image 8 --patch 2 --classes 3", {"image": 8, "patch": 2, "classes": 3}),
+        ("resnet --bottleneck", {"bottleneck": True}),
+        ("dlrm --tables 2 --rows 7", {"tables": 2, "rows": 7}),
+        ("unet --levels 2", {"levels": 2}),
+        ("recurrent --cell gru --bidirectional", {"cell": "gru", "bidirectional": True}),
+        ("control --kind scan --steps 3", {"kind": "scan", "steps": 3}),
+    ],
+)
+def test_settings_of_single_families(tmp_path, command, settings):
+    path = tmp_path / "model.onnx"
+    assert main([*command.split(), "-o", str(path)]) == 0
+    assert onnx.load(path) == build(command.split()[0], **settings)
+
+
 @pytest.mark.parametrize("option", [["--external"], ["--weights", "external"], ["--weights", "none"]])
 def test_weights_go_beside_the_model(tmp_path, option):
     assert main(["mlp", *option, "-o", str(tmp_path / "mlp.onnx")]) == 0

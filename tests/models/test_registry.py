@@ -22,9 +22,19 @@ VARIANTS = [
     ("t5", {}),
     ("moe", {}),
     ("moe", {"routing": "gather"}),
+    ("resnet", {}),
+    ("resnet", {"preset": "bottleneck"}),
+    ("dlrm", {}),
+    ("unet", {}),
+    ("recurrent", {}),
+    ("recurrent", {"cell": "gru", "bidirectional": True}),
+    ("control", {"kind": "if"}),
+    ("control", {"kind": "loop"}),
 ]
 CUT = {"batch": 3, "seq": 20, "target": 10}
 """Other sizes for the symbols of dynamic models."""
+WHOLE_ROWS = ("recurrent", "control")
+"""Families whose result is of a whole row, or whose rows are all of one size."""
 DEPTH = {"layers": 3}
 """What makes a model deep enough for names to repeat, where a family has it."""
 
@@ -32,11 +42,51 @@ DEPTH = {"layers": 3}
 @pytest.mark.parametrize(("name", "settings"), VARIANTS)
 def test_opsets_and_dynamic_dims_change_no_numbers(name, settings, run_model, inputs):
     expected = run_model(build(name, **settings), inputs[name])
-    assert 0.3 < expected.std() < 3, "activations must be of order 1 so that errors are visible"
+    # A score of a dlrm is between 0 and 1.
+    assert (0.05 if name == "dlrm" else 0.3) < expected.std() < 3, (
+        "activations must be of order 1 so that errors are visible"
+    )
     for opset in (18, 20, 23, 26):
         for dynamic in (False, True):
             model = build(name, opset=opset, dynamic=dynamic, **settings)
             np.testing.assert_allclose(run_model(model, inputs[name]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scan_is_the_recurrence_by_hand(run_model):
+    x = np.random.default_rng(2).standard_normal((4, 4, 32)).astype(np.float32)
+    for settings in ({}, {"opset": 26}, {"dynamic": True}):
+        model = build("control", kind="scan", **settings)
+        weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+        def linear(name, value, weights=weights):
+            return value @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+        state, states = np.zeros((4, 32), np.float32), []
+        for step in range(4):
+            state = np.tanh(linear("cell.input", x[:, step]) + linear("cell.state", state))
+            states.append(state)
+        expected = linear("head.fc", np.stack(states, axis=1))
+        np.testing.assert_allclose(run_model(model, {"x": x}), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_both_branches_of_an_if_are_taken(run_model, inputs):
+    model = build("control", kind="if")
+    x = np.abs(inputs["control"]["x"])
+    positive, negative = run_model(model, {"x": x}), run_model(model, {"x": -x})
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights["negative.fc1.weight"].CopyFrom(
+        onnx.numpy_helper.from_array(np.zeros((32, 64), np.float32), "negative.fc1.weight")
+    )
+    np.testing.assert_array_equal(run_model(model, {"x": x}), positive)
+    assert np.abs(run_model(model, {"x": -x}) - negative).max() > 0.1
+
+
+def test_fused_operators_compute_what_their_parts_do(run_model, inputs):
+    expected = run_model(build("llama", "gqa"), inputs["llama"])
+    for settings in ({}, {"dynamic": True}, {"opset": 26}):
+        model = build("llama", "fused", **settings)
+        assert {"Attention", "RotaryEmbedding", "RMSNormalization"} <= {node.op_type for node in model.graph.node}
+        np.testing.assert_allclose(run_model(model, inputs["llama"]), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -79,10 +129,11 @@ def test_dynamic_models_take_other_sizes(name, run_model, inputs):
     whole, part = dict(inputs[name]), {}
     if "attention_mask" in whole:
         whole["attention_mask"] = whole["attention_mask"] * (np.arange(32) < CUT["seq"])
+    cut = {"batch": CUT["batch"]} if name in WHOLE_ROWS else CUT
     for value in model.graph.input:
         dims = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
         assert dims[0] == "batch"
-        part[value.name] = whole[value.name][tuple(slice(CUT.get(dim)) for dim in dims)]
+        part[value.name] = whole[value.name][tuple(slice(cut.get(dim)) for dim in dims)]
     got, expected = run_model(model, part), run_model(model, whole)
     expected = expected[tuple(map(slice, got.shape))]
     assert got.shape == expected.shape
@@ -178,6 +229,15 @@ def test_gpt_small_and_llama_70b_have_the_sizes_they_are_named_after(tmp_path):
         ("bert", {"token_types": 0}, "token_types must be at least 1, got 0"),
         ("moe", {"routing": "hash"}, "routing must be one of einsum, gather, not 'hash'"),
         ("moe", {"capacity": 33}, "capacity 33 is more than the 32 tokens of a row"),
+        ("resnet", {"blocks": ()}, "blocks must name at least one stage"),
+        ("resnet", {"blocks": (2, 0)}, "every stage needs at least 1 block"),
+        ("dlrm", {"tables": 0}, "tables must be at least 1, got 0"),
+        ("unet", {"image": 10}, "image 10 is not divisible by 4: each level halves it"),
+        ("unet", {"groups": 3}, "width 16 is not divisible by groups 3"),
+        ("unet", {"time_width": 3}, "time_width 3 is odd"),
+        ("recurrent", {"cell": "rnn"}, "cell must be one of lstm, gru, not 'rnn'"),
+        ("control", {"kind": "while"}, "kind must be one of if, loop, scan, not 'while'"),
+        ("llama", {"fused": True}, "fused needs opset 23 or later, not 18"),
         ("vit", {"patch": 5}, "image 16 is not divisible by patch 5"),
         ("t5", {"buckets": 6}, "buckets 6 is not divisible by 4"),
         ("t5", {"max_distance": 8}, "max_distance 8 must be above buckets / 2, here 8"),
