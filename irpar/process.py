@@ -89,7 +89,7 @@ def _mended(stream: TextIO | None, number: int) -> TextIO:
         io.BufferedWriter(_UntilNobodyReads(number, "w", closefd=False)),
         encoding=stream.encoding,
         errors="backslashreplace",
-        line_buffering=stream.line_buffering or number == 2,
+        line_buffering=bool(stream.line_buffering) or number == 2,
     )
 
 
