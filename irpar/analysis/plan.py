@@ -228,8 +228,9 @@ def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
         why = module.whole.get(node.results[0].name) if node.results else None
         if why is not None:
             known_size = all(value.is_static for value in node.results)
-            size = sum(map(value_bytes, node.results)) if known_size else None
-            listed.append({"op": node.label, "bytes": size, "why": why})
+            listed.append(
+                {"op": node.label, "bytes": sum(map(value_bytes, node.results)) if known_size else None, "why": why}
+            )
     return listed
 
 
