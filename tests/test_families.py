@@ -108,6 +108,15 @@ def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
         assert excess > EXCESS, f"{told}: no exception any more, take it out of the table"
 
 
+@pytest.mark.parametrize("family", sorted({case.family for case in CASES} - {"gpt", "llama"}))
+def test_sizes_that_do_not_divide(family: str, tmp_path: Path) -> None:
+    """5 rows over 2, and 4 heads, experts or 16 channels over 3; through irpar's own kernels too."""
+    case = Case(family, (("batch", 5),))
+    partition = _partition(case, {"dp": 2, "tp": 3}, tmp_path)
+    partition.verify(tolerance=TOLERANCE).check()
+    partition.verify(tolerance=TOLERANCE, engine="numpy").check()
+
+
 def test_exceptions_are_of_cases_that_exist() -> None:
     known = {(str(case), ",".join(mesh)) for case in CASES for mesh in MESHES}
     assert set(MORE_THAN_ITS_SHARE) <= known
