@@ -221,7 +221,8 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
     if view is None:
         placement: Placement | None = whole_placement(node, mesh)
     else:
-        known = [_dims(value) for value in view.values]
+        # Axes of one device cut nothing, and may stand on any dim.
+        known = [None if dims is None else _cutting(mesh, dims) for dims in map(_dims, view.values)]
         projected = [{} if dims is None else view.project(tensor, dims) for tensor, dims in enumerate(known)]
         placement = view.placement(tuple(choices[0] for choices in _options(view, projected)))
     if placement is None:
@@ -237,9 +238,12 @@ def _blocks(sharding: Sharding | None) -> object:
     """What a sharding says of blocks; axes of one device say nothing."""
     if sharding is None:
         return None
-    size = sharding.mesh.axis_size
-    dims = tuple(tuple(axis for axis in axes if size(axis) > 1) for axes in sharding.axes)
-    return dims, tuple(axis for axis in sharding.partial if size(axis) > 1), sharding.reduce
+    return _cutting(sharding.mesh, (*sharding.axes, sharding.partial)), sharding.reduce
+
+
+def _cutting(mesh: Mesh, dims: Sequence[Axes]) -> tuple[Axes, ...]:
+    """The axes of each dim that have more than one device."""
+    return tuple(tuple(axis for axis in axes if mesh.axis_size(axis) > 1) for axes in dims)
 
 
 def _dims(value: Value | None) -> tuple[Axes, ...] | None:

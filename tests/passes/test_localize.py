@@ -144,3 +144,16 @@ def test_a_missing_redistribution_is_refused(text: str) -> None:
     module = read('mesh @m = ["tp"=2]\n' + text)
     with pytest.raises(IrparError, match="run insert-redistribution between"):
         PassManager.parse("localize").run(module)
+
+
+def test_axes_of_one_device_cut_nothing() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution,localize",
+        """
+        mesh @m = ["x"=1, "y"=2]
+        graph @g(%a: i64[2@x, 2]) -> (%b) opset 21 {
+          %b = CastLike(%a, %a) : i64[2, 2]
+        }
+        """,
+    )
+    assert len(module.graph) == 1
