@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 from rich.table import Table
 
 from irpar.atomic import new_file
-from irpar.ir import Module
+from irpar.ir import Module, without_metadata
 from irpar.sharding import IrparError, nearest_names
 
 from .display import table
@@ -53,7 +53,7 @@ class Instrumentation:
         reproducer: the folder for the file that replays a failure; "temporary": the system's folder for temporary
             files; None: no file is written, and the copy of the module that it takes is not made.
         progress: called when a pass starts and when it ends.
-        stream: where the IR is printed; None: standard error.
+        stream: where the IR is printed, without metadata; None: standard error.
     """
 
     print_ir_before: Collection[str] = ()
@@ -107,7 +107,7 @@ class Instrumentation:
 
     def _print(self, module: Module, title: str) -> None:
         stream = self.stream or sys.stderr
-        stream.write(f"// ----- {title} -----\n{module.printed().text.rstrip()}\n\n")
+        stream.write(f"// ----- {title} -----\n{str(without_metadata(module)).rstrip()}\n\n")
 
     def _dump(self, module: Module, number: int, name: str) -> None:
         assert self.dump_ir is not None

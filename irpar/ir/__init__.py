@@ -14,7 +14,7 @@ from .attributes import (
     same_attribute,
 )
 from .builder import Builder, Pattern, inherit, rewrite
-from .clone import clone_graph, clone_module, clone_node, clone_value
+from .clone import clone_graph, clone_module, clone_node, clone_value, without_metadata
 from .compare import same_module, same_tensor
 from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
@@ -90,5 +90,6 @@ __all__ = [
     "symbol",
     "tensor_type",
     "verify",
+    "without_metadata",
     "write_text",
 ]

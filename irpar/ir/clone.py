@@ -116,3 +116,18 @@ def clone_module(module: Module) -> Module:
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
     made.whole, made.annotated = dict(module.whole), dict(module.annotated)
     return made
+
+
+def without_metadata(module: Module) -> Module:
+    """A copy without metadata_props, for reading: exporters put much into them that is not the program."""
+    made = clone_module(module)
+    made.metadata = {}
+    for function in made.functions.values():
+        function.metadata = None
+    for graph in made.all_graphs():
+        graph.metadata = None
+        for node in graph:
+            node.metadata = None
+        for value in graph.values():
+            value.metadata = None
+    return made

@@ -4,7 +4,17 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 
-from irpar.ir import Module, clone_graph, clone_module, clone_node, parse_module, print_module, read_text, same_module
+from irpar.ir import (
+    Module,
+    clone_graph,
+    clone_module,
+    clone_node,
+    parse_module,
+    print_module,
+    read_text,
+    same_module,
+    without_metadata,
+)
 from irpar.ir.verifier import verify
 
 from .random_modules import modules
@@ -67,3 +77,14 @@ def test_a_nested_graph_reads_the_copies_of_outer_values() -> None:
             assert all(value.owner in inside for value in node.inputs)
         assert graph.names is copy.names
         assert all(nested.parent is node for node in graph for nested in node.nested_graphs())
+
+
+def test_metadata_is_left_out_of_what_is_read_only() -> None:
+    text = (
+        'graph @g(%x: f32[4] {meta={"a": "1"}}) -> (%y) opset 21 meta {"b": "2"} { %y = Relu(%x) : f32[4] doc "why" }'
+    )
+    module = parse_module(text)
+    read = str(without_metadata(module))
+    assert "meta" not in read
+    assert 'doc "why"' in read
+    assert str(module).count("meta") == 2
