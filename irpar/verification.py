@@ -257,8 +257,7 @@ class Original:
 
         options = exact_options(value.dtype for graph in self.module.all_graphs() for value in graph.constants)
         model: str | bytes = self.model
-        if not optimized or fetch is not None:
-            # With fusions off every intermediate value exists.
+        if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if fetch is not None:
             model = self._with_outputs(fetch, options)
@@ -273,11 +272,18 @@ class Original:
                 do=_NO_KERNEL if "NOT_IMPLEMENTED" in str(error) else _CHECK_MODEL,
             ) from error
 
-    def _with_outputs(self, fetch: Sequence[str], options: Any) -> bytes:
+    def computed(self) -> set[str]:
+        """Names of what the nodes of the model as it is give; conversion on loading may have added others."""
+        return {name for node in self._proto().graph.node for name in node.output if name}
+
+    def _proto(self) -> onnx.ModelProto:
         if isinstance(self.model, bytes):
-            proto = onnx.load_from_string(self.model)
-        else:
-            proto = onnx.load(self.model, load_external_data=False)
+            return onnx.load_from_string(self.model)
+        return onnx.load(self.model, load_external_data=False)
+
+    def _with_outputs(self, fetch: Sequence[str], options: Any) -> bytes:
+        proto = self._proto()
+        if isinstance(self.model, str):
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(Path(self.model).resolve().parent)
             )
@@ -389,21 +395,28 @@ def _beside_noise(
     notes = list(verified.notes)
     for name, found in zip(expected, verified.differences, strict=True):
         if not found.is_equal and name in got:
-            noise = compare(name, plain[name], expected[name]).relative
-            differs = f"{name}: on these inputs ONNX Runtime differs by {noise:.2g} from itself without optimizations"
-            beside_plain = compare(name, got[name], plain[name])
-            if beside_plain.is_equal:
-                found = beside_plain
-                notes.append(f"{differs}; the partition is compared with the latter")
-            elif noise > MOST_NOISE:
-                notes.append(f"{differs}: neither can be told from a wrong result; try other inputs (--inputs, --seed)")
-            elif not found.note and found.relative <= NOISE_FACTOR * noise:
-                found = replace(found, tolerance=NOISE_FACTOR * noise)
-                notes.append(
-                    f"{differs}, so {found.tolerance:.2g} is allowed; other inputs (--inputs, --seed) may tell more"
-                )
+            found, note = _judge(found, got[name], plain[name], expected[name])
+            notes.append(note)
         judged.append(found)
-    return Verification(tuple(judged), verified.inputs, tuple(notes))
+    return Verification(tuple(judged), verified.inputs, tuple(note for note in notes if note))
+
+
+def _judge(found: Difference, got: Any, plain: Any, optimized: Any) -> tuple[Difference, str]:
+    """A difference beside that of ONNX Runtime from itself, and what is to be said of it."""
+    name = found.name
+    noise = compare(name, plain, optimized).relative
+    differs = f"{name}: on these inputs ONNX Runtime differs by {noise:.2g} from itself without optimizations"
+    for side, said in ((plain, "the latter"), (optimized, "the former")):
+        beside = compare(name, got, side)
+        if beside.is_equal:
+            return beside, f"{differs}; the partition is compared with {said}"
+    if noise > MOST_NOISE:
+        return found, f"{differs}: neither can be told from a wrong result; try other inputs (--inputs, --seed)"
+    if not found.note and found.relative <= NOISE_FACTOR * noise:
+        allowed = NOISE_FACTOR * noise
+        note = f"{differs}, so {allowed:.2g} is allowed; other inputs (--inputs, --seed) may tell more"
+        return replace(found, tolerance=allowed), note
+    return found, ""
 
 
 def bisect(
@@ -421,15 +434,26 @@ def bisect(
     inputs, _ = _inputs_for(executor, original, inputs, seed)
     held = {value.source or value.name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
     producers = {value.source or value.name: node.label for node in original.module.graph for value in node.results}
-    names = [name for name in producers if name in held]
+    computed = original.computed()
+    names = [name for name in producers if name in held and name in computed]
     compared = 0
     for batch in _batches(names, VALUES_AT_ONCE):
-        expected = original.run(inputs, fetch=batch)
+        # With fusions off every intermediate value exists.
+        plain = original.run(inputs, fetch=batch, optimized=False)
         got = executor.run(inputs, fetch=batch)
-        for name in batch:
-            difference = compare(name, got[name], expected[name], tolerance)
-            if not difference.is_equal:
-                return Bisection(difference, compared, producers[name])
+        differences = {name: compare(name, got[name], plain[name], tolerance) for name in batch}
+        wrong = [name for name, found in differences.items() if not found.is_equal]
+        if wrong and tolerance is None:
+            optimized = original.run(inputs, fetch=wrong)
+            for name in wrong:
+                differences[name], _ = _judge(differences[name], got[name], plain[name], optimized[name])
+        for name, found in differences.items():
+            if not found.is_equal and tolerance is None:
+                # Alone, so that both sides may fuse what comes before it in the same way.
+                alone = executor.run(inputs, fetch=[name])[name], original.run(inputs, fetch=[name])[name]
+                found, _ = _judge(found, alone[0], plain[name], alone[1])
+            if not found.is_equal:
+                return Bisection(found, compared, producers[name])
             compared += 1
     return Bisection(None, compared, "")
 
