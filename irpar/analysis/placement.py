@@ -242,8 +242,8 @@ def _blocks(sharding: Sharding | None) -> object:
 
 
 def _cutting(mesh: Mesh, dims: Sequence[Axes]) -> tuple[Axes, ...]:
-    """The axes of each dim that have more than one device."""
-    return tuple(tuple(axis for axis in axes if mesh.axis_size(axis) > 1) for axes in dims)
+    """The axes of each dim that have more than one device, in one spelling: `x:(1)2, x:(2)2` of 4 is `x`."""
+    return tuple(join_axes(mesh, [axis for axis in axes if mesh.axis_size(axis) > 1]) for axes in dims)
 
 
 def _dims(value: Value | None) -> tuple[Axes, ...] | None:

@@ -157,3 +157,17 @@ def test_axes_of_one_device_cut_nothing() -> None:
         """,
     )
     assert len(module.graph) == 1
+
+
+def test_an_axis_spelled_by_its_parts_is_the_axis() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution,localize",
+        """
+        mesh @m = ["x"=4]
+        graph @g(%a: f32[4@(x:(1)2,x:(2)2)]) -> (%b) opset 21 {
+          %b = Abs(%a) : f32[4]
+        }
+        """,
+    )
+    assert [node.op_type for node in module.graph] == ["Abs"]
+    assert module.graph.outputs[0].shape == (1,)
