@@ -238,7 +238,8 @@ def _blocks(sharding: Sharding | None) -> object:
     """What a sharding says of blocks; axes of one device say nothing."""
     if sharding is None:
         return None
-    return _cutting(sharding.mesh, (*sharding.axes, sharding.partial)), sharding.reduce
+    blocks = _cutting(sharding.mesh, (*sharding.axes, sharding.partial))
+    return blocks, sharding.reduce if blocks[-1] else None
 
 
 def _cutting(mesh: Mesh, dims: Sequence[Axes]) -> tuple[Axes, ...]:

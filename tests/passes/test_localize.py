@@ -171,3 +171,16 @@ def test_an_axis_spelled_by_its_parts_is_the_axis() -> None:
     )
     assert [node.op_type for node in module.graph] == ["Abs"]
     assert module.graph.outputs[0].shape == (1,)
+
+
+def test_a_maximum_over_an_axis_of_one_device_is_whole() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution,localize",
+        """
+        mesh @m = ["x"=1, "y"=3]
+        graph @g(%a: f32[4@x]) -> (%b) opset 21 {
+          %b = ReduceMax(%a) {keepdims=0} : f32[]
+        }
+        """,
+    )
+    assert module.graph.outputs[0].shape == ()
