@@ -72,10 +72,11 @@ class _Insertion:
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
         self.slices = 0
+        self.given = 0
         self.copied: list[Value] = []
 
     def run(self) -> int:
-        """Returns how many nodes and constants were inserted."""
+        """Returns how many nodes and constants were inserted, and results found to lie otherwise."""
         nodes = list(self.graph)
         for node in nodes:
             placement = self.placements[node] = _as_it_is(node) or place(node, self.mesh, lambda _: True)
@@ -94,7 +95,7 @@ class _Insertion:
             if not value.has_uses and value.graph is not None:
                 self.graph.remove_constant(value)
         self._number()
-        return self.collectives + self.slices + len(self.copied)
+        return self.collectives + self.slices + self.given + len(self.copied)
 
     def _wanted(self, nodes: list[Node]) -> dict[Value, set[Sharding]]:
         """The shardings that the readers of each value need."""
@@ -152,6 +153,7 @@ class _Insertion:
                 # Nobody reads it as completion left it: go to where its readers are in one step.
                 (target,) = readers
             value.sharding = given
+            self.given += 1
             if not readers:
                 continue
             uses = value.uses
