@@ -200,8 +200,7 @@ def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placeme
     if view is None:
         return whole_placement(node, mesh)
     known = [_dims(value) for value in view.values]
-    projected = [{} if dims is None else view.project(tensor, dims) for tensor, dims in enumerate(known)]
-    options = _options(view, projected)
+    options = _options(view, known)
     agreed = tuple(choices[0] for choices in options)
     if all(len(choices) <= 2 for choices in options) and _agrees(view, agreed, known):
         placement = view.placement(agreed)
@@ -223,8 +222,7 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
     else:
         # Axes of one device cut nothing, and may stand on any dim.
         known = [None if dims is None else _cutting(mesh, dims) for dims in map(_dims, view.values)]
-        projected = [{} if dims is None else view.project(tensor, dims) for tensor, dims in enumerate(known)]
-        placement = view.placement(tuple(choices[0] for choices in _options(view, projected)))
+        placement = view.placement(tuple(choices[0] for choices in _options(view, known)))
     if placement is None:
         return False
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
@@ -251,8 +249,9 @@ def _dims(value: Value | None) -> tuple[Axes, ...] | None:
     return None if value is None or value.sharding is None else value.sharding.axes
 
 
-def _options(view: RuleView, projected: Sequence[dict[int, Axes]]) -> list[list[Axes]]:
-    """For each factor the ways that some value suggests, longest first, and last: not cut."""
+def _options(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> list[list[Axes]]:
+    """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut."""
+    projected = [view.project(tensor, dims) for tensor, dims in enumerate(known) if dims is not None]
     options = []
     for factor in range(len(view.rule.sizes)):
         suggested = dict.fromkeys(found[factor] for found in projected if factor in found)
