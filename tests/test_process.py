@@ -91,10 +91,18 @@ def test_no_file_of_ours_is_taken_for_a_closed_stream(base, tmp_path):
     assert main(["verify", str(tmp_path / "out"), "--json"]) == 0
 
 
+def take_signals():
+    """Undo, in a child, that whoever started the tests ignores signals, as shells do for what runs in the background."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def interrupted(base, out, number):
     """Partition the large model, and send a signal once weights are being written; returns exit code and errors."""
     words = [*IRPAR, "partition", base / "large.onnx", "--mesh", "tp=2", "-o", out]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=take_signals
+    )
     deadline = time.monotonic() + 30
     while process.poll() is None and time.monotonic() < deadline:
         if list(out.parent.glob(f".{out.name}.*.new/part0/weights.bin")):

@@ -123,7 +123,14 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
 
 
 def _strip_node(node: Node, names: Counter[str]) -> None:
-    """Take off facts, and let the name be what messages should say, told apart where nodes share a source."""
+    """Take off facts, and let the name be what messages should say, told apart where nodes share a source.
+
+    Operands that are left out at the end go too: ONNX Runtime's optimizer takes a zero point that is named "" for one
+    that is there.
+    """
+    if node.operands and node.operands[-1] is None and node.callee is None:
+        count = max((index + 1 for index, value in enumerate(node.operands) if value is not None), default=0)
+        node.set_operands(node.operands[:count])
     node.metadata = None
     node.doc = ""
     label = node.label

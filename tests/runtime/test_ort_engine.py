@@ -235,3 +235,15 @@ def test_a_required_result_that_nothing_reads_has_a_name() -> None:
     """)
     with Executor(program, ONE, engine="ort") as executor:
         np.testing.assert_array_equal(executor.run({"x": np.arange(8, dtype=np.float32)})["y"], [7, 6])
+
+
+def test_a_zero_point_that_is_left_out_by_an_empty_name() -> None:
+    program = module("""
+        graph @g(%x: i8[1, 2, 2], %s: f32[]) -> (%d, %y) opset 21 {
+          %d = DequantizeLinear(%x, %s, _) : f32[1, 2, 2]
+          %y = Transpose(%d) {perm=[0, 2, 1]} : f32[1, 2, 2]
+        }
+    """)
+    with Executor(program, ONE, engine="ort") as executor:
+        found = executor.run({"x": np.arange(4, dtype=np.int8).reshape(1, 2, 2), "s": np.float32(0.5)})["y"]
+    np.testing.assert_array_equal(found, [[[0, 1], [0.5, 1.5]]])
