@@ -1,7 +1,7 @@
 """Comparing a partition with ONNX Runtime on the original model, and finding the first tensor that differs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,22 +9,14 @@ import numpy as np
 import onnx
 
 from irpar.analysis.plan import sha256_of
-from irpar.ir import DType, Module, dtype_of_numpy, tensor_type
+from irpar.comparison import Array, Arrays, Difference, References, compare, nudged
+from irpar.ir import Module, dtype_of_numpy, tensor_type
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
     from irpar.api import Engine, Partition
     from irpar.runtime.executor import Executor
 
-Array = np.ndarray[Any, Any]
-Arrays = Mapping[str, Array]
-
-TOLERANCES = {DType.F64: 1e-6, DType.F32: 1e-4, DType.F16: 3e-2, DType.BF16: 1e-1}
-"""Largest |a - b| / (1 + |b|) by dtype; other float types 0.25, all else must be equal."""
-NOISE_FACTOR = 3.0
-"""A difference of up to this many times ONNX Runtime's own between two levels of optimization is rounding."""
-MOST_NOISE = 0.1
-"""Where ONNX Runtime differs more than this from itself, the comparison tells nothing, and is not taken for equal."""
 VALUES_AT_ONCE = 256
 """How many tensors a bisection compares in one run of the two sides."""
 
@@ -40,32 +32,6 @@ _CHECK_MODEL = "check the inputs, and that the model runs in ONNX Runtime by its
 
 class VerificationError(IrparError):
     """The comparison cannot be made."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How two tensors differ.
-
-    Attributes:
-        name: of the tensor.
-        largest: max |a - b|; inf where shapes, dtypes or NaNs differ.
-        relative: max |a - b| / (1 + |b|), which the tolerance bounds.
-        tolerance: the bound.
-        where: index of the largest difference.
-        note: what else is wrong, e.g. another shape.
-    """
-
-    name: str
-    largest: float
-    relative: float
-    tolerance: float
-    where: tuple[int, ...] = ()
-    note: str = ""
-
-    @property
-    def is_equal(self) -> bool:
-        """True within the tolerance."""
-        return self.relative <= self.tolerance and not self.note
 
 
 @dataclass(frozen=True)
@@ -134,61 +100,6 @@ def describe(difference: Difference) -> str:
         f"{difference.name}: largest difference {difference.largest:.3g}{where}, "
         f"relative {difference.relative:.3g}, allowed {difference.tolerance:g}"
     )
-
-
-def compare(name: str, got: Any, expected: Any, tolerance: float | None = None) -> Difference:
-    """Compare two arrays, lists of these, or None; equal infinities and NaNs at equal places are equal.
-
-    Of lists the entry counts that differs most.
-    """
-    if isinstance(expected, list):
-        return _compare_lists(name, got, expected, tolerance)
-    if expected is None or got is None or isinstance(got, list):
-        is_same = expected is None and got is None
-        note = "" if is_same else f"is {_kind(got)}, should be {_kind(expected)}"
-        return Difference(name, 0.0 if is_same else np.inf, 0.0 if is_same else np.inf, 0.0, note=note)
-    got, expected = np.asarray(got), np.asarray(expected)
-    dtype = dtype_of_numpy(expected.dtype)
-    bound = tolerance if tolerance is not None else TOLERANCES.get(dtype, 0.25)
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        note = f"is {got.dtype}{list(got.shape)}, should be {expected.dtype}{list(expected.shape)}"
-        return Difference(name, np.inf, np.inf, bound, note=note)
-    if not dtype.is_float and dtype not in (DType.C64, DType.C128):
-        wrong = np.argwhere(got != expected)
-        if len(wrong):
-            return Difference(name, np.inf, np.inf, 0.0, tuple(map(int, wrong[0])), f"{len(wrong)} elements differ")
-        return Difference(name, 0.0, 0.0, 0.0)
-    wide = np.complex128 if dtype in (DType.C64, DType.C128) else np.float64
-    return _compare_floats(name, got.astype(wide), expected.astype(wide), bound)
-
-
-def _compare_lists(name: str, got: Any, expected: Sequence[Any], tolerance: float | None) -> Difference:
-    if not isinstance(got, (list, tuple)) or len(got) != len(expected):
-        return Difference(name, np.inf, np.inf, 0.0, note=f"is {_kind(got)}, should be {_kind(expected)}")
-    entries = zip(got, expected, strict=True)
-    found = [compare(f"{name}[{place}]", one, other, tolerance) for place, (one, other) in enumerate(entries)]
-    worst = max(found, key=lambda entry: (not entry.is_equal, entry.relative), default=None)
-    if worst is None:
-        return Difference(name, 0.0, 0.0, 0.0)
-    return worst if not worst.is_equal else replace(worst, name=name, where=())
-
-
-def _kind(given: Any) -> str:
-    if given is None:
-        return "an absent optional"
-    return f"a sequence of {len(given)}" if isinstance(given, (list, tuple)) else "a tensor"
-
-
-def _compare_floats(name: str, got: Array, expected: Array, bound: float) -> Difference:
-    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-    if same.all():
-        return Difference(name, 0.0, 0.0, bound)
-    with np.errstate(invalid="ignore", over="ignore"):
-        absolute = np.where(same, 0.0, np.abs(got - expected))
-        relative = np.where(same, 0.0, absolute / (1.0 + np.abs(expected)))
-    absolute, relative = (np.where(np.isnan(error), np.inf, error) for error in (absolute, relative))
-    where = tuple(int(index) for index in np.unravel_index(int(relative.argmax()), relative.shape))
-    return Difference(name, float(absolute.max()), float(relative.max()), bound, where)
 
 
 class Original:
@@ -381,42 +292,23 @@ def verify(
     verified = Verification(differences, kind, original.notes)
     if verified.is_equal or tolerance is not None:
         return verified
-    return _beside_noise(verified, got, expected, original.run(inputs, optimized=False))
+    return _beside_noise(verified, got, expected, original, inputs)
 
 
 def _beside_noise(
-    verified: Verification, got: Mapping[str, Any], expected: Mapping[str, Any], plain: Mapping[str, Any]
+    verified: Verification, got: Arrays, expected: Arrays, original: Original, inputs: Arrays
 ) -> Verification:
-    """Differences judged by how far ONNX Runtime, without its optimizations, is from itself on the same inputs.
-
-    Large sums and steep softmaxes amplify rounding: there nobody's 1e-4 means anything, ONNX Runtime's neither.
-    """
+    """Differences judged by how far ONNX Runtime is from itself on the same inputs."""
+    plain = original.run(inputs, optimized=False)
+    moved = original.run(nudged(inputs), optimized=False)
     judged = []
     notes = list(verified.notes)
     for name, found in zip(expected, verified.differences, strict=True):
         if not found.is_equal and name in got:
-            found, note = _judge(found, got[name], plain[name], expected[name])
+            found, note = References(expected[name], plain[name], moved[name]).judge(found, got[name])
             notes.append(note)
         judged.append(found)
     return Verification(tuple(judged), verified.inputs, tuple(note for note in notes if note))
-
-
-def _judge(found: Difference, got: Any, plain: Any, optimized: Any) -> tuple[Difference, str]:
-    """A difference beside that of ONNX Runtime from itself, and what is to be said of it."""
-    name = found.name
-    noise = compare(name, plain, optimized).relative
-    differs = f"{name}: on these inputs ONNX Runtime differs by {noise:.2g} from itself without optimizations"
-    for side, said in ((plain, "the latter"), (optimized, "the former")):
-        beside = compare(name, got, side)
-        if beside.is_equal:
-            return beside, f"{differs}; the partition is compared with {said}"
-    if noise > MOST_NOISE:
-        return found, f"{differs}: neither can be told from a wrong result; try other inputs (--inputs, --seed)"
-    if not found.note and found.relative <= NOISE_FACTOR * noise:
-        allowed = NOISE_FACTOR * noise
-        note = f"{differs}, so {allowed:.2g} is allowed; other inputs (--inputs, --seed) may tell more"
-        return replace(found, tolerance=allowed), note
-    return found, ""
 
 
 def bisect(
@@ -445,13 +337,15 @@ def bisect(
         wrong = [name for name, found in differences.items() if not found.is_equal]
         if wrong and tolerance is None:
             optimized = original.run(inputs, fetch=wrong)
+            moved = original.run(nudged(inputs), fetch=wrong, optimized=False)
             for name in wrong:
-                differences[name], _ = _judge(differences[name], got[name], plain[name], optimized[name])
+                references = References(optimized[name], plain[name], moved[name])
+                differences[name], _ = references.judge(differences[name], got[name])
         for name, found in differences.items():
             if not found.is_equal and tolerance is None:
                 # Alone, so that both sides may fuse what comes before it in the same way.
                 alone = executor.run(inputs, fetch=[name])[name], original.run(inputs, fetch=[name])[name]
-                found, _ = _judge(found, alone[0], plain[name], alone[1])
+                found, _ = References(alone[1], plain[name], moved[name]).judge(found, alone[0])
             if not found.is_equal:
                 return Bisection(found, compared, producers[name])
             compared += 1

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from irpar import api
+from irpar.comparison import MOST_NOISE, Difference, References, compare, nudged
 from irpar.sharding import IrparError
-from irpar.verification import MOST_NOISE, Verification, _beside_noise, compare
 
 ONE = np.ones((2, 3), np.float32)
 
@@ -41,23 +42,60 @@ def test_the_worst_entry_of_a_sequence_is_named() -> None:
     assert found.name == "s[2]"
 
 
-def judged(got: float, expected: float, plain: float) -> Verification:
-    """What is made of three results of one output."""
-    arrays = [{"y": np.full(3, number, np.float32)} for number in (got, expected, plain)]
-    found = compare("y", arrays[0]["y"], arrays[1]["y"])
-    return _beside_noise(Verification((found,), "given"), *arrays)
+def judged(got: float, optimized: float, plain: float, moved: float | None = None) -> tuple[Difference, str]:
+    """What is made of a result beside those of ONNX Runtime."""
+    arrays = [None if number is None else np.full(3, number, np.float32) for number in (optimized, plain, moved)]
+    result = np.full(3, got, np.float32)
+    return References(*arrays).judge(compare("y", result, arrays[0]), result)
 
 
 def test_noise_of_onnx_runtime_excuses_what_is_of_its_size_only() -> None:
-    assert judged(0.02, 0.0, 0.01)
-    assert not judged(0.05, 0.0, 0.01)
+    assert judged(0.02, 0.0, 0.01)[0].is_equal
+    assert not judged(0.05, 0.0, 0.01)[0].is_equal
     # More than this is no rounding: one of the two sides of ONNX Runtime is wrong.
-    assert not judged(1.0, 0.0, 4 * MOST_NOISE)
-    assert "neither can be told from a wrong result" in judged(1.0, 0.0, 4 * MOST_NOISE).notes[0]
+    found, note = judged(1.0, 0.0, 4 * MOST_NOISE)
+    assert not found.is_equal
+    assert "cannot be told from a wrong result" in note
     # A partition that is equal to ONNX Runtime without optimizations is right.
-    right = judged(4.0, 0.0, 4.0)
-    assert right
-    assert "the partition is compared with the latter" in right.notes[0]
+    found, note = judged(4.0, 0.0, 4.0)
+    assert found.is_equal
+    assert "the partition is compared with the latter" in note
+
+
+def test_what_one_rounding_of_the_inputs_moves_is_excused() -> None:
+    found, note = judged(0.02, 0.0, 0.0, moved=0.01)
+    assert found.is_equal
+    assert "off by one rounding" in note
+    assert not judged(0.05, 0.0, 0.0, moved=0.01)[0].is_equal
+    assert not judged(0.5, 0.0, 0.0, moved=4 * MOST_NOISE)[0].is_equal
+
+
+def test_cancellation_among_large_numbers() -> None:
+    optimized = np.array([1e12, 0.0, 5.0], np.float32)
+    plain = optimized + np.array([0, 1e6, 0], np.float32)
+    references = References(optimized, plain)
+
+    def judge(off: float) -> Difference:
+        got = optimized - np.array([0, off, 0], np.float32)
+        return references.judge(compare("y", got, optimized), got)[0]
+
+    assert judge(2e6).is_equal
+    assert not judge(4e6).is_equal
+    assert not compare("y", optimized - 2e6, optimized).is_equal
+
+
+def test_nudged_inputs() -> None:
+    x = np.linspace(-8, 8, 1000, dtype=np.float32)
+    ids = np.arange(5)
+    given = {"x": x, "half": x.astype(ml_dtypes.bfloat16), "ids": ids, "s": [x, x]}
+    found = nudged(given)
+    assert found["ids"] is ids
+    for name, eps in (("x", 2.0**-23), ("half", 2.0**-7)):
+        moved = np.abs(found[name].astype(np.float64) - given[name].astype(np.float64))
+        assert found[name].dtype == given[name].dtype
+        assert 0 < moved.max() <= 8.1 * eps
+    assert len(found["s"]) == 2
+    np.testing.assert_array_equal(nudged(given)["x"], found["x"])
 
 
 def sequences(path: Path) -> Path:

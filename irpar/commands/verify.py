@@ -11,7 +11,8 @@ from irpar.display import count_text, difference_text, output, print_json, table
 from .options import Engine, Inputs, Json, Out, choice
 
 if TYPE_CHECKING:
-    from irpar.verification import Bisection, Difference, Verification
+    from irpar.comparison import Difference
+    from irpar.verification import Bisection, Verification
 
 DIFFERS = 1
 """Exit code where the partition differs from the original."""
