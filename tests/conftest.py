@@ -2,5 +2,5 @@
 
 import pytest
 
-for name in ("tests.passes.golden",):
+for name in ("tests.passes.golden", "tests.conformance"):
     pytest.register_assert_rewrite(name)

@@ -1,7 +1,7 @@
 """Versions: which IR and operator set versions irpar reads and writes, and older models brought up."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 from onnx import TensorProto, helper, version_converter
@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, version_converter
 from irpar.ir import IRPAR_OPSET, DType
 
 from .errors import OnnxError, text_of
+from .older import finish, prepare
 
 OLDEST_OPSET = 13
 NEWEST_OPSET = 26
@@ -93,19 +94,17 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if len(model.functions):
         raise _refusal(model, version, "model-local functions are not converted", [])
-    if version < 9 and any(node.op_type == "Scan" for node in _all_nodes(model.graph)):
-        # The converter drops the batch dim that Scan had before opset 9, and with it changes the results.
-        raise _refusal(model, version, "Scan had a batch dim before opset 9", ["Scan"])
     slim = onnx.ModelProto()
     slim.CopyFrom(model)
     # Before IR 4 the converter does not see weights that are not listed among the inputs.
     slim.ir_version = max(slim.ir_version, 4)
-    _flatten_hardmax(slim.graph)
+    prepare(slim, version)
     large = _take_large(slim.graph)
     try:
         converted = version_converter.convert_version(slim, OLDEST_OPSET)
     except Exception as error:  # the converter raises what its C++ code throws
         raise _refusal(model, version, str(error), _named_ops(model, str(error))) from None
+    finish(converted, version)
     _restore(model, converted, large)
     if _interface(converted) != _interface(model):
         raise _refusal(model, version, "it changes the types of the model's inputs or results", [])
@@ -122,35 +121,6 @@ def _interface(model: onnx.ModelProto) -> list[tuple[str, bytes]]:
         bare.type.tensor_type.ClearField("shape")
         values.append(bare)
     return [(value.name, value.type.SerializeToString(deterministic=True)) for value in values]
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for nested in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _all_nodes(nested)
-
-
-def _flatten_hardmax(graph: onnx.GraphProto) -> None:
-    """Say with other nodes that Hardmax took all dims from the axis on as one; the converter leaves it as it is."""
-    nodes = []
-    for node in graph.node:
-        for attribute in node.attribute:
-            for nested in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                _flatten_hardmax(nested)
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
-        if node.op_type != "Hardmax" or node.domain not in ("", "ai.onnx") or axis == -1:
-            nodes.append(node)
-            continue
-        (source,), (result,) = node.input, node.output
-        shape, rows, flat = (f"{result}/{part}" for part in ("shape", "rows", "hardmax"))
-        nodes.append(helper.make_node("Shape", [source], [shape]))
-        nodes.append(helper.make_node("Flatten", [source], [rows], axis=axis))
-        nodes.append(helper.make_node("Hardmax", [rows], [flat], name=node.name, axis=1))
-        nodes.append(helper.make_node("Reshape", [flat, shape], [result]))
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 def _refusal(model: onnx.ModelProto, version: int, message: str, ops: list[str]) -> OnnxError:

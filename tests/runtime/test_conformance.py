@@ -1,19 +1,17 @@
 """The numpy engine on ONNX's own cases of control flow, sequences, optionals and functions."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from irpar.onnx_io import to_module
 from irpar.onnx_io.versions import NEWEST_OPSET
 from irpar.runtime.errors import EngineError
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
+from tests.conformance.cases import Case, assert_close, cases
 
 OPS = frozenset(
     {
@@ -24,15 +22,9 @@ OPS = frozenset(
 )
 
 
-def cases() -> Iterator[Any]:
-    with warnings.catch_warnings():
-        # making the case data divides by zero and overflows on purpose
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.loader import load_model_tests
-
-        loaded = load_model_tests(kind="node")
-    for case in loaded:
-        if case.model is not None and case.data_sets is not None and _is_about_these(case.model):
+def cases_of_these() -> Iterator[Any]:
+    for case in cases("node"):
+        if _is_about_these(case.model):
             yield pytest.param(case, id=case.name)
 
 
@@ -53,20 +45,8 @@ def readable(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def numbers(value: Any) -> Any:
-    if isinstance(value, onnx.TensorProto):
-        return numpy_helper.to_array(value)
-    if isinstance(value, onnx.SequenceProto):
-        return numpy_helper.to_list(value)
-    if isinstance(value, onnx.OptionalProto):
-        return numpy_helper.to_optional(value)
-    if isinstance(value, list):
-        return [numbers(item) for item in value]
-    return value
-
-
-@pytest.mark.parametrize("case", list(cases()))
-def test_case(case: Any) -> None:
+@pytest.mark.parametrize("case", list(cases_of_these()))
+def test_case(case: Case) -> None:
     module = to_module(readable(case.model))
     names = [value.name for value in case.model.graph.input]
     try:
@@ -74,25 +54,7 @@ def test_case(case: Any) -> None:
     except EngineError as error:
         pytest.skip(error.what)
     with executor:
-        for inputs, outputs in case.data_sets:
-            given = {name: numbers(value) for name, value in zip(names, inputs, strict=True)}
-            results = executor.run(given)
-            for result, expected in zip(results.values(), map(numbers, outputs), strict=True):
-                assert_same(result, expected, case)
-
-
-def assert_same(result: Any, expected: Any, case: Any) -> None:
-    if expected is None:
-        assert result is None
-    elif isinstance(expected, list):
-        assert len(result) == len(expected)
-        for left, right in zip(result, expected, strict=True):
-            assert_same(left, right, case)
-    else:
-        expected = np.asarray(expected)
-        assert result.dtype == expected.dtype
-        assert result.shape == expected.shape
-        if expected.dtype.kind in "fc":
-            np.testing.assert_allclose(result, expected, rtol=max(case.rtol, 1e-3), atol=max(case.atol, 1e-5))
-        else:
-            np.testing.assert_array_equal(result, expected)
+        for inputs, outputs in case.data:
+            results = executor.run(dict(zip(names, inputs, strict=True)))
+            for result, expected in zip(results.values(), outputs, strict=True):
+                assert_close(result, expected, max(case.rtol, 1e-3), max(case.atol, 1e-5))
