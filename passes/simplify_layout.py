@@ -1,9 +1,12 @@
-"""simplify-layout: chains of Reshape and Transpose become at most one Reshape, one Transpose and one Reshape."""
+"""simplify-layout: chains of Reshape and Transpose become short, and merged dims are taken apart."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from irpar.analysis.atoms import Atoms, Plan, joined
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
+from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY, VARIADIC
 from irpar.pass_manager import Pass, PassResult
 
 SHAPE_OPS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
@@ -15,21 +18,25 @@ class SimplifyLayout(Pass):
     """Replace chains of nodes that only move elements by shorter ones that say the same.
 
     Before: types are inferred. After: no chain of static Reshape, Transpose, Squeeze, Unsqueeze, Flatten and Identity
-    nodes is longer than it must be. Exporters merge batch and heads to one dim and split it again after a transpose; a
-    cut of the heads cannot be told on the merged dim, and would have to be undone around it.
+    nodes is longer than it must be, and operators that treat dims one by one (elementwise, batched MatMul, Softmax ...)
+    work on the parts of a dim that was merged before them. Exporters merge batch and heads to one dim and split it
+    again behind attention; a cut of the heads cannot be told on the merged dim, and would have to be undone around it.
     """
 
     name = "simplify-layout"
 
     def run(self, module: Module) -> PassResult:
         """Simplify all graphs."""
-        count = 0
+        chains = merges = 0
         for graph in module.all_graphs():
             for node in graph:
+                if not _is_layout(node):
+                    merges += _sink(node, module)
+                    continue
                 chain = _chain(node)
                 if len(chain) > 1 and not _goes_on(node):
-                    count += _simplify(chain, module)
-        return PassResult(count > 0, statistics={"chains": count})
+                    chains += _simplify(chain, module)
+        return PassResult(chains + merges > 0, statistics={"chains": chains, "merges": merges})
 
 
 def _is_layout(node: Node | None) -> bool:
@@ -57,21 +64,25 @@ def _goes_on(node: Node) -> bool:
     return node.result.sharding is None and len(users) == 1 and _is_layout(users[0]) and users[0].graph is node.graph
 
 
+def _atoms(chain: list[Node]) -> Atoms | None:
+    """What a chain does to its source; None where the atoms cannot tell it."""
+    source = chain[0].inputs[0]
+    if not math.prod(source.shape):
+        return None
+    atoms = Atoms(source.shape)
+    return atoms if all(map(atoms.apply, chain)) else None
+
+
 def _simplify(chain: list[Node], module: Module) -> int:
     source, last = chain[0].inputs[0], chain[-1]
-    if not math.prod(source.shape):
-        return 0
-    atoms = _Atoms(source.shape)
-    if not all(map(atoms.apply, chain)):
+    atoms = _atoms(chain)
+    if atoms is None:
         return 0
     plan = atoms.plan(last.result.shape)
     if len(plan) >= len(chain) or (not plan and _lie_apart(source, last.result)):
         return 0
     assert last.graph is not None
-    builder = Builder(last.graph, module.opsets, before=last, like=last)
-    value = source
-    for op_type, argument in plan:
-        value = _make(builder, op_type, argument, value, last.result.name)
+    value = _follow(plan, source, last.result.name, Builder(last.graph, module.opsets, before=last, like=last))
     name = last.result.name
     last.replace([value])
     if plan:
@@ -98,105 +109,181 @@ def _lie_apart(source: Value, result: Value) -> bool:
     return source.sharding is not None and result.sharding is not None and source.sharding != result.sharding
 
 
-def _make(builder: Builder, op_type: str, argument: tuple[int, ...], value: Value, name: str) -> Value:
-    if op_type == "Transpose":
-        shape = tuple(value.shape[dim] for dim in argument)
-        return builder.op(
-            "Transpose", [value], {"perm": Ints(argument)}, type=TensorType(value.dtype, shape), name=name
-        )
-    target = builder.constant(Ints(argument), "shape")
-    return builder.op("Reshape", [value, target], type=TensorType(value.dtype, argument), name=name)
+def _follow(plan: Plan, value: Value, name: str, builder: Builder) -> Value:
+    """Make the nodes of a plan."""
+    for op_type, argument in plan:
+        if op_type == "Transpose":
+            shape = tuple(value.shape[dim] for dim in argument)
+            attributes = {"perm": Ints(argument)}
+            value = builder.op("Transpose", [value], attributes, type=TensorType(value.dtype, shape), name=name)
+        else:
+            target = builder.constant(Ints(argument), "shape")
+            value = builder.op("Reshape", [value, target], type=TensorType(value.dtype, argument), name=name)
+    return value
 
 
-class _Atoms:
-    """A tensor as a sequence of atoms, the indivisible pieces of the source's dims, in the order that they lie in.
+# -- merged dims ----------------------------------------------------------------------------------------------------
+#
+# m = Reshape(q : [4, 8, 6, 16]) : [32, 6, 16]
+# n = Reshape(k : [4, 8, 16, 6]) : [32, 16, 6]        s' = MatMul(q, k) : [4, 8, 6, 6]
+# s = MatMul(m, n) : [32, 6, 6]                       s = Reshape(s') : [32, 6, 6]
+#
+# Of a merged dim only the major part can be cut freely: blocks of batch and of heads together are no block of
+# batch x heads. The Reshape wanders down until one that splits the dim again takes it away.
 
-    source [b, s, h*d]      atoms b | s | h*d
-    Reshape [b, s, h, d]    b | s | h | d       the atom h*d is split
-    Transpose 0 2 1 3       b | h | s | d
-    Reshape [b*h, s, d]     b  h | s | d
+_BROADCASTING = frozenset({*UNARY, *BINARY, *COMPARISONS, *TESTS, *VARIADIC, "Cast", "Clip", "Where"})
+_FROM_AXIS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})
+"""They work on the dims from an axis on; those before it are all alike."""
+_FROM_AXIS_SINCE = 13
+"""Before, Softmax took all dims from its axis on as one."""
+
+Split = tuple[int, ...]
+"""The sizes of the parts of a merged dim, major first."""
+
+
+@dataclass(frozen=True)
+class _Free:
+    """Dims that an operator treats one by one, so that one may as well be several.
+
+    Attributes:
+        places: these dims, counted from the end of the result: -1 is the last.
+        operands: per place the operands that have it.
+        axis: the operator's own axis, counted from the end, if it has one.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        # An atom is (source dim, elements of the dim inside one step of it, size).
-        self.source = shape
-        self.dims: list[list[tuple[int, int, int]]] = [
-            [(dim, 1, size)] if size > 1 else [] for dim, size in enumerate(shape)
-        ]
-
-    def apply(self, node: Node) -> bool:
-        """Follow one node; False where a dim is split so that the atoms cannot tell it."""
-        if node.op_type == "Transpose":
-            perm = node.attributes.get("perm")
-            order = perm if isinstance(perm, Ints) else tuple(reversed(range(len(self.dims))))
-            self.dims = [self.dims[dim] for dim in order]
-            return True
-        return self._regroup(node.result.shape)
-
-    def _regroup(self, shape: tuple[int, ...]) -> bool:
-        waiting = [atom for dim in self.dims for atom in dim][::-1]
-        dims: list[list[tuple[int, int, int]]] = []
-        for size in shape:
-            taken: list[tuple[int, int, int]] = []
-            while size > 1:
-                source, inner, have = waiting.pop()
-                if size % have == 0:
-                    taken.append((source, inner, have))
-                    size //= have
-                elif have % size == 0:
-                    taken.append((source, inner * (have // size), size))
-                    waiting.append((source, inner, have // size))
-                    size = 1
-                else:
-                    return False
-            dims.append(taken)
-        self.dims = dims
-        return True
-
-    def plan(self, target: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-        """The shortest Reshape, Transpose, Reshape from the source to `target`; steps that do nothing are left out."""
-        order = _joined([atom for dim in self.dims for atom in dim])
-        in_source_order = sorted(order, key=lambda atom: (atom[0], -atom[1]))
-        plan: list[tuple[str, tuple[int, ...]]] = []
-        shape = self.source
-        if order != in_source_order:
-            perm, shape = self._permutation(order, in_source_order, target)
-            split = tuple(atom[2] for atom in in_source_order)
-            if len(perm) == len(self.source) and self._whole(in_source_order):
-                split = self.source
-            if split != self.source:
-                plan.append(("Reshape", split))
-            plan.append(("Transpose", perm))
-        if shape != target:
-            plan.append(("Reshape", target))
-        return plan
-
-    def _whole(self, atoms: list[tuple[int, int, int]]) -> bool:
-        """True where each source dim of more than one element is one atom."""
-        return [atom[2] for atom in atoms] == [size for size in self.source if size > 1]
-
-    def _permutation(
-        self, order: list[tuple[int, int, int]], in_source_order: list[tuple[int, int, int]], target: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The perm, and the shape that it gives; dims of one element of the source go where the target has some."""
-        if self._whole(in_source_order):
-            ones = [dim for dim, size in enumerate(self.source) if size == 1]
-            perm = [atom[0] for atom in order]
-            for place, size in enumerate(target):
-                if size == 1 and ones:
-                    perm.insert(min(place, len(perm)), ones.pop(0))
-            perm.extend(ones)
-            return tuple(perm), tuple(self.source[dim] for dim in perm)
-        places = {atom: place for place, atom in enumerate(in_source_order)}
-        return tuple(places[atom] for atom in order), tuple(atom[2] for atom in order)
+    places: dict[int, tuple[int, ...]]
+    axis: int | None = None
 
 
-def _joined(atoms: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Atoms with neighbours joined that lie side by side in the source too."""
-    joined: list[tuple[int, int, int]] = []
-    for source, inner, size in atoms:
-        if joined and joined[-1][0] == source and joined[-1][1] == inner * size:
-            joined[-1] = (source, inner, joined[-1][2] * size)
-        else:
-            joined.append((source, inner, size))
-    return joined
+def _sink(node: Node, module: Module) -> bool:
+    """Let a node work on dims that its operands merge, and merge them after it; False where there is nothing to do.
+
+    The features, in the last dim, stay merged: of heads and their features only the heads are ever cut.
+    """
+    if node.domain or len(node.results) != 1 or not all(map(_is_static, (*node.inputs, node.result))):
+        return False
+    merged = {value: found for value in node.inputs if (found := _merged(value)) is not None}
+    if not merged:
+        return False
+    free = _free(node)
+    chosen = {place: split for place, index in free.places.items() if (split := _split_at(node, place, index, merged))}
+    if not chosen:
+        return False
+    _rebuild(node, free, chosen, merged, module)
+    return True
+
+
+def _is_static(value: Value) -> bool:
+    type_ = tensor_type(value.type)
+    return type_ is not None and type_.is_static and 0 not in type_.static_shape
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """An operand that a chain of layout nodes made, some of its dims of several.
+
+    Attributes:
+        source: what the chain starts from.
+        atoms: what the chain does.
+        splits: the merged dims, counted from the end: the sizes of their parts.
+    """
+
+    source: Value
+    atoms: Atoms
+    splits: dict[int, Split]
+
+
+def _merged(value: Value) -> _Merged | None:
+    """How a value was merged, or None; what is annotated stays as it is."""
+    if value.node is None or value.sharding is not None:
+        return None
+    chain = _chain(value.node)
+    atoms = _atoms(chain) if chain else None
+    if atoms is None:
+        return None
+    parts = {dim - len(atoms.dims): joined(found) for dim, found in enumerate(atoms.dims)}
+    splits = {place: tuple(size for _, _, size in found) for place, found in parts.items() if len(found) > 1}
+    return _Merged(chain[0].inputs[0], atoms, splits) if splits else None
+
+
+def _free(node: Node) -> _Free:
+    rank = len(node.result.shape)
+    everyone = tuple(range(len(node.operands)))
+    if node.op_type in _BROADCASTING:
+        return _Free(dict.fromkeys(range(-rank, -1), everyone))
+    if node.op_type == "MatMul":
+        ranks = [len(value.shape) for value in node.inputs]
+        if min(ranks) < 2:
+            return _Free({})
+        places = dict.fromkeys(range(-rank, -2), everyone)
+        # Rows are free where there is one right-hand side for all.
+        return _Free(places | {-2: (0,)} if ranks[1] == 2 else places)
+    if node.op_type in _FROM_AXIS and node.version >= _FROM_AXIS_SINCE:
+        axis = _axis(node, -1, rank)
+        others = max((len(value.shape) for value in node.inputs[1:]), default=0)
+        return _Free(dict.fromkeys(range(-rank, min(axis, -others)), (0,)), axis)
+    if node.op_type == "Concat":
+        axis = _axis(node, 0, rank)
+        return _Free({place: everyone for place in range(-rank, -1) if place != axis}, axis)
+    return _Free({})
+
+
+def _axis(node: Node, default: int, rank: int) -> int:
+    """The attribute axis, counted from the end."""
+    found = node.attributes.get("axis", default)
+    assert isinstance(found, int)
+    return found - rank if found >= 0 else found
+
+
+def _split_at(node: Node, place: int, operands: Iterable[int], merged: dict[Value, _Merged]) -> Split | None:
+    """How all operands that have a dim merge it; None where they do not, or not in one way."""
+    found: set[Split] = set()
+    for index in operands:
+        value = node.operands[index]
+        if value is None or len(value.shape) < -place or value.shape[place] == 1:
+            continue
+        if value in merged and place in merged[value].splits:
+            found.add(merged[value].splits[place])
+        elif not value.is_constant or value.sharding is not None:
+            return None
+    return found.pop() if len(found) == 1 else None
+
+
+def _rebuild(node: Node, free: _Free, chosen: dict[int, Split], merged: dict[Value, _Merged], module: Module) -> None:
+    assert node.graph is not None
+    builder = Builder(node.graph, module.opsets, before=node, like=node)
+    operands: list[Value | None] = []
+    for index, value in enumerate(node.operands):
+        here = {place: split for place, split in chosen.items() if index in free.places[place]}
+        operands.append(None if value is None else _apart(value, merged.get(value), here, node, builder))
+    attributes = dict(node.attributes)
+    if free.axis is not None:
+        attributes["axis"] = free.axis - sum(len(split) - 1 for place, split in chosen.items() if place > free.axis)
+    result = node.result
+    type_ = TensorType(result.dtype, _expanded(result.shape, chosen))
+    value = builder.op(node.op_type, operands, attributes, type=type_, name=result.name)
+    target = builder.constant(Ints(result.shape), "shape")
+    again = builder.op("Reshape", [value, target], type=TensorType(result.dtype, result.shape), name=result.name)
+    name = result.name
+    node.replace([again])
+    again.rename(name)
+
+
+def _expanded(shape: tuple[int, ...], splits: dict[int, Split]) -> tuple[int, ...]:
+    """A shape with dims taken apart; of a dim of size 1 all parts have size 1."""
+    sizes: list[int] = []
+    for place, size in zip(range(-len(shape), 0), shape, strict=True):
+        split = splits.get(place, (size,))
+        sizes.extend(split if size != 1 else (1,) * len(split))
+    return tuple(sizes)
+
+
+def _apart(value: Value, merged: _Merged | None, splits: dict[int, Split], node: Node, builder: Builder) -> Value:
+    """An operand with its dims taken apart."""
+    target = _expanded(value.shape, splits)
+    ahead = len(target) - len(value.shape)
+    if target == value.shape or (node.op_type in _BROADCASTING and target == (1,) * ahead + value.shape):
+        return value
+    if merged is not None:
+        return _follow(merged.atoms.plan(target), merged.source, value.name, builder)
+    return _follow([("Reshape", target)], value, value.name, builder)

@@ -72,8 +72,7 @@ TRAPS = {
         _ATTENTION_WEIGHTS,
         {"heads": [-1, 17, 4, 16], "merged": [-1, 17, 64]},
     ),
-    # Batch and heads in one dim, K transposed behind it. A rank's heads of its rows are no block of the merged dim, so
-    # that the heads are gathered and attention itself is divided by rows alone.
+    # Batch and heads in one dim, K transposed behind it. A rank's heads of its rows are no block of the merged dim.
     "K transposed through a merged batch x heads dim": Trap(
         """g (float[4,8,32] x, float[32,32] wq, float[32,32] wk, float[32,32] wv, float[32,32] wo) => (float[4,8,32] y) {
           q0 = MatMul(x, wq)  q1 = Reshape(q0, heads)  q2 = Transpose<perm=[0,2,1,3]>(q1)  q = Reshape(q2, rows)
@@ -85,7 +84,6 @@ TRAPS = {
         {**_ATTENTION, "wo": [["tp"], None]},
         _ATTENTION_WEIGHTS,
         {"heads": [0, 0, 4, 8], "rows": [16, 8, 8], "unmerged": [-1, 4, 8, 8], "merged": [0, 0, 32]},
-        share=1.2,
     ),
     # The contiguous blocks of the fused weight are not those of its three parts.
     "fused qkv and its Split": Trap(
