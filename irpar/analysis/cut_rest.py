@@ -1,0 +1,79 @@
+"""Nodes that the chosen classes leave whole, and single weights of theirs that are worth cutting all the same."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from irpar.ir import Node, Value
+from irpar.ops import Kind
+
+from .cut_classes import Cut, CutClass, CutClasses, Place, worth
+
+
+@dataclass(frozen=True)
+class SingleCut:
+    """One node that runs in parts alone: what it gives is brought together at once.
+
+    Attributes:
+        node: the node.
+        weight: the constant, and the dim of it that is cut.
+        kept_whole: what else would come to lie in parts: what is made of its results alone, or the operand that it
+            sums over.
+        gain: what it is worth.
+    """
+
+    node: Node
+    weight: Place
+    kept_whole: tuple[Value, ...]
+    gain: float
+
+
+def single_cuts(
+    classes: CutClasses, chosen: Mapping[int, CutClass], may_cut: Callable[[Value], bool]
+) -> list[SingleCut]:
+    """The best cut of each node that is worth one, in order of the graph.
+
+    Args:
+        classes: of the graph.
+        chosen: the classes that are cut.
+        may_cut: whether a constant can be annotated.
+    """
+    taken = {value for value, _ in classes.cut_places(chosen)}
+    found = []
+    for cuts in classes.cuts.values():
+        held = [classes.class_of(*cut.places[0]) for cut in cuts]
+        if any(one is not None and one.number in chosen for one in held):
+            continue
+        options = [
+            option
+            for cut in cuts
+            for value, dim in cut.places
+            if value.is_constant and value not in taken and len(value.uses) == 1 and may_cut(value)
+            for option in [_option(classes, cut, (value, dim))]
+            if option.gain > 0
+        ]
+        if options:
+            found.append(max(options, key=lambda option: option.gain))
+    return found
+
+
+def _option(classes: CutClasses, cut: Cut, weight: Place) -> SingleCut:
+    node = cut.node
+    if cut.kind is Kind.REDUCE:
+        sent = classes.sum_bytes(node)
+        kept = tuple(value for value, _ in cut.places if not value.is_constant)
+    else:
+        sent = sum(map(classes.gather_bytes, node.results))
+        kept = tuple(_last_of_chain(classes, value) for value in node.results)
+    gain = worth(classes.saved_flops(cut), classes.saved_bytes(*weight), sent)
+    return SingleCut(node, weight, kept, gain)
+
+
+def _last_of_chain(classes: CutClasses, value: Value) -> Value:
+    """The last value that comes of one value and constants alone, by nodes that run in parts as well."""
+    while len(value.uses) == 1:
+        node, _ = value.uses[0]
+        reads_one = [other for other in node.inputs if not other.is_constant] == [value]
+        if not reads_one or len(node.results) != 1 or not classes.cuts.get(node):
+            break
+        value = node.result
+    return value

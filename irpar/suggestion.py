@@ -1,0 +1,390 @@
+"""Which tensors to cut over a mesh, for people who have annotated nothing: what `irpar inspect --suggest` does.
+
+Axes named dp, data or batch (a number may follow) cut the batch of the inputs; all others cut weights, as Megatron-LM
+does (Shoeybi et al., 2019). Nothing is known of any model: the factor rules link dims that must lie alike, and of these
+classes those are cut that together save most, in FLOPs and weights against sent bytes.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from irpar.analysis.cost import graph_flops, node_flops
+from irpar.analysis.cut_choice import heaviest
+from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, worth
+from irpar.analysis.cut_rest import SingleCut, single_cuts
+from irpar.analysis.liveness import constant_bytes, value_bytes
+from irpar.analysis.parts import parts_of
+from irpar.analysis.plan import make_plan
+from irpar.analysis.symbols import require_static
+from irpar.ir import Annotation, Graph, Module, Value, clone_module, rewrite
+from irpar.ir.annotate import apply_to, glob_of, named_values
+from irpar.ops.matmul import decompose_gemm_bias
+from irpar.pass_manager import Instrumentation, PassManager
+from irpar.sharding import Axis, DimSpec, IrparError, Mesh
+
+from .api import NORMALISE, SHARD
+from .display import share_text
+from .suggestion_file import Spec, lines_of, pattern_of
+from .suggestion_words import CutWords
+
+_DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
+_LEAST_SHARE = 0.02
+"""Of the average gain for each collective; what gains less is not worth one."""
+_LEAST_TOLD = 0.05
+"""Share of a rank's FLOPs that an operator has more than its part, to be told."""
+
+
+@dataclass
+class TensorGroup:
+    """Tensors of the source model that differ only in numbers inside their names, and are treated alike.
+
+    Attributes:
+        pattern: their name with `*` for these numbers; a single tensor keeps its own.
+        names: all of them, in order.
+        type: of each.
+        bytes: of all.
+        spec: how each is cut.
+        reason: why, or why not.
+    """
+
+    pattern: str
+    names: list[str]
+    type: str
+    bytes: int
+    spec: Spec
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the partition will cost, from the passes themselves; no weight was read.
+
+    Attributes:
+        flops, weight_bytes: of the model on one device.
+        flops_per_rank, weight_bytes_per_rank: of the rank that has most.
+        by_kind: kind of collective to how many and the bytes that a device sends for them.
+    """
+
+    flops: int
+    weight_bytes: int
+    flops_per_rank: int
+    weight_bytes_per_rank: int
+    by_kind: dict[str, dict[str, int]]
+
+    @property
+    def collectives(self) -> int:
+        """Collectives in each step."""
+        return sum(kind["collectives"] for kind in self.by_kind.values())
+
+    @property
+    def sent_bytes(self) -> int:
+        """What a device sends in each step."""
+        return sum(kind["sent_bytes"] for kind in self.by_kind.values())
+
+    @property
+    def gain(self) -> float:
+        """What it is worth to cut so."""
+        return worth(self.flops - self.flops_per_rank, self.weight_bytes - self.weight_bytes_per_rank, self.sent_bytes)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What to cut, and what comes of it.
+
+    Attributes:
+        mesh: the mesh that it is for.
+        tensors: name to sharding of all that is annotated: inputs, weights, and values that are kept whole.
+        lines: the same as a --shardings file says it, with globs where they mean exactly that.
+        comments: the reasons of lines that have one.
+        cut: inputs and weights that lie in parts, completion's own decisions included.
+        whole: weights that every rank holds whole, those of most bytes first.
+        notes: what should be known beside this.
+        prediction: what it costs.
+    """
+
+    mesh: Mesh
+    tensors: dict[str, Spec]
+    lines: dict[str, Spec]
+    comments: dict[str, str]
+    cut: tuple[TensorGroup, ...]
+    whole: tuple[TensorGroup, ...]
+    notes: tuple[str, ...]
+    prediction: Prediction
+
+
+def suggest(module: Module, mesh: Mesh) -> Suggestion:
+    """Choose what to cut. The module stays as it is.
+
+    Args:
+        module: from `irpar.load`, with all symbols bound; its annotations are not looked at.
+        mesh: axes named dp, data or batch cut the inputs, all others the weights.
+
+    Raises:
+        UnboundSymbolError: a size of the inputs is not known.
+        IrparError: the model cannot be partitioned at all, or is one already.
+    """
+    if module.is_local or module.meshes:
+        raise IrparError("the model is a partition already", do="give the model that it was made of")
+    require_static(module)
+    return _Suggester(module, mesh).run()
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """One set of annotations and what it comes to."""
+
+    tensors: dict[str, Spec]
+    prediction: Prediction
+    shardings: dict[str, Spec]
+    flops: dict[str, int]
+    """Operator to what a rank computes of it."""
+
+
+class _Suggester:
+    """One run: normalise, choose the batch, choose the weights, try it."""
+
+    def __init__(self, module: Module, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.work = clone_module(module)
+        self.work.annotations.clear()
+        PassManager.parse(NORMALISE, Instrumentation(reproducer=None)).run(self.work)
+        self.flops = graph_flops(self.work.graph)
+        self.weight_bytes = constant_bytes(self.work.graph)
+        rewrite(self.work.graph, self.work.opsets, {"Gemm": decompose_gemm_bias})
+        known = dict(named_values(module))
+        self.sources = {name for name, value in known.items() if value.is_constant}
+        self.names = set(known)
+        self.notes: list[str] = []
+
+    def run(self) -> Suggestion:
+        data = tuple(Axis(name) for name in self.mesh.axis_names if _DATA_AXIS.fullmatch(name))
+        other = tuple(Axis(name) for name in self.mesh.axis_names if not _DATA_AXIS.fullmatch(name))
+        entries: dict[str, Spec] = {}
+        shares = Shares()
+        if self.mesh.group_size(data) > 1:
+            entries, shares = self._cut_batch(data)
+        if self.mesh.group_size(other) == 1:
+            variant = self._try(entries)
+            return self._told(variant, None)
+        classes = CutClasses(self.work.graph, self.mesh, other, shares)
+        chosen = self._choose(classes)
+        variant = self._best(classes, chosen, entries)
+        return self._told(variant, CutWords(classes, chosen, other))
+
+    # -- the batch ----------------------------------------------------------------------------------------------
+
+    def _cut_batch(self, axes: tuple[Axis, ...]) -> tuple[dict[str, Spec], Shares]:
+        """The inputs' dims that go through the model side by side."""
+        classes = CutClasses(self.work.graph, self.mesh, axes)
+        able = {
+            number: held
+            for number, held in classes.classes.items()
+            if held.inputs and not held.sums_weights and held.twice is None
+        }
+        numbers = heaviest({number: held.gain for number, held in able.items()}, classes.conflicts(able))
+        chosen = {number: able[number] for number in sorted(numbers)}
+        if not chosen:
+            cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
+            self.notes.append(f"{cut} cuts nothing: {self._why_no_batch(classes)}")
+        entries = {
+            _name(value): _spec(value, dim, axes) for held in chosen.values() for value, dim in held.inputs.items()
+        }
+        return entries, classes.shares_of(chosen)
+
+    def _why_no_batch(self, classes: CutClasses) -> str:
+        inputs = [f"{value.name} {value.type}" for value in self.work.graph.inputs]
+        if not inputs:
+            return "the model has no inputs"
+        fits = any(classes.class_of(value, 0) for value in self.work.graph.inputs if value.is_static and value.shape)
+        why = "of which each node can compute a part by itself" if fits else f"that divides by {classes.parts}"
+        return f"the inputs ({', '.join(inputs)}) have no batch {why}"
+
+    # -- the weights --------------------------------------------------------------------------------------------
+
+    def _choose(self, classes: CutClasses) -> dict[int, CutClass]:
+        """The classes that together are worth most; collectives for next to nothing are left out."""
+        able = {
+            number: held
+            for number, held in classes.classes.items()
+            if (not held.inputs or held.sums_weights) and held.twice is None and any(map(self._is_source, held.weights))
+        }
+        numbers = heaviest({number: held.gain for number, held in able.items()}, classes.conflicts(able))
+        chosen = {number: able[number] for number in sorted(numbers)}
+        launches = sum(held.collectives for held in chosen.values())
+        least = _LEAST_SHARE * sum(held.gain for held in chosen.values()) / max(launches, 1)
+        return {number: held for number, held in chosen.items() if held.gain >= least * held.collectives}
+
+    def _is_source(self, value: Value) -> bool:
+        return _name(value) in self.sources
+
+    def _best(self, classes: CutClasses, chosen: dict[int, CutClass], entries: Mapping[str, Spec]) -> _Variant:
+        """Of the ways to write the choice down the one that turns out best.
+
+        Heads that only a part of the axes divides, such as those of k and v in grouped attention, are cut by completion
+        as far as they go; whether it is better to cut their columns and bring them together shows when both are run.
+        The same for nodes that the classes leave whole.
+        """
+        halved = {number for number, held in chosen.items() if any(map(classes.is_halved, held.gathered))}
+        first = {number: held for number, held in chosen.items() if number not in halved}
+        variants = [self._try(entries | self._entries(classes, first))]
+        if halved:
+            variants.append(self._try(entries | self._entries(classes, chosen)))
+        best = _first_best(variants)
+        rest = single_cuts(classes, chosen, self._is_source)
+        least = _LEAST_SHARE * best.prediction.gain / max(best.prediction.collectives, 1)
+        rest = [single for single in rest if single.gain >= least]
+        if rest:
+            more = [self._try(best.tensors | self._single(classes, rest, keep=keep)) for keep in (False, True)]
+            best = _first_best([best, *more])
+        return best
+
+    def _entries(self, classes: CutClasses, chosen: Mapping[int, CutClass]) -> dict[str, Spec]:
+        return {
+            _name(value): _spec(value, dim, classes.axes)
+            for held in chosen.values()
+            for value, dim in held.weights.items()
+            if self._is_source(value)
+        }
+
+    def _single(self, classes: CutClasses, rest: Sequence[SingleCut], *, keep: bool) -> dict[str, Spec]:
+        entries: dict[str, Spec] = {}
+        for single in rest:
+            value, dim = single.weight
+            entries[_name(value)] = _spec(value, dim, classes.axes)
+            for other in single.kept_whole if keep else ():
+                if _name(other) in self.names and other.is_static:
+                    entries[_name(other)] = (None,) * len(other.shape)
+        return entries
+
+    # -- trying it ----------------------------------------------------------------------------------------------
+
+    def _try(self, tensors: Mapping[str, Spec]) -> _Variant:
+        """Complete and localize a copy; weights stay where they are."""
+        work = clone_module(self.work)
+        work.set_mesh(self.mesh)
+        values: dict[str, list[Value]] = {}
+        for name, value in named_values(work):
+            if name in tensors:
+                values.setdefault(name, []).append(value)
+        for name, spec in tensors.items():
+            annotation = Annotation(name, _dims(spec))
+            apply_to(work, annotation, self.mesh, list(dict.fromkeys(values[name])))
+        PassManager.parse(SHARD, Instrumentation(reproducer=None)).run(work)
+        plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
+        shardings: dict[str, Spec] = {}
+        for value in (*work.graph.constants, *work.graph.inputs):
+            if value.sharding is not None:
+                spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
+                name = _name(value)
+                shardings[name] = spec if any(spec) else shardings.get(name, spec)
+        prediction = Prediction(
+            self.flops,
+            self.weight_bytes,
+            plan.totals["flops_per_rank"],
+            max(part["weight_bytes"] for part in plan.parts),
+            plan.totals["by_kind"],
+        )
+        return _Variant(dict(tensors), prediction, shardings, _flops_by_operator(work.graph))
+
+    # -- telling it ---------------------------------------------------------------------------------------------
+
+    def _told(self, variant: _Variant, words: CutWords | None) -> Suggestion:
+        cut: dict[tuple[object, ...], TensorGroup] = {}
+        whole: dict[tuple[object, ...], TensorGroup] = {}
+        for value in (*self.work.graph.inputs, *self.work.graph.constants):
+            spec = variant.shardings.get(_name(value))
+            if spec is None or not (value.is_input or self._is_source(value)):
+                continue
+            if any(spec):
+                reason = "batch" if value.is_input else words.why_cut(value, spec) if words else "follows the batch"
+                _put(cut, value, spec, reason)
+            elif words is not None and value.is_constant and not _is_small(value):
+                _put(whole, value, spec, words.why_whole(value))
+        groups = [_labelled(group) for group in cut.values()]
+        named = {name for group in groups for name in group.names}
+        beside = [[name] for name in variant.tensors if name not in named]
+        lines = lines_of(variant.tensors, [*(group.names for group in groups), *beside], self.names)
+        reasons = {name: group.reason for group in groups for name in (group.pattern, *group.names)}
+        self._tell_undivided(variant, words)
+        return Suggestion(
+            mesh=self.mesh,
+            tensors=variant.tensors,
+            lines=lines,
+            comments={name: reasons.get(name, "whole, so that the cut ends here") for name in lines},
+            cut=tuple(groups),
+            whole=tuple(sorted(map(_labelled, whole.values()), key=lambda group: -group.bytes)),
+            notes=tuple(self.notes),
+            prediction=variant.prediction,
+        )
+
+    def _tell_undivided(self, variant: _Variant, words: CutWords | None) -> None:
+        """Say where a rank computes much more than its part, and where nothing was cut."""
+        if words is None:
+            self.notes.append("every rank holds the weights whole: no axis is given that cuts them, such as tp=2")
+        elif not any(
+            any(spec) and any(axis in words.names for axes in spec for axis in axes or ())
+            for spec in variant.shardings.values()
+        ):
+            self.notes.append(f"{words.axes} cuts nothing: no weight is worth it, for the reasons above")
+        for operator, flops in _flops_by_operator(self.work.graph).items():
+            own = variant.flops.get(operator, 0)
+            if own - flops / self.mesh.size >= _LEAST_TOLD * variant.prediction.flops_per_rank:
+                self.notes.append(
+                    f"of the FLOPs of all {operator} nodes a rank has {share_text(own, flops)}, "
+                    f"not {share_text(1, self.mesh.size)}"
+                )
+
+
+def _name(value: Value) -> str:
+    return value.source or value.name
+
+
+def _flops_by_operator(graph: Graph) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for node in graph:
+        found[node.operator] = found.get(node.operator, 0) + node_flops(node)
+    return found
+
+
+def _first_best(variants: Sequence[_Variant]) -> _Variant:
+    """Of several variants the best; more collectives must be worth it."""
+    best = variants[0]
+    for variant in variants[1:]:
+        more = variant.prediction.collectives - best.prediction.collectives
+        average = best.prediction.gain / max(best.prediction.collectives, 1)
+        if variant.prediction.gain > best.prediction.gain + _LEAST_SHARE * average * max(more, 0):
+            best = variant
+    return best
+
+
+def _is_small(value: Value) -> bool:
+    """A single number, or sizes, axes and the like."""
+    return (
+        value_bytes(value) == 0 or max(value.shape, default=1) == 1 or (value.dtype.is_index and len(value.shape) < 2)
+    )
+
+
+def _spec(value: Value, dim: int, axes: Iterable[Axis]) -> Spec:
+    return tuple(tuple(map(str, axes)) if place == dim else None for place in range(len(value.shape)))
+
+
+def _dims(spec: Spec) -> tuple[DimSpec, ...]:
+    return tuple(None if axes is None else list(axes) for axes in spec)
+
+
+def _put(groups: dict[tuple[object, ...], TensorGroup], value: Value, spec: Spec, reason: str) -> None:
+    """Add a tensor to those that are treated alike."""
+    name, type_ = _name(value), str(value.type)
+    key = (glob_of(name), spec, type_, reason)
+    known = groups.get(key)
+    if known is None:
+        groups[key] = TensorGroup(name, [name], type_, value_bytes(value), spec, reason)
+    elif name not in known.names:
+        known.names.append(name)
+        known.bytes += value_bytes(value)
+
+
+def _labelled(group: TensorGroup) -> TensorGroup:
+    group.pattern = pattern_of(group.names)
+    return group

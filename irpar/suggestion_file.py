@@ -1,0 +1,138 @@
+"""The text of a --shardings file with what was suggested: globs where they say exactly what is meant, else names."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from irpar.atomic import WriteError, check_file, new_file
+from irpar.ir.annotate import matching
+from irpar.sharding import Mesh
+
+Spec = tuple[tuple[str, ...] | None, ...]
+"""Per dim the axes that cut it, major first, or None."""
+
+MARK = "# Suggested by `irpar inspect --suggest "
+"""How a file that irpar wrote begins; one that begins otherwise is somebody's own and stays."""
+
+_NUMBERS = re.compile(r"(\d+)")
+_SPECIAL = re.compile(r"[*?\[]")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+
+
+def pattern_of(names: Sequence[str]) -> str:
+    """Names that differ only in numbers as one glob with `*` for these: `h.0.fc`, `h.1.fc` are `h.*.fc`.
+
+    A single name is itself; names that differ otherwise give their first.
+    """
+    pieces = [_NUMBERS.split(name) for name in names]
+    first = pieces[0]
+    texts = [piece[::2] for piece in pieces]
+    if any(text != texts[0] for text in texts):
+        return names[0]
+    return "".join(
+        "*" if place % 2 and len({piece[place] for piece in pieces}) > 1 else part for place, part in enumerate(first)
+    )
+
+
+def lines_of(tensors: Mapping[str, Spec], groups: Iterable[Sequence[str]], known: Iterable[str]) -> dict[str, Spec]:
+    """The entries of the section `tensors`: one for each group where a glob can say it, else one for each name.
+
+    Args:
+        tensors: name to sharding, exactly what is meant.
+        groups: names that belong together.
+        known: all names that a glob could match.
+    """
+    index = {name: (name,) for name in known}
+    lines: dict[str, Spec] = {}
+    for group in groups:
+        names = [name for name in group if name in tensors]
+        if not names:
+            continue
+        pattern = pattern_of(names)
+        said = pattern != names[0] and not any(map(_SPECIAL.search, names))
+        if said and pattern not in index and _says(pattern, names, tensors, index):
+            lines[pattern] = tensors[names[0]]
+        else:
+            lines.update((name, tensors[name]) for name in names)
+    return lines
+
+
+def _says(pattern: str, names: Sequence[str], tensors: Mapping[str, Spec], index: Mapping[str, tuple[str]]) -> bool:
+    """Whether a glob means these names and no other."""
+    return set(matching(pattern, index)) == set(names) and len({tensors[name] for name in names}) == 1
+
+
+def as_yaml(mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], model: str) -> str:
+    """The file as YAML, with the reason behind each entry."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.axes.items())
+    head = [
+        f"{MARK}{mesh} {model}`; a start, to be changed as you like.",
+        "# Per dim the axes that cut it, null: not cut. What is not named follows.",
+        f"mesh: {{{axes}}}",
+        "tensors:" if lines else "tensors: {}",
+    ]
+    entries = [(f"  {_key(name)}: {_dims(spec)}", comments.get(name, "")) for name, spec in lines.items()]
+    width = min(max((len(entry) for entry, _ in entries), default=0), 60)
+    body = [f"{entry:<{width}}  # {comment}" if comment else entry for entry, comment in entries]
+    return "\n".join((*head, *body, ""))
+
+
+def as_json(mesh: Mesh, lines: Mapping[str, Spec]) -> str:
+    """The file as JSON."""
+    entries = ",\n".join(
+        f"    {json.dumps(name)}: {json.dumps([None if axes is None else list(axes) for axes in spec])}"
+        for name, spec in lines.items()
+    )
+    tensors = f"{{\n{entries}\n  }}" if entries else "{}"
+    return f'{{\n  "mesh": {json.dumps(dict(mesh.axes))},\n  "tensors": {tensors}\n}}\n'
+
+
+def _key(name: str) -> str:
+    """A name as a key of YAML: in quotes where it could be read as something else."""
+    is_plain = _PLAIN.fullmatch(name.replace("*", "x")) and name[0] != "*" and name.lower() not in _WORDS
+    return name if is_plain else json.dumps(name)
+
+
+def _dims(spec: Spec) -> str:
+    texts = ("null" if axes is None else f"[{', '.join(map(_axis, axes))}]" for axes in spec)
+    return f"[{', '.join(texts)}]"
+
+
+def _axis(axis: str) -> str:
+    return axis if _PLAIN.fullmatch(axis) and axis.lower() not in _WORDS else json.dumps(axis)
+
+
+def check_target(path: Path, model: Path) -> None:
+    """Refuse a place that holds something that no suggestion made.
+
+    Raises:
+        WriteError: the file is there and irpar did not write it, or it is the model.
+    """
+    check_file(path, "the suggestion")
+    if not path.exists():
+        return
+    if path.samefile(model):
+        raise WriteError("the suggestion would replace the model", where=str(path), do="give another file: -o FILE")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(MARK))
+    except OSError as error:
+        raise WriteError(f"cannot read {path}: {error.strerror}", do="give another file: -o FILE") from error
+    if start != MARK.encode():
+        raise WriteError(
+            "the file of the suggestion is there already, and not written by irpar inspect",
+            where=str(path),
+            do="give another file: -o FILE, or take this one away",
+        )
+
+
+def write(path: Path, text: str) -> None:
+    """Write the file; it takes its place when it is complete.
+
+    Raises:
+        WriteError: the system refuses.
+    """
+    with new_file(path, "the suggestion") as fresh:
+        fresh.write_text(text, encoding="utf-8")
