@@ -1,7 +1,7 @@
 """simplify-layout: chains of Reshape and Transpose become short, and merged dims are taken apart."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.atoms import Atoms, Plan, joined
@@ -218,6 +218,8 @@ def _free(node: Node) -> _Free:
         places = dict.fromkeys(range(-rank, -2), everyone)
         # Rows are free where there is one right-hand side for all.
         return _Free(places | {-2: (0,)} if ranks[1] == 2 else places)
+    if node.op_type == "Gemm":
+        return _Free({-2: (0,)} if _is_plain_product(node) else {})
     if node.op_type in _FROM_AXIS and node.version >= _FROM_AXIS_SINCE:
         axis = _axis(node, -1, rank)
         others = max((len(value.shape) for value in node.inputs[1:]), default=0)
@@ -226,6 +228,14 @@ def _free(node: Node) -> _Free:
         axis = _axis(node, 0, rank)
         return _Free({place: everyone for place in range(-rank, -1) if place != axis}, axis)
     return _Free({})
+
+
+def _is_plain_product(node: Node) -> bool:
+    """True for a Gemm that is a MatMul and an Add: rows before columns, nothing scaled, one bias for all rows."""
+    if node.attributes.get("transA") or any(node.attributes.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
+        return False
+    bias = node.operands[2] if len(node.operands) > 2 else None
+    return bias is None or len(bias.shape) < 2 or bias.shape[-2] == 1
 
 
 def _axis(node: Node, default: int, rank: int) -> int:
@@ -261,12 +271,28 @@ def _rebuild(node: Node, free: _Free, chosen: dict[int, Split], merged: dict[Val
         attributes["axis"] = free.axis - sum(len(split) - 1 for place, split in chosen.items() if place > free.axis)
     result = node.result
     type_ = TensorType(result.dtype, _expanded(result.shape, chosen))
-    value = builder.op(node.op_type, operands, attributes, type=type_, name=result.name)
+    if node.op_type == "Gemm":
+        value = _product(node, operands, type_, builder)
+    else:
+        value = builder.op(node.op_type, operands, attributes, type=type_, name=result.name)
     target = builder.constant(Ints(result.shape), "shape")
     again = builder.op("Reshape", [value, target], type=TensorType(result.dtype, result.shape), name=result.name)
     name = result.name
     node.replace([again])
     again.rename(name)
+
+
+def _product(node: Node, operands: Sequence[Value | None], type_: TensorType, builder: Builder) -> Value:
+    """A Gemm over more than two dims: MatMul and Add."""
+    left, right, *rest = operands
+    assert left is not None
+    assert right is not None
+    if node.attributes.get("transB"):
+        right = _follow([("Transpose", (1, 0))], right, right.name, builder)
+    bias = rest[0] if rest else None
+    name = node.result.name
+    product = builder.op("MatMul", [left, right], type=type_, name=name if bias is None else f"{name}_product")
+    return product if bias is None else builder.op("Add", [product, bias], type=type_, name=name)
 
 
 def _expanded(shape: tuple[int, ...], splits: dict[int, Split]) -> tuple[int, ...]:

@@ -185,6 +185,102 @@ TRAPS = {
         share=1.5,
         opset=11,
     ),
+    # [S, B, D]; what PyTorch's MultiheadAttention does: rows of a head of a batch are taken together before the transpose.
+    "batch x heads in one dim of [seq, batch x heads, d]": Trap(
+        """g (float[6,4,32] x, float[32,32] wq, float[32,32] wk, float[32,32] wv, float[32,32] wo, float[32] bo)
+             => (float[6,4,32] y) {
+          q0 = MatMul(x, wq)  q1 = Reshape(q0, heads)  q = Transpose<perm=[1,0,2]>(q1)
+          k0 = MatMul(x, wk)  k1 = Reshape(k0, heads)  k = Transpose<perm=[1,2,0]>(k1)
+          v0 = MatMul(x, wv)  v1 = Reshape(v0, heads)  v = Transpose<perm=[1,0,2]>(v1)
+          s = MatMul(q, k)  p = Softmax<axis=-1>(s)  c = MatMul(p, v)
+          c1 = Transpose<perm=[1,0,2]>(c)  c2 = Reshape(c1, rows)  o = Gemm(c2, wo, bo)  y = Reshape(o, back) }""",
+        {**_ATTENTION, "x": [None, ["dp"], None], "wo": [["tp"], None]},
+        (*_ATTENTION_WEIGHTS, "bo"),
+        {"heads": [6, 16, 8], "rows": [24, 32], "back": [6, 4, 32]},
+    ),
+    # q, k and v of a head side by side: the cut of the columns is one of the heads.
+    "fused qkv, head by head": Trap(
+        """g (float[4,6,32] x, float[32,96] w, float[32,32] wo) => (float[4,6,32] y) {
+          f = MatMul(x, w)  r = Reshape(f, heads)  q, k, v = Split<axis=-1, num_outputs=3>(r)
+          a = Transpose<perm=[0,2,1,3]>(q)  b = Transpose<perm=[0,2,3,1]>(k)  c = Transpose<perm=[0,2,1,3]>(v)
+          s = MatMul(a, b)  p = Softmax<axis=-1>(s)  o = MatMul(p, c)
+          t = Transpose<perm=[0,2,1,3]>(o)  u = Reshape(t, merged)  y = MatMul(u, wo) }""",
+        {"x": [["dp"], None, None], "w": [None, ["tp"]], "wo": [["tp"], None]},
+        ("w", "wo"),
+        {"heads": [0, 0, 4, 24], "merged": [0, 0, 32]},
+    ),
+    # [.., 3, heads, features]: the blocks of the columns are not those of the heads.
+    "fused qkv, part by part": Trap(
+        """g (float[4,6,32] x, float[32,96] w, float[32,32] wo) => (float[4,6,32] y) {
+          f = MatMul(x, w)  r = Reshape(f, parts)  h = Transpose<perm=[2,0,3,1,4]>(r)
+          q = Gather<axis=0>(h, zero)  k0 = Gather<axis=0>(h, one)  v = Gather<axis=0>(h, two)
+          k = Transpose<perm=[0,1,3,2]>(k0)  s = MatMul(q, k)  p = Softmax<axis=-1>(s)  o = MatMul(p, v)
+          t = Transpose<perm=[0,2,1,3]>(o)  u = Reshape(t, merged)  y = MatMul(u, wo) }""",
+        {"x": [["dp"], None, None], "w": [None, ["tp"]], "wo": [["tp"], None]},
+        ("w", "wo"),
+        {"parts": [0, 0, 3, 4, 8], "merged": [0, 0, 32], "zero": 0, "one": 1, "two": 2},
+    ),
+    # Zeros of [1, heads, queries, keys], with the whole model's number of heads.
+    "a zero bias with the heads baked in": Trap(
+        """g (float[4,6,32] x, float[32,32] wq, float[32,32] wk, float[4,6] m) => (float[4,4,6,6] y) {
+          q0 = MatMul(x, wq)  q1 = Reshape(q0, heads)  q = Transpose<perm=[0,2,1,3]>(q1)
+          k0 = MatMul(x, wk)  k1 = Reshape(k0, heads)  k = Transpose<perm=[0,2,3,1]>(k1)
+          z = ConstantOfShape(bias)  n = Unsqueeze(m, middle)  c = Add(z, n)
+          s = MatMul(q, k)  t = Add(s, c)  y = Softmax<axis=-1>(t) }""",
+        {"x": [["dp"], None, None], "m": [["dp"], None], "wq": [None, ["tp"]], "wk": [None, ["tp"]]},
+        ("wq", "wk"),
+        {"heads": [0, 0, 4, 8], "bias": [1, 4, 6, 6], "middle": [1, 2]},
+    ),
+    "GroupNorm as Reshape and InstanceNormalization": Trap(
+        """g (float[4,8,4,4] x, float[16,8,3,3] w1, float[4] one, float[4] zero, float[16,1,1] s, float[16,1,1] b,
+             float[8,16,1,1] w2) => (float[4,8,2,2] y) {
+          h = Conv(x, w1)  r = Reshape(h, groups)  n = InstanceNormalization(r, one, zero)  u = Reshape(n, back)
+          a = Mul(u, s)  c = Add(a, b)  d = Relu(c)  y = Conv(d, w2) }""",
+        {"x": [["dp"], None, None, None], "w1": [["tp"], None, None, None], "w2": [None, ["tp"], None, None]},
+        ("w1", "one", "zero", "s", "b", "w2"),
+        {"groups": [0, 4, -1], "back": [4, 16, 2, 2]},
+    ),
+    "heads before the batch": Trap(
+        """g (float[4,4,16] x, float[4,16,32] w1, float[4,32,16] w2) => (float[4,4,16] y) {
+          h0 = MatMul(x, w1)  h = Relu(h0)  y = MatMul(h, w2) }""",
+        {"x": [["tp"], ["dp"], None], "w1": [["tp"], None, None], "w2": [["tp"], None, None]},
+        ("w1", "w2"),
+    ),
+    # [directions, batch, hidden]
+    "the states of a recurrent layer": Trap(
+        """g (float[3,4,8] x, float[1,32,8] w, float[1,32,8] r, float[1,64] b, float[1,4,8] h0, float[1,4,8] c0)
+             => (float[3,1,4,8] y, float[1,4,8] h, float[1,4,8] c) {
+          y, h, c = LSTM<hidden_size=8>(x, w, r, b, , h0, c0) }""",
+        {"x": [None, ["dp"], None]},
+        ("w", "r", "b"),
+        mesh={"dp": 2},
+    ),
+    # Axes and ends of attributes became operands.
+    "Slice, Squeeze and ReduceSum of opset 9": Trap(
+        """g (float[4,6,8] x, float[8,8] w) => (float[4,8] y) {
+          h = MatMul(x, w)  s = Slice<axes=[1], starts=[1], ends=[5]>(h)  r = ReduceSum<axes=[1], keepdims=1>(s)
+          y = Squeeze<axes=[1]>(r) }""",
+        {"x": [["dp"], None, None], "w": [None, ["tp"]]},
+        ("w",),
+        opset=9,
+    ),
+    "TopK and Clip of opset 10": Trap(
+        """g (float[4,6,8] x, float[8,8] w) => (float[4,6,3] y, int64[4,6,3] i) {
+          h = MatMul(x, w)  c = Clip<min=-1.0, max=1.0>(h)  y, i = TopK<axis=-1>(c, three) }""",
+        {"x": [["dp"], None, None], "w": [None, ["tp"]]},
+        ("w",),
+        {"three": [3]},
+        share=1.2,
+        opset=10,
+    ),
+    "Unsqueeze, Pad and Dropout of opset 12": Trap(
+        """g (float[4,8] x, float[8,8] w) => (float[4,1,12] y) {
+          h = MatMul(x, w)  d = Dropout(h)  u = Unsqueeze<axes=[1]>(d)  y = Pad(u, pads) }""",
+        {"x": [["dp"], None], "w": [None, ["tp"]]},
+        ("w",),
+        {"pads": [0, 0, 2, 0, 0, 2]},
+        opset=12,
+    ),
 }
 
 

@@ -67,7 +67,41 @@ def test_rows_of_batch_and_sequence_before_a_weight() -> None:
     )
 
 
+def test_a_gemm_of_rows_of_sequence_and_batch() -> None:
+    check(
+        "simplify-layout,dce",
+        """
+        graph @g(%x: f32[6, 4, 16], %w: f32[8, 16], %b: f32[8]) -> (%o) opset 21 {
+          %s1 = constant : i64[2] [24, 16]
+          %s2 = constant : i64[3] [6, 4, 8]
+          %a = Reshape(%x, %s1) : f32[24, 16]
+          %h = Gemm(%a, %w, %b) {transB=1} : f32[24, 8]
+          %o = Reshape(%h, %s2) : f32[6, 4, 8]
+        }
+        """,
+        """
+        graph @g(%x: f32[6, 4, 16], %w: f32[8, 16], %b: f32[8]) -> (%h_1 as "o") opset 21 {
+          %w_1 = Transpose(%w) {perm=[1, 0]} : f32[16, 8]
+          %h_product = MatMul(%x, %w_1) : f32[6, 4, 8]
+          %h_1 = Add(%h_product, %b) : f32[6, 4, 8]
+        }
+        """,
+    )
+
+
 UNCHANGED = {
+    "a Gemm that scales": """
+        graph @g(%x: f32[4, 6, 8], %w: f32[8, 2]) -> (%y) opset 21 {
+          %s = constant : i64[2] [24, 8]
+          %a = Reshape(%x, %s) : f32[24, 8]
+          %y = Gemm(%a, %w) {alpha=0.5} : f32[24, 2]
+        }""",
+    "a Gemm with a bias of its own for each row": """
+        graph @g(%x: f32[4, 6, 8], %w: f32[8, 2], %b: f32[24, 1]) -> (%y) opset 21 {
+          %s = constant : i64[2] [24, 8]
+          %a = Reshape(%x, %s) : f32[24, 8]
+          %y = Gemm(%a, %w, %b) : f32[24, 2]
+        }""",
     "the features stay merged": """
         graph @g(%x: f32[4, 6, 8, 2]) -> (%y) opset 21 {
           %s = constant : i64[3] [4, 6, 16]
@@ -114,7 +148,7 @@ def test_what_stays(why: str) -> None:
     check("simplify-layout", UNCHANGED[why], UNCHANGED[why])
 
 
-OPS = ("Add", "Where", "Relu", "Clip", "Cast", "MatMul", "Rows", "Softmax", "LayerNormalization", "Concat")
+OPS = ("Add", "Where", "Relu", "Clip", "Cast", "MatMul", "Rows", "Gemm", "Softmax", "LayerNormalization", "Concat")
 
 
 @st.composite
@@ -176,6 +210,10 @@ def _operator(draw: st.DrawFn, builder: Builder, value: Value, fresh: Any) -> Va
         return builder.op(op, [square, value], type=value.type)
     if op == "Rows" and rank > 1:
         return builder.op("MatMul", [value, fresh((shape[-1], shape[-1]), False)], type=value.type)
+    if op == "Gemm" and rank == 2:
+        bias = fresh(draw(st.sampled_from([(), (1,), (shape[-1],), (1, shape[-1]), (shape[0], 1)])), False)
+        operands = [value, fresh((shape[-1], shape[-1]), False), *([bias] if draw(st.booleans()) else [])]
+        return builder.op(op, operands, {"transB": draw(st.integers(0, 1))}, type=value.type)
     axis = draw(st.integers(-rank, rank - 1))
     if op == "LayerNormalization":
         scale = fresh(shape[axis:], False)
