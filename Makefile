@@ -26,9 +26,10 @@ view:
 	mkdir -p build/view/irpar
 	ln -s $(addprefix ../../../,$(wildcard irpar/*)) ../../../passes ../../../kernels ../../../models build/view/irpar/
 
-# The PyTorch exports under tests/fixtures; needs torch and onnxscript in the environment that runs it.
+# The PyTorch exports under tests/fixtures, with torch, onnxscript and transformers; EXPORT_PYTHON is the Python that has them.
+EXPORT_PYTHON ?= $(BIN)/python
 exports: $(READY)
-	$(BIN)/python tools/export_pytorch.py --out tests/fixtures
+	$(EXPORT_PYTHON) tools/export_pytorch.py --out tests/fixtures
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

@@ -10,11 +10,9 @@ import pytest
 
 import irpar
 from irpar import models
+from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 
-MESHES = ({"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2})
 TOLERANCE = 1e-4
-EXCESS = 1.1
-"""How much more than its share of the FLOPs a rank may have."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ CASES = (
 _STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
 _BODIES = "operators with bodies run whole on every rank, and what reads them alone"
 _FIRST = "the first convolution of a bottleneck and the shortcut are whole: their results are needed whole"
-MORE_THAN_ITS_SHARE: dict[tuple[str, str], tuple[float, str]] = {
+MORE_THAN_ITS_SHARE: Exceptions = {
     ("resnet-preset=bottleneck", "tp"): (1.2, _FIRST),
     ("resnet-preset=bottleneck", "dp,tp"): (1.2, _FIRST),
     ("recurrent", "tp"): (2.0, _STEPS),
@@ -78,7 +76,6 @@ MORE_THAN_ITS_SHARE: dict[tuple[str, str], tuple[float, str]] = {
         for mesh in MESHES
     },
 }
-"""Case and mesh axes ("dp", "tp" or "dp,tp") -> what a rank has of its share of the FLOPs, at most, and why."""
 
 
 def _partition(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partition:
@@ -99,13 +96,7 @@ def _partition(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partitio
 def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
     partition = _partition(case, mesh, tmp_path)
     partition.verify(tolerance=case.tolerance).check()
-    share = partition.plan.totals["flops_per_rank"] / partition.plan.original["flops"]
-    excess = share * prod(mesh.values())
-    allowed, why = MORE_THAN_ITS_SHARE.get((str(case), ",".join(mesh)), (EXCESS, "the work is divided"))
-    told = f"{case} over {mesh}: a rank does {share:.1%} of the FLOPs, {excess:.3f} of its share"
-    assert excess <= allowed, f"{told}; at most {allowed} is expected: {why}"
-    if (str(case), ",".join(mesh)) in MORE_THAN_ITS_SHARE:
-        assert excess > EXCESS, f"{told}: no exception any more, take it out of the table"
+    check_share(partition, str(case), MORE_THAN_ITS_SHARE)
 
 
 @pytest.mark.parametrize("family", sorted({case.family for case in CASES} - {"gpt", "llama"}))
@@ -118,8 +109,7 @@ def test_sizes_that_do_not_divide(family: str, tmp_path: Path) -> None:
 
 
 def test_exceptions_are_of_cases_that_exist() -> None:
-    known = {(str(case), ",".join(mesh)) for case in CASES for mesh in MESHES}
-    assert set(MORE_THAN_ITS_SHARE) <= known
+    check_exceptions(MORE_THAN_ITS_SHARE, [str(case) for case in CASES])
 
 
 def test_every_family_is_here_or_in_test_partition() -> None:

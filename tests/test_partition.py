@@ -1,6 +1,5 @@
 """The whole way: model, annotations, partition, run, compared with ONNX Runtime on the original."""
 
-import json
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import get_args
@@ -14,7 +13,6 @@ from irpar import models
 from irpar.api import Engine
 from irpar.runtime.engine import ENGINES
 
-FIXTURES = Path(__file__).parent / "fixtures"
 MESHES = [{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}]
 BLOCKS = {"mlp": 1, "gpt": 2 * 2, "llama": 2 * 2}
 """All-reduces that Megatron's plan has: one for each attention and each MLP."""
@@ -63,26 +61,6 @@ def test_built_families(family: str, mesh: dict[str, int], tmp_path: Path) -> No
     partition = irpar.partition(module, irpar.Mesh(mesh))
     partition.verify(tolerance=1e-4).check()
     check_plan(partition, family, annotations)
-
-
-EXPORTS = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
-
-
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("export", EXPORTS)
-def test_pytorch_exports(export: str, mesh: dict[str, int]) -> None:
-    family = export.split("_")[0]
-    annotations = json.loads((FIXTURES / f"{export}.shardings.json").read_text())["tensors"]
-    numbers = np.load(FIXTURES / f"{family}.npz")
-    batch, seq = numbers["input_ids"].shape
-    bind = {"batch": batch, "seq": seq} if "dynamic" in export else {}
-    module = annotated(FIXTURES / f"{export}.onnx", annotations, mesh, **bind)
-    partition = irpar.partition(module, irpar.Mesh(mesh))
-    inputs = {"input_ids": numbers["input_ids"]}
-    partition.verify(inputs, tolerance=1e-4).check()
-    check_plan(partition, family, annotations)
-    # What PyTorch itself computed, before any export.
-    np.testing.assert_allclose(partition.run(inputs)["logits"], numbers["logits"], atol=1e-4)
 
 
 @pytest.mark.parametrize("engine", ["ort", "numpy"])

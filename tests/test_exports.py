@@ -1,0 +1,210 @@
+"""Every PyTorch export under tests/fixtures: partitioned, verified against ONNX Runtime, and against PyTorch itself."""
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import irpar
+from irpar.api import Engine
+from tests.shares import MESHES, Exceptions, check_exceptions, check_share
+
+FIXTURES = Path(__file__).parent / "fixtures"
+EXPORTS = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
+MODELS = sorted({stem.split("_")[0] for stem in EXPORTS})
+TOLERANCE = {"gpt-fp16": 3e-2}
+"""Model -> largest |a - b| / (1 + |b|), where it is not 1e-4."""
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """How many collectives a plan has at most, over dp=2 and over tp=2; over both their sum."""
+
+    dp: int
+    tp: int
+    why: str
+
+
+_BLOCKS = "one all-reduce for each attention and each feed-forward"
+_MASK = "the mask is looked up with indices of rows, which may point to any row (32 bytes)"
+_FUSED = "an all-gather for each matrix of q, k and v side by side: its contiguous blocks are no heads"
+COLLECTIVES: dict[str, Collectives] = {
+    "gpt": Collectives(0, 4, _BLOCKS),
+    "gpt-fp16": Collectives(0, 4, _BLOCKS),
+    "llama": Collectives(0, 4, _BLOCKS),
+    "llama-opset23": Collectives(0, 4, _BLOCKS),
+    "bert": Collectives(0, 4, _BLOCKS),
+    "vit": Collectives(0, 6, f"{_BLOCKS}; {_FUSED}"),
+    "bart": Collectives(0, 8, f"{_BLOCKS}; {_FUSED}, and for the weight of cross-attention before its Split"),
+    "moe-capacity": Collectives(0, 2, "one all-reduce for each layer of experts"),
+    "moe-topk": Collectives(4, 4, "tokens are gathered and scattered by indices that may point to any row"),
+    "resnet": Collectives(0, 7, "one reduction for each block, and channels brought together between blocks"),
+    "unet": Collectives(0, 9, "one for each block, each way up or down, and each skip that is cut"),
+    "dlrm": Collectives(2, 6, "one for each table and perceptron; the loops of EmbeddingBag run whole"),
+    "lstm": Collectives(0, 0, "states are whole"),
+    "gru": Collectives(0, 0, "states are whole"),
+    "if": Collectives(2, 2, "the predicate's sum, and what the branches read"),
+    "loop": Collectives(1, 0, "what the body reads"),
+    "scan": Collectives(1, 0, "what the body reads"),
+    "hf-gpt2": Collectives(1, 7, f"{_BLOCKS}, and for the vocabulary; {_FUSED}; {_MASK}"),
+    "hf-llama": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
+    "hf-bert": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
+    "hf-t5": Collectives(0, 7, f"{_BLOCKS}, and for the vocabulary on both sides"),
+    "hf-vit": Collectives(0, 4, _BLOCKS),
+    "hf-mixtral": Collectives(1, 6, f"{_BLOCKS}; an all-gather for each gate and up side by side; {_MASK}"),
+}
+
+_STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
+_BODIES = "operators with bodies run whole on every rank"
+_BAGS = "EmbeddingBag is exported as a Loop, which runs whole"
+_BETWEEN = "shortcuts, the first and the last convolution are whole"
+MORE_THAN_ITS_SHARE: Exceptions = {
+    **{("unet", ",".join(mesh)): (1.15, _BETWEEN) for mesh in MESHES if "tp" in mesh},
+    **{("dlrm", ",".join(mesh)): (1.2, _BAGS) for mesh in MESHES if "tp" in mesh},
+    **{(cell, ",".join(mesh)): (2.0, _STEPS) for cell in ("lstm", "gru") for mesh in MESHES if "tp" in mesh},
+    **{(kind, ",".join(mesh)): (prod(mesh.values()), _BODIES) for kind in ("if", "loop", "scan") for mesh in MESHES},
+}
+
+
+def model_of(export: str) -> str:
+    """The first part of the file's name."""
+    return export.split("_")[0]
+
+
+def cuts_of(export: str, mesh: dict[str, int]) -> dict[str, list[str | None]]:
+    """The annotations of an export, less the axes that the mesh lacks."""
+    tensors = json.loads((FIXTURES / f"{export}.shardings.json").read_text())["tensors"]
+    return {
+        name: [next((axis for axis in dim or () if axis in mesh), None) for dim in spec]
+        for name, spec in tensors.items()
+    }
+
+
+def numbers_of(export: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Inputs, and the results that PyTorch computed from them."""
+    graph = onnx.load(FIXTURES / f"{export}.onnx").graph
+    with np.load(FIXTURES / f"{model_of(export)}.npz") as arrays:
+        return {one.name: arrays[one.name] for one in graph.input}, {one.name: arrays[one.name] for one in graph.output}
+
+
+def partitioned(export: str, mesh: dict[str, int]) -> irpar.Partition:
+    """The export over the mesh, its symbols bound to the sizes of the inputs."""
+    inputs, _ = numbers_of(export)
+    graph = onnx.load(FIXTURES / f"{export}.onnx").graph
+    bind = {
+        dim.dim_param: size
+        for value in graph.input
+        for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=True)
+        if dim.dim_param
+    }
+    module = irpar.load(FIXTURES / f"{export}.onnx", bind=bind)
+    irpar.annotate(module, cuts_of(export, mesh))
+    return irpar.partition(module, irpar.Mesh(mesh))
+
+
+def check_numbers(partition: irpar.Partition, export: str, engine: Engine = "ort") -> None:
+    """Fail where the partition differs from ONNX Runtime on the export, or from what PyTorch computed before it."""
+    inputs, results = numbers_of(export)
+    tolerance = TOLERANCE.get(model_of(export), 1e-4)
+    partition.verify(inputs, tolerance=tolerance, engine=engine).check()
+    got = partition.run(inputs, engine=engine)
+    assert set(got) == set(results)
+    for name, expected in results.items():
+        assert got[name].dtype == expected.dtype
+        np.testing.assert_array_less(np.abs(got[name] - expected) / (1 + np.abs(expected)), tolerance, name)
+
+
+def check_collectives(partition: irpar.Partition, export: str) -> None:
+    """Fail where the plan communicates more than the table says."""
+    expected = COLLECTIVES[model_of(export)]
+    most = sum({"dp": expected.dp, "tp": expected.tp}[axis] for axis in partition.plan.mesh["axes"])
+    reasons = "\n".join(entry["reason"] for entry in partition.plan.collectives)
+    count = partition.plan.totals["collectives"]
+    assert count <= most, f"{count} collectives, at most {most} are expected: {expected.why}\n{reasons}"
+
+
+def check_weights(partition: irpar.Partition, export: str) -> None:
+    """Fail where a part holds more than its block of the weights that tp cuts."""
+    mesh = partition.plan.mesh["axes"]
+    cut = {name for name, spec in cuts_of(export, mesh).items() if "tp" in spec}
+    for part in partition.parts:
+        found = [value for value in part.graph.constants if value.source in cut]
+        assert found or not cut
+        for value in found:
+            held = part.tensor(value).nbytes * mesh["tp"]
+            assert held == prod(value.whole_shape) * value.dtype.bits // 8, f"{value.source} is not cut"
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=",".join)
+@pytest.mark.parametrize("export", EXPORTS)
+def test_exports(export: str, mesh: dict[str, int]) -> None:
+    partition = partitioned(export, mesh)
+    check_numbers(partition, export)
+    check_collectives(partition, export)
+    check_weights(partition, export)
+    check_share(partition, model_of(export), MORE_THAN_ITS_SHARE)
+
+
+@pytest.mark.parametrize("export", [export for export in EXPORTS if model_of(export) in ("gpt", "llama")])
+def test_four_heads_over_four_ranks(export: str) -> None:
+    partition = partitioned(export, {"tp": 4})
+    check_numbers(partition, export)
+    check_collectives(partition, export)
+    check_weights(partition, export)
+    check_share(partition, model_of(export), {})
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_exports_through_irpars_own_kernels(export: str) -> None:
+    check_numbers(partitioned(export, {"dp": 2, "tp": 2}), export, "numpy")
+
+
+OPERATORS = {
+    "llama-opset23_dynamo_fixed": {"Attention", "RMSNormalization", "RotaryEmbedding"},
+    "resnet_torchscript_fixed": {"Conv", "MaxPool"},
+    "unet_dynamo_fixed": {"GroupNormalization", "ConvTranspose", "Resize", "Concat"},
+    "unet_torchscript_fixed": {"InstanceNormalization", "ConvTranspose", "Resize", "Concat"},
+    "moe-capacity_torchscript_fixed": {"Einsum", "CumSum"},
+    "moe-capacity_dynamo_fixed": {"Einsum", "CumSum"},
+    "moe-topk_torchscript_fixed": {"TopK", "ScatterElements"},
+    "moe-topk_dynamo_fixed": {"TopK", "GatherND", "ScatterElements"},
+    "dlrm_torchscript_fixed": {"Loop"},
+    "dlrm_dynamo_fixed": {"Loop"},
+    "lstm_torchscript_fixed": {"LSTM"},
+    "lstm_dynamo_fixed": {"LSTM"},
+    "gru_torchscript_fixed": {"GRU"},
+    "gru_dynamo_fixed": {"GRU"},
+    "if_torchscript_fixed": {"If"},
+    "if_dynamo_fixed": {"If"},
+    "loop_torchscript_fixed": {"Loop"},
+    "loop_dynamo_fixed": {"Loop"},
+    "scan_dynamo_fixed": {"Scan"},
+}
+
+
+@pytest.mark.parametrize("export", OPERATORS)
+def test_exports_have_the_operators_that_they_are_there_for(export: str) -> None:
+    model = onnx.load(FIXTURES / f"{export}.onnx")
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    assert OPERATORS[export] <= {node.op_type for node in nodes}
+
+
+def test_the_tables_are_of_models_that_exist() -> None:
+    assert set(COLLECTIVES) == set(MODELS)
+    check_exceptions(MORE_THAN_ITS_SHARE, MODELS)
+
+
+def test_every_fixture_is_complete_small_and_described() -> None:
+    text = (FIXTURES / "README.md").read_text()
+    for model in MODELS:
+        assert f"| {model} |" in text
+    stems = {path.name.removesuffix(".shardings.json") for path in FIXTURES.glob("*.shardings.json")}
+    assert stems == set(EXPORTS)
+    assert {path.stem for path in FIXTURES.glob("*.npz")} == set(MODELS)
+    sizes = [path.stat().st_size for path in FIXTURES.iterdir()]
+    assert max(sizes) < 200_000
+    assert sum(sizes) < 6_500_000

@@ -1,0 +1,1 @@
+"""The models in plain PyTorch: small enough that their exports are kept as test fixtures."""
