@@ -8,6 +8,7 @@ from irpar.ir import DType, Node, TensorType, Type
 from .facts import (
     CannotTellError,
     broadcast_dims,
+    data_of,
     dims_of,
     dtype_attribute,
     int_attribute,
@@ -133,7 +134,7 @@ def _infer_dropout(node: Node) -> Sequence[Type]:
 def is_random_dropout(node: Node) -> bool:
     """True for a Dropout that is, or may be, in training mode."""
     mode = operand(node, 2)
-    return mode is not None and (mode.data is None or bool(ints_operand(node, 2) != (0,)))
+    return mode is not None and (data_of(mode) is None or bool(ints_operand(node, 2) != (0,)))
 
 
 def _rule_dropout(node: Node) -> FactorRule | None:

@@ -5,7 +5,20 @@ Each reader raises `CannotTellError` where the node does not say; `define` turns
 
 from collections.abc import Iterable, Sequence
 
-from irpar.ir import Dim, DType, Ints, Node, RefAttribute, Shape, TensorType, Type, Value, dtype_of_onnx, tensor_type
+from irpar.ir import (
+    Dim,
+    DType,
+    Ints,
+    Node,
+    RefAttribute,
+    Shape,
+    Tensor,
+    TensorType,
+    Type,
+    Value,
+    dtype_of_onnx,
+    tensor_type,
+)
 
 
 class CannotTellError(Exception):
@@ -144,6 +157,18 @@ def result_shapes(node: Node) -> list[tuple[int, ...]]:
     return [result_shape(node, index) for index in range(len(node.results))]
 
 
+def data_of(value: Value) -> Tensor | None:
+    """The numbers of a constant, also of one that collectives bring to where it is read; None of any other value.
+
+    In global view a collective changes how a value lies, and not its numbers.
+    """
+    origin = value
+    while origin.data is None and origin.node is not None and origin.node.domain == "irpar":
+        (origin,) = origin.node.inputs
+    # The block of a constant that a part was loaded with is not what is gathered of it.
+    return origin.data if origin.type == value.type else None
+
+
 def ints_operand(node: Node, index: int) -> tuple[int, ...] | None:
     """The ints of a constant operand, or None where it is left out.
 
@@ -153,9 +178,10 @@ def ints_operand(node: Node, index: int) -> tuple[int, ...] | None:
     value = operand(node, index)
     if value is None:
         return None
-    if value.data is None:
+    data = data_of(value)
+    if data is None:
         raise CannotTellError(f"operand {index} is not constant")
-    return tuple(int(number) for number in value.data.numpy().ravel())
+    return tuple(int(number) for number in data.numpy().ravel())
 
 
 def needed_ints(node: Node, index: int) -> tuple[int, ...]:

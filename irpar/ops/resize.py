@@ -11,6 +11,7 @@ from .facts import (
     CannotTellError,
     axes_of,
     axis_of,
+    data_of,
     dims_of,
     ints_attribute,
     ints_operand,
@@ -55,7 +56,7 @@ def _keeps_aspect(node: Node) -> bool:
 
 def _scales(node: Node) -> list[float]:
     """The constant operand `scales`."""
-    found = needed(node, 1 if node.version < 11 else 2).data
+    found = data_of(needed(node, 1 if node.version < 11 else 2))
     if found is None:
         raise CannotTellError("scales")
     return [float(scale) for scale in found.numpy()]
