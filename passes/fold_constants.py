@@ -1,6 +1,7 @@
 """fold-constants: compute what is known before anything runs."""
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +11,19 @@ import numpy as np
 from irpar.analysis.effects import is_deterministic
 from irpar.analysis.evaluate import compute, compute_together
 from irpar.analysis.inference import Inference
-from irpar.ir import AnnotationError, ArrayTensor, DType, Graph, Module, Node, RefAttribute, Tensor, TensorType, Value
+from irpar.ir import (
+    AnnotationError,
+    ArrayTensor,
+    Builder,
+    DType,
+    Graph,
+    Module,
+    Node,
+    RefAttribute,
+    Tensor,
+    TensorType,
+    Value,
+)
 from irpar.ir.annotate import matches
 from irpar.pass_manager import Pass, PassResult
 
@@ -96,6 +109,10 @@ class _Folder:
         following = node.next
         if (size := _size_of_static(node)) is not None:
             self.replace(node, [size])
+        elif self.is_empty(node):
+            self.replace(node, [_empty(value) for value in node.results])
+        elif self.drop_empty(node):
+            return following
         elif self.is_foldable(node):
             self.fold(node)
         elif self.promised and any(value in self.promised for value in node.inputs) and not _is_static(node):
@@ -143,6 +160,34 @@ class _Folder:
             known = all(value not in self.promised for value in node.inputs)
             return _operand_bytes(node) if known and node.op_type in _BOUNDED else math.inf
         return sum(value.tensor_type.nbytes for value in node.results)
+
+    # -- empty tensors --------------------------------------------------------------------------------------------
+
+    def is_empty(self, node: Node) -> bool:
+        """Whether all results have no elements, so that nothing need be known to know them."""
+        if node.domain == "irpar" or not node.results or not _is_static(node) or not all(map(_is_empty, node.results)):
+            return False
+        return all(map(_may_be_constant, node.results))
+
+    def drop_empty(self, node: Node) -> bool:
+        """Join only what has elements; exporters write the rest of a split of everything, and join it again."""
+        if node.identity != ("", "Concat") or not _is_static(node) or _is_empty(node.results[0]):
+            return False
+        operands = node.inputs
+        kept = [value for value in operands if not _is_empty(value)]
+        if len(kept) == len(operands):
+            return False
+        node.set_operands(kept)
+        self.remove_unread(operands)
+        if len(kept) == 1:
+            assert node.graph is not None
+            builder = Builder(node.graph, {"": node.version}, before=node, like=node)
+            name = node.result.name
+            same = builder.op("Identity", kept, type=node.result.type, name=name)
+            node.replace([same])
+            same.rename(name)
+        self.folded += 1
+        return True
 
     # -- folding --------------------------------------------------------------------------------------------------
 
@@ -204,7 +249,11 @@ class _Folder:
         """Delete a node, and what folding made for it alone."""
         operands = node.inputs
         node.erase()
-        for value in operands:
+        self.remove_unread(operands)
+
+    def remove_unread(self, values: Iterable[Value]) -> None:
+        """Delete those that folding made and nothing reads any more."""
+        for value in values:
             if value in self.made and not value.has_uses and value.graph is not None:
                 value.graph.remove_constant(value)
 
@@ -263,6 +312,15 @@ def _size_of_static(node: Node) -> Tensor | None:
     assert isinstance(end, int)
     # ONNX clamps start and end as Python's slices do.
     return ArrayTensor(np.array(type_.static_shape[start:end], np.int64))
+
+
+def _is_empty(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.is_static and 0 in value.type.static_shape
+
+
+def _empty(value: Value) -> Tensor:
+    type_ = value.tensor_type
+    return ArrayTensor(np.zeros(type_.static_shape, type_.dtype.numpy), type_.dtype)
 
 
 def _is_static(node: Node) -> bool:

@@ -159,23 +159,36 @@ define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm))
 
 # -- Einsum ---------------------------------------------------------------------------------------------------------
 
+_HIDDEN = 0x3B1
+"""Where the letters begin that stand for the dims of an ellipsis; equations have Latin ones."""
+
 
 def _equation(node: Node) -> tuple[list[str], str]:
-    """The letters of each operand and of the result.
+    """The letters of each operand and of the result; the dims of an ellipsis get letters of their own.
 
     Raises:
-        CannotTellError: an ellipsis, or a letter twice in one operand.
+        CannotTellError: a letter twice in one operand, or an equation that does not fit the operands.
     """
-    text = text_attribute(node, "equation").replace(" ", "")
-    if "." in text:
-        raise CannotTellError("an ellipsis")
-    left, arrow, right = text.partition("->")
+    left, arrow, right = text_attribute(node, "equation").replace(" ", "").partition("->")
     terms = left.split(",")
+    if len(terms) != len(node.operands):
+        raise CannotTellError("terms and operands differ")
     if not arrow:
-        right = "".join(letter for letter in sorted(set(left) - {","}) if left.count(letter) == 1)
-    if len(terms) != len(node.operands) or any(len(set(term)) != len(term) for term in (*terms, right)):
+        letters = sorted(set(left) - {",", "."})
+        right = "..." * ("..." in left) + "".join(letter for letter in letters if left.count(letter) == 1)
+    hidden = [len(dims_of(node, index)) - len(term.replace("...", "")) for index, term in enumerate(terms)]
+    if ("..." in left) > ("..." in right):
+        raise CannotTellError("an ellipsis that is not in the result")
+    terms = [_without_ellipsis(term, count) for term, count in zip(terms, hidden, strict=True)]
+    right = _without_ellipsis(right, max(hidden))
+    if any("." in term or len(set(term)) != len(term) for term in (*terms, right)):
         raise CannotTellError("a letter twice in one operand")
     return terms, right
+
+
+def _without_ellipsis(term: str, count: int) -> str:
+    """Letters for the `count` dims of an ellipsis; aligned at the end, as they broadcast."""
+    return term.replace("...", "".join(chr(_HIDDEN + place) for place in reversed(range(count))), 1)
 
 
 def _letter_dims(node: Node, terms: Sequence[str]) -> dict[str, Dim]:
@@ -215,9 +228,9 @@ def _cost_einsum(node: Node) -> int:
     """One multiply for each further operand and one add, for every combination of letters."""
     try:
         terms, result = _equation(node)
+        sizes = _letter_dims(node, terms)
     except CannotTellError:
         return 0
-    sizes = _letter_dims(node, terms)
     points = prod(size for size in sizes.values() if isinstance(size, int))
     adds = 1 if set(result) != set(sizes) else 0
     return points * (len(terms) - 1 + adds)

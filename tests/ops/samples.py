@@ -140,6 +140,11 @@ def _matmul() -> Iterator[Sample]:
         "i,j->ij": ((5,), (4,)),
         "ij,jk,kl->il": ((3, 4), (4, 5), (5, 6)),
         "ij , jk": ((5, 4), (4, 6)),
+        "...ij->...ji": ((2, 5, 4),),
+        "... ij, jk": ((2, 3, 5, 4), (4, 6)),
+        "...ij,...jk->...ik": ((2, 3, 5, 4), (2, 3, 4, 6)),
+        "i...,...j->...ij": ((5, 2, 3), (2, 3, 4)),
+        "...qhd,...khd->...hqk": ((2, 3, 5, 2, 4), (2, 3, 6, 2, 4)),
     }.items():
         yield Sample("Einsum", tuple(floats(*shape) for shape in shapes), {"equation": equation})
 

@@ -64,7 +64,7 @@ def test_the_rule_of_a_product_reads_like_an_einsum() -> None:
     assert str(rule) == "([i,j,l],[l,k])->([i,j,k]) reduce(l) sum"
 
 
-@pytest.mark.parametrize("equation", ["...ij->...ji", "ii->i"])
+@pytest.mark.parametrize("equation", ["...ij->ji", "ii->i"])
 def test_an_equation_that_is_not_covered_has_no_rule(equation: str) -> None:
     node = Sample("Einsum", (floats(5, 5),), {"equation": equation}).node
     assert factor_rule(node) is None

@@ -274,3 +274,29 @@ def test_numbers_stay_the_same(check_numbers, body):
     module = check_numbers(model, "fold-constants,cse,dce", {"x": np.arange(12, dtype=np.float32).reshape(3, 4)})
     assert isinstance(module, Module)
     assert not any(node.op_type in ("Shape", "Range", "NonZero", "Where") for node in module.graph)
+
+
+def test_what_is_empty_is_not_joined(check_golden):
+    # Rotary embeddings of all features: exporters cut off the rest, which is empty, and join it again.
+    check_golden(
+        "fold-constants,dce",
+        """
+        graph @g(%x: f32[2, 8], %z: f32[2, 4]) -> (%y, %w, %e) opset 21 {
+          %start = constant : i64[1] [8]
+          %end = constant : i64[1] [99]
+          %axes = constant : i64[1] [1]
+          %rest = Slice(%x, %start, %end, %axes) : f32[2, 0]
+          %more = Neg(%rest) : f32[2, 0]
+          %y = Concat(%x, %more) {axis=1} : f32[2, 8]
+          %w = Concat(%rest, %z, %x) {axis=1} : f32[2, 12]
+          %e = Concat(%rest, %more) {axis=1} : f32[2, 0]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 8], %z: f32[2, 4]) -> (%y, %w, %e) opset 21 {
+          %e = constant : f32[2, 0] []
+          %y = Identity(%x) : f32[2, 8]
+          %w = Concat(%z, %x) {axis=1} : f32[2, 12]
+        }
+        """,
+    )
