@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -114,6 +116,11 @@ def table(*columns: str, title: str = "", right: Iterable[str] = ()) -> Table:
         else:
             made.add_column(column, overflow="fold", header_style="dim")
     return made
+
+
+def name_with(name: str, lines: Iterable[str]) -> RenderableType:
+    """A name for a cell of a table, and below it, indented, what else is to be said of it."""
+    return Group(Text(name), *(Padding(Text(line, style="dim"), (0, 0, 0, 2)) for line in lines))
 
 
 def facts(rows: Mapping[str, str]) -> Table:

@@ -8,43 +8,27 @@ from typing import Any
 
 from irpar.analysis.cost import node_bytes, node_flops
 from irpar.analysis.engines import unknown_notes
-from irpar.analysis.liveness import peak, value_bytes
+from irpar.analysis.liveness import peak
 from irpar.analysis.node_checks import MalformedNodeError
 from irpar.analysis.placement import why_whole
 from irpar.analysis.symbols import free_symbols, unnamed_dims
 from irpar.ir import Module, Node, Value, clone_module, tensor_type
-from irpar.ir.annotate import glob_of, named_values
+from irpar.ir.annotate import named_values
 from irpar.ops import definition, factor_rule
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import IrparError
 
 from .api import NORMALISE
+from .parameters import ParameterGroup, parameters_of, scope_of, use_texts
 
 
 @dataclass(frozen=True)
 class TensorFact:
-    """An input, output or other tensor of the model."""
+    """An input, output or other tensor of the model; `uses` says what a constant is for."""
 
     name: str
     type: str
-
-
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters that differ only in numbers inside their names.
-
-    Attributes:
-        pattern: their name with `*` for these numbers, as a --shardings file may write it.
-        tensors: how many they are.
-        type: of all of them; several types joined by " or ".
-        elements, bytes: of all together.
-    """
-
-    pattern: str
-    tensors: int
-    type: str
-    elements: int
-    bytes: int
+    uses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +48,28 @@ class OpFact:
     flops: int | None
     bytes: int | None
     can_shard: bool
+
+
+@dataclass(frozen=True)
+class ScopeFact:
+    """All nodes of one place in the source program, layers together.
+
+    Attributes:
+        scope: modules from the outside in, with `*` for numbers: `h.*/attn/q`; empty where the model does not tell.
+        nodes: how many there are.
+        parameter_bytes: of the parameters that are first used here.
+        flops, bytes: of all, as for an operator; None where sizes are not known.
+    """
+
+    scope: str
+    nodes: int
+    parameter_bytes: int
+    flops: int | None
+    bytes: int | None
+
+    def within(self, depth: int) -> str:
+        """The outermost modules of the scope."""
+        return "/".join(self.scope.split("/")[:depth])
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ class Inspection:
     outputs: tuple[TensorFact, ...]
     parameters: tuple[ParameterGroup, ...]
     operators: tuple[OpFact, ...]
+    scopes: tuple[ScopeFact, ...]
     unsharded: tuple[Unsharded, ...]
     memory: OneDevice | None
     flops: int | None
@@ -155,8 +162,9 @@ def inspect(module: Module) -> Inspection:
         symbols=symbols,
         inputs=tuple(TensorFact(value.source or value.name, str(value.type)) for value in module.graph.inputs),
         outputs=_outputs(counted),
-        parameters=_parameters(module),
+        parameters=parameters_of(module),
         operators=_operators(nodes, is_static),
+        scopes=_scopes(module, nodes, is_static),
         unsharded=_unsharded(nodes),
         memory=_memory(counted) if is_static else None,
         flops=sum(map(node_flops, nodes)) if is_static else None,
@@ -179,7 +187,7 @@ def tensors(module: Module, pattern: str) -> tuple[TensorFact, ...]:
     except IrparError:
         work = module
     found = {
-        name: TensorFact(name, str(value.type))
+        name: TensorFact(name, str(value.type), use_texts(value))
         for name, value in named_values(work)
         if matcher(name)
     }  # fmt: skip
@@ -216,27 +224,6 @@ def _outputs(module: Module) -> tuple[TensorFact, ...]:
     )
 
 
-# -- parameters ---------------------------------------------------------------------------------------------------
-
-
-def _parameters(module: Module) -> tuple[ParameterGroup, ...]:
-    groups: dict[str, list[Value]] = {}
-    for graph in module.all_graphs():
-        for value in graph.constants:
-            name = value.source or value.name
-            groups.setdefault(glob_of(name), []).append(value)
-    return tuple(_group(pattern, values) for pattern, values in groups.items())
-
-
-def _group(pattern: str, values: Sequence[Value]) -> ParameterGroup:
-    types = list(dict.fromkeys(str(value.type) for value in values))
-    shown = " or ".join(types[:3]) + (" or ..." if len(types) > 3 else "")
-    elements = sum(value.data.size for value in values if value.data is not None)
-    # A single tensor keeps its own name.
-    name = (values[0].source or values[0].name) if len(values) == 1 else pattern
-    return ParameterGroup(name, len(values), shown, elements, sum(map(value_bytes, values)))
-
-
 # -- operators ----------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +242,27 @@ def _operators(nodes: Sequence[Node], is_static: bool) -> tuple[OpFact, ...]:
         for op, members in groups.items()
     ]
     return tuple(sorted(found, key=lambda fact: (-(fact.flops or 0), -fact.nodes)))
+
+
+def _scopes(module: Module, nodes: Sequence[Node], is_static: bool) -> tuple[ScopeFact, ...]:
+    groups: dict[str, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault(scope_of(node), []).append(node)
+    held: dict[str, int] = {}
+    for group in parameters_of(module):
+        held[group.scope] = held.get(group.scope, 0) + group.bytes
+        groups.setdefault(group.scope, [])
+    found = [
+        ScopeFact(
+            scope=scope,
+            nodes=len(members),
+            parameter_bytes=held.get(scope, 0),
+            flops=sum(map(node_flops, members)) if is_static else None,
+            bytes=sum(map(node_bytes, members)) if is_static else None,
+        )
+        for scope, members in groups.items()
+    ]
+    return tuple(found)
 
 
 def _unsharded(nodes: Iterable[Node]) -> tuple[Unsharded, ...]:

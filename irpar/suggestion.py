@@ -15,16 +15,19 @@ from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, worth
 from irpar.analysis.cut_rest import SingleCut, single_cuts
 from irpar.analysis.liveness import constant_bytes, value_bytes
 from irpar.analysis.parts import parts_of
+from irpar.analysis.placement import has_rank
 from irpar.analysis.plan import make_plan
 from irpar.analysis.symbols import require_static
+from irpar.analysis.uses import uses_of
 from irpar.ir import Annotation, Graph, Module, Value, clone_module, rewrite
 from irpar.ir.annotate import apply_to, glob_of, named_values
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import Axis, DimSpec, IrparError, Mesh
 
-from .api import NORMALISE, SHARD
+from .api import NORMALISE, SHARD, know_ranks
 from .display import share_text
+from .parameters import use_texts
 from .suggestion_file import Spec, lines_of, pattern_of
 from .suggestion_words import CutWords
 
@@ -42,18 +45,21 @@ class TensorGroup:
     Attributes:
         pattern: their name with `*` for these numbers; a single tensor keeps its own.
         names: all of them, in order.
-        type: of each.
+        dtype, shape: of each.
         bytes: of all.
         spec: how each is cut.
         reason: why, or why not.
+        use: what computes with them, where their names do not tell; else empty.
     """
 
     pattern: str
     names: list[str]
-    type: str
+    dtype: str
+    shape: tuple[int, ...]
     bytes: int
     spec: Spec
     reason: str
+    use: str
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,9 @@ class _Suggester:
         known = dict(named_values(module))
         self.sources = {name for name, value in known.items() if value.is_constant}
         self.names = set(known)
+        ranked = clone_module(module)
+        know_ranks(ranked)
+        self.pinnable = {name for name, value in named_values(ranked) if has_rank(value)}
         self.notes: list[str] = []
 
     def run(self) -> Suggestion:
@@ -218,7 +227,7 @@ class _Suggester:
     def _is_source(self, value: Value) -> bool:
         return _name(value) in self.sources
 
-    def _best(self, classes: CutClasses, chosen: dict[int, CutClass], entries: Mapping[str, Spec]) -> _Variant:
+    def _best(self, classes: CutClasses, chosen: dict[int, CutClass], entries: dict[str, Spec]) -> _Variant:
         """Of the ways to write the choice down the one that turns out best.
 
         Heads that only a part of the axes divides, such as those of k and v in grouped attention, are cut by completion
@@ -230,13 +239,13 @@ class _Suggester:
         variants = [self._try(entries | self._entries(classes, first))]
         if halved:
             variants.append(self._try(entries | self._entries(classes, chosen)))
-        best = _first_best(variants)
+        best = _best_of(variants)
         rest = single_cuts(classes, chosen, self._is_source)
         least = _LEAST_SHARE * best.prediction.gain / max(best.prediction.collectives, 1)
         rest = [single for single in rest if single.gain >= least]
         if rest:
             more = [self._try(best.tensors | self._single(classes, rest, keep=keep)) for keep in (False, True)]
-            best = _first_best([best, *more])
+            best = _best_of([best, *more])
         return best
 
     def _entries(self, classes: CutClasses, chosen: Mapping[int, CutClass]) -> dict[str, Spec]:
@@ -253,7 +262,7 @@ class _Suggester:
             value, dim = single.weight
             entries[_name(value)] = _spec(value, dim, classes.axes)
             for other in single.kept_whole if keep else ():
-                if _name(other) in self.names and other.is_static:
+                if _name(other) in self.pinnable and other.is_static:
                     entries[_name(other)] = (None,) * len(other.shape)
         return entries
 
@@ -305,18 +314,31 @@ class _Suggester:
         named = {name for group in groups for name in group.names}
         beside = [[name] for name in variant.tensors if name not in named]
         lines = lines_of(variant.tensors, [*(group.names for group in groups), *beside], self.names)
-        reasons = {name: group.reason for group in groups for name in (group.pattern, *group.names)}
         self._tell_undivided(variant, words)
         return Suggestion(
             mesh=self.mesh,
             tensors=variant.tensors,
             lines=lines,
-            comments={name: reasons.get(name, "whole, so that the cut ends here") for name in lines},
+            comments=self._comments(lines, groups),
             cut=tuple(groups),
             whole=tuple(sorted(map(_labelled, whole.values()), key=lambda group: -group.bytes)),
             notes=tuple(self.notes),
             prediction=variant.prediction,
         )
+
+    def _comments(self, lines: Iterable[str], groups: Iterable[TensorGroup]) -> dict[str, str]:
+        """The reason of each line, and the use of tensors whose names do not tell it."""
+        group_of = {name: group for group in groups for name in (group.pattern, *group.names)}
+        values = {_name(value): value for value in self.work.graph.constants}
+        comments = {}
+        for line in lines:
+            group = group_of.get(line)
+            use = "" if group is None else group.use
+            if use and line in values:
+                use = "; ".join(use.exact_text(values[line].shape) for use in uses_of(values[line])[:2])
+            reason = "whole, so that the cut ends here" if group is None else group.reason
+            comments[line] = f"{use}; {reason}" if use else reason
+        return comments
 
     def _tell_undivided(self, variant: _Variant, words: CutWords | None) -> None:
         """Say where a rank computes much more than its part, and where nothing was cut."""
@@ -347,15 +369,11 @@ def _flops_by_operator(graph: Graph) -> dict[str, int]:
     return found
 
 
-def _first_best(variants: Sequence[_Variant]) -> _Variant:
-    """Of several variants the best; more collectives must be worth it."""
-    best = variants[0]
-    for variant in variants[1:]:
-        more = variant.prediction.collectives - best.prediction.collectives
-        average = best.prediction.gain / max(best.prediction.collectives, 1)
-        if variant.prediction.gain > best.prediction.gain + _LEAST_SHARE * average * max(more, 0):
-            best = variant
-    return best
+def _best_of(variants: Sequence[_Variant]) -> _Variant:
+    """The best of several variants, the first among equals; each collective has its price."""
+    first = variants[0].prediction
+    price = _LEAST_SHARE * max(first.gain, 0.0) / max(first.collectives, 1)
+    return max(variants, key=lambda variant: variant.prediction.gain - price * variant.prediction.collectives)
 
 
 def _is_small(value: Value) -> bool:
@@ -375,14 +393,25 @@ def _dims(spec: Spec) -> tuple[DimSpec, ...]:
 
 def _put(groups: dict[tuple[object, ...], TensorGroup], value: Value, spec: Spec, reason: str) -> None:
     """Add a tensor to those that are treated alike."""
-    name, type_ = _name(value), str(value.type)
-    key = (glob_of(name), spec, type_, reason)
+    name = _name(value)
+    use = _use(value)
+    key = (glob_of(name), spec, value.dtype, value.shape, reason, use)
     known = groups.get(key)
     if known is None:
-        groups[key] = TensorGroup(name, [name], type_, value_bytes(value), spec, reason)
+        dtype = value.dtype.text
+        groups[key] = TensorGroup(name, [name], dtype, value.shape, value_bytes(value), spec, reason, use)
     elif name not in known.names:
         known.names.append(name)
         known.bytes += value_bytes(value)
+
+
+def _use(value: Value) -> str:
+    """What a weight is for, where its name does not say where it belongs."""
+    uses = uses_of(value)
+    scopes = [use.node.scope for use in uses if use.node.scope]
+    if not scopes or any(_name(value).startswith(scope.replace("/", ".")) for scope in scopes):
+        return ""
+    return "; ".join(use_texts(value))
 
 
 def _labelled(group: TensorGroup) -> TensorGroup:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from irpar.atomic import WriteError, check_file, new_file
 from irpar.ir.annotate import matching
-from irpar.sharding import Mesh
+from irpar.sharding import IrparError, Mesh
+
+from .shardings_file import read_shardings
 
 Spec = tuple[tuple[str, ...] | None, ...]
 """Per dim the axes that cut it, major first, or None."""
-
-MARK = "# Suggested by `irpar inspect --suggest "
-"""How a file that irpar wrote begins; one that begins otherwise is somebody's own and stays."""
 
 _NUMBERS = re.compile(r"(\d+)")
 _SPECIAL = re.compile(r"[*?\[]")
@@ -68,7 +67,7 @@ def as_yaml(mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], 
     """The file as YAML, with the reason behind each entry."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.axes.items())
     head = [
-        f"{MARK}{mesh} {model}`; a start, to be changed as you like.",
+        f"# Suggested by `irpar inspect {model} --suggest {mesh}`: a start, to be changed as you like.",
         "# Per dim the axes that cut it, null: not cut. What is not named follows.",
         f"mesh: {{{axes}}}",
         "tensors:" if lines else "tensors: {}",
@@ -104,28 +103,38 @@ def _axis(axis: str) -> str:
     return axis if _PLAIN.fullmatch(axis) and axis.lower() not in _WORDS else json.dumps(axis)
 
 
-def check_target(path: Path, model: Path) -> None:
-    """Refuse a place that holds something that no suggestion made.
+def text_of(path: Path, mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], model: str) -> str:
+    """The file, in the format that its name asks for."""
+    if path.suffix.lower() == ".json":
+        return as_json(mesh, lines)
+    return as_yaml(mesh, lines, comments, model)
+
+
+def check_target(path: Path, model: Path, *, force: bool) -> None:
+    """Refuse a place that holds something else.
+
+    Args:
+        path: where the file goes.
+        model: what is read.
+        force: whether a --shardings file may be replaced.
 
     Raises:
-        WriteError: the file is there and irpar did not write it, or it is the model.
+        WriteError: a file is there, and may not be replaced or is no --shardings file.
     """
     check_file(path, "the suggestion")
     if not path.exists():
         return
+    elsewhere = "write elsewhere: -o FILE"
     if path.samefile(model):
-        raise WriteError("the suggestion would replace the model", where=str(path), do="give another file: -o FILE")
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(MARK))
-    except OSError as error:
-        raise WriteError(f"cannot read {path}: {error.strerror}", do="give another file: -o FILE") from error
-    if start != MARK.encode():
+        raise WriteError("the suggestion would replace the model", where=str(path), do=elsewhere)
+    if not force:
         raise WriteError(
-            "the file of the suggestion is there already, and not written by irpar inspect",
-            where=str(path),
-            do="give another file: -o FILE, or take this one away",
+            "the file of the suggestion exists", where=str(path), do=f"{elsewhere}, or replace it: --force"
         )
+    try:
+        read_shardings(path)
+    except IrparError as error:
+        raise WriteError("the file is no --shardings file, so it stays", where=str(path), do=elsewhere) from error
 
 
 def write(path: Path, text: str) -> None:

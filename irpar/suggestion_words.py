@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from irpar.analysis.cut_classes import Cut, CutClass, CutClasses, is_shared_vector
+from irpar.analysis.uses import where
 from irpar.ir import Value
 from irpar.ir.annotate import glob_of
 from irpar.ops import Kind
@@ -67,7 +68,7 @@ class CutWords:
         node = cut.node
         if cut.kind is Kind.REDUCE:
             rows = "input channels" if node.op_type.startswith("Conv") else "rows"
-            return f"{rows}: {glob_of(node.title)} sums over {self.axes}"
+            return f"{rows}: {glob_of(where(node))} sums over {self.axes}"
         noun, size = self._noun(cut, value, dim)
         return f"{noun}: {size:,}, {ceil_div(size, parts):,} a rank"
 

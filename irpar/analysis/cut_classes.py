@@ -24,7 +24,7 @@ from .placement import RuleView, rule_view
 Place = tuple[Value, int]
 """A dim of a value."""
 
-FLOPS_PER_BYTE = 16
+FLOPS_PER_BYTE = 4
 """How many FLOPs are worth sending a byte for; devices of today do 100 and more while their links send one."""
 HELD_PER_SENT = 2
 """How many bytes of weights that a device no longer holds are worth sending a byte for in each step."""
