@@ -1,6 +1,8 @@
 """Every PyTorch export under tests/fixtures: partitioned, verified against ONNX Runtime, and against PyTorch itself."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -208,3 +210,15 @@ def test_every_fixture_is_complete_small_and_described() -> None:
     sizes = [path.stat().st_size for path in FIXTURES.iterdir()]
     assert max(sizes) < 200_000
     assert sum(sizes) < 6_500_000
+
+
+def test_without_torch_the_tool_says_what_to_install(tmp_path: Path) -> None:
+    tool = Path(__file__).parent.parent / "tools" / "export_pytorch.py"
+    # -S: a Python without site-packages.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(tool), "--out", str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "torch, onnx, onnxscript not installed" in done.stderr
+    assert "do: pip install torch onnx onnxscript transformers" in done.stderr
+    assert not (tmp_path / "out").exists()
