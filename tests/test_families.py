@@ -78,7 +78,7 @@ MORE_THAN_ITS_SHARE: Exceptions = {
 }
 
 
-def _partition(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partition:
+def partitioned(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partition:
     settings = dict(case.settings)
     path = folder / "model.onnx"
     model = models.build(case.family, **settings)
@@ -94,7 +94,7 @@ def _partition(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partitio
 @pytest.mark.parametrize("mesh", MESHES, ids=",".join)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
-    partition = _partition(case, mesh, tmp_path)
+    partition = partitioned(case, mesh, tmp_path)
     partition.verify(tolerance=case.tolerance).check()
     check_share(partition, str(case), MORE_THAN_ITS_SHARE)
 
@@ -103,7 +103,7 @@ def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
 def test_sizes_that_do_not_divide(family: str, tmp_path: Path) -> None:
     """5 rows over 2, and 4 heads, experts or 16 channels over 3; through irpar's own kernels too."""
     case = Case(family, (("batch", 5),))
-    partition = _partition(case, {"dp": 2, "tp": 3}, tmp_path)
+    partition = partitioned(case, {"dp": 2, "tp": 3}, tmp_path)
     partition.verify(tolerance=TOLERANCE).check()
     partition.verify(tolerance=TOLERANCE, engine="numpy").check()
 
