@@ -112,6 +112,8 @@ class Inference:
         own = found.infer(node) if found is not None and found.infer is not None else None
         if own is not None and node.identity == ("", "Reshape"):
             _check_reshape(node, own[0])
+        if node.identity == ("", "Range"):
+            _check_range(node)
         # ONNX is asked in any case: irpar's definitions take it for granted that the operands fit each other.
         other = self._onnx.result_types(node)
         if own is None:
@@ -189,6 +191,17 @@ def _check_reshape(node: Node, type_: Type) -> None:
             where=f"node {node.label}: {node!r}",
             do="give the sizes that the model was exported for, or export it again with this dim dynamic: "
             "a target shape is baked into the model",
+        )
+
+
+def _check_range(node: Node) -> None:
+    """Refuse a step of zero, for which ONNX's own inference says that the result is empty."""
+    step = node.operands[2]
+    if step is not None and step.data is not None and step.data.size == 1 and not step.data.numpy().any():
+        raise TypeInferenceError(
+            "Range has a step of 0 and would never end",
+            where=f"node {node.label}: {node!r}",
+            do="mend the model, or export it again",
         )
 
 

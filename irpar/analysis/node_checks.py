@@ -1,4 +1,4 @@
-"""Whether a node has the operands, results and graphs that its operator asks for."""
+"""Whether a node has the operands, results, attributes and graphs that its operator asks for."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import onnx
 
-from irpar.ir import Graph, Ints, Node
+from irpar.ir import Attribute, Floats, Graph, Ints, Node, RefAttribute, Strings, Tensor
 
 from .effects import schema_of
 from .type_merge import TypeInferenceError
 
 
 class MalformedNodeError(TypeInferenceError):
-    """A node that no engine could run: too many or too few operands or results, or bodies that do not fit."""
+    """A node that no engine could run: too many or too few operands or results, or attributes that do not fit."""
 
 
 _SINGLE = onnx.defs.OpSchema.FormalParameterOption.Single
@@ -38,7 +38,7 @@ def limits_of(domain: str, op_type: str, version: int) -> Limits | None:
 
 
 def check_node(node: Node) -> None:
-    """Refuse a node with too many or too few operands, results, or graphs that do not fit its operator.
+    """Refuse a node with too many or too few operands or results, or attributes or graphs that do not fit its operator.
 
     Raises:
         MalformedNodeError: saying what the operator asks for.
@@ -54,6 +54,7 @@ def check_node(node: Node) -> None:
         for index in limits.required:
             if node.operands[index] is None:
                 raise _refusal(node, f"operand {index} is left out, and has to be given")
+    _check_attributes(node)
     if not node.domain and node.op_type in _BODIES:
         _BODIES[node.op_type](node)
 
@@ -62,6 +63,66 @@ def _check_count(node: Node, what: str, count: int, least: int, most: int) -> No
     if not least <= count <= most:
         allowed = str(least) if least == most else f"{least} or more" if most > 1000 else f"{least} to {most}"
         raise _refusal(node, f"it has {count} {what}, {node.op_type} has {allowed}")
+
+
+@cache
+def _kinds_of(domain: str, op_type: str, version: int) -> tuple[dict[str, type | tuple[type, ...] | None], list[str]]:
+    """What an operator's attributes are, None where anything goes; and which of them have to be given."""
+    schema = schema_of(domain, op_type, version)
+    assert schema is not None
+    kinds = {name: _KINDS.get(attribute.type.name) for name, attribute in schema.attributes.items()}
+    return kinds, [name for name, attribute in schema.attributes.items() if attribute.required]
+
+
+def _check_attributes(node: Node) -> None:
+    """Refuse attributes that the operator does not have, that are of another kind, or that cannot be; and missing ones.
+
+    Bodies are left to `_BODIES`, which say more of them.
+    """
+    kinds, required = _kinds_of(node.domain, node.op_type, node.version)
+    for name, value in node.attributes.items():
+        if name not in kinds:
+            has = ", ".join(sorted(kinds)) or "none"
+            raise _refusal(node, f'it has no attribute "{name}"', (f"attributes of {node.op_type}: {has}",))
+        kind = kinds[name]
+        if kind is None or isinstance(value, (RefAttribute, Graph)):
+            continue
+        if not isinstance(value, kind):
+            raise _refusal(node, f'its attribute "{name}" is {value!r:.60}, which is of another kind')
+        least = _LEAST.get(name)
+        if least is not None and not node.domain:
+            numbers = value if isinstance(value, Ints) else (value,)
+            if any(isinstance(number, int) and number < least for number in numbers):
+                raise _refusal(node, f'its attribute "{name}" is {_shown(value)}, but has to be {least} or more')
+    for name in required:
+        if name not in node.attributes and kinds[name] is not Graph:
+            raise _refusal(node, f'its attribute "{name}" is missing')
+
+
+def _shown(value: Attribute) -> str:
+    return str(list(value)) if isinstance(value, Ints) else str(value)
+
+
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "INT": int,
+    "FLOAT": float,
+    "STRING": (str, bytes),
+    "INTS": Ints,
+    "FLOATS": Floats,
+    "STRINGS": Strings,
+    "TENSOR": Tensor,
+    "GRAPH": Graph,
+}
+"""Kinds of attributes by ONNX's names, and what holds them."""
+
+_LEAST: Mapping[str, int] = dict.fromkeys(
+    (
+        *("strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs", "hidden_size"),
+        *("q_num_heads", "kv_num_heads"),
+    ),
+    1,
+)
+"""Attributes that no operator divides by, or makes sizes of, below this."""
 
 
 def _check_if(node: Node) -> None:

@@ -7,6 +7,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from irpar.ir import UNKNOWN, Attribute, DType, Expr, Graph, Node, Tensor, TensorType, Type, Value
 from irpar.onnx_io.attributes import write_attribute
+from irpar.onnx_io.errors import OnnxError
 from irpar.onnx_io.tensors import write_tensor
 from irpar.onnx_io.types import TypeReader, write_type
 
@@ -99,9 +100,12 @@ def _infer(node: Node) -> Sequence[Type]:
     except (InferenceError, onnx.checker.ValidationError) as error:
         if not all(isinstance(value.type, TensorType) and value.type.shape is not None for value in node.inputs):
             return unknown
-        raise _refusal(node, error) from error
+        raise _refusal(node, str(error)) from error
     reader = TypeReader(_symbols(node))
-    return [reader.read(found[name]) if name in found else UNKNOWN for name in proto.output]
+    try:
+        return [reader.read(found[name]) if name in found else UNKNOWN for name in proto.output]
+    except OnnxError as error:
+        raise _refusal(node, f"the result would have a {error.what}") from error
 
 
 def node_proto(node: Node) -> onnx.NodeProto:
@@ -128,8 +132,8 @@ def _symbols(node: Node) -> set[str]:
     return found
 
 
-def _refusal(node: Node, error: Exception) -> TypeInferenceError:
-    reason = str(error).replace("[ShapeInferenceError]", "").replace("[TypeInferenceError]", "").strip()
+def _refusal(node: Node, reason: str) -> TypeInferenceError:
+    reason = reason.replace("[ShapeInferenceError]", "").replace("[TypeInferenceError]", "").strip()
     return TypeInferenceError(
         f"the operands of {node.op_type} do not fit: {reason}",
         where=f"node {node.label}: {node!r}",

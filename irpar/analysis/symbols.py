@@ -32,6 +32,13 @@ def require_static(module: Module) -> None:
     Raises:
         UnboundSymbolError: it lists the symbols and the inputs that have them.
     """
+    for value in _inputs(module):
+        if _is_unknown(value.type):
+            raise UnboundSymbolError(
+                f"the type of input {value.name} is not known",
+                where=describe(value),
+                do="export the model with the element type and the number of dims of every input",
+            )
     symbols, unnamed = free_symbols(module), unnamed_dims(module)
     if not symbols and not unnamed:
         return
@@ -53,6 +60,15 @@ def describe(value: Value) -> str:
 def _inputs(module: Module) -> Iterator[Value]:
     for graph in module.graphs:
         yield from graph.inputs
+
+
+def _is_unknown(type_: Type) -> bool:
+    """True where the dtype is not known, or the number of a tensor's dims."""
+    while isinstance(type_, (SequenceType, OptionalType, InflightType)):
+        type_ = type_.elem
+        if isinstance(type_, TensorType):
+            return False  # The tensors of a sequence may differ in their dims.
+    return not isinstance(type_, TensorType) or type_.shape is None
 
 
 def _shape(type_: Type) -> Shape | None:

@@ -30,6 +30,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from irpar.ir import Module
     from irpar.pass_manager import PipelineResult
 
 Output = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.", show_default=False)]
@@ -82,6 +83,7 @@ def partition_command(
         )
         manager = PassManager.parse(DEFAULT_PIPELINE if pipeline is None else pipeline, watch)
         module = load_model(model, bind)
+        _refuse_parts(module, model)
         annotated = annotate_model(module, mesh, shardings)
         made = partition(module, pipeline=manager)
         made.save(out, weights=kept, force=force, progress=report.bytes)
@@ -96,6 +98,21 @@ def partition_command(
 
     print_summary(output(), made.plan, f"irpar explain {shlex.quote(str(out))}")
     _print_notes(made.passes, annotated, out)
+
+
+def _refuse_parts(module: "Module", path: Path) -> None:
+    """Refuse a model that communicates already.
+
+    Raises:
+        IrparError: saying by what.
+    """
+    node = next((node for graph in module.all_graphs() for node in graph if node.domain == "irpar"), None)
+    if module.is_local or node is not None:
+        raise IrparError(
+            "the model is a part of a partition already, not a whole model",
+            where=str(path) if node is None else f"{path}, node {node.label}: {node.operator}",
+            do="give the model that was partitioned; plan.json beside the part's folder names it as its source",
+        )
 
 
 def _print_notes(passes: "PipelineResult", annotated: int, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from .dtypes import DType, dtype_of_numpy
 from .types import TensorType
 
 Array = np.ndarray[Any, Any]
+
+_KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+"""What a path may lead to that is no file."""
 
 
 class TensorError(IrparError):
@@ -171,11 +175,18 @@ class ExternalTensor(Tensor):
                 do="write the model again; its external data does not fit its tensors",
             )
         try:
-            size = os.stat(self.path).st_size
+            found = os.stat(self.path)
         except OSError as error:
             raise TensorError(
                 f"cannot read external data: {error.strerror}", where=str(self.path), do="put the file beside the model"
             ) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise TensorError(
+                f"external data is in a {_KINDS.get(stat.S_IFMT(found.st_mode), 'device')}, not in a file",
+                where=str(self.path),
+                do="put the file itself beside the model",
+            )
+        size = found.st_size
         if self.offset + self.length > size:
             raise TensorError(
                 f"external data ends at byte {size}, but a tensor {self.type} needs bytes "

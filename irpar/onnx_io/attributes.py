@@ -64,6 +64,8 @@ class AttributeReader:
         bodies: Bodies = []
         for proto in protos:
             name, kind = text_of(proto.name), proto.type
+            if not name:
+                raise OnnxError("an attribute has no name", do="export the model again")
             if name in found or any(name == other for other, _, _ in bodies):
                 raise OnnxError(f'attribute "{name}" is given twice', do="give each attribute once")
             if proto.ref_attr_name:

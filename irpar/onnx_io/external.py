@@ -1,6 +1,7 @@
 """External data: where it may lie, and whether its files are there and long enough."""
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -123,10 +124,12 @@ def check_external(module: Module) -> None:
 
 
 def _file_size(path: Path) -> int | None:
+    """The size of a file; None for what is no file."""
     try:
-        return os.stat(path).st_size
+        found = os.stat(path)
     except OSError:
         return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _external_tensors(module: Module) -> Iterator[tuple[str, ExternalTensor]]:

@@ -145,19 +145,22 @@ def read_sparse(proto: onnx.SparseTensorProto, external: ExternalFolder) -> Tens
             f"sparse tensor {values.dtype}{list(shape)}: irpar holds dense tensors, and this one would be too large",
             do="replace it by operators that use its indices and values",
         )
-    return LazyTensor(values.dtype, shape, partial(_densify, values, indices, shape))
+    return LazyTensor(values.dtype, shape, partial(_densify, proto.values.name, values, indices, shape))
 
 
-def _densify(values: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Array:
+def _densify(name: str, values: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Array:
     places = indices.numpy()
-    flat = places if places.ndim == 1 else None
-    bounds = np.array(shape, np.int64)
-    if flat is None and ((places < 0) | (places >= bounds)).any():
-        raise OnnxError(f"an index of a sparse tensor is outside its shape {list(shape)}", do="export the model again")
-    if flat is None:
-        flat = np.ravel_multi_index(tuple(places.T), shape) if shape else np.zeros(len(places), np.int64)
-    if ((flat < 0) | (flat >= math.prod(shape))).any():
-        raise OnnxError(f"an index of a sparse tensor is outside its shape {list(shape)}", do="export the model again")
+    is_flat = places.ndim == 1
+    bounds = np.array(math.prod(shape) if is_flat else shape, np.int64)
+    if ((places < 0) | (places >= bounds)).any():
+        raise OnnxError(
+            f"an index of a sparse tensor is outside its shape {list(shape)}",
+            where=f"sparse initializer {name}",
+            do="the model is damaged: export it again",
+        )
+    flat = places if is_flat else np.zeros(len(places), np.int64)
+    if shape and not is_flat:
+        flat = np.ravel_multi_index(tuple(places.T), shape)
     dense = np.zeros(math.prod(shape), values.dtype.numpy)
     dense[flat] = values.numpy()
     return dense.reshape(shape)

@@ -38,7 +38,7 @@ def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     """Domain to version; "ai.onnx" is "".
 
     Raises:
-        OnnxError: a domain is imported twice in different versions, or a version is too new for irpar.
+        OnnxError: a domain is imported twice in different versions, or a version is none, or too new for irpar.
     """
     found: dict[str, int] = {}
     for entry in imports:
@@ -47,6 +47,11 @@ def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
             raise OnnxError(
                 f'opset versions {found[domain]} and {entry.version} of domain "{domain}"', do="import each domain once"
             )
+    if found.get("", 1) < 1:
+        raise OnnxError(
+            f"opset {found['']} is none: the versions of ONNX's operators start at 1",
+            do="the model is damaged: export it again",
+        )
     if found.get("", 0) > NEWEST_OPSET:
         raise OnnxError(
             f"opset {found['']} is newer than irpar reads ({OLDEST_OPSET} to {NEWEST_OPSET})",
@@ -71,6 +76,8 @@ def check_model(model: onnx.ModelProto) -> None:
             f"not an ONNX model: it has no {'IR version' if model.HasField('graph') else 'graph'}",
             do="give a model in ONNX's binary form (.onnx)",
         )
+    if model.ir_version < 1:
+        raise OnnxError(f"IR version {model.ir_version} is none: they start at 1", do="export the model again")
     if model.ir_version > NEWEST_IR_READ:
         raise OnnxError(
             f"IR version {model.ir_version} is newer than irpar reads ({NEWEST_IR_READ})",

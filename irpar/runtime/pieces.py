@@ -11,6 +11,8 @@ from irpar.ir import ExternalTensor, Module
 from irpar.onnx_io.fingerprint import fingerprint
 from irpar.onnx_io.partition import PART, PARTITION
 from irpar.onnx_io.target import WEIGHTS_FILE
+from irpar.ops.collective_checks import check_collective
+from irpar.ops.collectives import DOMAIN, KINDS
 from irpar.sharding import Mesh
 
 from .errors import ProgramError, RunError
@@ -27,12 +29,42 @@ def check_pieces(folder: Path, plan: Plan, modules: Sequence[Module]) -> None:
         modules: the model of each part, in the order of the plan.
 
     Raises:
-        ProgramError: a model or its weights belong to another part or partition, or the plan was edited.
+        ProgramError: a model or its weights belong to another part or partition, a collective cannot be or is not the
+            plan's, or the plan was edited.
         RunError: weights are needed that are not there.
     """
     for index, (entry, module) in enumerate(zip(plan.parts, modules, strict=True)):
         _check_model(folder, plan, index, module)
         _check_weights(folder, entry, module)
+    _check_collectives(folder, plan, modules)
+
+
+def _check_collectives(folder: Path, plan: Plan, modules: Sequence[Module]) -> None:
+    """Check each collective by itself, and that the parts have those of the plan."""
+    planned = {entry["id"]: entry["kind"] for entry in plan.collectives}
+    seen: set[int] = set()
+    for entry, module in zip(plan.parts, modules, strict=True):
+        name = entry["model"]
+        for node in module.graph:
+            if node.domain != DOMAIN:
+                continue
+            where = f"{folder}, {name}, node {node.label}"
+            kind = KINDS.get(node.op_type)
+            if kind is None:
+                problem: str | None = f"cannot be executed; there are {', '.join(KINDS)}"
+            else:
+                problem = next(check_collective(module, node), None)
+            if problem is not None:
+                raise ProgramError(f"{node.operator} {problem}", where=where, do=_COPY_AGAIN)
+            number = node.attributes["id"]
+            assert isinstance(number, int)
+            if planned.get(number) != kind:
+                said = f"it as {planned[number]}" if number in planned else "none of that id"
+                raise ProgramError(f"plan.json has {said}: {node.operator} {number}", where=where, do=_COPY_AGAIN)
+            seen.add(number)
+    missing = sorted(planned.keys() - seen)
+    if missing:
+        raise _stray(folder, f"no part has collective {missing[0]} of plan.json")
 
 
 def _check_model(folder: Path, plan: Plan, index: int, module: Module) -> None:
