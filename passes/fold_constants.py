@@ -111,10 +111,10 @@ class _Folder:
             self.replace(node, [size])
         elif self.is_empty(node):
             self.replace(node, [_empty(value) for value in node.results])
-        elif self.drop_empty(node):
-            return following
         elif self.is_foldable(node):
             self.fold(node)
+        elif self.drop_empty(node):
+            return following
         elif self.promised and any(value in self.promised for value in node.inputs) and not _is_static(node):
             # The type of this node may depend on numbers that are still to be computed.
             self.flush()

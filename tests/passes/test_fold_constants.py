@@ -300,3 +300,30 @@ def test_what_is_empty_is_not_joined(check_golden):
         }
         """,
     )
+
+
+def test_a_list_of_sizes_joined_with_nothing_is_folded(check_golden):
+    # unflatten of a last dim, as PyTorch exports it: what follows the dim in the shape is empty.
+    check_golden(
+        "fold-constants,dce",
+        """
+        graph @g(%x: f32[5, 4, 6]) -> (%y) opset 21 {
+          %shape = Shape(%x) : i64[3]
+          %zero = constant : i64[1] [0]
+          %last = constant : i64[1] [2]
+          %after = constant : i64[1] [3]
+          %end = constant : i64[1] [99]
+          %three = constant : i64[2] [3, 2]
+          %before = Slice(%shape, %zero, %last) : i64[2]
+          %rest = Slice(%shape, %after, %end) : i64[0]
+          %sizes = Concat(%before, %three, %rest) {axis=0} : i64[4]
+          %y = Reshape(%x, %sizes) : f32[_, _, _, _]
+        }
+        """,
+        """
+        graph @g(%x: f32[5, 4, 6]) -> (%y) opset 21 {
+          %sizes = constant : i64[4] [5, 4, 3, 2]
+          %y = Reshape(%x, %sizes) : f32[5, 4, 3, 2]
+        }
+        """,
+    )
