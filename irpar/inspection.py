@@ -151,6 +151,7 @@ def inspect(module: Module) -> Inspection:
     symbols = _symbols(module)
     is_static = whole is not None and not symbols
     nodes = [node for node in counted.graph if node.domain != "irpar"]
+    parameters = parameters_of(module)
     return Inspection(
         model=str(module.source or ""),
         producer=" ".join(filter(None, module.producer)),
@@ -162,9 +163,9 @@ def inspect(module: Module) -> Inspection:
         symbols=symbols,
         inputs=tuple(TensorFact(value.source or value.name, str(value.type)) for value in module.graph.inputs),
         outputs=_outputs(counted),
-        parameters=parameters_of(module),
+        parameters=parameters,
         operators=_operators(nodes, is_static),
-        scopes=_scopes(module, nodes, is_static),
+        scopes=_scopes(parameters, nodes, is_static),
         unsharded=_unsharded(nodes),
         memory=_memory(counted) if is_static else None,
         flops=sum(map(node_flops, nodes)) if is_static else None,
@@ -244,12 +245,12 @@ def _operators(nodes: Sequence[Node], is_static: bool) -> tuple[OpFact, ...]:
     return tuple(sorted(found, key=lambda fact: (-(fact.flops or 0), -fact.nodes)))
 
 
-def _scopes(module: Module, nodes: Sequence[Node], is_static: bool) -> tuple[ScopeFact, ...]:
+def _scopes(parameters: Iterable[ParameterGroup], nodes: Sequence[Node], is_static: bool) -> tuple[ScopeFact, ...]:
     groups: dict[str, list[Node]] = {}
     for node in nodes:
         groups.setdefault(scope_of(node), []).append(node)
     held: dict[str, int] = {}
-    for group in parameters_of(module):
+    for group in parameters:
         held[group.scope] = held.get(group.scope, 0) + group.bytes
         groups.setdefault(group.scope, [])
     found = [

@@ -179,6 +179,8 @@ class _Suggester:
         classes = CutClasses(self.work.graph, self.mesh, other, shares)
         chosen = self._choose(classes)
         variant = self._best(classes, chosen, entries)
+        if variant.prediction.gain <= 0:
+            chosen, variant = {}, self._try(entries)
         return self._told(variant, CutWords(classes, chosen, other))
 
     # -- the batch ----------------------------------------------------------------------------------------------

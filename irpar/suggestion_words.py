@@ -12,6 +12,9 @@ from irpar.sharding import Axis, ceil_div
 
 from .display import bytes_text, count_text, flops_text
 
+_Beside = tuple[Value, int | None, int]
+"""A tensor that is cut, the dim of it that would be cut otherwise, and the dim that is."""
+
 
 class CutWords:
     """Reasons about one choice of classes; names in them have `*` for the numbers of layers.
@@ -30,26 +33,24 @@ class CutWords:
         self._heads_of: dict[int, int | None] = {}
         order = {node: place for place, node in enumerate(classes.graph)}
         self._order = {value: order.get(value.users[0], 0) for value in classes.graph.constants if value.has_uses}
-        cut = dict(classes.cut_places(chosen))
-        rest = [number for number in classes.classes if number not in chosen]
-        conflicts = classes.conflicts([*rest, *chosen])
-        self._beside: dict[int, list[tuple[int, Value, int, int]]] = {}
-        """For each class that is not cut: place, tensor, the dim of it in the class, and the dim that is cut."""
+        self._beside = self._conflicts()
+
+    def _conflicts(self) -> dict[int, tuple[list[int], list[_Beside]]]:
+        """For each class that is not cut what excludes it, with the places of these tensors in the graph, in order."""
+        found: dict[int, tuple[list[int], list[_Beside]]] = {}
+        cut = dict(self.classes.cut_places(self.chosen))
+        rest = [number for number in self.classes.classes if number not in self.chosen]
+        conflicts = self.classes.conflicts([*rest, *self.chosen])
         for number in rest:
-            held = classes.classes[number]
-            shared = [
-                (self._order.get(value, 0), value, dim, cut[value])
-                for value, dim in held.weights.items()
-                if value in cut and cut[value] != dim
-            ]
-            if not shared:
-                shared = [
-                    (0, value, -1, cut[value])
-                    for other, value in conflicts[number].items()
-                    if other in chosen and value in cut
-                ]
-            if shared:
-                self._beside[number] = sorted(shared, key=lambda entry: entry[0])
+            weights = self.classes.classes[number].weights.items()
+            beside = [(value, dim, cut[value]) for value, dim in weights if value in cut and cut[value] != dim]
+            if not beside:
+                others = conflicts[number].items()
+                beside = [(value, None, cut[value]) for other, value in others if other in self.chosen and value in cut]
+            if beside:
+                beside.sort(key=lambda entry: self._order.get(entry[0], 0))
+                found[number] = [self._order.get(value, 0) for value, _, _ in beside], beside
+        return found
 
     # -- why it is cut ------------------------------------------------------------------------------------------
 
@@ -112,22 +113,22 @@ class CutWords:
             return 4, f"goes with dim {place} of the input {name}"
         if held.twice is not None:
             return 3, "what goes with it would be cut in two dims at once"
-        beside = self._beside.get(held.number)
         if held.gain <= 0:
             return 1, f"cutting dim {dim} would send {bytes_text(held.sent_bytes)} in every step, {_saved(held)}"
-        if beside is None:
+        if held.number not in self._beside:
             times = count_text(held.collectives, "collective")
             return 1, f"cutting dim {dim} would need {times} in every step, only {_saved(held)}"
-        return 2, self._conflict(value, beside)
+        return 2, self._conflict(value, held.number)
 
-    def _conflict(self, value: Value, beside: Sequence[tuple[int, Value, int, int]]) -> str:
-        """What of it is cut already: the tensor that is used last before the value."""
-        place = bisect_right([entry[0] for entry in beside], self._order.get(value, 0))
-        _, other, dim, cut = beside[max(place - 1, 0)]
+    def _conflict(self, value: Value, number: int) -> str:
+        """What of a class is cut already: the tensor that is used last before the value."""
+        places, tensors = self._beside[number]
+        place = bisect_right(places, self._order.get(value, 0))
+        other, dim, cut = tensors[max(place - 1, 0)]
         name = glob_of(other.source or other.name)
         if other is value:
             return f"dim {cut} is cut"
-        if dim < 0:
+        if dim is None:
             return f"goes with {name}, which is cut in dim {cut}"
         return f"goes with dim {dim} of {name}, which is cut in dim {cut}"
 

@@ -54,7 +54,7 @@ class Cut:
     places: tuple[Place, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class CutClass:
     """Dims that lie alike, and what cutting them means. Costs are of one device, each step.
 

@@ -63,17 +63,21 @@ def _option(classes: CutClasses, cut: Cut, weight: Place) -> SingleCut:
         kept = tuple(value for value, _ in cut.places if not value.is_constant)
     else:
         sent = sum(map(classes.gather_bytes, node.results))
-        kept = tuple(_last_of_chain(classes, value) for value in node.results)
+        held = classes.class_of(*weight)
+        kept = tuple(_last_of_chain(classes, value, held) for value in node.results)
     gain = worth(classes.saved_flops(cut), classes.saved_bytes(*weight), sent)
     return SingleCut(node, weight, kept, gain)
 
 
-def _last_of_chain(classes: CutClasses, value: Value) -> Value:
-    """The last value that comes of one value and constants alone, by nodes that run in parts as well."""
+def _last_of_chain(classes: CutClasses, value: Value, held: CutClass | None) -> Value:
+    """The last value that comes of one value and constants alone, and has a dim in the class of the cut."""
     while len(value.uses) == 1:
         node, _ = value.uses[0]
         reads_one = [other for other in node.inputs if not other.is_constant] == [value]
-        if not reads_one or len(node.results) != 1 or not classes.cuts.get(node):
+        if not reads_one or len(node.results) != 1 or not node.result.is_static:
+            break
+        found = [classes.class_of(node.result, dim) for dim in range(len(node.result.shape))]
+        if held is None or held not in found:
             break
         value = node.result
     return value
