@@ -34,6 +34,8 @@ from .suggestion_words import CutWords
 _DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
 _LEAST_SHARE = 0.02
 """Of the average gain for each collective; what gains less is not worth one."""
+_MOST_EXACT = 20_000
+"""Nodes up to which the choice is run once more from the start."""
 _LEAST_TOLD = 0.05
 """Share of a rank's FLOPs that an operator has more than its part, to be told."""
 
@@ -152,6 +154,7 @@ class _Suggester:
 
     def __init__(self, module: Module, mesh: Mesh) -> None:
         self.mesh = mesh
+        self.source = module
         self.work = clone_module(module)
         self.work.annotations.clear()
         PassManager.parse(NORMALISE, Instrumentation(reproducer=None)).run(self.work)
@@ -181,7 +184,7 @@ class _Suggester:
         variant = self._best(classes, chosen, entries)
         if variant.prediction.gain <= 0:
             chosen, variant = {}, self._try(entries)
-        return self._told(variant, CutWords(classes, chosen, other))
+        return self._told(self._exact(variant), CutWords(classes, chosen, other))
 
     # -- the batch ----------------------------------------------------------------------------------------------
 
@@ -190,10 +193,12 @@ class _Suggester:
         classes = CutClasses(self.work.graph, self.mesh, axes)
         able = {
             number: held
-            for number, held in classes.classes.items()
+            for number, held in sorted(classes.classes.items())
             if held.inputs and not held.sums_weights and held.twice is None
         }
-        numbers = heaviest({number: held.gain for number, held in able.items()}, classes.conflicts(able))
+        # Of dims that are worth the same the outer one.
+        worths = {number: held.gain * (1 + 1e-9 / (1 + place)) for place, (number, held) in enumerate(able.items())}
+        numbers = heaviest(worths, classes.conflicts(able))
         chosen = {number: able[number] for number in sorted(numbers)}
         if not chosen:
             cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
@@ -270,9 +275,22 @@ class _Suggester:
 
     # -- trying it ----------------------------------------------------------------------------------------------
 
+    def _exact(self, variant: _Variant) -> _Variant:
+        """The variant as `irpar partition` comes to it, which normalises what is annotated already: it folds no
+        annotated constant, and keeps some sizes apart. Of a large model the difference is not worth the time."""
+        if len(self.work.graph) > _MOST_EXACT or not variant.tensors:
+            return variant
+        work = clone_module(self.source)
+        work.annotations.clear()
+        know_ranks(work)
+        return self._partition(work, f"{NORMALISE},{SHARD}", variant.tensors)
+
     def _try(self, tensors: Mapping[str, Spec]) -> _Variant:
-        """Complete and localize a copy; weights stay where they are."""
-        work = clone_module(self.work)
+        """Complete and localize a copy of what is normalised already."""
+        return self._partition(clone_module(self.work), SHARD, tensors)
+
+    def _partition(self, work: Module, pipeline: str, tensors: Mapping[str, Spec]) -> _Variant:
+        """Annotate a module and run passes over it; weights stay where they are."""
         work.set_mesh(self.mesh)
         values: dict[str, list[Value]] = {}
         for name, value in named_values(work):
@@ -281,7 +299,7 @@ class _Suggester:
         for name, spec in tensors.items():
             annotation = Annotation(name, _dims(spec))
             apply_to(work, annotation, self.mesh, list(dict.fromkeys(values[name])))
-        PassManager.parse(SHARD, Instrumentation(reproducer=None)).run(work)
+        PassManager.parse(pipeline, Instrumentation(reproducer=None)).run(work)
         plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
         shardings: dict[str, Spec] = {}
         for value in (*work.graph.constants, *work.graph.inputs):

@@ -67,14 +67,14 @@ def as_yaml(mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], 
     """The file as YAML, with the reason behind each entry."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.axes.items())
     head = [
-        f"# Suggested by `irpar inspect {model} --suggest {mesh}`: a start, to be changed as you like.",
+        f"# Suggested by `irpar inspect {_comment(model)} --suggest {mesh}`: a start, to be changed as you like.",
         "# Per dim the axes that cut it, null: not cut. What is not named follows.",
         f"mesh: {{{axes}}}",
         "tensors:" if lines else "tensors: {}",
     ]
     entries = [(f"  {_key(name)}: {_dims(spec)}", comments.get(name, "")) for name, spec in lines.items()]
     width = min(max((len(entry) for entry, _ in entries), default=0), 60)
-    body = [f"{entry:<{width}}  # {comment}" if comment else entry for entry, comment in entries]
+    body = [f"{entry:<{width}}  # {_comment(comment)}" if comment else entry for entry, comment in entries]
     return "\n".join((*head, *body, ""))
 
 
@@ -86,6 +86,11 @@ def as_json(mesh: Mesh, lines: Mapping[str, Spec]) -> str:
     )
     tensors = f"{{\n{entries}\n  }}" if entries else "{}"
     return f'{{\n  "mesh": {json.dumps(dict(mesh.axes))},\n  "tensors": {tensors}\n}}\n'
+
+
+def _comment(text: str) -> str:
+    """A text on one line, without characters that YAML has no comments with."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _key(name: str) -> str:

@@ -1,0 +1,292 @@
+"""What --suggest chooses: its cuts divide the work, give the right numbers, and cost what was predicted."""
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import irpar
+from irpar import models
+from irpar.analysis.symbols import UnboundSymbolError, free_symbols
+from irpar.ir import Module
+from irpar.sharding import IrparError, Mesh
+from irpar.shardings_file import read_shardings
+from irpar.suggestion import Suggestion, suggest
+from irpar.suggestion_file import as_yaml
+
+FIXTURES = Path(__file__).parent / "fixtures"
+EXCESS = 1.1
+"""How much more than its share of the FLOPs a rank may have."""
+SIZES = {"batch": 4}
+
+
+def build(folder: Path, family: str, **overrides: Any) -> Module:
+    path = folder / f"{family}.onnx"
+    onnx.save(models.build(family, **overrides), path)
+    return irpar.load(path)
+
+
+def load(path: Path) -> Module:
+    bind = {symbol: SIZES.get(symbol, 16) for symbol in free_symbols(irpar.load(path))}
+    return irpar.load(path, bind=bind)
+
+
+def partition(module: Module, found: Suggestion, folder: Path) -> irpar.Partition:
+    """As `irpar partition --shardings FILE` does it."""
+    path = folder / "suggested.yaml"
+    path.write_text(as_yaml(found.mesh, found.lines, found.comments, "model.onnx"), encoding="utf-8")
+    file = read_shardings(path)
+    assert file.mesh is not None
+    module.set_mesh(file.mesh)
+    irpar.api.know_ranks(module)
+    file.annotate(module)
+    return irpar.partition(module)
+
+
+def excess_of(found: Suggestion) -> float:
+    return found.prediction.flops_per_rank / found.prediction.flops * found.mesh.size
+
+
+def check(module: Module, mesh: dict[str, int], folder: Path, tolerance: float = 1e-4) -> Suggestion:
+    """The suggestion is right, and costs what it says."""
+    found = suggest(module, Mesh(mesh))
+    made = partition(module, found, folder)
+    made.verify(tolerance=tolerance).check()
+    told = found.prediction
+    assert made.plan.totals["flops_per_rank"] == told.flops_per_rank
+    assert made.plan.totals["by_kind"] == told.by_kind
+    assert max(part["weight_bytes"] for part in made.plan.parts) == told.weight_bytes_per_rank
+    return found
+
+
+MESHES = ({"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 4})
+TRANSFORMERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gpt", {}),
+    ("gpt", {"fused_qkv": True}),
+    ("gpt", {"tied": True}),
+    ("llama", {}),
+    ("llama", {"preset": "gqa"}),
+    ("llama", {"preset": "gqa", "kv_heads": 2}),
+    ("llama", {"preset": "fused"}),
+    ("bert", {}),
+    ("t5", {}),
+    ("vit", {}),
+    ("moe", {}),
+    ("moe", {"routing": "gather"}),
+)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(("family", "overrides"), TRANSFORMERS, ids=str)
+def test_transformers_are_divided(family: str, overrides: dict[str, Any], mesh: dict[str, int], tmp_path: Path) -> None:
+    found = check(build(tmp_path, family, **overrides), mesh, tmp_path)
+    assert excess_of(found) <= EXCESS
+
+
+OTHERS: tuple[tuple[str, dict[str, Any], float], ...] = (
+    ("mlp", {"gemm": True}, 1.01),
+    ("resnet", {}, EXCESS),
+    ("resnet", {"preset": "bottleneck"}, 1.2),
+    ("unet", {}, EXCESS),
+    ("dlrm", {}, EXCESS),
+    ("recurrent", {}, 2.0),
+    ("control", {}, 2.0),
+)
+
+
+@pytest.mark.parametrize(("family", "overrides", "most"), OTHERS, ids=str)
+def test_other_families_are_right_too(family: str, overrides: dict[str, Any], most: float, tmp_path: Path) -> None:
+    found = check(build(tmp_path, family, **overrides), {"tp": 2}, tmp_path)
+    assert excess_of(found) <= most
+    if most == 2.0:
+        assert any("a rank has" in note for note in found.notes)
+
+
+NOT_DIVIDED = ("gru", "lstm", "if", "loop", "scan")
+"""Steps and bodies run whole on every rank."""
+MORE_THAN_ITS_SHARE: dict[str, tuple[float, str]] = {
+    "bart": (1.2, "a dim of [seq * batch] rows cannot be cut by its batch, which is the minor part"),
+    "dlrm": (1.2, "products of some hundred numbers are not worth a collective"),
+    "resnet": (1.25, "the same, of 8 channels"),
+    "unet": (1.2, "the same, of 8 channels"),
+}
+"""Exports of which a rank has more, at most how much, and why."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES[:2], ids=str)
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.onnx")), ids=lambda path: path.stem)
+def test_exports_are_divided(path: Path, mesh: dict[str, int], tmp_path: Path) -> None:
+    kind = path.stem.split("_")[0]
+    found = check(load(path), mesh, tmp_path, 3e-2 if "fp16" in kind else 1e-4)
+    if kind not in NOT_DIVIDED:
+        most, why = MORE_THAN_ITS_SHARE.get(kind, (EXCESS, "the work is divided"))
+        assert excess_of(found) <= most, why
+
+
+@pytest.mark.parametrize("name", ["gpt_torchscript_fixed", "llama_dynamo_dynamic"])
+def test_exports_with_renamed_weights(name: str, tmp_path: Path) -> None:
+    found = check(load(FIXTURES / f"{name}.onnx"), {"dp": 2, "tp": 4}, tmp_path)
+    assert excess_of(found) <= EXCESS
+    # Where names do not tell, the use does.
+    assert any("attn" in comment for comment in found.comments.values())
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    heads=st.integers(1, 6),
+    head=st.sampled_from([4, 6]),
+    ffn=st.integers(3, 40),
+    vocab=st.integers(5, 40),
+    batch=st.integers(1, 4),
+    layers=st.integers(1, 2),
+    mesh=st.sampled_from([{"tp": 2}, {"tp": 3}, {"tp": 4}, {"dp": 2, "tp": 2}, {"dp": 3, "tp": 2}]),
+    options=st.sampled_from([{}, {"tied": True}, {"fused_qkv": True}]),
+)
+def test_any_sizes_give_the_right_numbers(
+    heads: int,
+    head: int,
+    ffn: int,
+    vocab: int,
+    batch: int,
+    layers: int,
+    mesh: dict[str, int],
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    sizes = {"heads": heads, "hidden": heads * head, "ffn": ffn, "vocab": vocab, "layers": layers}
+    module = build(tmp_path, "gpt", batch=batch, seq=8, **sizes, **options)
+    found = check(module, mesh, tmp_path)
+    assert 1 / prod(mesh.values()) <= found.prediction.flops_per_rank / found.prediction.flops <= 1
+
+
+def cuts(found: Suggestion) -> dict[str, tuple[Any, ...]]:
+    return {group.pattern: group.spec for group in found.cut}
+
+
+def test_megatron_is_found_with_reasons(tmp_path: Path) -> None:
+    found = suggest(build(tmp_path, "gpt"), Mesh({"dp": 2, "tp": 2}))
+    columns, rows = (None, ("tp",)), (("tp",), None)
+    assert {name: cut for name, cut in cuts(found).items() if name.endswith("weight")} == {
+        "h.*.attn.q.weight": columns,
+        "h.*.attn.k.weight": columns,
+        "h.*.attn.v.weight": columns,
+        "h.*.attn.proj.weight": rows,
+        "h.*.mlp.c_fc.weight": columns,
+        "h.*.mlp.proj.weight": rows,
+        "lm_head.weight": columns,
+    }
+    assert cuts(found)["input_ids"] == (("dp",), None)
+    reasons = {group.pattern: group.reason for group in (*found.cut, *found.whole)}
+    assert reasons["h.*.attn.q.weight"] == "heads: 4, 2 a rank"
+    assert reasons["h.*.attn.proj.weight"] == "rows: MatMul /h.*/attn/proj/MatMul sums over tp"
+    assert reasons["h.*.ln_*.weight"] == "LayerNormalization needs it whole"
+    assert reasons["h.*.mlp.proj.bias"] == "goes with dim 1 of h.*.mlp.proj.weight, which is cut in dim 0"
+    assert reasons["wte.weight"].startswith("cutting dim 0 would send 16.4 kB in every step")
+    assert reasons["constants.causal_mask"] == "goes with dim 1 of the input input_ids"
+
+
+def test_large_tables_are_cut_by_rows(tmp_path: Path) -> None:
+    """Each rank looks up its own rows: what it holds less is worth the sum of the results."""
+    found = check(build(tmp_path, "gpt", vocab=4096, layers=1), {"tp": 2}, tmp_path)
+    assert cuts(found)["wte.weight"] == (("tp",), None)
+
+
+def test_experts_go_to_ranks_as_a_whole(tmp_path: Path) -> None:
+    found = suggest(build(tmp_path, "moe"), Mesh({"tp": 2}))
+    assert cuts(found)["h.*.moe.experts.fc.weight"] == (("tp",), None, None)
+
+
+def test_heads_that_only_a_part_of_the_axis_divides(tmp_path: Path) -> None:
+    found = suggest(build(tmp_path, "llama", preset="gqa", kv_heads=2), Mesh({"tp": 4}))
+    assert cuts(found)["layers.*.self_attn.k_proj.weight"] == (None, ("tp:(1)2",))
+    assert "all_gather" not in found.prediction.by_kind
+
+
+def test_two_runs_say_the_same(tmp_path: Path) -> None:
+    module = build(tmp_path, "unet")
+    first, second = (suggest(module, Mesh({"dp": 2, "tp": 2})) for _ in range(2))
+    assert first == second
+
+
+def test_the_module_stays_as_it_is(tmp_path: Path) -> None:
+    module = build(tmp_path, "bert")
+    before = str(module)
+    suggest(module, Mesh({"tp": 2}))
+    assert str(module) == before
+    assert not module.annotations
+
+
+def test_weights_are_not_read(tmp_path: Path) -> None:
+    models.save(tmp_path / "llama.onnx", "llama", weights="external")
+    module = irpar.load(tmp_path / "llama.onnx")
+    (tmp_path / "llama.onnx.data").unlink()
+    assert excess_of(suggest(module, Mesh({"tp": 2}))) <= EXCESS
+
+
+def test_open_symbols_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnboundSymbolError, match="batch, seq"):
+        suggest(build(tmp_path, "llama", dynamic=True), Mesh({"tp": 2}))
+
+
+def test_a_partition_is_refused(tmp_path: Path) -> None:
+    made = irpar.partition(build(tmp_path, "mlp"), {"dp": 2})
+    assert made.module is not None
+    with pytest.raises(IrparError, match="partition already"):
+        suggest(made.module, Mesh({"tp": 2}))
+
+
+# -- the batch --------------------------------------------------------------------------------------------------------
+
+
+def text_model(text: str, folder: Path) -> Module:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> {text}')
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "text.onnx")
+    return irpar.load(folder / "text.onnx")
+
+
+def test_the_batch_is_found_where_it_is(tmp_path: Path) -> None:
+    """[seq, batch, d]: a cumulated sum runs over the first dim."""
+    text = """g (float[5,4,8] x) => (float[5,4,8] y) <int64 axis = {0}> { s = CumSum(x, axis)  y = Relu(s) }"""
+    found = check(text_model(text, tmp_path), {"dp": 2}, tmp_path)
+    assert cuts(found) == {"x": (None, ("dp",), None)}
+    assert excess_of(found) == 1
+
+
+def test_batches_that_never_meet_are_both_cut(tmp_path: Path) -> None:
+    text = """g (float[4] a, float[6] b) => (float[4] y, float[6] z) { y = Relu(a)  z = Relu(b) }"""
+    found = check(text_model(text, tmp_path), {"data": 2}, tmp_path)
+    assert cuts(found) == {"a": (("data",),), "b": (("data",),)}
+
+
+def test_without_a_batch_the_user_is_told(tmp_path: Path) -> None:
+    found = suggest(build(tmp_path, "gpt", batch=1), Mesh({"dp": 2}))
+    assert not found.lines
+    assert any(note.startswith("dp=2 cuts nothing: the inputs (input_ids i64[1, 32])") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "data"), [({"dp": 2}, "dp"), ({"data_1": 2}, "data_1"), ({"batch2": 2}, "batch2"), ({"x": 2}, None)]
+)
+def test_names_of_axes_say_what_they_cut(mesh: dict[str, int], data: str | None, tmp_path: Path) -> None:
+    found = suggest(build(tmp_path, "mlp"), Mesh(mesh))
+    assert cuts(found).get("x") == (((data,), None) if data else None)
+
+
+def test_several_axes_for_weights_are_one(tmp_path: Path) -> None:
+    found = check(build(tmp_path, "gpt"), {"dp": 2, "a": 2, "b": 2}, tmp_path)
+    assert cuts(found)["h.*.mlp.c_fc.weight"] == (None, ("a", "b"))
+    assert excess_of(found) <= EXCESS
+
+
+def test_where_nothing_is_worth_cutting_it_says_so(tmp_path: Path) -> None:
+    text = """g (float[2,512] x) => (float[2,512] y)
+      <float[512] w = {%s}> { y = LayerNormalization(x, w) }""" % ", ".join(["1.0"] * 512)  # noqa: UP031
+    found = suggest(text_model(text, tmp_path), Mesh({"tp": 2}))
+    assert not found.lines
+    assert [group.reason for group in found.whole] == ["LayerNormalization needs it whole"]
+    assert found.notes[0].startswith("tp cuts nothing")
