@@ -19,16 +19,22 @@ from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import IrparError
 
 from .api import NORMALISE
-from .parameters import ParameterGroup, parameters_of, scope_of, use_texts
+from .parameters import ParameterGroup, exact_use_texts, parameters_of, scope_of
 
 
 @dataclass(frozen=True)
 class TensorFact:
-    """An input, output or other tensor of the model; `uses` says what a constant is for."""
+    """An input, output or other tensor of the model."""
 
     name: str
     type: str
-    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NamedTensor(TensorFact):
+    """A tensor that a --shardings file may name; `uses` says what a constant is for."""
+
+    uses: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ def inspect(module: Module) -> Inspection:
     )
 
 
-def tensors(module: Module, pattern: str) -> tuple[TensorFact, ...]:
+def tensors(module: Module, pattern: str) -> tuple[NamedTensor, ...]:
     """The tensors that a --shardings file may name and whose names match a glob, in order, with their types.
 
     Types that the file does not state are inferred where that is possible.
@@ -188,7 +194,7 @@ def tensors(module: Module, pattern: str) -> tuple[TensorFact, ...]:
     except IrparError:
         work = module
     found = {
-        name: TensorFact(name, str(value.type), use_texts(value))
+        name: NamedTensor(name, str(value.type), exact_use_texts(value))
         for name, value in named_values(work)
         if matcher(name)
     }  # fmt: skip

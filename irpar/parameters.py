@@ -1,10 +1,10 @@
 """Parameters of a model, by name and by use, layers together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.liveness import value_bytes
-from irpar.analysis.uses import uses_of
+from irpar.analysis.uses import Use, uses_of
 from irpar.ir import Module, Node, Value, tensor_type
 from irpar.ir.annotate import glob_of
 
@@ -47,11 +47,20 @@ def parameters_of(module: Module) -> tuple[ParameterGroup, ...]:
 
 
 def use_texts(value: Value) -> tuple[str, ...]:
-    """What a constant is for; nothing for other values."""
+    """What a constant is for, with `*` for the numbers of layers; nothing for other values."""
+    return _said(value, Use.text)
+
+
+def exact_use_texts(value: Value) -> tuple[str, ...]:
+    """The same with the numbers."""
+    return _said(value, Use.exact_text)
+
+
+def _said(value: Value, say: Callable[[Use, tuple[object, ...]], str]) -> tuple[str, ...]:
     type_ = tensor_type(value.type)
     if not value.is_constant or type_ is None or type_.shape is None:
         return ()
-    found = list(dict.fromkeys(use.text(type_.shape) for use in uses_of(value)))
+    found = list(dict.fromkeys(say(use, type_.shape) for use in uses_of(value)))
     more = len(found) - _MOST_USES
     return (*found[:_MOST_USES], f"{more} more") if more > 0 else tuple(found)
 
@@ -77,6 +86,6 @@ def _group(values: Sequence[Value]) -> ParameterGroup:
         elements=sum(value.data.size for value in values if value.data is not None),
         bytes=sum(map(value_bytes, values)),
         scope=_scope_of_value(values[0]),
-        uses=use_texts(values[0]),
+        uses=use_texts(values[0]) if len(values) > 1 else exact_use_texts(values[0]),
         names=names,
     )

@@ -27,7 +27,7 @@ from irpar.sharding import Axis, DimSpec, IrparError, Mesh
 
 from .api import NORMALISE, SHARD, know_ranks
 from .display import share_text
-from .parameters import use_texts
+from .parameters import exact_use_texts, use_texts
 from .suggestion_file import Spec, lines_of, pattern_of
 from .suggestion_words import CutWords
 
@@ -355,7 +355,7 @@ class _Suggester:
             group = group_of.get(line)
             use = "" if group is None else group.use
             if use and line in values:
-                use = "; ".join(use.exact_text(values[line].shape) for use in uses_of(values[line])[:2])
+                use = "; ".join(exact_use_texts(values[line]))
             reason = "whole, so that the cut ends here" if group is None else group.reason
             comments[line] = f"{use}; {reason}" if use else reason
         return comments

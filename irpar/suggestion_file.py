@@ -124,9 +124,13 @@ def check_target(path: Path, model: Path, *, force: bool) -> None:
         force: whether a --shardings file may be replaced.
 
     Raises:
-        WriteError: a file is there, and may not be replaced or is no --shardings file.
+        WriteError: its folder is missing; or a file is there, and may not be replaced or is no --shardings file.
     """
     check_file(path, "the suggestion")
+    if not path.parent.is_dir():
+        raise WriteError(
+            "there is no such folder", where=str(path.parent), do="give a file in a folder that exists: -o FILE"
+        )
     if not path.exists():
         return
     elsewhere = "write elsewhere: -o FILE"

@@ -1,6 +1,7 @@
 """Facts about a model."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ import irpar
 from irpar.inspection import as_json, inspect, tensors
 from irpar.ir.text import parse_module
 from irpar.models import save
+
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +100,45 @@ def test_the_facts_are_plain_data(gpt):
     found = json.loads(json.dumps(as_json(inspect(gpt))))
     assert found["opsets"] == {"ai.onnx": 18}
     assert found["parameter_elements"] == sum(group["elements"] for group in found["parameters"])
+
+
+def test_parameters_say_where_they_are_used(gpt):
+    groups = {group.pattern: group for group in inspect(gpt).parameters}
+    fc, wte = groups["h.*.mlp.c_fc.weight"], groups["wte.weight"]
+    assert (fc.scope, fc.uses) == ("h.*/mlp/c_fc", ("B of MatMul /h.*/mlp/c_fc/MatMul: [in 64, out 256]",))
+    assert fc.names == ("h.0.mlp.c_fc.weight", "h.1.mlp.c_fc.weight", "h.2.mlp.c_fc.weight")
+    assert (wte.scope, wte.uses) == ("wte", ("data of Gather /wte/Gather: [rows 256, 64]",))
+
+
+def test_a_tied_embedding_shows_both_uses(tmp_path):
+    save(tmp_path / "gpt.onnx", "gpt", tied=True)
+    groups = {group.pattern: group for group in inspect(irpar.load(tmp_path / "gpt.onnx")).parameters}
+    assert groups["wte.weight"].uses == (
+        "data of Gather /wte/Gather: [rows 256, 64]",
+        "B of MatMul /lm_head/MatMul: [out 256, in 64], transposed",
+    )
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_renamed_weights_are_found_by_scope_shape_and_use(exporter):
+    found = inspect(irpar.load(FIXTURES / f"gpt_{exporter}_fixed.onnx")).parameters
+    (query,) = (group for group in found if group.scope == "h.*/attn/q" and group.type == "f32[32, 32]")
+    (use,) = query.uses
+    assert query.tensors == 2
+    assert use.startswith("B of MatMul")
+    assert "h.*/attn/q" in use
+    assert use.endswith(": [in 32, out 32]")
+
+
+def test_scopes_hold_every_parameter_and_every_flop(gpt):
+    found = inspect(gpt)
+    assert sum(fact.parameter_bytes for fact in found.scopes) == found.parameter_bytes
+    assert sum(fact.flops for fact in found.scopes) == found.flops
+    scopes = {fact.scope: fact for fact in found.scopes}
+    assert scopes["h.*/mlp/c_fc"].parameter_bytes == 3 * (64 * 256 + 256) * 4
+    assert scopes["h.*/mlp/c_fc"].within(2) == "h.*/mlp"
+
+
+def test_scopes_of_open_sizes_have_no_costs(tmp_path):
+    save(tmp_path / "llama.onnx", "llama", dynamic=True)
+    assert all(fact.flops is None for fact in inspect(irpar.load(tmp_path / "llama.onnx")).scopes)

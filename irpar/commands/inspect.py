@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from irpar.inspection import Inspection, ScopeFact, TensorFact
+    from irpar.inspection import Inspection, NamedTensor, ScopeFact
 
 _ROWS = 20
 """How many lines a table has without --all."""
@@ -102,7 +102,7 @@ def inspect_command(
         _print(output(), inspected, rows)
 
 
-def _list_tensors(found: "Sequence[TensorFact]", as_json: bool) -> None:
+def _list_tensors(found: "Sequence[NamedTensor]", as_json: bool) -> None:
     if as_json:
         print_json({"tensors": [{"name": fact.name, "type": fact.type, "uses": list(fact.uses)} for fact in found]})
         return
