@@ -1,0 +1,134 @@
+"""Which operators carry partial values: what they give for parts of an operand are parts of what they give for it.
+
+p = MatMul(a : [8@dp, 256@tp], w : [256@tp, 64]) : [8, 64] partial(sum: tp)
+q = MatMul(b, v)                                 : [8, 64] partial(sum: tp)
+y = Add(p, q)                                    : [8, 64] partial(sum: tp)      one reduction instead of two
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from irpar.ir import DType, Node, Value
+from irpar.sharding import Reduction
+
+Carriers = tuple[tuple[int, ...], ...]
+"""Sets of operands that may be partial together; the result then is partial in the same way."""
+
+_MOVES = frozenset(
+    {
+        *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand", "Tile"),
+        *("DepthToSpace", "SpaceToDepth", "Gather", "GatherElements", "GatherND"),
+    }
+)
+"""They move elements of their first operand: parts in the sense of any reduction stay what they are."""
+
+_JOINTLY: dict[Reduction, frozenset[str]] = {
+    "sum": frozenset({"Add", "Sub", "Sum"}),
+    "max": frozenset({"Max"}),
+    "min": frozenset({"Min"}),
+    "prod": frozenset({"Mul"}),
+    "and": frozenset({"And"}),
+    "or": frozenset({"Or"}),
+}
+"""Operators that carry a reduction if all of their operands are partial."""
+
+_MOST_ELEMENTS = 64
+"""Of a constant whose numbers are looked at."""
+
+
+def carriers(node: Node, reduce: Reduction) -> Carriers:
+    """The sets of operands of a node that may be partial together.
+
+    Integers wrap around and are linear all the same; a division of integers rounds, and is not.
+    """
+    if node.domain or node.callee is not None or not node.operands:
+        return ()
+    if node.op_type in _MOVES:
+        return ((0,),)
+    everyone = tuple(range(len(node.operands)))
+    if node.op_type == "Concat" or node.op_type in _JOINTLY[reduce]:
+        return (everyone,)
+    if reduce != "sum":
+        return ()
+    find = _SUMS.get(node.op_type)
+    return () if find is None else find(node)
+
+
+def _first(node: Node) -> Carriers:
+    return ((0,),)
+
+
+def _first_of_floats(node: Node) -> Carriers:
+    return ((0,),) if _is_float(node.operands[0]) else ()
+
+
+def _each(node: Node) -> Carriers:
+    """Products: linear in each operand alone."""
+    return tuple((index,) for index in range(len(node.operands)))
+
+
+def _each_of_two(node: Node) -> Carriers:
+    """Products of the first two operands, if nothing is added to them: it would be added on every device."""
+    return ((0,), (1,)) if all(operand is None for operand in node.operands[2:]) else ()
+
+
+def _scaled(node: Node) -> Carriers:
+    """A product with known, finite numbers; others could be infinite, and the sum of infinite parts is no number."""
+    return tuple((index,) for index in (0, 1) if _is_finite(node.operands[1 - index]))
+
+
+def _divided(node: Node) -> Carriers:
+    is_safe = _is_float(node.operands[0]) and _is_finite(node.operands[1], may_be_zero=False)
+    return ((0,),) if is_safe else ()
+
+
+def _branches(node: Node) -> Carriers:
+    return ((1, 2),)
+
+
+def _widened(node: Node) -> Carriers:
+    """A Cast that keeps every number."""
+    before, after = node.operands[0], node.results[0]
+    if before is None:
+        return ()
+    return ((0,),) if (before.dtype, after.dtype) in _WIDER else ()
+
+
+def _is_float(value: Value | None) -> bool:
+    return value is not None and value.dtype.is_float
+
+
+def _is_finite(value: Value | None, *, may_be_zero: bool = True) -> bool:
+    """True for small constants of ordinary numbers."""
+    data = None if value is None else value.data
+    if data is None or data.size > _MOST_ELEMENTS or data.dtype is DType.STR:
+        return False
+    numbers = data.numpy().astype(np.float64)
+    return bool(np.isfinite(numbers).all() and (may_be_zero or numbers.all()))
+
+
+_WIDER = {
+    *((DType.F16, DType.F32), (DType.BF16, DType.F32), (DType.F16, DType.F64), (DType.BF16, DType.F64)),
+    (DType.F32, DType.F64),
+}
+
+_SUMS: dict[str, Callable[[Node], Carriers]] = {
+    "Neg": _first,
+    "Trilu": _first,
+    "ReduceSum": _first,
+    "CumSum": _first,
+    "ReduceMean": _first_of_floats,
+    "GlobalAveragePool": _first_of_floats,
+    "AveragePool": _first_of_floats,
+    "Mul": _scaled,
+    "Div": _divided,
+    "MatMul": _each,
+    "Einsum": _each,
+    "Gemm": _each_of_two,
+    "Conv": _each_of_two,
+    "ConvTranspose": _each_of_two,
+    "Where": _branches,
+    "Cast": _widened,
+}
+"""Operators that are linear in some operands."""
