@@ -6,62 +6,37 @@ classes those are cut that together save most, in FLOPs and weights against sent
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.cost import graph_flops, node_flops
 from irpar.analysis.cut_choice import heaviest
 from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, worth
 from irpar.analysis.cut_rest import SingleCut, single_cuts
-from irpar.analysis.liveness import constant_bytes, value_bytes
+from irpar.analysis.liveness import constant_bytes
 from irpar.analysis.parts import parts_of
 from irpar.analysis.placement import has_rank
 from irpar.analysis.plan import make_plan
 from irpar.analysis.symbols import require_static
-from irpar.analysis.uses import uses_of
 from irpar.ir import Annotation, Graph, Module, Value, clone_module, rewrite
-from irpar.ir.annotate import apply_to, glob_of, named_values
+from irpar.ir.annotate import apply_to, named_values
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Instrumentation, PassManager
-from irpar.sharding import Axis, DimSpec, IrparError, Mesh
+from irpar.sharding import Axis, DimSpec, IrparError, Mesh, split_axis
 
 from .api import NORMALISE, SHARD, know_ranks
 from .display import share_text
-from .parameters import exact_use_texts, use_texts
-from .suggestion_file import Spec, lines_of, pattern_of
+from .suggestion_file import Spec, lines_of
+from .suggestion_report import Groups, TensorGroup, source_name
 from .suggestion_words import CutWords
 
 _DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
 _LEAST_SHARE = 0.02
-"""Of the average gain for each collective; what gains less is not worth one."""
+"""Of the average gain for each collective, or of all weights; what saves less is not worth one."""
 _MOST_EXACT = 20_000
 """Nodes up to which the choice is run once more from the start."""
 _LEAST_TOLD = 0.05
 """Share of a rank's FLOPs that an operator has more than its part, to be told."""
-
-
-@dataclass
-class TensorGroup:
-    """Tensors of the source model that differ only in numbers inside their names, and are treated alike.
-
-    Attributes:
-        pattern: their name with `*` for these numbers; a single tensor keeps its own.
-        names: all of them, in order.
-        dtype, shape: of each.
-        bytes: of all.
-        spec: how each is cut.
-        reason: why, or why not.
-        use: what computes with them, where their names do not tell; else empty.
-    """
-
-    pattern: str
-    names: list[str]
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    spec: Spec
-    reason: str
-    use: str
 
 
 @dataclass(frozen=True)
@@ -204,7 +179,9 @@ class _Suggester:
             cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
             self.notes.append(f"{cut} cuts nothing: {self._why_no_batch(classes)}")
         entries = {
-            _name(value): _spec(value, dim, axes) for held in chosen.values() for value, dim in held.inputs.items()
+            source_name(value): _spec(value, dim, axes)
+            for held in chosen.values()
+            for value, dim in held.inputs.items()
         }
         return entries, classes.shares_of(chosen)
 
@@ -220,32 +197,44 @@ class _Suggester:
 
     def _choose(self, classes: CutClasses) -> dict[int, CutClass]:
         """The classes that together are worth most; collectives for next to nothing are left out."""
-        able = {
+        able = self._able(classes)
+        numbers = heaviest({number: held.gain for number, held in able.items()}, classes.conflicts(able))
+        chosen = {number: able[number] for number in sorted(numbers)}
+        return {number: held for number, held in chosen.items() if self._is_worth_it(held, chosen.values())}
+
+    def _able(self, classes: CutClasses) -> dict[int, CutClass]:
+        """The classes that axes for weights may cut."""
+        return {
             number: held
             for number, held in classes.classes.items()
             if (not held.inputs or held.sums_weights) and held.twice is None and any(map(self._is_source, held.weights))
         }
-        numbers = heaviest({number: held.gain for number, held in able.items()}, classes.conflicts(able))
-        chosen = {number: able[number] for number in sorted(numbers)}
-        launches = sum(held.collectives for held in chosen.values())
-        least = _LEAST_SHARE * sum(held.gain for held in chosen.values()) / max(launches, 1)
-        return {number: held for number, held in chosen.items() if held.gain >= least * held.collectives}
+
+    def _is_worth_it(self, held: CutClass, chosen: Collection[CutClass]) -> bool:
+        """Whether a class saves enough beside the others for its collectives: a part of the work, or of the weights."""
+        average = sum(other.gain for other in chosen) / max(sum(other.collectives for other in chosen), 1)
+        return (
+            held.gain >= _LEAST_SHARE * average * held.collectives
+            or held.weight_bytes >= _LEAST_SHARE * self.weight_bytes * held.collectives
+        )
 
     def _is_source(self, value: Value) -> bool:
-        return _name(value) in self.sources
+        return source_name(value) in self.sources
 
     def _best(self, classes: CutClasses, chosen: dict[int, CutClass], entries: dict[str, Spec]) -> _Variant:
         """Of the ways to write the choice down the one that turns out best.
 
         Heads that only a part of the axes divides, such as those of k and v in grouped attention, are cut by completion
-        as far as they go; whether it is better to cut their columns and bring them together shows when both are run.
-        The same for nodes that the classes leave whole.
+        as far as they go, or by that part of the axes throughout; whether it is better to cut their columns and bring
+        them together shows when all are run. The same for nodes that the classes leave whole.
         """
-        halved = {number for number, held in chosen.items() if any(map(classes.is_halved, held.gathered))}
-        first = {number: held for number, held in chosen.items() if number not in halved}
+        fits = {number: max(map(classes.parts_that_fit, held.gathered), default=1) for number, held in chosen.items()}
+        partly = {number: held for number, held in chosen.items() if fits[number] > 1}
+        first = {number: held for number, held in chosen.items() if number not in partly}
         variants = [self._try(entries | self._entries(classes, first))]
-        if halved:
+        if partly:
             variants.append(self._try(entries | self._entries(classes, chosen)))
+            variants.append(self._try(entries | self._by_parts(classes, chosen, partly, max(fits.values()))))
         best = _best_of(variants)
         rest = single_cuts(classes, chosen, self._is_source)
         least = _LEAST_SHARE * best.prediction.gain / max(best.prediction.collectives, 1)
@@ -257,20 +246,36 @@ class _Suggester:
 
     def _entries(self, classes: CutClasses, chosen: Mapping[int, CutClass]) -> dict[str, Spec]:
         return {
-            _name(value): _spec(value, dim, classes.axes)
+            source_name(value): _spec(value, dim, classes.axes)
             for held in chosen.values()
             for value, dim in held.weights.items()
             if self._is_source(value)
         }
 
+    def _by_parts(
+        self, classes: CutClasses, chosen: Mapping[int, CutClass], partly: Mapping[int, CutClass], count: int
+    ) -> dict[str, Spec]:
+        """The choice with the part of the axes that makes `count` parts, for all that hangs together with `partly`."""
+        axes = _major_part(self.mesh, classes.axes, count)
+        lesser = CutClasses(self.work.graph, self.mesh, axes, classes.shares)
+        wanted = {place for held in partly.values() for place in held.weights.items()}
+        able = {
+            number: held for number, held in self._able(lesser).items() if not wanted.isdisjoint(held.weights.items())
+        }
+        numbers = heaviest({number: held.gain for number, held in able.items()}, lesser.conflicts(able))
+        found = {number: able[number] for number in sorted(numbers)}
+        taken = {value for held in found.values() for value in held.weights}
+        kept = {number: held for number, held in chosen.items() if taken.isdisjoint(held.weights)}
+        return self._entries(classes, kept) | self._entries(lesser, found)
+
     def _single(self, classes: CutClasses, rest: Sequence[SingleCut], *, keep: bool) -> dict[str, Spec]:
         entries: dict[str, Spec] = {}
         for single in rest:
             value, dim = single.weight
-            entries[_name(value)] = _spec(value, dim, classes.axes)
+            entries[source_name(value)] = _spec(value, dim, classes.axes)
             for other in single.kept_whole if keep else ():
-                if _name(other) in self.pinnable and other.is_static:
-                    entries[_name(other)] = (None,) * len(other.shape)
+                if source_name(other) in self.pinnable and other.is_static:
+                    entries[source_name(other)] = (None,) * len(other.shape)
         return entries
 
     # -- trying it ----------------------------------------------------------------------------------------------
@@ -305,7 +310,7 @@ class _Suggester:
         for value in (*work.graph.constants, *work.graph.inputs):
             if value.sharding is not None:
                 spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
-                name = _name(value)
+                name = source_name(value)
                 shardings[name] = spec if any(spec) else shardings.get(name, spec)
         prediction = Prediction(
             self.flops,
@@ -319,56 +324,30 @@ class _Suggester:
     # -- telling it ---------------------------------------------------------------------------------------------
 
     def _told(self, variant: _Variant, words: CutWords | None) -> Suggestion:
-        cut: dict[tuple[object, ...], TensorGroup] = {}
-        whole: dict[tuple[object, ...], TensorGroup] = {}
-        for value in (*self.work.graph.inputs, *self.work.graph.constants):
-            spec = variant.shardings.get(_name(value))
-            if spec is None or not (value.is_input or self._is_source(value)):
-                continue
-            if any(spec):
-                reason = "batch" if value.is_input else words.why_cut(value, spec) if words else "follows the batch"
-                _put(cut, value, spec, reason)
-            elif words is not None and value.is_constant and not _is_small(value):
-                _put(whole, value, spec, words.why_whole(value))
-        groups = [_labelled(group) for group in cut.values()]
-        named = {name for group in groups for name in group.names}
+        groups = Groups(self.work.graph, self.sources, words)
+        cut, whole = groups.made(variant.shardings)
+        named = {name for group in cut for name in group.names}
         beside = [[name] for name in variant.tensors if name not in named]
-        lines = lines_of(variant.tensors, [*(group.names for group in groups), *beside], self.names)
+        lines = lines_of(variant.tensors, [*(group.names for group in cut), *beside], self.names)
         self._tell_undivided(variant, words)
         return Suggestion(
             mesh=self.mesh,
             tensors=variant.tensors,
             lines=lines,
-            comments=self._comments(lines, groups),
-            cut=tuple(groups),
-            whole=tuple(sorted(map(_labelled, whole.values()), key=lambda group: -group.bytes)),
+            comments=groups.comments(lines, cut),
+            cut=tuple(cut),
+            whole=tuple(whole),
             notes=tuple(self.notes),
             prediction=variant.prediction,
         )
 
-    def _comments(self, lines: Iterable[str], groups: Iterable[TensorGroup]) -> dict[str, str]:
-        """The reason of each line, and the use of tensors whose names do not tell it."""
-        group_of = {name: group for group in groups for name in (group.pattern, *group.names)}
-        values = {_name(value): value for value in self.work.graph.constants}
-        comments = {}
-        for line in lines:
-            group = group_of.get(line)
-            use = "" if group is None else group.use
-            if use and line in values:
-                use = "; ".join(exact_use_texts(values[line]))
-            reason = "whole, so that the cut ends here" if group is None else group.reason
-            comments[line] = f"{use}; {reason}" if use else reason
-        return comments
-
     def _tell_undivided(self, variant: _Variant, words: CutWords | None) -> None:
         """Say where a rank computes much more than its part, and where nothing was cut."""
+        used = {Axis.parse(axis).name for spec in variant.shardings.values() for axes in spec for axis in axes or ()}
         if words is None:
             self.notes.append("every rank holds the weights whole: no axis is given that cuts them, such as tp=2")
-        elif not any(
-            any(spec) and any(axis in words.names for axes in spec for axis in axes or ())
-            for spec in variant.shardings.values()
-        ):
-            self.notes.append(f"{words.axes} cuts nothing: no weight is worth it, for the reasons above")
+        elif used.isdisjoint(axis.name for axis in words.axes):
+            self.notes.append(f"{words.said} cuts nothing: no weight is worth it, for the reasons above")
         for operator, flops in _flops_by_operator(self.work.graph).items():
             own = variant.flops.get(operator, 0)
             if own - flops / self.mesh.size >= _LEAST_TOLD * variant.prediction.flops_per_rank:
@@ -378,8 +357,19 @@ class _Suggester:
                 )
 
 
-def _name(value: Value) -> str:
-    return value.source or value.name
+def _major_part(mesh: Mesh, axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
+    """The outer part of some axes that makes `count` parts, as far as they can be divided so."""
+    part: list[Axis] = []
+    for axis in axes:
+        size = mesh.axis_size(axis)
+        if count % size == 0:
+            part.append(axis)
+            count //= size
+            continue
+        if count > 1 and size % count == 0:
+            part.append(split_axis(mesh, axis, count)[0])
+        break
+    return tuple(part)
 
 
 def _flops_by_operator(graph: Graph) -> dict[str, int]:
@@ -396,44 +386,9 @@ def _best_of(variants: Sequence[_Variant]) -> _Variant:
     return max(variants, key=lambda variant: variant.prediction.gain - price * variant.prediction.collectives)
 
 
-def _is_small(value: Value) -> bool:
-    """A single number, or sizes, axes and the like."""
-    return (
-        value_bytes(value) == 0 or max(value.shape, default=1) == 1 or (value.dtype.is_index and len(value.shape) < 2)
-    )
-
-
 def _spec(value: Value, dim: int, axes: Iterable[Axis]) -> Spec:
     return tuple(tuple(map(str, axes)) if place == dim else None for place in range(len(value.shape)))
 
 
 def _dims(spec: Spec) -> tuple[DimSpec, ...]:
     return tuple(None if axes is None else list(axes) for axes in spec)
-
-
-def _put(groups: dict[tuple[object, ...], TensorGroup], value: Value, spec: Spec, reason: str) -> None:
-    """Add a tensor to those that are treated alike."""
-    name = _name(value)
-    use = _use(value)
-    key = (glob_of(name), spec, value.dtype, value.shape, reason, use)
-    known = groups.get(key)
-    if known is None:
-        dtype = value.dtype.text
-        groups[key] = TensorGroup(name, [name], dtype, value.shape, value_bytes(value), spec, reason, use)
-    elif name not in known.names:
-        known.names.append(name)
-        known.bytes += value_bytes(value)
-
-
-def _use(value: Value) -> str:
-    """What a weight is for, where its name does not say where it belongs."""
-    uses = uses_of(value)
-    scopes = [use.node.scope for use in uses if use.node.scope]
-    if not scopes or any(_name(value).startswith(scope.replace("/", ".")) for scope in scopes):
-        return ""
-    return "; ".join(use_texts(value))
-
-
-def _labelled(group: TensorGroup) -> TensorGroup:
-    group.pattern = pattern_of(group.names)
-    return group

@@ -12,6 +12,8 @@ from irpar.sharding import Axis, ceil_div
 
 from .display import bytes_text, count_text, flops_text
 
+_MOST_STEPS = 8
+"""Nodes that are followed from a weight to where its columns become heads."""
 _Beside = tuple[Value, int | None, int]
 """A tensor that is cut, the dim of it that would be cut otherwise, and the dim that is."""
 
@@ -28,8 +30,8 @@ class CutWords:
     def __init__(self, classes: CutClasses, chosen: Mapping[int, CutClass], axes: Sequence[Axis]) -> None:
         self.classes = classes
         self.chosen = chosen
-        self.names = [axis.name for axis in axes]
-        self.axes = " and ".join(self.names)
+        self.axes = tuple(axes)
+        self.said = " and ".join(dict.fromkeys(axis.name for axis in axes))
         self._heads_of: dict[int, int | None] = {}
         order = {node: place for place, node in enumerate(classes.graph)}
         self._order = {value: order.get(value.users[0], 0) for value in classes.graph.constants if value.has_uses}
@@ -43,7 +45,9 @@ class CutWords:
         conflicts = self.classes.conflicts([*rest, *self.chosen])
         for number in rest:
             weights = self.classes.classes[number].weights.items()
-            beside = [(value, dim, cut[value]) for value, dim in weights if value in cut and cut[value] != dim]
+            beside: list[_Beside] = [
+                (value, dim, cut[value]) for value, dim in weights if value in cut and cut[value] != dim
+            ]
             if not beside:
                 others = conflicts[number].items()
                 beside = [(value, None, cut[value]) for other, value in others if other in self.chosen and value in cut]
@@ -54,24 +58,33 @@ class CutWords:
 
     # -- why it is cut ------------------------------------------------------------------------------------------
 
-    def why_cut(self, value: Value, spec: Sequence[Sequence[str] | None]) -> str:
-        """Why a constant is cut, by what its readers do with the dim."""
-        dim = next(place for place, axes in enumerate(spec) if axes)
-        axes = [Axis.parse(axis) for axis in spec[dim] or () if axis != "?"]
-        parts = self.classes.mesh.group_size(axes)
-        found = list(dict.fromkeys(self._use(cut, value, dim, parts) for cut in self._cuts(value, dim)))
+    def why_cut(self, value: Value, dim: int) -> str:
+        """Why a constant is cut in a dim, by what its readers do with it."""
+        found = list(dict.fromkeys(self._use(cut, value, dim) for cut in self._cuts(value, dim)))
         return "; ".join(found) or "its readers need a block of it"
 
     def _cuts(self, value: Value, dim: int) -> list[Cut]:
         return [cut for node in value.users for cut in self.classes.cuts.get(node, ()) if (value, dim) in cut.places]
 
-    def _use(self, cut: Cut, value: Value, dim: int, parts: int) -> str:
+    def _use(self, cut: Cut, value: Value, dim: int) -> str:
         node = cut.node
         if cut.kind is Kind.REDUCE:
             rows = "input channels" if node.op_type.startswith("Conv") else "rows"
-            return f"{rows}: {glob_of(where(node))} sums over {self.axes}"
+            return f"{rows}: {glob_of(where(node))} sums over {self.said}"
         noun, size = self._noun(cut, value, dim)
-        return f"{noun}: {size:,}, {ceil_div(size, parts):,} a rank"
+        return f"{noun}: {size:,}, {ceil_div(size, self.classes.parts):,} a rank{self._gathered(value, dim)}"
+
+    def _gathered(self, value: Value, dim: int) -> str:
+        """For which operator the blocks are brought together again."""
+        held = self.classes.class_of(value, dim)
+        if held is None or held.number not in self.chosen:
+            return ""
+        for other in held.gathered:
+            for place in range(len(other.shape)):
+                node = self.classes.needed_by(other, place)
+                if node is not None and self.classes.class_of(other, place) is held:
+                    return f"; brought together for {node.operator}"
+        return ""
 
     def _noun(self, cut: Cut, value: Value, dim: int) -> tuple[str, int]:
         held = self.classes.class_of(value, dim)
@@ -79,7 +92,7 @@ class CutWords:
             self._heads_of[held.number] = _heads(held)
         heads = None if held is None else self._heads_of[held.number]
         if heads is not None:
-            return "heads", heads
+            return "heads", self._split_size(cut) or heads
         if cut.node.op_type.startswith("Conv"):
             return "output channels", cut.size
         if held is not None and len(value.shape) == 1 and held.has_channels:
@@ -87,6 +100,23 @@ class CutWords:
         if len(value.shape) > 2 and dim < len(value.shape) - 2:
             return "matrices", cut.size
         return "columns", cut.size
+
+    def _split_size(self, cut: Cut) -> int | None:
+        """How many heads a dim is split to further on; None where it is not."""
+        held = self.classes.class_of(*cut.places[0])
+        node = cut.node
+        for _ in range(_MOST_STEPS):
+            if len(node.results) != 1 or len(node.result.uses) != 1:
+                return None
+            before, node = node.result, node.result.uses[0][0]
+            sizes = [
+                other.size
+                for other in self.classes.cuts.get(node, ())
+                if any(value is before and self.classes.class_of(value, dim) is held for value, dim in other.places)
+            ]
+            if not sizes or sizes[0] < cut.size:
+                return sizes[0] if sizes else None
+        return None
 
     # -- why it is not ------------------------------------------------------------------------------------------
 
@@ -112,7 +142,8 @@ class CutWords:
             name, place = next((given.name, place) for given, place in held.inputs.items())
             return 4, f"goes with dim {place} of the input {name}"
         if held.twice is not None:
-            return 3, "what goes with it would be cut in two dims at once"
+            where_twice = glob_of(held.twice.source or held.twice.name)
+            return 3, f"cutting it would cut two dims of {where_twice} at once"
         if held.gain <= 0:
             return 1, f"cutting dim {dim} would send {bytes_text(held.sent_bytes)} in every step, {_saved(held)}"
         if held.number not in self._beside:

@@ -207,6 +207,22 @@ def test_heads_that_only_a_part_of_the_axis_divides(tmp_path: Path) -> None:
     assert "all_gather" not in found.prediction.by_kind
 
 
+def test_heads_that_no_whole_axis_divides(tmp_path: Path) -> None:
+    """6 heads over 4: attention in two halves, without a byte more; the rest over all four."""
+    found = check(build(tmp_path, "gpt", heads=6, hidden=96), {"tp": 4}, tmp_path)
+    assert cuts(found)["h.*.attn.q.weight"] == (None, ("tp:(1)2",))
+    assert cuts(found)["h.*.mlp.c_fc.weight"] == (None, ("tp",))
+    reasons = {group.pattern: group.reason for group in found.cut}
+    assert reasons["h.*.attn.q.weight"] == "heads: 6, 3 a rank"
+    assert list(found.prediction.by_kind) == ["all_reduce"]
+
+
+def test_a_fused_weight_is_brought_together_for_its_split(tmp_path: Path) -> None:
+    found = suggest(build(tmp_path, "gpt", fused_qkv=True), Mesh({"tp": 2}))
+    reasons = {group.pattern: group.reason for group in found.cut}
+    assert reasons["h.*.attn.c_attn.weight"] == "columns: 192, 96 a rank; brought together for Split"
+
+
 def test_two_runs_say_the_same(tmp_path: Path) -> None:
     module = build(tmp_path, "unet")
     first, second = (suggest(module, Mesh({"dp": 2, "tp": 2})) for _ in range(2))

@@ -136,8 +136,8 @@ class CutClasses:
         self.parts = mesh.group_size(axes)
         self.shares = shares or Shares()
         self.cuts: dict[Node, list[Cut]] = {}
-        self.halved: set[Place] = set()
-        """Dims that a part of the axes could cut, but all of them cannot."""
+        self.fitting: dict[Place, int] = {}
+        """Dims that all axes together cannot cut, and how many parts they could be cut into."""
         self._first: dict[Value, int] = {}
         self._dims: list[Place] = []
         self._parent: list[int] = []
@@ -210,7 +210,7 @@ class CutClasses:
             if view.fitting(factor, self.axes) == self.axes:
                 yield Cut(node, factor, kind, size, places)
             elif math.gcd(size, self.parts) > 1:
-                self.halved.update(places)
+                self.fitting.update(dict.fromkeys(places, math.gcd(size, self.parts)))
 
     # -- what it costs ------------------------------------------------------------------------------------------
 
@@ -283,9 +283,9 @@ class CutClasses:
         first = self._first.get(value)
         return None if first is None else self._needed.get(first + dim)
 
-    def is_halved(self, value: Value) -> bool:
-        """Whether a dim of a value could be cut by a part of the axes, but not by all."""
-        return any((value, dim) in self.halved for dim in range(len(value.shape)))
+    def parts_that_fit(self, value: Value) -> int:
+        """Into how many parts a dim could be cut that all axes together cannot cut; 1 where there is none."""
+        return max((self.fitting.get((value, dim), 1) for dim in range(len(value.shape))), default=1)
 
     def conflicts(self, numbers: Iterable[int]) -> dict[int, dict[int, Value]]:
         """For each of these classes the others that hold another dim of one tensor, and such a tensor: no tensor can

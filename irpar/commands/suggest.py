@@ -24,7 +24,8 @@ from irpar.sharding import IrparError, Mesh
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.suggestion import Prediction, Suggestion, TensorGroup
+    from irpar.suggestion import Prediction, Suggestion
+    from irpar.suggestion_report import TensorGroup
 
 
 def suggest_shardings(

@@ -81,14 +81,14 @@ def test_a_split_dim_goes_on_in_its_major_part() -> None:
     two = find(classes_of(HEADS, 2), "w", 1)
     assert [value.name for value in two.gathered] == ["q"]
     assert two.gathered_bytes == 4 * 12 * 4 / 2
-    assert not classes_of(HEADS, 2).is_halved(next(iter(two.gathered)))
+    assert classes_of(HEADS, 2).parts_that_fit(next(iter(two.gathered))) == 1
 
 
 def test_a_part_of_the_axes_may_fit_where_all_do_not() -> None:
     text = HEADS.replace("i64[3] [4, 3, 4]", "i64[3] [4, 2, 6]").replace("[4, 3, 4]", "[4, 2, 6]")
     classes = classes_of(text, 4)
     columns = find(classes, "w", 1)
-    assert [classes.is_halved(value) for value in columns.gathered] == [True]
+    assert [classes.parts_that_fit(value) for value in columns.gathered] == [2]
 
 
 SHARED = """

@@ -1,0 +1,142 @@
+"""What is told of a suggestion: tensors that are treated alike, layers together, each group with one reason."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from irpar.analysis.cut_classes import CutClasses
+from irpar.analysis.liveness import value_bytes
+from irpar.analysis.uses import uses_of
+from irpar.ir import Graph, Value
+from irpar.ir.annotate import glob_of
+from irpar.sharding import Axis
+
+from .parameters import exact_use_texts, use_texts
+from .suggestion_file import Spec, pattern_of
+from .suggestion_words import CutWords
+
+
+@dataclass
+class TensorGroup:
+    """Tensors of the source model that differ only in numbers inside their names, and are treated alike.
+
+    Attributes:
+        pattern: their name with `*` for these numbers; a single tensor keeps its own.
+        names: all of them, in order.
+        dtype, shape: of each.
+        bytes: of all.
+        spec: how each is cut.
+        reason: why, or why not.
+        use: what computes with them, where their names do not tell; else empty.
+    """
+
+    pattern: str
+    names: list[str]
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    spec: Spec
+    reason: str
+    use: str
+
+
+Found = dict[tuple[object, ...], TensorGroup]
+
+
+class Groups:
+    """Groups of the inputs and weights of one graph.
+
+    Args:
+        graph: that the choice was made for.
+        sources: names of the constants of the source model; others are not told of.
+        words: the reasons; None where no axis cuts weights.
+    """
+
+    def __init__(self, graph: Graph, sources: Collection[str], words: CutWords | None) -> None:
+        self.graph = graph
+        self.sources = sources
+        self.words = words
+        self._of_parts: dict[tuple[Axis, ...], CutWords] = {}
+
+    def made(self, shardings: Mapping[str, Spec]) -> tuple[list[TensorGroup], list[TensorGroup]]:
+        """Those that are cut, in order, and those that stay whole, most bytes first."""
+        cut: Found = {}
+        whole: Found = {}
+        for value in (*self.graph.inputs, *self.graph.constants):
+            spec = shardings.get(source_name(value))
+            if spec is None or not (value.is_input or source_name(value) in self.sources):
+                continue
+            if any(spec):
+                _put(cut, value, spec, self._why_cut(value, spec))
+            elif self.words is not None and value.is_constant and not _is_small(value):
+                _put(whole, value, spec, self.words.why_whole(value))
+        by_size = sorted(map(_labelled, whole.values()), key=lambda group: -group.bytes)
+        return list(map(_labelled, cut.values())), by_size
+
+    def _why_cut(self, value: Value, spec: Spec) -> str:
+        if value.is_input:
+            return "batch"
+        if self.words is None:
+            return "follows the batch"
+        dim, axes = next((dim, axes) for dim, axes in enumerate(spec) if axes)
+        cut = tuple(map(Axis.parse, axes))
+        words = self.words if cut == self.words.axes else self._words_of(cut)
+        return words.why_cut(value, dim)
+
+    def _words_of(self, axes: tuple[Axis, ...]) -> CutWords:
+        """The words for a tensor that other axes cut, such as a part of those that cut the rest."""
+        assert self.words is not None
+        if axes not in self._of_parts:
+            self._of_parts[axes] = CutWords(CutClasses(self.graph, self.words.classes.mesh, axes), {}, axes)
+        return self._of_parts[axes]
+
+    def comments(self, lines: Iterable[str], groups: Iterable[TensorGroup]) -> dict[str, str]:
+        """The reason of each line of the file, and the use of tensors whose names do not tell it."""
+        group_of = {name: group for group in groups for name in (group.pattern, *group.names)}
+        values = {source_name(value): value for value in self.graph.constants}
+        comments = {}
+        for line in lines:
+            group = group_of.get(line)
+            use = "" if group is None else group.use
+            if use and line in values:
+                use = "; ".join(exact_use_texts(values[line]))
+            reason = "whole, so that the cut ends here" if group is None else group.reason
+            comments[line] = f"{use}; {reason}" if use else reason
+        return comments
+
+
+def source_name(value: Value) -> str:
+    """What the source model calls a value."""
+    return value.source or value.name
+
+
+def _is_small(value: Value) -> bool:
+    """A single number, or sizes, axes and the like."""
+    if not value.is_static or max(value.shape, default=1) <= 1:
+        return True
+    return bool(value.dtype.is_index) and len(value.shape) < 2
+
+
+def _put(groups: Found, value: Value, spec: Spec, reason: str) -> None:
+    """Add a tensor to those that are treated alike."""
+    name, use = source_name(value), _use(value)
+    key = (glob_of(name), spec, value.dtype, value.shape, reason, use)
+    known = groups.get(key)
+    if known is None:
+        dtype = value.dtype.text
+        groups[key] = TensorGroup(name, [name], dtype, value.shape, value_bytes(value), spec, reason, use)
+    elif name not in known.names:
+        known.names.append(name)
+        known.bytes += value_bytes(value)
+
+
+def _use(value: Value) -> str:
+    """What a weight is for, where its name does not say where it belongs."""
+    scopes = [use.node.scope for use in uses_of(value) if use.node.scope]
+    if not scopes or any(source_name(value).startswith(scope.replace("/", ".")) for scope in scopes):
+        return ""
+    return "; ".join(use_texts(value))
+
+
+def _labelled(group: TensorGroup) -> TensorGroup:
+    group.pattern = pattern_of(group.names)
+    return group
