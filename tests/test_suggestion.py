@@ -208,8 +208,8 @@ def test_heads_that_only_a_part_of_the_axis_divides(tmp_path: Path) -> None:
 
 
 def test_heads_that_no_whole_axis_divides(tmp_path: Path) -> None:
-    """6 heads over 4: attention in two halves, without a byte more; the rest over all four."""
-    found = check(build(tmp_path, "gpt", heads=6, hidden=96), {"tp": 4}, tmp_path)
+    """6 heads over 4: attention over many tokens in two halves, without a byte more; the rest over all four."""
+    found = check(build(tmp_path, "gpt", heads=6, hidden=48, seq=256, batch=1), {"tp": 4}, tmp_path)
     assert cuts(found)["h.*.attn.q.weight"] == (None, ("tp:(1)2",))
     assert cuts(found)["h.*.mlp.c_fc.weight"] == (None, ("tp",))
     reasons = {group.pattern: group.reason for group in found.cut}
