@@ -108,14 +108,14 @@ class Inference:
         return self._operator(node)
 
     def _operator(self, node: Node) -> Sequence[Type]:
+        # ONNX is asked in any case, and first: irpar's definitions take it for granted that the operands fit.
+        other = self._onnx.result_types(node)
         found = definition(node)
         own = found.infer(node) if found is not None and found.infer is not None else None
         if own is not None and node.identity == ("", "Reshape"):
             _check_reshape(node, own[0])
         if node.identity == ("", "Range"):
             _check_range(node)
-        # ONNX is asked in any case: irpar's definitions take it for granted that the operands fit each other.
-        other = self._onnx.result_types(node)
         if own is None:
             return other
         if all(map(is_complete, own)):
@@ -147,6 +147,16 @@ class Inference:
                 where=f"node {node.label}: {node!r}",
                 notes=_operand_lines(node),
                 do="mend the model, or the sizes given for its symbols",
+            )
+        if (
+            value.sharding is not None
+            and isinstance(merged, TensorType)
+            and merged.rank not in (None, value.sharding.rank)
+        ):
+            raise TypeInferenceError(
+                f"%{value.name} is {merged}, but its sharding {value.sharding} is for {value.sharding.rank} dims",
+                where=f"node {node.label}: {node!r}",
+                do="annotate it with one entry for each of its dims",
             )
         value.type = merged
         self.inferred += 1

@@ -97,7 +97,7 @@ def _infer(node: Node) -> Sequence[Type]:
     opsets = [onnx.helper.make_opsetid(node.domain, schema.since_version if not node.version else node.version)]
     try:
         found = infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
-    except (InferenceError, onnx.checker.ValidationError) as error:
+    except (InferenceError, onnx.checker.ValidationError, ValueError) as error:  # ValueError: of types that are unknown
         if not all(isinstance(value.type, TensorType) and value.type.shape is not None for value in node.inputs):
             return unknown
         raise _refusal(node, str(error)) from error

@@ -106,6 +106,7 @@ def _print(module: "Module") -> None:
 
 def _read(file: Path, bind: list[str] | None) -> "tuple[Module, str]":
     """The module, and the pipeline that a reproducer brings (empty for other files)."""
+    from irpar.ir import verify
     from irpar.ir.text import read_text
     from irpar.reproducer import reproducer_pipeline
 
@@ -115,6 +116,7 @@ def _read(file: Path, bind: list[str] | None) -> "tuple[Module, str]":
     if file.suffix == ".onnx":
         return load_model(file, bind), ""
     module = read_text(file)
+    verify(module)
     if sizes := bind_of(bind):
         from irpar.passes.bind_dims import BindDims
 

@@ -71,8 +71,10 @@ class AttributeReader:
         start = lexer.start
         is_negative = lexer.accept("-")
         if lexer.kind == "number" and lexer.token.isdigit():
-            number = lexer.integer()
-            return -number if is_negative else number
+            number = -lexer.integer() if is_negative else lexer.integer()
+            if not -(2**63) <= number < 2**63:
+                raise lexer.error(f"the attribute {number} does not fit 64 bits", start)
+            return number
         lexer.seek(start)
         return read_float(lexer)
 

@@ -323,6 +323,8 @@ class _Parser:
     def atom(self) -> int | Expr:
         token = self.take()
         if token[0] in "0123456789":
+            if len(token) > 19 or int(token) >= 2**63:
+                raise DimSyntaxError("a number in a dim does not fit 64 bits", self.position - len(token))
             return int(token)
         if token == "(":
             value = self.sum()

@@ -61,6 +61,10 @@ RESERVED = frozenset(
 """Words that cannot stand for an operator unless quoted."""
 
 
+MOST_VERSION = 2**31 - 1
+"""Of operators, or of the IR: what ONNX's schemas can tell apart."""
+
+
 class TextError(IrparError):
     """The text form cannot be read; says where, and what was expected."""
 
@@ -76,6 +80,7 @@ def text_error(text: str, filename: str, position: int, what: str, do: str = "")
     shown = "".join(c if c.isprintable() else " " for c in line[first : first + _WINDOW])
     number = text.count("\n", 0, position) + 1
     caret = " " * (column - first) + "^"
+    do = do or "mend the text there; docs/text.md says how each line is written"
     return TextError(what, where=f"{filename}:{number}:{column + 1}", notes=(f"  {shown}", f"  {caret}"), do=do)
 
 
@@ -173,14 +178,19 @@ class Lexer:
         except UnicodeEncodeError:
             raise self.error("bytes hold characters above \\xff", self.last, do="write them as \\x..") from None
 
-    def integer(self, what: str = "an integer") -> int:
-        """Step over an integer, with or without a minus."""
+    def integer(self, what: str = "an integer", least: int = -(2**63), most: int = 2**64 - 1) -> int:
+        """Step over an integer, with or without a minus, that lies within bounds."""
         negative = self.accept("-")
         start = self.start
         token = self.take("number", what)
         if not token.isdigit() or len(token) > 1000:
             raise self.error(f"expected {what}, found `{token[:40]}`", start)
-        return -int(token) if negative else int(token)
+        number = -int(token) if negative else int(token)
+        if not least <= number <= most:
+            raise self.error(
+                f"expected {what}, found {str(number)[:40]}, which is too {'large' if number > 0 else 'small'}", start
+            )
+        return number
 
     def value_name(self, what: str = "a value such as %x") -> str:
         """Step over a value and return its name."""

@@ -6,7 +6,7 @@ from typing import get_args
 from .attribute_reader import AttributeReader
 from .function import Function
 from .graph import Graph, Node, Phase, Place
-from .lexer import RESERVED, Lexer
+from .lexer import MOST_VERSION, RESERVED, Lexer
 from .module import Module
 from .printer import default_call_version, default_version
 from .tensor import Tensor
@@ -291,7 +291,10 @@ class Parser:
             domain, op_type, _ = key
         else:
             domain, op_type = self._operator()
-            version = lexer.integer("an opset version") if lexer.accept(":") else default_version(self.opsets, domain)
+            if lexer.accept(":"):
+                version = lexer.integer("an opset version", 0, MOST_VERSION)
+            else:
+                version = default_version(self.opsets, domain)
         operands = self._operands()
         if (domain, op_type) == ("irpar", "Return"):
             raise lexer.error("the results of a graph stand in its head, not in a Return", start)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from irpar.sharding import DimSpec, IrparError, Mesh
 
 from .annotate import Annotation
-from .lexer import Lexer
+from .lexer import MOST_VERSION, Lexer
 from .module import Module
 
 
@@ -36,7 +36,7 @@ class HeaderReader:
             name = lexer.take("name", "ir_version, producer, doc or meta")
             lexer.expect("=")
             if name == "ir_version":
-                module.ir_version = lexer.integer()
+                module.ir_version = lexer.integer("an IR version", 0, MOST_VERSION)
             elif name == "producer":
                 lexer.expect("[")
                 producer = lexer.string()
@@ -139,6 +139,6 @@ class HeaderReader:
             domain = lexer.string() if lexer.kind == "string" else ""
             if domain in found:
                 raise lexer.error("this domain has an opset already", at)
-            found[domain] = lexer.integer("an opset version")
+            found[domain] = lexer.integer("an opset version", 0, MOST_VERSION)
             if not lexer.accept(","):
                 return found

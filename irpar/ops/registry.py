@@ -1,12 +1,14 @@
 """Operator definitions: one place that says how an op types, shards and costs, and how its local form differs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
 from irpar.ir import Builder, Node, Type, Value, tensor_type
+from irpar.sharding import IrparError
 
 from .facts import CannotTellError, refers_to_call
 from .rule import FactorRule
@@ -80,14 +82,37 @@ def define(definition: OpDef) -> OpDef:
     return guarded
 
 
+class MisfitError(IrparError):
+    """Operands, attributes and results of a node that do not fit each other."""
+
+
+@contextmanager
+def _malformed(node: Node) -> Iterator[None]:
+    """Let a definition that cannot tell give no answer, and tell of a node that it cannot make sense of.
+
+    Raises:
+        MisfitError: naming the node.
+    """
+    try:
+        yield
+    except CannotTellError:
+        return
+    except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as error:
+        raise MisfitError(
+            f"the operands, attributes and results of {node.op_type} do not fit each other",
+            where=f"node {node.label}: {node!r}",
+            notes=tuple(f"%{value.name} : {value.type}" for value in (*node.inputs, *node.results)),
+            do="mend the model, or export it again; if ONNX Runtime runs it, this is a bug in irpar: report it",
+        ) from error
+
+
 def _guarded_infer(infer: Infer) -> Infer:
     def answer(node: Node) -> Sequence[Type] | None:
         if refers_to_call(node):
             return None
-        try:
+        with _malformed(node):
             return infer(node)
-        except CannotTellError:
-            return None
+        return None
 
     return answer
 
@@ -97,10 +122,9 @@ def _guarded_rule(rule: Rule) -> Rule:
         values = (*node.inputs, *node.results)
         if refers_to_call(node) or not all(_is_plain(value) or _is_empty_list(value) for value in values):
             return None
-        try:
+        with _malformed(node):
             return rule(node)
-        except CannotTellError:
-            return None
+        return None
 
     return answer
 
@@ -144,6 +168,9 @@ def factor_rule(node: Node) -> FactorRule | None:
 
 
 def flops(node: Node) -> int:
-    """Floating-point operations of a node with static types; 0 for ops without a definition."""
+    """Floating-point operations of a node with static types; 0 where its definition cannot tell, or there is none."""
     found = definition(node)
-    return found.flops(node) if found is not None and found.flops is not None else 0
+    if found is not None and found.flops is not None:
+        with _malformed(node):
+            return found.flops(node)
+    return 0

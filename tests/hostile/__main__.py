@@ -5,6 +5,8 @@ only the cases whose name has one of them.
 """
 
 import argparse
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -32,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         good = Path(folder) / "good"
         good.mkdir()
-        make_good(good)
+        with contextlib.redirect_stdout(io.StringIO()):
+            make_good(good)
         for index, case in enumerate(all_cases()):
             if options.words and not any(word in str(case) for word in options.words):
                 continue

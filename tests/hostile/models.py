@@ -197,7 +197,7 @@ ATTRIBUTES: dict[str, Make] = {
 SIZES: dict[str, Make] = {
     "Reshape of f32[4, 8] (32 elements) to f32[5, 7]": lambda: with_constant("Reshape", [5, 7]),
     "Target shape may not have multiple -1 dimensions": lambda: with_constant("Reshape", [-1, -1]),
-    "f32[-2, 16]": lambda: with_constant("Reshape", [-2, 16]),
+    "Invalid dimension value: -2": lambda: with_constant("Reshape", [-2, 16]),
     "the operands of Expand do not fit": lambda: with_constant("Expand", [3, 3]),
     "f32[1152921504606846976, 4, 8], which has more than 2^63 bytes": lambda: with_constant("Expand", [2**60, 4, 8]),
     "'Repeats' input must not contain negative values": lambda: with_constant("Tile", [-1, 2]),

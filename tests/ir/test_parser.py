@@ -14,7 +14,8 @@ def test_an_error_shows_file_line_column_and_caret() -> None:
     with pytest.raises(TextError) as caught:
         parse_module(in_graph("%y = Relu(%x, %z) : f32[8]"), filename="mlp.irpar")
     assert str(caught.value) == (
-        "%z is not defined above\n  mlp.irpar:3:17\n      %y = Relu(%x, %z) : f32[8]\n                    ^"
+        "%z is not defined above\n  mlp.irpar:3:17\n      %y = Relu(%x, %z) : f32[8]\n                    ^\n"
+        "  do: mend the text there; docs/text.md says how each line is written"
     )
 
 
@@ -89,7 +90,7 @@ MESSAGES = {
     in_graph("%y = Relu(%x) {| colour=red} : ?"): "no such fact of a node: colour",
     in_graph("irpar.Return(%x)"): "the results of a graph stand in its head",
     in_graph("from(%x)"): "expected an operator, found `from`",
-    in_graph("%y = Relu(%x) : f32[" + "9" * 5000 + "]"): "after a dim",
+    in_graph("%y = Relu(%x) : f32[" + "9" * 5000 + "]"): "a number in a dim does not fit 64 bits",
     in_graph("%y = Relu(%x) {a=" + "9" * 5000 + "} : ?"): "expected an integer",
     in_graph("%y = Relu(%x) : " + "seq<" * 1000): "types nest deeper than 32 levels",
     in_graph("%y = Relu(%x) : f32[" + "(" * 1000): "a dim nests deeper than 50 levels",
