@@ -8,15 +8,12 @@ ops:
   /fc1/MatMul: {in: [[2, 1], [1, 4]]}
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from irpar.ir import Annotation, Module, Node, Value, tensor_type
@@ -24,22 +21,19 @@ from irpar.ir.annotate import NamedValues, apply_to, matching
 from irpar.sharding import DimSpec, IrparError, Mesh, nearest_names
 
 from .cuts import Counts, CutsError, match_cuts
+from .yaml_nodes import TAG, Tables, Words, compose, is_null, text_of
 
 SECTIONS = ("mesh", "tensors", "ops")
 PLACES = ("in", "out")
-_TAG = "tag:yaml.org,2002:"
-_TAGS = {
-    MappingNode: {f"{_TAG}map"},
-    SequenceNode: {f"{_TAG}seq"},
-    ScalarNode: {f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")},
-}
-"""What plain tables, lists and single values have as their tag."""
 _TENSOR_FORM = 'write one entry for each dim: null, an axis, or a list of axes such as ["dp", "tp"] or ["tp", "?"]'
 _OP_FORM = 'write the cuts of each operand and result, such as {"in": [[2, 1], [1, 4]], "out": [[2, 4]]}'
 
 
 class ShardingsError(IrparError):
     """A --shardings file that cannot be read, or does not fit the model."""
+
+
+_WORDS = Words(ShardingsError, "the shardings", "are", _TENSOR_FORM)
 
 
 @dataclass(frozen=True)
@@ -184,90 +178,11 @@ def read_shardings(path: str | Path) -> ShardingsFile:
         ShardingsError: it cannot be read, or something in it has another form; names file and line.
     """
     path = Path(path)
-    return _Reader(path).file(_compose(path))
+    return _Reader(path, _WORDS).file(compose(path, _WORDS))
 
 
-def _compose(path: Path) -> Any:
-    """The tree of YAML nodes, which know their lines."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ShardingsError(
-            f"cannot read the shardings: {error.strerror}", where=str(path), do="give a YAML or JSON file"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ShardingsError(
-            f"the shardings are not UTF-8 text: byte {error.start}", where=str(path), do="give a YAML or JSON file"
-        ) from None
-    if path.suffix == ".json":
-        _check_json(text, path)
-        # JSON may be indented with tabs, YAML may not; inside its strings JSON has none.
-        text = text.replace("\t", " ")
-    try:
-        root = YAML(typ="safe", pure=True).compose(text)
-        _refuse_tags(root, path)
-        return root
-    except MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        problem = " ".join(part for part in (error.context, error.problem) if part)
-        alias = "alias" in problem
-        raise ShardingsError(
-            f"not YAML: {problem}",
-            where=f"{path}{line}",
-            do='put names that begin with "*" or "&" in quotes' if alias else "mend the file at that place",
-        ) from None
-    except YAMLError as error:
-        problem = str(error).splitlines()[0]
-        raise ShardingsError(f"not YAML: {problem}", where=str(path), do="give a YAML or JSON file") from None
-    except RecursionError:
-        raise ShardingsError("the shardings are nested too deep", where=str(path), do=_TENSOR_FORM) from None
-
-
-def _refuse_tags(root: Any, path: Path) -> None:
-    """Refuse what is not plain data: `!foo`, `!!set`, `!!python/object`.
-
-    Raises:
-        ShardingsError: naming the tag and its line.
-    """
-    waiting, met = [root] if root is not None else [], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in met:
-            continue
-        met.add(id(node))
-        if str(node.tag) not in _TAGS[type(node)]:
-            raise ShardingsError(
-                f"the shardings have the tag {str(node.tag).replace(_TAG, '!!')}, which means nothing here",
-                where=f"{path}, line {node.start_mark.line + 1}",
-                do="write plain tables, lists, texts and numbers",
-            )
-        if isinstance(node, MappingNode):
-            waiting.extend(child for entry in reversed(node.value) for child in reversed(entry))
-        elif isinstance(node, SequenceNode):
-            waiting.extend(reversed(node.value))
-
-
-def _check_json(text: str, path: Path) -> None:
-    try:
-        json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f"{path}, line {error.lineno}"
-        raise ShardingsError(f"not JSON: {error.msg}", where=where, do="mend the file at that place") from None
-    except RecursionError:
-        raise ShardingsError("the shardings are nested too deep", where=str(path), do=_TENSOR_FORM) from None
-
-
-class _Reader:
+class _Reader(Tables):
     """Turns YAML nodes into entries; every message names the line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def where(self, node: Any) -> str:
-        return f"{self.path.name}, line {node.start_mark.line + 1}"
-
-    def error(self, what: str, node: Any, do: str, text: str = "") -> ShardingsError:
-        return ShardingsError(what, where=f"{text}      {self.where(node)}" if text else self.where(node), do=do)
 
     def file(self, root: Any) -> ShardingsFile:
         do = f"write a table with the keys {', '.join(SECTIONS)}"
@@ -291,7 +206,7 @@ class _Reader:
         for axis, _, size in self.table(table, "the mesh", do):
             number = self.integer(size)
             if number is None:
-                raise self.error(f"mesh axis {axis} has the size {_text(size)}", size, do)
+                raise self.error(f"mesh axis {axis} has the size {text_of(size)}", size, do)
             axes[axis] = number
         if not axes:
             raise self.error("the mesh has no axes", table, do)
@@ -303,21 +218,23 @@ class _Reader:
     def tensors(self, table: Any) -> Iterator[Annotation]:
         for pattern, key, value in self.table(table, "tensors", 'write name: [...], such as "x": [["dp"], null]'):
             if not isinstance(value, SequenceNode):
-                raise self.error(f'"{pattern}" has no list of dims', key, _TENSOR_FORM, f'"{pattern}": {_text(value)}')
+                raise self.error(
+                    f'"{pattern}" has no list of dims', key, _TENSOR_FORM, f'"{pattern}": {text_of(value)}'
+                )
             spec = tuple(self.dim(dim, pattern, value) for dim in value.value)
             yield Annotation(pattern, spec, self.where(key))
 
     def dim(self, node: Any, pattern: str, whole: Any) -> DimSpec:
         """null, an axis, or a list of axes."""
-        if _is_null(node):
+        if is_null(node):
             return None
         nodes = node.value if isinstance(node, SequenceNode) else [node]
         for axis in nodes:
-            if isinstance(axis, ScalarNode) and axis.tag == _TAG + "str":
+            if isinstance(axis, ScalarNode) and axis.tag == TAG + "str":
                 continue
             do = 'put the question mark in quotes: "?"' if isinstance(axis, MappingNode) else _TENSOR_FORM
-            text = f'"{pattern}": {_text(whole)}'
-            raise self.error(f"{_text(axis)} is no mesh axis", axis, do, text)
+            text = f'"{pattern}": {text_of(whole)}'
+            raise self.error(f"{text_of(axis)} is no mesh axis", axis, do, text)
         return [str(axis.value) for axis in nodes]
 
     def ops(self, table: Any) -> Iterator[OpCuts]:
@@ -331,61 +248,17 @@ class _Reader:
                 cuts[place] = tuple(self.counts(item) for item in listed.value)
             if not cuts:
                 raise self.error(f'"{pattern}" has no cuts', key, _OP_FORM)
-            yield OpCuts(pattern, cuts, f'"{pattern}": {_text(value)}', self.where(key))
+            yield OpCuts(pattern, cuts, f'"{pattern}": {text_of(value)}', self.where(key))
 
     def counts(self, node: Any) -> Counts | None:
-        if _is_null(node):
+        if is_null(node):
             return None
         numbers = [self.integer(item) for item in node.value] if isinstance(node, SequenceNode) else [None]
         if any(number is None or number < 1 for number in numbers):
-            raise self.error(f"{_text(node)} is no list of cuts", node, "write a number of 1 or more for each dim")
+            raise self.error(f"{text_of(node)} is no list of cuts", node, "write a number of 1 or more for each dim")
         return tuple(number for number in numbers if number is not None)
 
     def integer(self, node: Any) -> int | None:
         """A whole number in decimal, else None."""
-        is_number = isinstance(node, ScalarNode) and node.tag == _TAG + "int" and re.fullmatch(r"-?\d{1,9}", node.value)
+        is_number = isinstance(node, ScalarNode) and node.tag == TAG + "int" and re.fullmatch(r"-?\d{1,9}", node.value)
         return int(node.value) if is_number else None
-
-    def table(self, node: Any, what: str, do: str) -> Iterator[tuple[str, Any, Any]]:
-        """The entries of a table as (key, node of the key, node of the value).
-
-        Raises:
-            ShardingsError: it is no table, or a key comes twice.
-        """
-        if not isinstance(node, MappingNode):
-            raise self.error(f"{what} must be a table, not {_text(node)}", node, do)
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            if not isinstance(key, ScalarNode):
-                raise self.error(f"{_text(key)} is no name", key, do)
-            # Exporters call values 17 or null too: whatever is written is the name.
-            name = _characters(str(key.value))
-            if name in lines:
-                raise self.error(f'"{name}" comes twice, first in line {lines[name]}', key, "keep one of the two")
-            lines[name] = key.start_mark.line + 1
-            yield name, key, value
-
-
-def _characters(text: str) -> str:
-    """JSON escapes characters beyond the first plane as two halves; put them together."""
-    if not any("\ud800" <= character <= "\udfff" for character in text):
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _is_null(node: Any) -> bool:
-    return isinstance(node, ScalarNode) and node.tag == _TAG + "null"
-
-
-def _text(node: Any, depth: int = 4) -> str:
-    """A node in one line, as JSON; short."""
-    if isinstance(node, ScalarNode):
-        return json.dumps(node.value, ensure_ascii=False) if node.tag == _TAG + "str" else str(node.value or "null")
-    if depth == 0:
-        return "..."
-    if isinstance(node, SequenceNode):
-        text = f"[{', '.join(_text(item, depth - 1) for item in node.value[:12])}]"
-    else:
-        entries = (f"{_text(key, depth - 1)}: {_text(value, depth - 1)}" for key, value in node.value[:12])
-        text = f"{{{', '.join(entries)}}}"
-    return text if len(text) <= 100 else text[:97] + "..."
