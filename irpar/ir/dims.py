@@ -248,6 +248,8 @@ class DimSyntaxError(ValueError):
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,1000})|([A-Za-z_][A-Za-z0-9_.]*|'[^'\n]*')|([-+*/(),]))")
 _MAX_DEPTH = 50
 """How deep calls and brackets nest."""
+_MAX_TERMS = 10_000
+"""Of a product, when it is multiplied out."""
 
 
 def parse_dim(text: str) -> int | Expr:
@@ -316,8 +318,12 @@ class _Parser:
     def product(self) -> int | Expr:
         value = self.atom()
         while self.peek() == "*":
+            start = self.position
             self.take()
-            value = value * self.atom()
+            factor = self.atom()
+            if _count(value) * _count(factor) > _MAX_TERMS:
+                raise DimSyntaxError(f"a dim has more than {_MAX_TERMS} terms", start)
+            value = value * factor
         return value
 
     def atom(self) -> int | Expr:
@@ -352,6 +358,10 @@ class _Parser:
         if b == 0 and name in ("ceil", "floor", "mod"):
             raise DimSyntaxError("division by zero in a dim", start)
         return function(a, b)
+
+
+def _count(value: int | Expr) -> int:
+    return len(value.terms) if isinstance(value, Expr) else 1
 
 
 def product_of(dims: tuple[Dim, ...]) -> int | Expr | None:

@@ -1,16 +1,35 @@
 """What onnx's version converter gets wrong in models of opsets before 13, mended before and after it."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import onnx
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
-from .errors import OnnxError
+from .errors import OnnxError, text_of
 from .scan8 import rewrite_scans
 
 _AGAIN = "export the model again with opset 13 or newer"
 _OWN_DOMAIN = ("", "ai.onnx")
+
+
+def check_text(message: Message) -> None:
+    """Refuse strings that are not UTF-8, which the converter and onnx's helpers do not take.
+
+    Raises:
+        OnnxError: showing the string.
+    """
+    for field, value in message.ListFields():
+        items = value if field.is_repeated else (value,)
+        if field.type == FieldDescriptor.TYPE_STRING:
+            for item in items:
+                text_of(item)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for item in items:
+                check_text(item)
 
 
 def prepare(model: onnx.ModelProto, version: int) -> None:
@@ -163,7 +182,12 @@ def _constants(model: onnx.GraphProto) -> dict[str, np.ndarray]:
         for node in graph.node:
             if node.op_type == "Constant" and len(node.output) == 1:
                 found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return {name: numpy_helper.to_array(tensor) for name, tensor in found.items() if _is_scales(tensor)}
+    arrays: dict[str, np.ndarray] = {}
+    for name, tensor in found.items():
+        with suppress(ValueError):  # Data that does not fill its shape is told about when the model is read.
+            if _is_scales(tensor):
+                arrays[name] = numpy_helper.to_array(tensor)
+    return arrays
 
 
 def _is_scales(tensor: TensorProto) -> bool:

@@ -40,7 +40,8 @@ class _Rewrite:
         count = attributes["num_scan_inputs"].i
         operands = list(node.input[1:])
         outputs = len(self.body.output)
-        if not 1 <= count <= len(operands) == len(self.body.input) or len(operands) - count > outputs:
+        fits = 1 <= count <= len(operands) == len(self.body.input) and len(node.output) <= outputs
+        if not fits or len(operands) - count > outputs:
             raise OnnxError("Scan and its body do not fit each other", where=where, do="export the model again")
         if node.input[0]:
             raise OnnxError(

@@ -7,9 +7,10 @@ import onnx
 from onnx import TensorProto, helper, version_converter
 
 from irpar.ir import IRPAR_OPSET, DType
+from irpar.ir.lexer import MOST_VERSION
 
 from .errors import OnnxError, text_of
-from .older import finish, prepare
+from .older import check_text, finish, prepare
 
 OLDEST_OPSET = 13
 NEWEST_OPSET = 26
@@ -43,6 +44,10 @@ def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in imports:
         domain = "" if entry.domain == "ai.onnx" else text_of(entry.domain)
+        if not 0 <= entry.version <= MOST_VERSION:
+            raise OnnxError(
+                f'opset {entry.version} of domain "{domain}" is none', do="the model is damaged: export it again"
+            )
         if found.setdefault(domain, entry.version) != entry.version:
             raise OnnxError(
                 f'opset versions {found[domain]} and {entry.version} of domain "{domain}"', do="import each domain once"
@@ -101,6 +106,7 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if len(model.functions):
         raise _refusal(model, version, "model-local functions are not converted", [])
+    check_text(model)
     slim = onnx.ModelProto()
     slim.CopyFrom(model)
     # Before IR 4 the converter does not see weights that are not listed among the inputs.

@@ -29,7 +29,8 @@ def collective_axes(node: Node) -> tuple[Axis, ...]:
     texts = node.attributes.get("axes")
     if not isinstance(texts, Strings):
         raise CannotTellError("axes")
-    return tuple(Axis.parse(text if isinstance(text, str) else text.decode()) for text in texts)
+    names = (text if isinstance(text, str) else text.decode(errors="backslashreplace") for text in texts)
+    return tuple(map(Axis.parse, names))
 
 
 def _is_local(node: Node) -> bool:

@@ -28,8 +28,17 @@ FAMILIES = (
     "indexing",
     "attention",
     "convolution",
+    "pooling",
     "resize",
+    "vision",
+    "signal",
     "recurrent",
+    "linear_attention",
+    "quantized",
+    "loss",
+    "optimizer",
+    "text",
+    "classic",
     "collectives",
 )
 
@@ -111,7 +120,10 @@ def _guarded_infer(infer: Infer) -> Infer:
         if refers_to_call(node):
             return None
         with _malformed(node):
-            return infer(node)
+            types = infer(node)
+            if types is not None and len(types) != len(node.results):
+                raise ValueError(f"{len(types)} types for {len(node.results)} results")
+            return types
         return None
 
     return answer

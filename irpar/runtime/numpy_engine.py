@@ -160,7 +160,12 @@ def _kernel_operation(node: Node, scope: Scope) -> Operation:
             where=f"node {node.label}",
             do="use --engine ort, or register a kernel with irpar.kernels.register",
         )
-    attributes = scope.attributes(node)
+    try:
+        attributes = scope.attributes(node)
+    except TypeError as error:  # a graph, or a reference
+        raise EngineError(
+            f"the numpy engine cannot run {node.operator}: {error}", where=f"node {node.label}", do="use --engine ort"
+        ) from error
     count = len(node.results)
 
     def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
