@@ -13,6 +13,7 @@ from irpar.sharding import IrparError, Mesh
 if TYPE_CHECKING:
     import numpy as np
 
+    from irpar.analysis.network import Network
     from irpar.pass_manager import PassManager, PipelineResult, Progress
     from irpar.runtime.executor import Executor
     from irpar.verification import Bisection, Original, Verification
@@ -54,6 +55,7 @@ def partition(
     mesh: Mesh | Mapping[str, int] | str | None = None,
     *,
     pipeline: "str | PassManager | None" = None,
+    network: "str | Path | Network | None" = None,
 ) -> "Partition":
     """Cut a module over a mesh. The module itself stays as it is.
 
@@ -62,9 +64,12 @@ def partition(
         mesh: the devices, as a Mesh, as `{"dp": 2, "tp": 4}` or as `"dp=2,tp=4"`; may be left out where the
             annotations came with one.
         pipeline: passes to run instead of the default ones; must end with a local module.
+        network: what communication costs: the name of a preset, the path of a network file, or a Network; None: that
+            of the module, which is `bytes` where nothing else was said.
 
     Raises:
-        IrparError: a symbolic dim is not bound, an annotation does not fit, or the pipeline does not localize.
+        IrparError: a symbolic dim is not bound, an annotation does not fit, the pipeline does not localize, or there is
+            no such network.
     """
     from irpar.pass_manager import PassManager
 
@@ -72,6 +77,10 @@ def partition(
     if not module.graph.outputs:
         raise IrparError("the model has no outputs, so there is nothing to compute", do="export it again with outputs")
     work = clone_module(module)
+    if network is not None:
+        from irpar.network_file import find_network
+
+        work.network = find_network(network).text
     if mesh is not None:
         if work.annotations:
             know_ranks(work)

@@ -35,6 +35,15 @@ def scaled(number: float, unit: str) -> str:
     return f"{text} {_UNITS[prefix]}{unit}".rstrip()
 
 
+def seconds_text(number: float) -> str:
+    """Seconds: `12.5 ms`, `830 us`, `0 s`; three significant digits."""
+    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if number >= scale:
+            value = number / scale
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"
+    return f"{number / 1e-9:.3g} ns" if number else "0 s"
+
+
 def bytes_text(number: float) -> str:
     """Bytes: `1.25 MB` (a megabyte is 10^6 bytes)."""
     return scaled(number, "B")

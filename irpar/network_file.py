@@ -23,6 +23,7 @@ from irpar.sharding import IrparError, nearest_names
 from .yaml_nodes import TAG, Tables, Words, compose, text_of
 
 _DO = "write the fields that docs/network.md names, such as links: [{name: nvlink, latency: 3e-6, bandwidth: 450e9}]"
+_MOST_VALUES = 10_000
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 
@@ -44,9 +45,10 @@ def find_network(given: str | os.PathLike[str] | Network) -> Network:
     path = Path(text)
     if path.suffix in _SUFFIXES or path.exists() or len(path.parts) > 1:
         return read_network(path)
+    begun = [name for name in PRESETS if text and name.startswith(text)]
     raise NetworkError(
         f'there is no network "{text}", and no such file',
-        notes=nearest_names(text, PRESETS),
+        notes=(f"nearest names: {', '.join(begun)}",) if begun else nearest_names(text, PRESETS),
         do=f"use {', '.join(PRESETS)}, or a file such as `irpar calibrate -o here.yaml` writes",
     )
 
@@ -82,6 +84,7 @@ class _Reader(Tables):
     def __init__(self, path: Path, words: Words) -> None:
         super().__init__(path, words)
         self._nodes: dict[tuple[str | int, ...], Any] = {}
+        self._count = 0
 
     def node(self, path: tuple[str | int, ...]) -> Any:
         """The node at a path, or the nearest one around it."""
@@ -92,8 +95,9 @@ class _Reader(Tables):
     def value(self, node: Any, path: tuple[str | int, ...]) -> Any:
         """Plain data."""
         self._nodes[path] = node
-        if len(path) > 8:
-            raise self.error("the network file is nested too deep", node, _DO)
+        self._count += 1
+        if len(path) > 8 or self._count > _MOST_VALUES:
+            raise self.error("the network file is nested too deep, or has too many fields", node, _DO)
         if isinstance(node, MappingNode):
             made = {}
             for key, key_node, child in self.table(node, "a network", _DO):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from irpar.analysis.effects import draws_random_numbers
+from irpar.analysis.network import network_of
 from irpar.analysis.placement import Placement, has_rank, place, why_whole
 from irpar.analysis.redistribution import Step, plan
 from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value
@@ -19,7 +20,8 @@ class InsertRedistribution(Pass):
     After: global view; each node's operands lie as its factor rule needs them, its results are what the rule gives;
     the collectives in between (irpar.AllReduce, AllGather, ReduceScatter, AllToAll, and AllSlice, which sends
     nothing) have ids in program order and say in their doc why they are there. Each value is redistributed once for
-    each sharding that its readers need. The paths are the cheapest: see irpar.analysis.redistribution.
+    each sharding that its readers need. The paths are the cheapest by the network of the module: see
+    irpar.analysis.redistribution.
     """
 
     name = "insert-redistribution"
@@ -68,6 +70,7 @@ class _Insertion:
         self.module = module
         self.graph = graph
         self.mesh = mesh
+        self.network = network_of(module.network)
         self.placements: dict[Node, Placement] = {}
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
@@ -168,7 +171,7 @@ class _Insertion:
         known = self.moved.get((value, target))
         if known is not None:
             return known
-        steps = plan(value.sharding, target, value.shape, value.dtype.bits)
+        steps = plan(value.sharding, target, value.shape, value.dtype.bits, self.network)
         if value.is_constant and all(step.op == "AllSlice" for step in steps):
             result = self.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
             result.sharding = target

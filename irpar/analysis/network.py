@@ -5,8 +5,8 @@
 
 A network is a list of links, the innermost first: the first joins the devices of a node, the next the nodes. Which of
 them a mesh axis runs over follows from the device ids: minor axes fill a node first. A collective over several links
-is taken apart (reduce-scatter inside, all-reduce across, all-gather inside) or runs as one ring over all, which leaves a
-node over all of its adapters as NCCL's rings do, whichever is cheaper.
+is taken apart (reduce-scatter inside, all-reduce across, all-gather inside), or runs as one ring over all, which leaves
+a node over all of its adapters as NCCL's rings do, whichever is cheaper.
 
 The network `bytes` has no links: it counts what the ring model sends, launches breaking ties.
 """
@@ -71,7 +71,7 @@ class Link:
         return self.algorithms.get(kind) or tuple(ALGORITHMS[kind])
 
     def seconds(self, kind: str, n: int, size: float) -> float:
-        """Seconds of a collective among n devices of this link, by the cheapest algorithm; `size`: bytes of the operand."""
+        """Seconds of a collective among n devices of this link, by the cheapest algorithm; operands of `size` bytes."""
         speed = self.speed_of(kind)
         return min(speed.seconds(ALGORITHMS[kind][name](n, size)) for name in self.algorithms_of(kind))
 

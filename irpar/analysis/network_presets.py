@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _NCCL = {"all_gather": "ring", "reduce_scatter": "ring", "all_reduce": ["ring", "tree"], "broadcast": "ring"}
-"""What NCCL has: rings for all, trees for all-reduce beside (NCCL, src/graph/tuning.cc). All-to-all and permute are sends."""
+"""What NCCL has: rings for all, beside them trees for all-reduce (NCCL, src/graph/tuning.cc); the rest are sends."""
 
 _H100_NVLINK_IB: Mapping[str, Any] = {
     "name": "H100 SXM, 8 to a node by NVLink, nodes by NDR InfiniBand",

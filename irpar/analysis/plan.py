@@ -7,15 +7,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from irpar.ir import Decision, ExternalTensor, Graph, Module, Node, Value, dtype_of_text, tensor_type
+from irpar.ir import DEFAULT_NETWORK, Decision, ExternalTensor, Graph, Module, Node, Value, dtype_of_text, tensor_type
 from irpar.ops.collectives import KINDS, collective_axes, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .cost import graph_flops
 from .liveness import peak, value_bytes
+from .network import network_of
 from .parts import Part
 from .plan_schema import misfit
+from .prediction import predict
 
 FORMAT = "irpar-plan/1"
 LEAST_NAMED_BYTES = 1024
@@ -42,6 +44,7 @@ class Plan:
     totals: dict[str, Any]
     original: dict[str, Any]
     values: list[dict[str, Any]] = field(default_factory=list)
+    network: str = DEFAULT_NETWORK
     predicted: dict[str, Any] | None = None
     id: str | None = None
     format: str = FORMAT
@@ -160,6 +163,8 @@ def make_plan(
         totals=_totals(collectives, max(costs.values())),
         original=original,
         values=_values(graph, module.decisions),
+        network=module.network,
+        predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
     )
 
 

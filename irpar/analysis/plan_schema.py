@@ -156,6 +156,7 @@ class PlanFields(TypedDict):
     totals: Totals
     original: OriginalFields
     values: NotRequired[list[ValueFields]]
+    network: NotRequired[str]
     predicted: NotRequired[dict[str, float | None] | None]
 
 

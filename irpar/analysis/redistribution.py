@@ -1,4 +1,4 @@
-"""How to get a tensor from one sharding to another with the fewest sent bytes.
+"""How to get a tensor from one sharding to another at the least cost, by default with the fewest sent bytes.
 
 A shortest path (Dijkstra) over shardings, whose edges are the collectives; compare Rink et al., Memory-efficient array
 redistribution through portable collective communication (arXiv 2112.01075).
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from irpar.ops.collectives import KINDS
 from irpar.sharding import (
     Axis,
     IrparError,
@@ -27,6 +28,9 @@ from irpar.sharding import (
     join_axes,
     minor_gather_is_aligned,
 )
+
+from .network import BYTES, Key, Network, add_keys
+from .network_algorithms import ring_bytes
 
 MOST_STATES = 5_000
 """Above this many shardings seen (meshes of five axes and more) the search gives up and takes the plain way."""
@@ -57,14 +61,18 @@ class Step:
 
 @dataclass(frozen=True)
 class _Move:
+    """An edge; `operand_bytes`: what a device holds before it, of uneven blocks padded."""
+
     op: str
     axes: tuple[Axis, ...]
     dims: tuple[int, ...]
     state: State
-    sent_bytes: int
+    operand_bytes: int
 
 
-def plan(source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int) -> tuple[Step, ...]:
+def plan(
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES
+) -> tuple[Step, ...]:
     """The cheapest steps from `source` to `target`.
 
     Args:
@@ -72,40 +80,59 @@ def plan(source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits
         target: where it should be; not partial, unless it is so in the same way as the source.
         shape: the whole tensor's.
         itemsize_bits: bits of one element.
+        network: what communication costs.
 
     Raises:
         IrparError: the shardings are of two meshes, or the target is partial over axes that the source is not.
     """
+    return _priced(source, target, shape, itemsize_bits, network)[0]
+
+
+def _priced(
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network
+) -> "tuple[tuple[Step, ...], Key]":
+    """The cheapest steps, and what they cost."""
     if source.axes == target.axes and source.partial == target.partial:
-        return ()
+        return (), network.nothing
     if source.mesh != target.mesh or set(target.partial) - set(source.partial):
         raise IrparError(
             f"cannot redistribute from {source} to {target}",
             do="redistribute within one mesh, to a sharding that has no partial axes of its own",
         )
-    return _plan(source.closed(), target.closed(), tuple(shape), itemsize_bits)
+    return _plan(source.closed(), target.closed(), tuple(shape), itemsize_bits, network)
 
 
-def cost(source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int) -> int:
-    """Bytes that a device sends for the cheapest steps."""
-    return sum(step.sent_bytes for step in plan(source, target, shape, itemsize_bits))
+def cost(source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES) -> int:
+    """Bytes that a device sends for the cheapest steps; arguments as for `plan`."""
+    return sum(step.sent_bytes for step in plan(source, target, shape, itemsize_bits, network))
+
+
+def price(
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES
+) -> Key:
+    """What the cheapest steps cost by the network, comparable (`Network.key`); arguments as for `plan`."""
+    return _priced(source, target, shape, itemsize_bits, network)[1]
 
 
 @lru_cache(maxsize=65536)
-def _plan(source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int) -> tuple[Step, ...]:
+def _plan(
+    source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int, network: Network
+) -> tuple[tuple[Step, ...], Key]:
     if _atoms_overlap(source, target):
         # Sub-axes whose cuts do not divide each other (of 6: by 2 and by 3) meet only in the whole tensor.
         whole = Sharding.replicated(source.mesh, source.rank).with_partial(target.partial, target.reduce)
-        return _plan(source, whole, shape, bits) + _plan(whole, target, shape, bits)
-    search = _Search(source, target, shape, bits)
-    steps = []
+        there, back = _plan(source, whole, shape, bits, network), _plan(whole, target, shape, bits, network)
+        return there[0] + back[0], add_keys(there[1], back[1])
+    search = _Search(source, target, shape, bits, network)
+    steps, total = [], network.nothing
     for move in search.shortest():
         dims, partial = move.state
         after = Sharding.of_axes(
             source.mesh, [join_axes(source.mesh, axes) for axes in dims], join_axes(source.mesh, partial), source.reduce
         )
-        steps.append(Step(move.op, join_axes(source.mesh, move.axes), move.dims, after, move.sent_bytes))
-    return tuple(steps)
+        steps.append(Step(move.op, join_axes(source.mesh, move.axes), move.dims, after, search.sent_bytes(move)))
+        total = add_keys(total, search.key(move))
+    return tuple(steps), total
 
 
 def _atoms_overlap(source: Sharding, target: Sharding) -> bool:
@@ -116,8 +143,9 @@ def _atoms_overlap(source: Sharding, target: Sharding) -> bool:
 class _Search:
     """One problem: the atoms that axes are made of, the moves, and the search itself."""
 
-    def __init__(self, source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int) -> None:
+    def __init__(self, source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int, network: Network) -> None:
         self.mesh: Mesh = source.mesh
+        self.network = network
         self.shape = shape
         self.bits = bits
         atoms = common_atoms(self.mesh, (*source.all_axes, *target.all_axes))
@@ -130,26 +158,39 @@ class _Search:
         self.reduce: Reduction = source.reduce
         self.wanted = {axis for axes in self.goal[0] for axis in axes}
 
+    def key(self, move: _Move) -> Key:
+        """What a move costs."""
+        if move.op == "AllSlice":
+            return self.network.nothing
+        return self.network.key(KINDS[move.op], move.axes, move.operand_bytes, self.mesh)
+
+    def sent_bytes(self, move: _Move) -> int:
+        """What a device sends, by the ring model."""
+        if move.op == "AllSlice":
+            return 0
+        return ring_bytes(KINDS[move.op], self.mesh.group_size(move.axes), move.operand_bytes)
+
     def shortest(self) -> list[_Move]:
-        """Dijkstra; among equal bytes the fewest launches, then the first in a fixed order."""
+        """Dijkstra; among equal costs the first in a fixed order."""
         counter = itertools.count()
-        best: dict[State, tuple[int, int]] = {self.start: (0, 0)}
+        nothing = self.network.nothing
+        best: dict[State, Key] = {self.start: nothing}
         came: dict[State, tuple[State, _Move]] = {}
-        queue: list[tuple[int, int, int, State]] = [(0, 0, 0, self.start)]
+        queue: list[tuple[Key, int, State]] = [(nothing, 0, self.start)]
         while queue:
-            sent, launches, _, state = heapq.heappop(queue)
+            spent, _, state = heapq.heappop(queue)
             if state == self.goal:
                 return self._path(came, state)
-            if (sent, launches) > best[state]:
+            if spent > best[state]:
                 continue
             if len(best) > MOST_STATES:
                 return self._direct()
             for move in self._moves(state):
-                key = (sent + move.sent_bytes, launches + (move.op != "AllSlice"))
+                key = add_keys(spent, self.key(move))
                 if move.state not in best or key < best[move.state]:
                     best[move.state] = key
                     came[move.state] = state, move
-                    heapq.heappush(queue, (*key, next(counter), move.state))
+                    heapq.heappush(queue, (key, next(counter), move.state))
         raise AssertionError("gathering everything and slicing always works")
 
     def _direct(self) -> list[_Move]:
@@ -158,19 +199,16 @@ class _Search:
         dims, partial = self.start
         pending = tuple(axis for axis in partial if axis not in self.goal[1])
         if pending:
-            n = self.mesh.group_size(pending)
-            sent = ceil_div(2 * self._bytes(dims) * (n - 1), n)
-            moves.append(_Move("AllReduce", pending, (), (dims, self.goal[1]), sent))
+            moves.append(_Move("AllReduce", pending, (), (dims, self.goal[1]), self._bytes(dims)))
         for dim, axes in enumerate(dims):
             goal = self.goal[0][dim]
             kept = next(
                 n for n in range(len(axes), -1, -1) if axes[:n] == goal[:n] and self._bridges(dim, axes, goal, n)
             )
             if kept < len(axes):
-                n = self.mesh.group_size(axes[kept:])
-                sent = self._bytes(dims) * (n - 1)
+                size = self._bytes(dims)
                 dims = _put(dims, dim, axes[:kept])
-                moves.append(_Move("AllGather", axes[kept:], (dim,), (dims, self.goal[1]), sent))
+                moves.append(_Move("AllGather", axes[kept:], (dim,), (dims, self.goal[1]), size))
         for dim, goal in enumerate(self.goal[0]):
             if dims[dim] != goal:
                 added = goal[len(dims[dim]) :]
@@ -213,9 +251,7 @@ class _Search:
             for count in range(1, len(axes) + 1):
                 if self._nests(dim, axes, count):
                     state = _put(dims, dim, axes[: len(axes) - count]), partial
-                    n = self.mesh.group_size(axes[len(axes) - count :])
-                    result = n * self._bytes(dims)
-                    yield _Move("AllGather", axes[len(axes) - count :], (dim,), state, ceil_div(result * (n - 1), n))
+                    yield _Move("AllGather", axes[len(axes) - count :], (dim,), state, self._bytes(dims))
 
     def _exchanges(self, dims: Dims, partial: tuple[Axis, ...]) -> Iterator[_Move]:
         for source, axes in enumerate(dims):
@@ -229,23 +265,21 @@ class _Search:
                     if target == source or not self._nests(target, longer, count):
                         continue
                     n = self.mesh.group_size(moved)
-                    sent = self._bytes(dims, {target: n}) * (n - 1)
-                    yield _Move("AllToAll", moved, (target, source), (_put(rest, target, longer), partial), sent)
+                    size = n * self._bytes(dims, {target: n})
+                    yield _Move("AllToAll", moved, (target, source), (_put(rest, target, longer), partial), size)
 
     def _reductions(self, dims: Dims, partial: tuple[Axis, ...]) -> Iterator[_Move]:
         pending = [axis for axis in partial if axis not in self.goal[1]]
         for axes in _subsets(pending):
             rest = tuple(axis for axis in partial if axis not in axes)
             n = self.mesh.group_size(axes)
-            size = self._bytes(dims)
-            yield _Move("AllReduce", axes, (), (dims, rest), ceil_div(2 * size * (n - 1), n))
+            yield _Move("AllReduce", axes, (), (dims, rest), self._bytes(dims))
             for dim in range(len(dims)):
                 for order in itertools.permutations(axes) if len(axes) <= 3 else (axes,):
                     longer = (*dims[dim], *order)
                     if self.wanted.issuperset(order) and self._nests(dim, longer, len(order)):
-                        sent = self._bytes(dims, {dim: n}) * (n - 1)
                         state = _put(dims, dim, longer), rest
-                        yield _Move("ReduceScatter", order, (dim,), state, sent)
+                        yield _Move("ReduceScatter", order, (dim,), state, n * self._bytes(dims, {dim: n}))
 
     def _nests(self, dim: int, axes: tuple[Axis, ...], count: int) -> bool:
         """Whether blocks over all `axes` lie inside blocks over those before the last `count`."""

@@ -12,7 +12,7 @@ from irpar.display import bytes_text, output, print_json, sharding_text
 from irpar.sharding import IrparError, nearest_names
 
 from .options import Json, Out
-from .plan_tables import headline, indented, print_replicated, specs_table
+from .plan_tables import headline, indented, prediction, print_replicated, specs_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,10 +59,13 @@ def explain_command(out: Out, target: Target = None, as_json: Json = False) -> N
 def _explain_all(plan: "Plan", as_json: bool) -> None:
     if as_json:
         lists = {"inputs": plan.inputs, "outputs": plan.outputs, "replicated": plan.replicated}
-        print_json({"mesh": plan.mesh, "pipeline": plan.pipeline, "collectives": plan.collectives, **lists})
+        head = {"mesh": plan.mesh, "pipeline": plan.pipeline, "network": plan.network, "predicted": plan.predicted}
+        print_json({**head, "collectives": plan.collectives, **lists})
         return
     console = output()
     console.print(Text(headline(plan), style="bold"))
+    if plan.predicted is not None:
+        console.print(prediction(plan), soft_wrap=True)
     console.print(specs_table("input", plan.inputs))
     console.print()
     console.print(specs_table("output", plan.outputs))

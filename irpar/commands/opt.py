@@ -13,6 +13,7 @@ from .options import (
     DumpIr,
     Json,
     MeshText,
+    Network,
     Pipeline,
     PrintIrAfter,
     PrintIrAfterAll,
@@ -49,6 +50,7 @@ def opt_command(
     mesh: MeshText = None,
     shardings: Shardings = None,
     bind: Bind = None,
+    network: Network = None,
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
     print_ir_after: PrintIrAfter = None,
@@ -68,6 +70,10 @@ def opt_command(
     if out is not None:
         check_text_target(out)
     module, its_own = _read(file, bind)
+    if network is not None:
+        from irpar.network_file import find_network
+
+        module.network = find_network(network).text
     with ProgressReport(is_shown=not as_json) as report:
         watch = Instrumentation(
             print_ir_before=print_ir_before or (),

@@ -24,6 +24,16 @@ Bind = Annotated[
 MeshText = Annotated[
     str | None, typer.Option("--mesh", metavar="AXES", help="The devices, such as dp=2,tp=4.", show_default=False)
 ]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="PRESET|FILE",
+        help="What communication costs: bytes (the default), h100-nvlink-ib, a100-pcie, cpu-ethernet, or a file "
+        "such as irpar calibrate writes.",
+        show_default=False,
+    ),
+]
 Shardings = Annotated[
     Path | None,
     typer.Option("--shardings", metavar="FILE", help="How tensors are cut: YAML or JSON.", show_default=False),

@@ -17,6 +17,7 @@ from .options import (
     Json,
     MeshText,
     ModelFile,
+    Network,
     Pipeline,
     PrintIrAfter,
     PrintIrAfterAll,
@@ -48,6 +49,7 @@ def partition_command(
     shardings: Shardings = None,
     bind: Bind = None,
     pipeline: Pipeline = None,
+    network: Network = None,
     weights: Weights = "copy",
     force: Force = False,
     collectives: Collectives = "irpar",
@@ -70,7 +72,11 @@ def partition_command(
 
     choice("--collectives", collectives, COLLECTIVES)
     kept = weights_choice(weights)
-    check_target(out, force, [path for path in (model, shardings) if path is not None])
+    if network is not None:
+        from irpar.network_file import find_network
+
+        find_network(network)  # A mistake in it is told before the model is read.
+    check_target(out, force, [path for path in (model, shardings, network and Path(network)) if path])
     with ProgressReport(is_shown=not as_json) as report:
         watch = Instrumentation(
             print_ir_before=print_ir_before or (),
@@ -85,7 +91,7 @@ def partition_command(
         module = load_model(model, bind)
         _refuse_parts(module, model)
         annotated = annotate_model(module, mesh, shardings)
-        made = partition(module, pipeline=manager)
+        made = partition(module, pipeline=manager, network=network)
         made.save(out, weights=kept, force=force, progress=report.bytes)
     assert made.passes is not None
     if as_json:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from irpar.display import bytes_text, count_text, flops_text, sharding_text, share_text, table
+from irpar.display import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text, table
 
 if TYPE_CHECKING:
     from irpar.analysis.plan import Plan
@@ -27,6 +27,8 @@ def print_summary(console: Console, plan: "Plan", more: str) -> None:
     console.print(cost_table(plan))
     console.print()
     print_collectives(console, plan, more)
+    if plan.predicted is not None:
+        console.print(prediction(plan), soft_wrap=True)
     print_replicated(console, plan.replicated, more)
 
 
@@ -34,6 +36,30 @@ def headline(plan: "Plan") -> str:
     """One line: the mesh, ranks and programs."""
     mesh = plan.mesh_of_ranks
     return f"mesh {mesh}: {count_text(mesh.size, 'rank')}, {count_text(len(plan.parts), 'part')}"
+
+
+def prediction(plan: "Plan") -> str:
+    """One line: how long a step takes by the network, and what of it is communication; empty where not known."""
+    seconds = plan.predicted or {}
+    step, compute = seconds.get("step_seconds"), seconds.get("compute_seconds")
+    sent, exposed = seconds.get("communication_seconds"), seconds.get("exposed_communication_seconds")
+    if sent is None:
+        return ""
+    network = network_name(plan.network)
+    if step is None or compute is None:
+        return f"predicted ({network}): communication {seconds_text(sent)} a step"
+    hidden = "" if exposed is None or exposed >= sent else f", {seconds_text(exposed)} of it exposed"
+    return (
+        f"predicted ({network}): {seconds_text(step)} a step, computation {seconds_text(compute)}, "
+        f"communication {seconds_text(sent)}{hidden}"
+    )
+
+
+def network_name(text: str) -> str:
+    """What a network is called: a preset by its name, one of a file by the name in it."""
+    from irpar.analysis.network import network_of
+
+    return network_of(text).name if text.startswith("{") else text
 
 
 def cost_table(plan: "Plan") -> Any:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 IRPAR_OPSET = 1
 """Version of irpar's own operator domain."""
+DEFAULT_NETWORK = "bytes"
+"""The network that counts what is sent."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Module:
         annotated: value name to the annotation that decided its sharding.
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
+        network: what communication is taken to cost, as `irpar.analysis.network.network_of` reads it: the name of a
+            preset, or the fields of a network file as JSON.
     """
 
     __slots__ = (
@@ -56,6 +60,7 @@ class Module:
         "ir_version",
         "meshes",
         "metadata",
+        "network",
         "opsets",
         "producer",
         "source",
@@ -76,6 +81,7 @@ class Module:
         self.annotated: dict[str, Annotation] = {}
         self.decisions: dict[str, list[Decision]] = {}
         self.whole: dict[str, str] = {}
+        self.network = DEFAULT_NETWORK
 
     @property
     def graph(self) -> Graph:

@@ -10,7 +10,7 @@ from .attributes import Attribute, Floats, Graphs, Ints, RefAttribute, Strings, 
 from .function import Function
 from .graph import Graph, Node
 from .lexer import qualified, quote, quote_bytes, symbol_reference, value_reference, word
-from .module import Module
+from .module import DEFAULT_NETWORK, Module
 from .tensor import Tensor
 from .text_tensors import Store, float_text, literal_text
 from .text_types import clause_text
@@ -231,6 +231,8 @@ def _module_facts(module: Module) -> list[str]:
         facts.append(f"producer=[{', '.join(map(quote, module.producer))}]")
     if module.doc:
         facts.append(f"doc={quote(module.doc)}")
+    if module.network != DEFAULT_NETWORK:
+        facts.append(f"network={quote(module.network)}")
     if module.metadata:
         facts.append(f"meta={_metadata_text(module.metadata)}")
     return facts

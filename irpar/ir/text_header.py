@@ -8,6 +8,8 @@ from .annotate import Annotation
 from .lexer import MOST_VERSION, Lexer
 from .module import Module
 
+_FACTS = "ir_version, producer, doc, network or meta"
+
 
 class HeaderReader:
     """Reads these lines out of a lexer into a module."""
@@ -33,7 +35,7 @@ class HeaderReader:
         lexer, module = self.lexer, self.made
 
         def fact() -> None:
-            name = lexer.take("name", "ir_version, producer, doc or meta")
+            name = lexer.take("name", _FACTS)
             lexer.expect("=")
             if name == "ir_version":
                 module.ir_version = lexer.integer("an IR version", 0, MOST_VERSION)
@@ -45,10 +47,12 @@ class HeaderReader:
                 lexer.expect("]")
             elif name == "doc":
                 module.doc = lexer.string()
+            elif name == "network":
+                module.network = lexer.string()
             elif name == "meta":
                 module.metadata = self.metadata()
             else:
-                raise lexer.error(f"no such fact of a module: {name}", do="use ir_version, producer, doc or meta")
+                raise lexer.error(f"no such fact of a module: {name}", do=f"use {_FACTS}")
 
         lexer.advance()
         lexer.expect("{")

@@ -36,7 +36,7 @@ def test_fields_of_the_contract(folder: Path) -> None:
     assert [part["model"] for part in plan["parts"]] == ["part0/model.onnx", "part1/model.onnx"]
     assert plan["inputs"] == [{"name": "input_ids", "dtype": "i64", "shape": [4, 32], "sharding": [["dp"], None]}]
     assert plan["outputs"][0]["sharding"] == [["dp"], None, ["tp"]]
-    assert plan["predicted"] is None
+    assert (plan["network"], plan["predicted"]) == ("bytes", None)
 
 
 def test_a_collective_by_hand(folder: Path) -> None:
@@ -134,7 +134,7 @@ def changed(plan: dict, place: tuple, *value: object) -> dict:
     return made
 
 
-OPTIONAL = {"values", "predicted"}
+OPTIONAL = {"values", "network", "predicted"}
 FREE = {("mesh", "axes"), ("totals", "by_kind")}
 """Tables whose keys are names of their own; what is in lists may be left out too, and `original` may be empty."""
 

@@ -136,6 +136,7 @@ class _Maker:
     def make(self) -> Module:
         draw, module = self.draw, self.module
         module.ir_version = draw(st.integers(3, 13))
+        module.network = draw(st.sampled_from(["bytes", "a100-pcie", '{"links":[]}']))
         module.producer = (draw(texts), draw(texts))
         module.doc = draw(texts)
         module.metadata = draw(metadata) or {}
