@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from .calibrate import calibrate_command
 from .demo import demo_command
 from .explain import explain_command
 from .inspect import inspect_command
@@ -29,6 +30,7 @@ for _command in (
     verify_command,
     explain_command,
     opt_command,
+    calibrate_command,
     demo_command,
 ):
     app.command(_command.__name__.removesuffix("_command"))(_command)
