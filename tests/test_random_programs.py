@@ -80,9 +80,19 @@ def test_many_random_programs() -> None:
     tally.report()
 
 
+UNDRAWN = {
+    "of operator sets that ONNX Runtime does not know yet": {"CausalConvWithState", "LinearAttention", "SwiGLU"},
+    "of operator sets of long ago": {"Scatter", "Upsample"},
+    "ONNX Runtime cannot run it": {"BitCast"},
+    "of strings, which are not drawn": {"RegexFullMatch", "StringConcat"},
+}
+"""Operators with a rule that random programs do not have, and why."""
+
+
 def test_every_operator_with_a_rule_can_be_drawn() -> None:
     ruled = {found.name for found in definitions() if found.rule is not None and found.domain == ""}
-    assert ruled - set(OPERATORS) == set()
+    undrawn = {name for names in UNDRAWN.values() for name in names}
+    assert ruled - set(OPERATORS) == undrawn
 
 
 # -- draws that failed once -----------------------------------------------------------------------------------------

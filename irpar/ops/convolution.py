@@ -1,15 +1,13 @@
-"""Convolutions and pooling: batch and channels may be cut, places are whole."""
+"""Convolutions: batch and channels may be cut, places are whole."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
-from irpar.ir import Builder, Dim, DType, Expr, Node, TensorType, Type
+from irpar.ir import Builder, Dim, Expr, Node, Type
 from irpar.ir.dims import ceildiv, floordiv
 from irpar.sharding import ceil_div
 
-from .coords import block_index
 from .facts import (
     CannotTellError,
     dims_of,
@@ -21,11 +19,12 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .local import add_bias_once
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 
-def _windows(node: Node, kernel: Sequence[int]) -> list[Dim]:
+def window_sizes(node: Node, kernel: Sequence[int]) -> list[Dim]:
     """Sizes of the result along the places."""
     dims = dims_of(node, 0)[2:]
     rank = len(dims)
@@ -71,8 +70,42 @@ def _infer_conv(node: Node) -> Sequence[Type]:
     window = ints_attribute(node, "kernel_shape") or kernel[2:]
     if not all(isinstance(size, int) for size in window):
         raise CannotTellError("a symbolic kernel")
-    shape = (dims_of(node, 0)[0], kernel[0], *_windows(node, window))  # type: ignore[arg-type]
+    shape = (dims_of(node, 0)[0], kernel[0], *window_sizes(node, window))  # type: ignore[arg-type]
     return [tensor_of(node, 0).with_shape(shape)]
+
+
+@dataclass(frozen=True)
+class ConvFactors:
+    """The factors of a convolution: `([b,(gc),s],[(gm),c,k])->([b,(gm),s])`.
+
+    Attributes:
+        rule: the builder that has them.
+        data, kernel, result: by dim.
+        channels: those of the result, as a bias has them.
+    """
+
+    rule: RuleBuilder
+    data: list[DimFactors]
+    kernel: list[DimFactors]
+    result: list[DimFactors]
+    channels: DimFactors
+
+
+def conv_factors(data: Sequence[int], kernel: Sequence[int], groups: int, inputs_kind: Kind) -> ConvFactors:
+    """Batch, groups and output channels pass, places are whole; input channels are of the given kind."""
+    rule = RuleBuilder()
+    (batch,) = rule.dims(data[:1])
+    (group,) = rule.dims([groups])
+    (inputs,) = rule.dims(kernel[1:2], inputs_kind)
+    (outputs,) = rule.dims([kernel[0] // groups])
+    channels: DimFactors = (*group, *outputs)
+    return ConvFactors(
+        rule,
+        [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
+        [channels, inputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
+        [batch, channels, *[()] * (len(data) - 2)],
+        channels,
+    )
 
 
 def _rule_conv(node: Node) -> FactorRule:
@@ -80,42 +113,23 @@ def _rule_conv(node: Node) -> FactorRule:
 
     Input channels give partial sums, to one of which the bias is added; places are whole.
     """
-    data, kernel = shape_of(node, 0), shape_of(node, 1)
-    groups = int_attribute(node, "group", 1)
-    rule = RuleBuilder()
-    (batch,) = rule.dims(data[:1])
-    (group,) = rule.dims([groups])
-    (inputs,) = rule.dims(kernel[1:2], Kind.REDUCE)
-    (outputs,) = rule.dims([kernel[0] // groups])
-    channels: DimFactors = (*group, *outputs)
-    operands: list[list[DimFactors]] = [
-        [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
-        [channels, inputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
-    ]
+    found = conv_factors(shape_of(node, 0), shape_of(node, 1), int_attribute(node, "group", 1), Kind.REDUCE)
+    operands = [found.data, found.kernel]
     if len(node.operands) > 2:
-        operands.append([] if operand(node, 2) is None else [channels])
-    return rule.done(operands, [[batch, channels, *[()] * (len(data) - 2)]])
+        operands.append([] if operand(node, 2) is None else [found.channels])
+    return found.rule.done(operands, [found.result])
 
 
 def _localize_conv(whole_node: Node, local: Node, builder: Builder) -> None:
     """Count the groups of the block; add the bias once over all blocks of the input channels."""
-    groups = int_attribute(whole_node, "group", 1)
-    if groups > 1:
-        local.set_attribute("group", shape_of(local, 0)[1] // shape_of(local, 1)[1])
-    _add_bias_once(local, builder)
+    count_groups(whole_node, local, 0, 1)
+    add_bias_once(local, 2, builder)
 
 
-def _add_bias_once(local: Node, builder: Builder) -> None:
-    """Where the result is a partial sum, give the bias to the first device of those that add theirs up."""
-    bias, sharding = operand(local, 2), local.result.sharding
-    if bias is None or sharding is None or not sharding.partial:
-        return
-    index = block_index(builder, sharding.mesh, sharding.partial)
-    zero = builder.constant(np.asarray(0, np.int64), "number_0")
-    is_first = builder.op("Equal", [index, zero], type=TensorType(DType.BOOL, ()))
-    nothing = builder.constant(np.zeros((), bias.dtype.numpy), "zero")
-    once = builder.op("Where", [is_first, bias, nothing], type=bias.type, name=f"{bias.name}_once")
-    local.set_operands([*local.operands[:2], once])
+def count_groups(whole_node: Node, local: Node, data: int, kernel: int) -> None:
+    """Set the attribute `group` to the number of groups in the block."""
+    if int_attribute(whole_node, "group", 1) > 1:
+        local.set_attribute("group", shape_of(local, data)[1] // shape_of(local, kernel)[1])
 
 
 def _cost_conv(node: Node) -> int:
@@ -182,7 +196,7 @@ def _localize_conv_transpose(whole_node: Node, local: Node, builder: Builder) ->
     """As for Conv."""
     if int_attribute(whole_node, "group", 1) > 1:
         local.set_attribute("group", result_shape(local)[1] // shape_of(local, 1)[1])
-    _add_bias_once(local, builder)
+    add_bias_once(local, 2, builder)
 
 
 def _cost_conv_transpose(node: Node) -> int:
@@ -198,44 +212,64 @@ define(
 )
 
 
-# -- pooling --------------------------------------------------------------------------------------------------------
+# -- DeformConv -----------------------------------------------------------------------------------------------------
 
 
-def _infer_pool(node: Node) -> Sequence[Type]:
-    if len(node.results) > 1:
-        raise CannotTellError("positions")
-    shape = (*dims_of(node, 0)[:2], *_windows(node, ints_attribute(node, "kernel_shape") or ()))
-    return [tensor_of(node, 0).with_shape(shape)]
+def _rule_deform_conv(node: Node) -> FactorRule:
+    """`([b,(gc),s],[(gm),c,k],[b,(ok),t],[(gm)],[b,(ol),t])->([b,(gm),t])`, with o groups of channels that move alike.
 
-
-def _infer_global_pool(node: Node) -> Sequence[Type]:
-    dims = dims_of(node, 0)
-    return [tensor_of(node, 0).with_shape((*dims[:2], *[1] * (len(dims) - 2)))]
-
-
-def _rule_pool(node: Node) -> FactorRule | None:
-    """Batch and channels pass; a maximum over all places is the greatest of those over blocks of them.
-
-    Positions of maxima count through the whole tensor: no rule.
+    As for Conv, where all channels move alike or each group of the convolution does so; else they are whole. The places
+    of result and offsets are whole: an offset counts from its place.
     """
-    if len(node.results) > 1:
-        return None
-    shape = shape_of(node, 0)
+    data, kernel, offsets = (shape_of(node, index) for index in range(3))
+    groups, moves = int_attribute(node, "group", 1), int_attribute(node, "offset_group", 1)
+    if kernel[0] % groups or data[1] % moves:
+        raise CannotTellError("groups of different sizes")
+    fits = moves in (1, groups)
+    kind = Kind.REDUCE if fits else Kind.REPLICATE
     rule = RuleBuilder()
-    leading = rule.dims(shape[:2])
-    places = rule.dims(shape[2:], Kind.REDUCE if node.op_type == "GlobalMaxPool" else Kind.REPLICATE)
-    return rule.done([[*leading, *places]], [[*leading, *[()] * len(places)]], "max")
+    (batch,) = rule.dims(data[:1])
+    (group,) = rule.dims([groups], Kind.PASS if fits else Kind.REPLICATE)
+    (inputs,) = rule.dims(kernel[1:2], kind)
+    (outputs,) = rule.dims([kernel[0] // groups])
+    channels: DimFactors = (*group, *outputs)
+    moved = group if moves > 1 and fits else ()
+
+    def offset_dims(shape: Sequence[int]) -> list[DimFactors]:
+        (inside,) = rule.dims([shape[1] // moves if moved else shape[1]], Kind.REPLICATE)
+        return [batch, (*moved, *inside), *rule.dims(shape[2:], Kind.REPLICATE)]
+
+    operands: list[list[DimFactors]] = [
+        [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
+        [channels, inputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
+        offset_dims(offsets),
+    ]
+    if len(node.operands) > 3:
+        operands.append([] if operand(node, 3) is None else [channels])
+    if len(node.operands) > 4:
+        operands.append(offset_dims(shape_of(node, 4)))
+    return rule.done(operands, [[batch, channels, *[()] * (len(data) - 2)]])
 
 
-def _cost_pool(node: Node) -> int:
-    return prod(result_shape(node)) * prod(ints_attribute(node, "kernel_shape") or ())
+def _infer_deform_conv(node: Node) -> Sequence[Type]:
+    offsets = dims_of(node, 2)
+    return [tensor_of(node, 0).with_shape((dims_of(node, 0)[0], dims_of(node, 1)[0], *offsets[2:]))]
 
 
-def _cost_global_pool(node: Node) -> int:
-    return prod(shape_of(node, 0))
+def _localize_deform_conv(whole_node: Node, local: Node, builder: Builder) -> None:
+    """Count the groups of the block, and the groups that move alike; add the bias once."""
+    count_groups(whole_node, local, 0, 1)
+    if int_attribute(whole_node, "offset_group", 1) > 1:
+        inside = shape_of(whole_node, 2)[1] // int_attribute(whole_node, "offset_group")
+        local.set_attribute("offset_group", shape_of(local, 2)[1] // inside)
+    add_bias_once(local, 3, builder)
 
 
-for _name in ("AveragePool", "LpPool", "MaxPool"):
-    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool))
-for _name in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"):
-    define(OpDef("", _name, _infer_global_pool, _rule_pool, _cost_global_pool))
+def _cost_deform_conv(node: Node) -> int:
+    """As for Conv, and a bilinear sample (8) of each element of the data that goes in."""
+    samples = 8 * prod(shape_of(node, 0)[:2]) * prod(shape_of(node, 1)[2:]) * prod(result_shape(node)[2:])
+    size = prod(result_shape(node))
+    return size * (2 * prod(shape_of(node, 1)[1:]) + (operand(node, 3) is not None)) + samples
+
+
+define(OpDef("", "DeformConv", _infer_deform_conv, _rule_deform_conv, _cost_deform_conv, _localize_deform_conv))

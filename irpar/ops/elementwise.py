@@ -6,12 +6,10 @@ from math import prod
 from irpar.ir import DType, Node, TensorType, Type
 
 from .facts import (
-    CannotTellError,
     broadcast_dims,
     data_of,
     dims_of,
     dtype_attribute,
-    int_attribute,
     ints_operand,
     operand,
     result_shape,
@@ -21,7 +19,7 @@ from .facts import (
     tensor_of,
 )
 from .registry import OpDef, define
-from .rule import DimFactors, FactorRule, RuleBuilder, broadcast_rule, whole
+from .rule import FactorRule, RuleBuilder, broadcast_rule, whole
 
 UNARY = (
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Cos", "Cosh", "Elu",
@@ -81,6 +79,7 @@ for _name in VARIADIC:
     define(OpDef("", _name, infer_broadcast, rule_broadcast, _cost_variadic))
 define(OpDef("", "Where", _infer_where, rule_broadcast, per_element(1)))
 define(OpDef("", "Identity", same_type, rule_broadcast))
+define(OpDef("", "SwiGLU", same_type, rule_broadcast, per_element(3)))
 
 
 # -- Clip: bounds are scalars, left out or not --------------------------------------------------------------------
@@ -90,7 +89,7 @@ def _infer_first(node: Node) -> Sequence[Type]:
     return [tensor_of(node, 0)]
 
 
-def _rule_scalars(node: Node) -> FactorRule:
+def rule_scalars(node: Node) -> FactorRule:
     """The first operand elementwise; all others whole."""
     rule = RuleBuilder()
     dims = rule.dims(shape_of(node, 0))
@@ -98,7 +97,7 @@ def _rule_scalars(node: Node) -> FactorRule:
     return rule.done([dims, *others], [dims] * len(node.results))
 
 
-define(OpDef("", "Clip", _infer_first, _rule_scalars, per_element(2)))
+define(OpDef("", "Clip", _infer_first, rule_scalars, per_element(2)))
 
 
 # -- Cast, CastLike -----------------------------------------------------------------------------------------------
@@ -119,7 +118,8 @@ def _rule_cast_like(node: Node) -> FactorRule:
     return rule.done([dims, rule.dims(shape_of(node, 1))], [dims])
 
 
-define(OpDef("", "Cast", _infer_cast, rule_broadcast))
+for _name in ("Cast", "BitCast"):
+    define(OpDef("", _name, _infer_cast, rule_broadcast))
 define(OpDef("", "CastLike", _infer_cast_like, _rule_cast_like))
 
 
@@ -138,49 +138,7 @@ def is_random_dropout(node: Node) -> bool:
 
 
 def _rule_dropout(node: Node) -> FactorRule | None:
-    return None if is_random_dropout(node) else _rule_scalars(node)
+    return None if is_random_dropout(node) else rule_scalars(node)
 
 
 define(OpDef("", "Dropout", _infer_dropout, _rule_dropout))
-
-
-# -- Quantisation: elementwise, with scales for the whole tensor or along one axis ----------------------------------
-
-
-def _infer_quantize(node: Node) -> Sequence[Type]:
-    shape = tensor_of(node, 0).shape
-    named = int_attribute(node, "output_dtype", 0)
-    if operand(node, 2) is not None:
-        return [TensorType(tensor_of(node, 2).dtype, shape)]
-    return [TensorType(dtype_attribute(node, "output_dtype") if named else DType.U8, shape)]
-
-
-def _infer_dequantize(node: Node) -> Sequence[Type]:
-    named = int_attribute(node, "output_dtype", 0)
-    dtype = dtype_attribute(node, "output_dtype") if named else tensor_of(node, 1).dtype
-    return [TensorType(dtype, tensor_of(node, 0).shape)]
-
-
-def _rule_quantize(node: Node) -> FactorRule:
-    """A scale of one element stays whole, a vector goes with its axis; scales of blocks are not covered."""
-    if int_attribute(node, "block_size", 0):
-        raise CannotTellError("scales of blocks")
-    rule = RuleBuilder()
-    shape = shape_of(node, 0)
-    dims = rule.dims(shape)
-    axis = int_attribute(node, "axis", 1)
-    others: list[Sequence[DimFactors]] = []
-    for scale in shapes_of(node)[1:]:
-        if scale is None:
-            others.append(())
-        elif prod(scale) == 1:
-            others.append(whole(len(scale)))
-        elif len(scale) == 1 and -len(shape) <= axis < len(shape) and shape[axis] == scale[0]:
-            others.append((dims[axis],))
-        else:
-            raise CannotTellError("scales of blocks")
-    return rule.done([dims, *others], [dims])
-
-
-define(OpDef("", "QuantizeLinear", _infer_quantize, _rule_quantize, per_element(2)))
-define(OpDef("", "DequantizeLinear", _infer_dequantize, _rule_quantize, per_element(2)))

@@ -12,6 +12,7 @@ from .coords import block_start
 from .facts import (
     CannotTellError,
     axis_attribute,
+    data_of,
     dims_of,
     int_attribute,
     needed,
@@ -21,7 +22,7 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
-from .local import typed_like
+from .local import add_bias_once, typed_like
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -167,7 +168,7 @@ def _rule_gather_elements(node: Node) -> FactorRule:
     return rule.done([data, index], [index])
 
 
-def _infer_gather_nd(node: Node) -> Sequence[Type]:
+def infer_gather_nd(node: Node) -> Sequence[Type]:
     dims, indices = dims_of(node, 0), dims_of(node, 1)
     depth = indices[-1]
     if not isinstance(depth, int):
@@ -175,7 +176,7 @@ def _infer_gather_nd(node: Node) -> Sequence[Type]:
     return [tensor_of(node, 0).with_shape((*indices[:-1], *dims[int_attribute(node, "batch_dims", 0) + depth :]))]
 
 
-def _rule_gather_nd(node: Node) -> FactorRule:
+def rule_gather_nd(node: Node) -> FactorRule:
     """Batch dims, dims of the indices and dims of the slices pass; the indexed dims are whole."""
     shape, indices = shape_of(node, 0), shape_of(node, 1)
     batch_dims = int_attribute(node, "batch_dims", 0)
@@ -188,7 +189,7 @@ def _rule_gather_nd(node: Node) -> FactorRule:
 
 
 define(OpDef("", "GatherElements", _infer_gather_elements, _rule_gather_elements))
-define(OpDef("", "GatherND", _infer_gather_nd, _rule_gather_nd))
+define(OpDef("", "GatherND", infer_gather_nd, rule_gather_nd))
 
 
 # -- OneHot ---------------------------------------------------------------------------------------------------------
@@ -215,27 +216,59 @@ define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot))
 # -- ScatterElements, ScatterND, TensorScatter ----------------------------------------------------------------------
 
 
+_SCATTERED: dict[str, Reduction] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
+"""What results of some of the updates alone combine by, where updates combine with what is there."""
+_NEUTRAL = {"add": 0, "mul": 1}
+"""What other devices than the first have for the data, where it must count once."""
+
+
+def _updates_kind(node: Node) -> tuple[Kind, Reduction]:
+    """What cutting the updates means."""
+    reduce = _SCATTERED.get(text_attribute(node, "reduction", "none"))
+    if reduce is None or COMBINED.get(tensor_of(node, 0).dtype) != "sum":
+        return Kind.REPLICATE, "sum"
+    return Kind.REDUCE, reduce
+
+
+def _localize_scatter(whole_node: Node, local: Node, builder: Builder) -> None:
+    """The data counts once, where it is added to or multiplied."""
+    neutral = _NEUTRAL.get(text_attribute(whole_node, "reduction", "none"))
+    if neutral is not None:
+        add_bias_once(local, 0, builder, neutral)
+
+
 def _rule_scatter_elements(node: Node) -> FactorRule:
-    """The axis is whole; other dims pass where data and indices agree."""
+    """The axis of the data is whole, other dims pass where data and indices agree.
+
+    The axis of indices and updates is whole too, but where updates are added, multiplied, or the greatest or smallest
+    is kept: some of the updates then give a partial result.
+    """
     shape, indices = shape_of(node, 0), shape_of(node, 1)
     axis = axis_attribute(node, len(shape), 0)
+    kind, reduce = _updates_kind(node)
     rule = RuleBuilder()
     data: list[DimFactors] = []
     index: list[DimFactors] = []
     for dim, (size, count) in enumerate(zip(shape, indices, strict=True)):
-        shared = rule.dims([size])[0] if dim != axis and size == count else ()
-        data.append(shared)
-        index.append(shared)
-    return rule.done([data, index, index], [data])
+        if dim == axis:
+            data.append(())
+            index.extend(rule.dims([count], kind))
+        else:
+            shared = rule.dims([size])[0] if size == count else ()
+            data.append(shared)
+            index.append(shared)
+    return rule.done([data, index, index], [data], reduce)
 
 
 def _rule_scatter_nd(node: Node) -> FactorRule:
-    """The dims of the slices pass; indexed dims and indices are whole."""
+    """The dims of the slices pass, indexed dims are whole; so are updates, as in ScatterElements."""
     shape, indices = shape_of(node, 0), shape_of(node, 1)
+    kind, reduce = _updates_kind(node)
     rule = RuleBuilder()
     slices = rule.dims(shape[indices[-1] :])
+    updates = rule.dims(indices[:-1], kind)
     data = [*rule.dims(shape[: indices[-1]], Kind.REPLICATE), *slices]
-    return rule.done([data, whole(len(indices)), [*whole(len(indices) - 1), *slices]], [data])
+    return rule.done([data, [*updates, ()], [*updates, *slices]], [data], reduce)
 
 
 def _rule_tensor_scatter(node: Node) -> FactorRule:
@@ -254,6 +287,50 @@ def _cost_scatter(node: Node) -> int:
     return prod(shape_of(node, 2)) if text_attribute(node, "reduction", "none") != "none" else 0
 
 
-define(OpDef("", "ScatterElements", same_type, _rule_scatter_elements, _cost_scatter))
-define(OpDef("", "ScatterND", same_type, _rule_scatter_nd, _cost_scatter))
+for _name in ("Scatter", "ScatterElements"):
+    define(OpDef("", _name, same_type, _rule_scatter_elements, _cost_scatter, _localize_scatter))
+define(OpDef("", "ScatterND", same_type, _rule_scatter_nd, _cost_scatter, _localize_scatter))
 define(OpDef("", "TensorScatter", same_type, _rule_tensor_scatter))
+
+
+# -- ReverseSequence, Compress --------------------------------------------------------------------------------------
+
+
+def _rule_reverse_sequence(node: Node) -> FactorRule:
+    """`([t,b,d],[b])->([t,b,d])`: t is whole, since a step may come from any other; the rest passes."""
+    shape = shape_of(node, 0)
+    batch, time = axis_attribute(node, len(shape), 1, "batch_axis"), axis_attribute(node, len(shape), 0, "time_axis")
+    rule = RuleBuilder()
+    dims = [rule.dims([size], Kind.REPLICATE if dim == time else Kind.PASS)[0] for dim, size in enumerate(shape)]
+    return rule.done([dims, [dims[batch]]], [dims])
+
+
+def _infer_compress(node: Node) -> Sequence[Type]:
+    """Where the condition is constant; else the size depends on data."""
+    condition = data_of(needed(node, 1))
+    if condition is None:
+        raise CannotTellError("the condition")
+    chosen = np.flatnonzero(condition.numpy())
+    dims = dims_of(node, 0)
+    if "axis" not in node.attributes:
+        return [tensor_of(node, 0).with_shape((len(chosen),))]
+    axis = axis_attribute(node, len(dims))
+    return [tensor_of(node, 0).with_shape((*dims[:axis], len(chosen), *dims[axis + 1 :]))]
+
+
+def _rule_compress(node: Node) -> FactorRule:
+    """The axis is whole, the other dims pass; without an axis everything is whole."""
+    shape = shape_of(node, 0)
+    axis = axis_attribute(node, len(shape)) if "axis" in node.attributes else None
+    rule = RuleBuilder()
+    inside = [axis is None or dim == axis for dim in range(len(shape))]
+    dims = [
+        rule.dims([size], Kind.REPLICATE if whole_dim else Kind.PASS)[0]
+        for size, whole_dim in zip(shape, inside, strict=True)
+    ]
+    result = [()] if axis is None else [() if dim == axis else factors for dim, factors in enumerate(dims)]
+    return rule.done([dims, whole(1)], [result])
+
+
+define(OpDef("", "ReverseSequence", same_type, _rule_reverse_sequence))
+define(OpDef("", "Compress", _infer_compress, _rule_compress))

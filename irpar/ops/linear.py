@@ -18,7 +18,7 @@ Carriers = tuple[tuple[int, ...], ...]
 _MOVES = frozenset(
     {
         *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand", "Tile"),
-        *("DepthToSpace", "SpaceToDepth", "Gather", "GatherElements", "GatherND"),
+        *("DepthToSpace", "SpaceToDepth", "Gather", "GatherElements", "GatherND", "Compress", "ReverseSequence"),
     }
 )
 """They move elements of their first operand: parts in the sense of any reduction stay what they are."""
@@ -42,8 +42,11 @@ def carriers(node: Node, reduce: Reduction) -> Carriers:
 
     Integers wrap around and are linear all the same; a division of integers rounds, and is not.
     """
-    if node.domain or node.callee is not None or not node.operands:
+    if node.callee is not None or not node.operands:
         return ()
+    if node.domain:
+        find = _MICROSOFT.get(node.op_type) if node.domain == "com.microsoft" and reduce == "sum" else None
+        return () if find is None else find(node)
     if node.op_type in _MOVES:
         return ((0,),)
     everyone = tuple(range(len(node.operands)))
@@ -71,6 +74,11 @@ def _each(node: Node) -> Carriers:
 def _each_of_two(node: Node) -> Carriers:
     """Products of the first two operands, if nothing is added to them: it would be added on every device."""
     return ((0,), (1,)) if all(operand is None for operand in node.operands[2:]) else ()
+
+
+def _first_alone(node: Node) -> Carriers:
+    """The data of MatMulNBits, if no bias is added."""
+    return ((0,),) if len(node.operands) < 6 or node.operands[5] is None else ()
 
 
 def _scaled(node: Node) -> Carriers:
@@ -130,5 +138,19 @@ _SUMS: dict[str, Callable[[Node], Carriers]] = {
     "ConvTranspose": _each_of_two,
     "Where": _branches,
     "Cast": _widened,
+    "DFT": _first,
+    "STFT": _first,
+    "Col2Im": _first,
+    "MaxUnpool": _first,
+    "CenterCropPad": _first,
 }
 """Operators that are linear in some operands."""
+
+_MICROSOFT: dict[str, Callable[[Node], Carriers]] = {
+    "FusedMatMul": _each,
+    "MatMulNBits": _first_alone,
+    "MatMulBnb4": _first,
+    "Rfft": _first,
+    "Irfft": _first,
+}
+"""Operators of com.microsoft that are linear in some operands."""

@@ -27,38 +27,35 @@ from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 
 def _infer_matmul(node: Node) -> Sequence[Type]:
-    return [TensorType(tensor_of(node, 0).dtype, _matmul_dims(node))]
+    return [TensorType(tensor_of(node, 0).dtype, matmul_dims(dims_of(node, 0), dims_of(node, 1)))]
 
 
-def _infer_matmul_integer(node: Node) -> Sequence[Type]:
-    return [TensorType(DType.I32, _matmul_dims(node))]
-
-
-def _matmul_dims(node: Node) -> tuple[Dim, ...]:
-    left, right = dims_of(node, 0), dims_of(node, 1)
+def matmul_dims(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The dims of a product."""
     if not left or not right:
         raise CannotTellError("a scalar")
-    batch = broadcast_dims([left[:-2], right[:-2]])
+    batch = broadcast_dims([tuple(left[:-2]), tuple(right[:-2])])
     return (*batch, *(left[-2:-1] if len(left) > 1 else ()), *(right[-1:] if len(right) > 1 else ()))
 
 
 def _rule_matmul(node: Node) -> FactorRule:
     """`([b,i,k],[b,k,j])->([b,i,j])`: i, j and batch dims pass, k gives partial sums."""
-    rule, operands, result = _matmul_factors(shape_of(node, 0), shape_of(node, 1), result_shape(node))
+    rule, operands, result = matmul_factors(shape_of(node, 0), shape_of(node, 1), result_shape(node))
     return rule.done(operands, [result])
 
 
-def _matmul_factors(
-    left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]
+def matmul_factors(
+    left: Sequence[int], right: Sequence[int], result: Sequence[int], inner_kind: Kind = Kind.REDUCE
 ) -> tuple[RuleBuilder, list[list[DimFactors]], list[DimFactors]]:
+    """The factors of both operands and of the result of a product, and the builder that has them."""
     rule = RuleBuilder()
     batch_rank = max(len(left), len(right), 2) - 2
     batch = rule.dims(result[:batch_rank])
     rows = rule.dims(left[-2:-1]) if len(left) > 1 else []
     columns = rule.dims(right[-1:]) if len(right) > 1 else []
-    inner = rule.dims(left[-1:], Kind.REDUCE)
+    inner = rule.dims(left[-1:], inner_kind)
 
-    def batch_of(shape: tuple[int, ...]) -> list[DimFactors]:
+    def batch_of(shape: Sequence[int]) -> list[DimFactors]:
         dims = shape[:-2]
         aligned = zip(dims, batch[batch_rank - len(dims) :], result[batch_rank - len(dims) :], strict=False)
         return [factor if size == whole else () for size, factor, whole in aligned]
@@ -70,25 +67,7 @@ def _cost_matmul(node: Node) -> int:
     return 2 * prod(result_shape(node)) * shape_of(node, 0)[-1]
 
 
-def _rule_matmul_integer(node: Node) -> FactorRule:
-    """As MatMul; zero points of one element stay whole, vectors go with the rows or columns."""
-    left, right = shape_of(node, 0), shape_of(node, 1)
-    rule, operands, result = _matmul_factors(left, right, result_shape(node))
-    places = [operands[0][-2:-1], operands[1][-1:] if len(right) > 1 else []]
-    for shape, factors in zip(shapes_of(node)[2:], places, strict=False):
-        if shape is None:
-            operands.append([])
-        elif prod(shape) == 1:
-            operands.append([()] * len(shape))
-        elif len(shape) == 1 and factors:
-            operands.append(factors)
-        else:
-            raise CannotTellError("zero points of several dims")
-    return rule.done(operands, [result])
-
-
 define(OpDef("", "MatMul", _infer_matmul, _rule_matmul, _cost_matmul))
-define(OpDef("", "MatMulInteger", _infer_matmul_integer, _rule_matmul_integer, _cost_matmul))
 
 
 # -- Gemm -----------------------------------------------------------------------------------------------------------

@@ -28,8 +28,17 @@ FAMILIES = (
     "indexing",
     "attention",
     "convolution",
+    "pooling",
     "resize",
+    "vision",
+    "signal",
     "recurrent",
+    "linear_attention",
+    "quantized",
+    "loss",
+    "optimizer",
+    "text",
+    "classic",
     "collectives",
 )
 

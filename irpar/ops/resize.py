@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import Builder, Dim, Node, Type
+from irpar.ir import Builder, Dim, Floats, Node, Type
 
 from .facts import (
     CannotTellError,
@@ -56,6 +56,11 @@ def _keeps_aspect(node: Node) -> bool:
 
 def _scales(node: Node) -> list[float]:
     """The constant operand `scales`."""
+    if node.op_type == "Upsample" and node.version < 9:
+        listed = node.attributes.get("scales")
+        if not isinstance(listed, Floats):
+            raise CannotTellError("scales")
+        return list(listed)
     found = data_of(needed(node, 1 if node.version < 11 else 2))
     if found is None:
         raise CannotTellError("scales")
@@ -131,4 +136,5 @@ def _cost_resize(node: Node) -> int:
     return 2 * prod(result) * taps**resized if taps and resized else 0
 
 
+define(OpDef("", "Upsample", _infer_resize, _rule_resize, _cost_resize))
 define(OpDef("", "Resize", _infer_resize, _rule_resize, _cost_resize, _localize_resize))

@@ -1,41 +1,16 @@
 """Sample nodes for every operator with a factor rule: ranks, attributes, uneven sizes, data of both signs."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from irpar.ops import elementwise, recurrent, reduction
 
+from .draws import bools, const, floats, ints, scalar
 from .rule_proof import Array, Constant, Sample
-
-_random = np.random.default_rng(20)
-
-
-def floats(*shape: int, low: float = -2.0, high: float = 2.0, dtype: Any = np.float32) -> Array:
-    """Uniform numbers."""
-    return _random.uniform(low, high, shape).astype(dtype)
-
-
-def ints(*shape: int, low: int = -9, high: int = 9, dtype: Any = np.int64) -> Array:
-    """Uniform ints below `high`."""
-    return _random.integers(low, high, shape).astype(dtype)
-
-
-def bools(*shape: int) -> Array:
-    """Fair coins."""
-    return _random.integers(0, 2, shape).astype(bool)
-
-
-def const(*numbers: int) -> Constant:
-    """A constant vector of int64."""
-    return Constant(np.asarray(numbers, np.int64))
-
-
-def scalar(number: float, dtype: Any = np.int64) -> Constant:
-    """A constant scalar."""
-    return Constant(np.asarray(number, dtype))
-
+from .samples_classic import CLASSIC
+from .samples_images import IMAGES
+from .samples_others import OTHERS
 
 _INT_BINARY = {"BitwiseAnd", "BitwiseOr", "BitwiseXor"}
 _BOOL_BINARY = {"And", "Or", "Xor"}
@@ -60,6 +35,8 @@ def _unary() -> Iterator[Sample]:
     for name in ("IsNaN", "IsInf", "Identity"):
         yield Sample(name, (np.array([1, np.nan, np.inf, -np.inf, 0], np.float32),))
     yield Sample("Gelu", (floats(5, 4),), {"approximate": "tanh"})
+    yield Sample("BitCast", (floats(5, 4),), {"to": 6}, version=26)
+    yield Sample("SwiGLU", (floats(5, 4), floats(5, 4)), version=28)
 
 
 def _binary() -> Iterator[Sample]:
@@ -98,12 +75,6 @@ def _many() -> Iterator[Sample]:
     yield Sample("CastLike", (floats(5, 4), ints(6)))
     yield Sample("Dropout", (floats(5, 4),))
     yield Sample("Dropout", (floats(5, 4), scalar(0.5, np.float32), Constant(np.asarray(False))), results=2)
-    zero = Constant(np.asarray(3, np.uint8))
-    yield Sample("QuantizeLinear", (floats(5, 4), scalar(0.1, np.float32), zero))
-    yield Sample("QuantizeLinear", (floats(5, 4, 3), floats(4, low=0.1), ints(4, low=0, dtype=np.uint8)), {"axis": 1})
-    yield Sample("QuantizeLinear", (floats(5, 4), scalar(0.1, np.float32)))
-    yield Sample("DequantizeLinear", (ints(5, 4, dtype=np.int8), scalar(0.1, np.float32)))
-    yield Sample("DequantizeLinear", (ints(5, 4, dtype=np.int8), floats(5), ints(5, dtype=np.int8)), {"axis": 0})
 
 
 def _matmul() -> Iterator[Sample]:
@@ -120,9 +91,6 @@ def _matmul() -> Iterator[Sample]:
     ):
         yield Sample("MatMul", (floats(*left), floats(*right)))
     yield Sample("MatMul", (ints(5, 6, dtype=np.int32), ints(6, 4, dtype=np.int32)))
-    left, right = ints(5, 6, dtype=np.uint8, low=0), ints(6, 4, dtype=np.uint8, low=0)
-    yield Sample("MatMulInteger", (left, right))
-    yield Sample("MatMulInteger", (left, right, Constant(np.asarray(3, np.uint8)), ints(4, low=0, dtype=np.uint8)))
     for trans_a in (0, 1):
         for trans_b in (0, 1):
             a, b = floats(*((5, 6)[:: -1 if trans_a else 1])), floats(*((6, 4)[:: -1 if trans_b else 1]))
@@ -245,6 +213,10 @@ def _indexing() -> Iterator[Sample]:
     yield Sample("GatherElements", (floats(6, 5), ints(4, 5, low=-6, high=6)), {"axis": 0})
     yield Sample("GatherElements", (floats(6, 5, 4), ints(6, 3, 4, low=0, high=5)), {"axis": 1})
     yield Sample("GatherElements", (floats(6, 5), ints(4, 3, low=0, high=5)), {"axis": 1})
+    yield Sample("Compress", (floats(5, 6, 4), Constant(np.array([1, 0, 1, 0, 1, 1], bool))), {"axis": 1})
+    yield Sample("Compress", (floats(5, 6), Constant(np.tile([True, False, False, True, True], 6))))
+    yield Sample("ReverseSequence", (floats(5, 6, 4), ints(6, low=2, high=5)))
+    yield Sample("ReverseSequence", (floats(6, 5), ints(6, low=2, high=5)), {"batch_axis": 0, "time_axis": 1})
     yield Sample("GatherND", (floats(6, 5, 4), ints(3, 2, low=0, high=5)))
     yield Sample("GatherND", (floats(6, 5, 4), ints(6, 2, 1, low=0, high=5)), {"batch_dims": 1})
     values = np.asarray([-1, 2], np.float32)
@@ -255,6 +227,13 @@ def _indexing() -> Iterator[Sample]:
     yield Sample("ScatterElements", (floats(3, 6), rows, floats(3, 5)), {"axis": 1, "reduction": "add"})
     yield Sample("ScatterND", (floats(6, 5, 4), np.asarray([[1], [4]]), floats(2, 5, 4)))
     yield Sample("ScatterND", (floats(6, 5, 4), np.asarray([[1, 2], [4, 0]]), floats(2, 4)), {"reduction": "add"})
+    repeated = np.asarray([[1], [4], [1], [0], [4]])
+    for way in ("add", "mul", "max", "min"):
+        yield Sample("ScatterND", (floats(6, 5), repeated, floats(5, 5)), {"reduction": way})
+        few = {"axis": 0, "reduction": way}
+        yield Sample("ScatterElements", (floats(6, 4), ints(5, 4, low=-6, high=6), floats(5, 4)), few)
+    yield Sample("ScatterND", (ints(6, 5), np.asarray([[1], [4], [1]]), ints(3, 5)), {"reduction": "add"})
+    yield Sample("Scatter", (floats(6, 5), rows.T.copy()[:, :3], floats(5, 3)), version=10)
     cache = floats(3, 2, 6, 4)
     yield Sample("TensorScatter", (cache, floats(3, 2, 2, 4), np.asarray([0, 3, 1])), version=24)
     yield Sample("TensorScatter", (cache, floats(3, 2, 2, 4)), version=24)
@@ -306,6 +285,8 @@ def _convolution() -> Iterator[Sample]:
     yield Sample("ConvTranspose", (floats(3, 8, 5), floats(8, 6, 3), floats(12)), {"group": 2})
     yield Sample("ConvTranspose", (floats(3, 6, 5), floats(6, 1, 3), floats(6)), {"group": 6})
     yield Sample("MaxPool", (floats(3, 5, 6, 6),), {"kernel_shape": [2, 2], "strides": [2, 2]})
+    yield Sample("MaxPool", (floats(4, 6, 6, 6),), {"kernel_shape": [2, 2], "strides": [2, 2]}, results=2)
+    yield Sample("MaxPool", (floats(5, 3, 7),), {"kernel_shape": [3], "storage_order": 1}, results=2)
     yield Sample("MaxPool", (floats(3, 5, 7),), {"kernel_shape": [2], "strides": [2], "ceil_mode": 1})
     yield Sample("AveragePool", (floats(3, 5, 6, 6),), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]})
     yield Sample("LpPool", (floats(3, 5, 6, 6),), {"kernel_shape": [2, 2]})
@@ -322,6 +303,8 @@ def _resize() -> Iterator[Sample]:
     yield Sample("Resize", (image, None, scales(1, 1, 1, 1.7)), {"mode": "linear"})
     yield Sample("Resize", (image, None, None, const(3, 4, 9, 5)), {"mode": "linear"})
     yield Sample("Resize", (image, None, scales(2, 1), None), {"mode": "nearest", "axes": [3, 2]})
+    yield Sample("Upsample", (image, scales(1, 1, 2, 3)), {"mode": "nearest"}, version=9)
+    yield Sample("Upsample", (image,), {"mode": "nearest", "scales": [1.0, 1.0, 2.0, 1.0]}, version=8)
     # As many places as before, but not the same ones.
     yield Sample("Resize", (image, None, scales(1, 1, 1.1, 1)), {"mode": "linear"})
 
@@ -351,4 +334,7 @@ SAMPLES = [
     *_convolution(),
     *_resize(),
     *_recurrent(),
+    *IMAGES,
+    *OTHERS,
+    *CLASSIC,
 ]

@@ -1,0 +1,175 @@
+"""Pooling and its reverse: batch and channels may be cut, places are whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
+from irpar.sharding import ceil_div
+
+from .convolution import window_sizes
+from .coords import block_start
+from .facts import (
+    CannotTellError,
+    dims_of,
+    ints_attribute,
+    ints_operand,
+    needed,
+    operand,
+    result_shape,
+    shape_of,
+    tensor_of,
+)
+from .local import typed_like
+from .registry import OpDef, define
+from .rule import FactorRule, Kind, RuleBuilder, whole
+
+
+def _infer_pool(node: Node) -> Sequence[Type]:
+    data = tensor_of(node, 0)
+    shape = (*dims_of(node, 0)[:2], *window_sizes(node, ints_attribute(node, "kernel_shape") or ()))
+    return [data.with_shape(shape), TensorType(DType.I64, shape)][: len(node.results)]
+
+
+def _infer_global_pool(node: Node) -> Sequence[Type]:
+    dims = dims_of(node, 0)
+    return [tensor_of(node, 0).with_shape((*dims[:2], *[1] * (len(dims) - 2)))]
+
+
+def _rule_pool(node: Node) -> FactorRule:
+    """Batch and channels pass; a maximum over all places is the greatest of those over blocks of them."""
+    shape = shape_of(node, 0)
+    rule = RuleBuilder()
+    leading = rule.dims(shape[:2])
+    places = rule.dims(shape[2:], Kind.REDUCE if node.op_type == "GlobalMaxPool" else Kind.REPLICATE)
+    result = [*leading, *[()] * len(places)]
+    return rule.done([[*leading, *places]], [result] * len(node.results), "max")
+
+
+def _cost_pool(node: Node) -> int:
+    return prod(result_shape(node)) * prod(ints_attribute(node, "kernel_shape") or ())
+
+
+def _cost_global_pool(node: Node) -> int:
+    return prod(shape_of(node, 0))
+
+
+# -- positions, which count through the whole tensor ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The first two dims of a tensor [n, c, ..] and of a device's block of it; starts are None where it is not cut."""
+
+    whole_channels: int
+    channels: int
+    batch_start: Value | None
+    channel_start: Value | None
+
+
+def _block_of(value: Value, local: Value, builder: Builder) -> _Block | None:
+    """The block of a tensor that is cut in its first two dims, or None where it is not."""
+    sharding = value.sharding
+    if sharding is None or not any(dim.axes for dim in sharding.dims[:2]):
+        return None
+    starts = [
+        block_start(builder, sharding.mesh, dim.axes, ceil_div(size, sharding.mesh.group_size(dim.axes)))
+        if dim.axes
+        else None
+        for dim, size in zip(sharding.dims[:2], value.shape, strict=False)
+    ]
+    return _Block(value.shape[1], local.shape[1], *starts)
+
+
+def _moved(index: Value, block: _Block, places: int, builder: Builder, *, to_whole: bool) -> Value:
+    """Positions ((n * channels) + c) * places + s of a block as positions of the whole, or the other way round."""
+    of = TensorType(DType.I64, index.shape)
+
+    def op(name: str, a: Value, b: Value | int) -> Value:
+        other = b if isinstance(b, Value) else builder.constant(np.asarray(b, np.int64), f"number_{b}")
+        return builder.op(name, [a, other], type=of if a.shape or other.shape else TensorType(DType.I64, ()))
+
+    shift = "Add" if to_whole else "Sub"
+    before, after = block.channels, block.whole_channels
+    if not to_whole:
+        before, after = after, before
+    row, place = op("Div", index, places), op("Mod", index, places)
+    batch, channel = op("Div", row, before), op("Mod", row, before)
+    if block.batch_start is not None:
+        batch = op(shift, batch, block.batch_start)
+    if block.channel_start is not None:
+        channel = op(shift, channel, block.channel_start)
+    return op("Add", op("Mul", op("Add", op("Mul", batch, after), channel), places), place)
+
+
+def _localize_max_pool(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """Positions of maxima are those in the whole tensor."""
+    if len(local.results) == 1:
+        return None
+    block = _block_of(needed(whole_node, 0), needed(local, 0), builder)
+    if block is None:
+        return None
+    values, positions = local.results
+    results = [Value(value.name, value.type) for value in (values, positions)]
+    made = builder.node("MaxPool", local.operands, local.attributes, results=results)
+    places = prod(shape_of(whole_node, 0)[2:])
+    moved = _moved(made.results[1], block, places, builder, to_whole=True)
+    for new, old in zip((made.results[0], moved), local.results, strict=True):
+        new.sharding, new.global_shape = old.sharding, old.global_shape
+    return [made.results[0], moved]
+
+
+for _name in ("AveragePool", "LpPool"):
+    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool))
+define(OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool))
+for _name in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"):
+    define(OpDef("", _name, _infer_global_pool, _rule_pool, _cost_global_pool))
+
+
+# -- MaxUnpool ------------------------------------------------------------------------------------------------------
+
+
+def _unpooled(node: Node) -> list[Dim]:
+    """Sizes of the result along the places, from kernel, strides and pads."""
+    places = dims_of(node, 0)[2:]
+    rank = len(places)
+    kernel = ints_attribute(node, "kernel_shape") or ()
+    if len(kernel) != rank:
+        raise CannotTellError("a kernel of another rank")
+    strides = ints_attribute(node, "strides") or (1,) * rank
+    pads = ints_attribute(node, "pads") or (0,) * (2 * rank)
+    return [
+        None if size is None else (size - 1) * strides[dim] + kernel[dim] - pads[dim] - pads[dim + rank]
+        for dim, size in enumerate(places)
+    ]
+
+
+def _infer_max_unpool(node: Node) -> Sequence[Type]:
+    asked = ints_operand(node, 2)
+    return [tensor_of(node, 0).with_shape(asked or (*dims_of(node, 0)[:2], *_unpooled(node)))]
+
+
+def _rule_max_unpool(node: Node) -> FactorRule:
+    """`([b,c,s],[b,c,s],[.])->([b,c,t])`: b and c pass, places are whole."""
+    if operand(node, 2) is not None and list(result_shape(node)[2:]) != _unpooled(node):
+        raise CannotTellError("positions in a tensor of another size")
+    shape = shape_of(node, 0)
+    rule = RuleBuilder()
+    data = [*rule.dims(shape[:2]), *rule.dims(shape[2:], Kind.REPLICATE)]
+    others = [] if len(node.operands) < 3 else [whole(1) if operand(node, 2) is not None else ()]
+    return rule.done([data, data, *others], [[*data[:2], *[()] * (len(shape) - 2)]])
+
+
+def _localize_max_unpool(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """Positions are taken relative to the block, whose shape kernel and strides give."""
+    block = _block_of(needed(whole_node, 0), needed(local, 0), builder)
+    if block is None:
+        return None
+    places = prod(result_shape(local)[2:])
+    index = _moved(needed(local, 1), block, places, builder, to_whole=False)
+    return [typed_like(local.result, "MaxUnpool", [needed(local, 0), index], local.attributes, builder)]
+
+
+define(OpDef("", "MaxUnpool", _infer_max_unpool, _rule_max_unpool, localize=_localize_max_unpool))
