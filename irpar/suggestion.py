@@ -6,12 +6,13 @@ classes those are cut that together save most, in FLOPs and weights against sent
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from irpar.analysis.cost import graph_flops, node_flops
 from irpar.analysis.cut_choice import heaviest
-from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, worth
+from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, Views, worth
 from irpar.analysis.cut_rest import SingleCut, single_cuts
 from irpar.analysis.liveness import constant_bytes
 from irpar.analysis.parts import parts_of
@@ -139,10 +140,15 @@ class _Suggester:
         known = dict(named_values(module))
         self.sources = {name for name, value in known.items() if value.is_constant}
         self.names = set(known)
-        ranked = clone_module(module)
-        know_ranks(ranked)
-        self.pinnable = {name for name, value in named_values(ranked) if has_rank(value)}
+        self.views: Views = {}
         self.notes: list[str] = []
+
+    @cached_property
+    def pinnable(self) -> set[str]:
+        """The names that an annotation may give to values whose rank is known before normalising."""
+        ranked = clone_module(self.source)
+        know_ranks(ranked)
+        return {name for name, value in named_values(ranked) if has_rank(value)}
 
     def run(self) -> Suggestion:
         data = tuple(Axis(name) for name in self.mesh.axis_names if _DATA_AXIS.fullmatch(name))
@@ -154,7 +160,7 @@ class _Suggester:
         if self.mesh.group_size(other) == 1:
             variant = self._try(entries)
             return self._told(variant, None)
-        classes = CutClasses(self.work.graph, self.mesh, other, shares)
+        classes = CutClasses(self.work.graph, self.mesh, other, shares, self.views)
         chosen = self._choose(classes)
         variant = self._best(classes, chosen, entries)
         if variant.prediction.gain <= 0:
@@ -165,7 +171,7 @@ class _Suggester:
 
     def _cut_batch(self, axes: tuple[Axis, ...]) -> tuple[dict[str, Spec], Shares]:
         """The inputs' dims that go through the model side by side."""
-        classes = CutClasses(self.work.graph, self.mesh, axes)
+        classes = CutClasses(self.work.graph, self.mesh, axes, views=self.views)
         able = {
             number: held
             for number, held in sorted(classes.classes.items())
@@ -200,7 +206,14 @@ class _Suggester:
         able = self._able(classes)
         numbers = heaviest({number: held.gain for number, held in able.items()}, classes.conflicts(able))
         chosen = {number: able[number] for number in sorted(numbers)}
-        return {number: held for number, held in chosen.items() if self._is_worth_it(held, chosen.values())}
+        launches = sum(held.collectives for held in chosen.values())
+        least_gain = _LEAST_SHARE * sum(held.gain for held in chosen.values()) / max(launches, 1)
+        least_bytes = _LEAST_SHARE * self.weight_bytes
+        return {
+            number: held
+            for number, held in chosen.items()
+            if held.gain >= least_gain * held.collectives or held.weight_bytes >= least_bytes * held.collectives
+        }
 
     def _able(self, classes: CutClasses) -> dict[int, CutClass]:
         """The classes that axes for weights may cut."""
@@ -209,14 +222,6 @@ class _Suggester:
             for number, held in classes.classes.items()
             if (not held.inputs or held.sums_weights) and held.twice is None and any(map(self._is_source, held.weights))
         }
-
-    def _is_worth_it(self, held: CutClass, chosen: Collection[CutClass]) -> bool:
-        """Whether a class saves enough beside the others for its collectives: a part of the work, or of the weights."""
-        average = sum(other.gain for other in chosen) / max(sum(other.collectives for other in chosen), 1)
-        return (
-            held.gain >= _LEAST_SHARE * average * held.collectives
-            or held.weight_bytes >= _LEAST_SHARE * self.weight_bytes * held.collectives
-        )
 
     def _is_source(self, value: Value) -> bool:
         return source_name(value) in self.sources
@@ -257,7 +262,7 @@ class _Suggester:
     ) -> dict[str, Spec]:
         """The choice with the part of the axes that makes `count` parts, for all that hangs together with `partly`."""
         axes = _major_part(self.mesh, classes.axes, count)
-        lesser = CutClasses(self.work.graph, self.mesh, axes, classes.shares)
+        lesser = CutClasses(self.work.graph, self.mesh, axes, classes.shares, self.views)
         wanted = {place for held in partly.values() for place in held.weights.items()}
         able = {
             number: held for number, held in self._able(lesser).items() if not wanted.isdisjoint(held.weights.items())

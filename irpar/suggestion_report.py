@@ -86,7 +86,9 @@ class Groups:
         """The words for a tensor that other axes cut, such as a part of those that cut the rest."""
         assert self.words is not None
         if axes not in self._of_parts:
-            self._of_parts[axes] = CutWords(CutClasses(self.graph, self.words.classes.mesh, axes), {}, axes)
+            known = self.words.classes
+            classes = CutClasses(self.graph, known.mesh, axes, known.shares, known.views)
+            self._of_parts[axes] = CutWords(classes, {}, axes)
         return self._of_parts[axes]
 
     def comments(self, lines: Iterable[str], groups: Iterable[TensorGroup]) -> dict[str, str]:

@@ -109,7 +109,6 @@ def test_other_families_are_right_too(family: str, overrides: dict[str, Any], mo
 NOT_DIVIDED = ("gru", "lstm", "if", "loop", "scan")
 """Steps and bodies run whole on every rank."""
 MORE_THAN_ITS_SHARE: dict[str, tuple[float, str]] = {
-    "bart": (1.2, "a dim of [seq * batch] rows cannot be cut by its batch, which is the minor part"),
     "dlrm": (1.2, "products of some hundred numbers are not worth a collective"),
     "resnet": (1.25, "the same, of 8 channels"),
     "unet": (1.2, "the same, of 8 channels"),

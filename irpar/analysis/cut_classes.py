@@ -23,6 +23,8 @@ from .placement import RuleView, rule_view
 
 Place = tuple[Value, int]
 """A dim of a value."""
+Views = dict[Node, RuleView | None]
+"""The rule of each node, on one mesh; None where it runs whole."""
 
 FLOPS_PER_BYTE = 4
 """How many FLOPs are worth sending a byte for; devices of today do 100 and more while their links send one."""
@@ -127,14 +129,23 @@ class CutClasses:
         graph: after the normalising passes; bodies of its nodes run whole.
         mesh, axes: what would cut, major first; their product is `parts`.
         shares: what other axes cut.
+        views: the rules of the nodes, where they are known; those that are not are added.
     """
 
-    def __init__(self, graph: Graph, mesh: Mesh, axes: tuple[Axis, ...], shares: Shares | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        axes: tuple[Axis, ...],
+        shares: Shares | None = None,
+        views: Views | None = None,
+    ) -> None:
         self.graph = graph
         self.mesh = mesh
         self.axes = axes
         self.parts = mesh.group_size(axes)
         self.shares = shares or Shares()
+        self.views = {} if views is None else views
         self.cuts: dict[Node, list[Cut]] = {}
         self.fitting: dict[Place, int] = {}
         """Dims that all axes together cannot cut, and how many parts they could be cut into."""
@@ -175,7 +186,9 @@ class CutClasses:
             self._parent[root] = least
 
     def _visit(self, node: Node) -> None:
-        view = rule_view(node, self.mesh)
+        if node not in self.views:
+            self.views[node] = rule_view(node, self.mesh)
+        view = self.views[node]
         cuts = [] if view is None else list(self._cuts_of(node, view))
         covered: set[int] = set()
         for cut in cuts:
@@ -221,9 +234,10 @@ class CutClasses:
             root = self._root(element)
             return found.setdefault(root, CutClass(root))
 
-        for cuts in self.cuts.values():
+        for node, cuts in self.cuts.items():
+            flops = self.shares.flops_of(node) if cuts else 0
             for cut in cuts:
-                self._count(of(self._element(cut.places[0])), cut)
+                self._count(of(self._element(cut.places[0])), cut, flops)
         for value in self._first:
             roots = Counter(self._root(element) for element in self._elements(value))
             for dim, element in enumerate(self._elements(value)):
@@ -243,9 +257,9 @@ class CutClasses:
                     held.gathered_bytes += self.gather_bytes(value)
         return found
 
-    def _count(self, held: CutClass, cut: Cut) -> None:
+    def _count(self, held: CutClass, cut: Cut, flops: float) -> None:
         if not any(cut.node is other.node for other in held.cuts[-1:]):
-            held.flops += self._saved(self.shares.flops_of(cut.node), cut.size)
+            held.flops += self._saved(flops, cut.size)
         held.cuts.append(cut)
         if cut.kind is Kind.REDUCE:
             held.summed_bytes += self.sum_bytes(cut.node)
