@@ -1,6 +1,7 @@
 """YAML and JSON files as trees of nodes that know their lines."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from irpar.sharding import IrparError
 
+_MOST_DEPTH = 100
+_BRACKETS = re.compile(r"""[\[\]{}]|"(?:[^"\\]|\\.)*"|'[^']*'""", re.DOTALL)
+"""Brackets, and texts in quotes."""
 TAG = "tag:yaml.org,2002:"
 _TAGS = {
     MappingNode: {f"{TAG}map"},
@@ -66,6 +70,8 @@ def compose(path: Path, words: Words) -> Any:
         # JSON may be indented with tabs, YAML may not; inside its strings JSON has none.
         text = text.replace("\t", " ")
     try:
+        if _depth(text) > _MOST_DEPTH:
+            raise RecursionError
         root = YAML(typ="safe", pure=True).compose(text)
         _refuse_tags(root, path, words)
         return root
@@ -83,6 +89,16 @@ def compose(path: Path, words: Words) -> Any:
         raise words.error(f"not YAML: {problem}", where=str(path), do="give a YAML or JSON file") from None
     except RecursionError:
         raise words.error(f"{words.what} {words.verb} nested too deep", where=str(path), do=words.form) from None
+
+
+def _depth(text: str) -> int:
+    """How deep brackets nest outside of quotes; YAML's reader takes time by its square."""
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text):
+        mark = match[0]
+        depth += (mark in "[{") - (mark in "]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _refuse_tags(root: Any, path: Path, words: Words) -> None:

@@ -27,7 +27,9 @@ def _truth(value: Any) -> bool:
 def _body(node: Node, name: str, scope: "Scope") -> "Body":
     graph = node.attributes.get(name)
     if not isinstance(graph, Graph):
-        raise EngineError(f"{node.op_type} has no graph {name!r}", where=node.label)
+        raise EngineError(
+            f"{node.op_type} has no graph {name!r}", where=f"node {node.label}", do="mend the model, or export it again"
+        )
     return scope.body(graph)
 
 

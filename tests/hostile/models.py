@@ -53,7 +53,7 @@ GRAPHS: dict[str, Make] = {
     "IR version -1 is none": lambda: relu("m.ir_version = -1"),
     "opset 99 is newer than irpar reads": lambda: model(RELU, opset=99),
     "opset 0 is none": lambda: model(RELU, opset=0),
-    "opset -3 is none": lambda: model(RELU, opset=-3),
+    'opset -3 of domain "" is none': lambda: model(RELU, opset=-3),
     'opset versions 18 and 17 of domain ""': lambda: relu("m.opset_import.add(domain='ai.onnx', version=17)"),
     'domain "ai.onnx", which the model does not import': lambda: relu("del m.opset_import[:]"),
     "training_info": lambda: relu("m.training_info.add()"),
