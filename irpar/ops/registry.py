@@ -135,10 +135,24 @@ def _guarded_rule(rule: Rule) -> Rule:
         if refers_to_call(node) or not all(_is_plain(value) or _is_empty_list(value) for value in values):
             return None
         with _malformed(node):
-            return rule(node)
+            found = rule(node)
+            if found is not None:
+                _check_ranks(found, node)
+            return found
         return None
 
     return answer
+
+
+def _check_ranks(rule: FactorRule, node: Node) -> None:
+    """Refuse a rule that is for tensors of other ranks than the node's.
+
+    Raises:
+        ValueError: naming the tensor.
+    """
+    for value, dims in zip((*node.operands, *node.results), (*rule.operands, *rule.results), strict=True):
+        if value is not None and len(dims) != len(value.tensor_type.static_shape):
+            raise ValueError(f"the rule is for a %{value.name} of {len(dims)} dims")
 
 
 def _is_plain(value: Value) -> bool:

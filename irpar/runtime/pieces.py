@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from irpar.analysis.node_checks import check_node
 from irpar.analysis.plan import Plan
 from irpar.ir import ExternalTensor, Module
 from irpar.onnx_io.fingerprint import fingerprint
@@ -13,7 +14,7 @@ from irpar.onnx_io.partition import PART, PARTITION
 from irpar.onnx_io.target import WEIGHTS_FILE
 from irpar.ops.collective_checks import check_collective
 from irpar.ops.collectives import DOMAIN, KINDS
-from irpar.sharding import Mesh
+from irpar.sharding import IrparError, Mesh
 
 from .errors import ProgramError, RunError
 
@@ -36,7 +37,18 @@ def check_pieces(folder: Path, plan: Plan, modules: Sequence[Module]) -> None:
     for index, (entry, module) in enumerate(zip(plan.parts, modules, strict=True)):
         _check_model(folder, plan, index, module)
         _check_weights(folder, entry, module)
+        _check_nodes(folder, entry["model"], module)
     _check_collectives(folder, plan, modules)
+
+
+def _check_nodes(folder: Path, name: str, module: Module) -> None:
+    """Check the operands, results and attributes of each node."""
+    for node in module.graph.walk():
+        try:
+            check_node(node)
+        except IrparError as error:
+            where = f"{folder}, {name}, {error.where}"
+            raise ProgramError(error.what, where=where, notes=error.notes, do=_COPY_AGAIN) from None
 
 
 def _check_collectives(folder: Path, plan: Plan, modules: Sequence[Module]) -> None:

@@ -82,6 +82,11 @@ MODELS = {
         outputs=[value("y", FLOAT, None)],
     ),
     'opset 1000000000000 of domain "my" is none': lambda: relu("m.opset_import[1].version = 10**12"),
+    "the operands, attributes and results of ScatterElements do not fit each other": lambda: model(
+        node("ScatterElements", ["x", "i", "u"], ["y"], axis=1),
+        inputs=[value("x"), value("u", FLOAT, [])],
+        constants=[numbers([[1, 2]], "i")],
+    ),
     "%y0 : ?": lambda: changed(model(node("CastLike", ["x", "x"], ["y", "y0"]), opset=13), "g.output[0].name = 'y'"),
     "Scan and its body do not fit each other": scan_of_too_many,
     "3 bytes of data for a tensor f32[4]": scales_cut_short,
@@ -128,9 +133,19 @@ def kernel_with_a_graph(made):
     one.attribute.append(helper.make_attribute("body", helper.make_graph([], "b", [], [])))
 
 
+def two_results(made):
+    next(one for one in made.graph.node if one.op_type == "Add").output.append("more")
+
+
+def loop_without_body(made):
+    next(one for one in made.graph.node if one.op_type == "Reshape").op_type = "Loop"
+
+
 PARTS = {
+    "Add is malformed: it has 2 results, Add has 1": two_results,
+    "Loop is malformed": loop_without_body,
     "runs over axes that cannot be": axes_of_bytes,
-    "the numpy engine cannot run Add": kernel_with_a_graph,
+    'Add is malformed: it has no attribute "body"': kernel_with_a_graph,
 }
 
 
