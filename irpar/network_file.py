@@ -102,7 +102,7 @@ class _Reader(Tables):
             made = {}
             for key, key_node, child in self.table(node, "a network", _DO):
                 made[key] = self.value(child, (*path, key))
-                self._nodes[*path, key] = key_node if isinstance(child, ScalarNode) else child
+                self._nodes[*path, key] = key_node
             return made
         if isinstance(node, SequenceNode):
             return [self.value(child, (*path, index)) for index, child in enumerate(node.value)]

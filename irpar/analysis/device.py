@@ -39,7 +39,7 @@ class Device:
 
     def rate(self, dtype: str) -> float:
         """FLOP/s that are reached with a dtype such as `f32` or `f8e4m3fn`; without a rate as a wider float."""
-        name = "f8" if dtype[:2] in ("f4", "f6", "f8") else _RATE_OF_DTYPE.get(dtype, dtype)
+        name = "f8" if dtype.startswith(("f4e", "f6e", "f8e")) else _RATE_OF_DTYPE.get(dtype, dtype)
         if name == "f32" and self.uses_tf32:
             name = "tf32"
         while name not in self.flops:

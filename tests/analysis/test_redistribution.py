@@ -1,6 +1,7 @@
 """The planner's steps are executed here by a few lines of numpy of their own, and their bytes counted."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.analysis import redistribution
-from irpar.analysis.redistribution import Step, cost, plan
-from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, local_region
+from irpar.analysis.network import BYTES, Network, add_keys, network_of
+from irpar.analysis.redistribution import Step, cost, plan, price
+from irpar.ops.collectives import KINDS
+from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, ceil_shape, local_region
 
 MESHES = [{"x": 4}, {"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 3, "y": 2}, {"x": 2, "y": 2, "z": 2}]
 
@@ -70,9 +73,11 @@ def _member(
     raise AssertionError(step.op)
 
 
-def check(mesh: Mesh, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> tuple[Step, ...]:
+def check(
+    mesh: Mesh, source: Sharding, target: Sharding, shape: tuple[int, ...], network: Network = BYTES
+) -> tuple[Step, ...]:
     array = np.random.default_rng(0).standard_normal(shape)
-    steps = plan(source, target, shape, 32)
+    steps = plan(source, target, shape, 32, network)
     held = [block(array, source, rank) for rank in range(mesh.size)]
     before = source
     for step in steps:
@@ -184,3 +189,56 @@ def test_half_reduced_values_keep_the_other_axis() -> None:
     assert step.op == "AllReduce"
     assert step.axes == (Axis("x"),)
     assert step.sent_bytes == math.prod([8, 4, 2, 1]) // 2
+
+
+# -- other networks ------------------------------------------------------------------------------------------------
+
+SLOW_ACROSS = network_of(
+    json.dumps(
+        {
+            "links": [
+                {"name": "fast", "devices": 4, "latency": 1e-6, "bandwidth": 100e9},
+                {"name": "slow", "latency": 1e-5, "bandwidth": 1e9},
+            ]
+        }
+    )
+)
+
+
+def price_of(steps: tuple[Step, ...], source: Sharding, shape: tuple[int, ...], network: Network) -> tuple[int, ...]:
+    """What steps cost, from their shardings alone."""
+    total, before = network.nothing, source
+    for step in steps:
+        if step.op != "AllSlice":
+            held = math.prod(ceil_shape(before, shape)) * 4
+            if step.op in ("ReduceScatter", "AllToAll"):
+                dim, n = step.dims[0], source.mesh.group_size(step.axes)
+                padded = list(ceil_shape(before, shape))
+                padded[dim] = n * ceil_shape(step.after, shape)[dim]
+                held = math.prod(padded) * 4
+            total = add_keys(total, network.key(KINDS[step.op], step.axes, held, source.mesh))
+        before = step.after
+    return total
+
+
+@given(problems(), st.sampled_from([SLOW_ACROSS, network_of("h100-nvlink-ib"), BYTES]))
+@settings(max_examples=100, deadline=None)
+def test_paths_by_a_network(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]], network: Network) -> None:
+    mesh, source, target, shape = problem
+    steps = check(mesh, source, target, shape, network)
+    assert price(source, target, shape, 32, network) == price_of(steps, source, shape, network)
+    by_bytes = plan(source, target, shape, 32)
+    assert price_of(steps, source, shape, network) <= price_of(by_bytes, source, shape, network)
+    assert cost(source, target, shape, 32, network) == sum(step.sent_bytes for step in steps)
+
+
+def test_what_is_far_is_sent_little() -> None:
+    """x is across nodes, y inside: rather more bytes inside than fewer across."""
+    mesh = Mesh({"x": 2, "y": 4})
+    source, target, shape = specs(mesh, None, None, partial="xy"), specs(mesh, None, None), (64, 65536)
+    assert [step.op for step in plan(source, target, shape, 32)] == ["AllReduce"]
+    seconds = price(source, target, shape, 32, SLOW_ACROSS)[0] / 1e15
+    size = 64 * 65536 * 4
+    inside, across = 2 * 3 / 4 * size / 100e9, 2 / 2 * size / 4 / 1e9
+    assert seconds == pytest.approx(inside + across, rel=0.05)
+    assert price(source, target, shape, 32)[0] == 2 * 7 * size // 8
