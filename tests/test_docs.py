@@ -12,8 +12,11 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.analysis.network_algorithms import ALGORITHMS
+from irpar.analysis.network_presets import PRESETS
 from irpar.api import DEFAULT_PIPELINE
 from irpar.ir import parse_module
+from irpar.network_file import read_network
 from irpar.shardings_file import read_shardings
 
 ROOT = Path(__file__).parents[1]
@@ -145,3 +148,25 @@ def test_the_package_of_passes_and_operators(tmp_path: Path) -> None:
     assert [entry["kind"] for entry in plan["collectives"]] == ["all_reduce"]
     assert plan["totals"]["flops_per_rank"] * 4 == plan["original"]["flops"]
     python("-m", "irpar.cli", "verify", "out", folder=tmp_path)
+
+
+def test_the_network_of_the_page(tmp_path: Path) -> None:
+    page = (DOCS / "network.md").read_text()
+    (file,) = code("network.md", "yaml")
+    (tmp_path / "net.yaml").write_text(file)
+    network = read_network(tmp_path / "net.yaml")
+    assert [link.name for link in network.links] == ["pcie", "ethernet"]
+    shown = re.findall(r"^\|(?: `(\w+)`(?:, `(\w+)`)?)? \| `(\w+)`", page, re.MULTILINE)
+    found: dict[str, set[str]] = {}
+    kinds: list[str] = []
+    for first, second, algorithm in shown:
+        kinds = [kind for kind in (first, second) if kind] or kinds
+        for kind in kinds:
+            found.setdefault(kind, set()).add(algorithm)
+    assert found == {kind: set(algorithms) for kind, algorithms in ALGORITHMS.items()}
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \| (?:none|[A-Z])", page, re.MULTILINE)) == set(PRESETS)
+    (text,) = re.findall(r"(^    module .*\n(?:^    .*\n)+)", page, re.MULTILINE)
+    module = parse_module(textwrap.dedent(text))
+    irpar.PassManager.parse("insert-redistribution").run(module)
+    gathers = [node.attributes["axes"][0] for node in module.graph if node.op_type == "AllGather"]
+    assert [str(axis) for axis in gathers] == ["x", "y"]
