@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops import FactorRule, Kind, definition, factor_rule
-from irpar.sharding import Axis, Mesh, Sharding, are_disjoint, ceil_div, join_axes, split_axis
+from irpar.ops.linear import carriers
+from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, ceil_div, join_axes, split_axis
 
 from .engines import is_known
 from .redistribution import cost
@@ -25,6 +26,23 @@ MOST_COMBINATIONS = 256
 
 
 @dataclass(frozen=True)
+class Carried:
+    """Operands that stay partial, and with them the results.
+
+    Attributes:
+        operands: which ones.
+        axes, reduce: in what way.
+    """
+
+    operands: tuple[int, ...]
+    axes: Axes
+    reduce: Reduction
+
+
+NOTHING = Carried((), (), "sum")
+
+
+@dataclass(frozen=True)
 class Placement:
     """How a node runs.
 
@@ -33,18 +51,21 @@ class Placement:
         results: the sharding that each result then has, partial axes included; None where it is not a tensor.
         rule: the rule that it follows; None: the node runs whole on every device.
         factors: what cuts each factor of the rule.
+        carried: operands that it takes as partial values.
     """
 
     operands: tuple[Sharding | None, ...]
     results: tuple[Sharding | None, ...]
     rule: FactorRule | None
     factors: FactorAxes
+    carried: Carried = NOTHING
 
 
 class RuleView:
     """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back."""
 
     def __init__(self, node: Node, rule: FactorRule, mesh: Mesh) -> None:
+        self.node = node
         self.mesh = mesh
         self.rule = rule
         self.values: tuple[Value | None, ...] = (*node.operands, *node.results)
@@ -131,13 +152,16 @@ class RuleView:
             axis for kind, axes in zip(self.rule.kinds, factors, strict=True) if kind is Kind.REDUCE for axis in axes
         )
 
-    def placement(self, factors: FactorAxes) -> Placement | None:
+    def placement(self, factors: FactorAxes, carried: Carried = NOTHING) -> Placement | None:
         """What the node needs and gives under factor axes; None where they are impossible."""
-        flat = [axis for axes in factors for axis in axes]
-        if not are_disjoint(self.mesh, flat):
+        reduced = self.partial_axes(factors)
+        if not are_disjoint(self.mesh, [*(axis for axes in factors for axis in axes), *carried.axes]):
             return None
+        if reduced and carried.axes and carried.reduce != self.rule.reduce:
+            return None
+        reduce = carried.reduce if carried.axes else self.rule.reduce
+        partial = join_axes(self.mesh, (*reduced, *carried.axes))
         shardings: list[Sharding | None] = []
-        partial = join_axes(self.mesh, self.partial_axes(factors))
         for tensor, value in enumerate(self.values):
             if value is None:
                 shardings.append(None)
@@ -145,14 +169,22 @@ class RuleView:
             dims = self.assemble(tensor, factors)
             if dims is None:
                 return None
-            is_result = tensor >= self.operand_count
-            shardings.append(
-                Sharding.of_axes(
-                    self.mesh, dims, partial if is_result else (), self.rule.reduce if is_result else "sum"
-                )
-            )
+            pending = partial if tensor >= self.operand_count else carried.axes if tensor in carried.operands else ()
+            shardings.append(Sharding.of_axes(self.mesh, dims, pending, reduce if pending else "sum"))
         count = self.operand_count
-        return Placement(tuple(shardings[:count]), tuple(shardings[count:]), self.rule, factors)
+        return Placement(tuple(shardings[:count]), tuple(shardings[count:]), self.rule, factors, carried)
+
+    def carriable(self, lies: Sequence[Sharding | None]) -> list[Carried]:
+        """The ways in which partial operands may stay partial, and last: none does."""
+        found = [NOTHING]
+        operands = lies[: self.operand_count]
+        for reduce in dict.fromkeys(sharding.reduce for sharding in operands if sharding and sharding.partial):
+            for places in carriers(self.node, reduce):
+                pending = [lie.partial if (lie := operands[n]) and lie.reduce == reduce else () for n in places]
+                axes = tuple(axis for axis in pending[0] if all(axis in other for other in pending))
+                if axes:
+                    found.insert(0, Carried(places, axes, reduce))
+        return found
 
 
 def has_rank(value: Value) -> bool:
@@ -190,23 +222,43 @@ def why_whole(node: Node) -> str:
 
 
 def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placement:
-    """Decide how a node runs, given the completed shardings of its values.
+    """Decide how a node runs, given the completed shardings of its values; see `choose`.
 
-    Where the values agree, as they lie. Where they do not, the way that sends the fewest bytes: to bring the operands
-    there, and the results to where they are wanted; among equals the one that cuts the work most. Constants that
-    nobody pinned cost nothing: they are written as they are needed.
+    Constants that nobody pinned cost nothing: they are written as they are needed.
     """
     view = rule_view(node, mesh)
     if view is None:
         return whole_placement(node, mesh)
-    known = [_dims(value) for value in view.values]
+    lies = [None if value is None else value.sharding for value in view.values]
+    return choose(
+        view, lies, [value is not None and value.is_constant and not is_pinned(value) for value in view.values]
+    )
+
+
+def choose(view: RuleView, lies: Sequence[Sharding | None], free: Sequence[bool]) -> Placement:
+    """The way to run a node whose values lie in given ways.
+
+    Where they agree, as they lie. Where they do not, the way that sends the fewest bytes: to bring the operands
+    there, and the results to where they are wanted; among equals the one that cuts the work most.
+
+    Args:
+        view: of the node.
+        lies: per operand and result how it lies, or should lie; None where it is left out or no tensor.
+        free: which of them cost nothing to bring anywhere.
+    """
+    known = [None if lie is None else lie.axes for lie in lies]
     options = _options(view, known)
-    agreed = tuple(choices[0] for choices in options)
-    if all(len(choices) <= 2 for choices in options) and _agrees(view, agreed, known):
-        placement = view.placement(agreed)
-        if placement is not None:
-            return placement
-    return _cheapest(view, options, is_pinned)
+    carriable = view.carriable(lies)
+    if len(carriable) == 1 and all(len(choices) <= 2 for choices in options):
+        agreed = tuple(choices[0] for choices in options)
+        if _agrees(view, agreed, known):
+            placement = view.placement(agreed)
+            if placement is not None:
+                return placement
+    return min(
+        (_cheapest(view, options, carried, lies, free) for carried in carriable),
+        key=lambda found: price(view, found, lies, free),
+    )
 
 
 def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
@@ -218,13 +270,18 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
         return True
     view = rule_view(node, mesh)
     if view is None:
-        placement: Placement | None = whole_placement(node, mesh)
-    else:
-        # Axes of one device cut nothing, and may stand on any dim.
-        known = [None if dims is None else _cutting(mesh, dims) for dims in map(_dims, view.values)]
-        placement = view.placement(tuple(choices[0] for choices in _options(view, known)))
-    if placement is None:
-        return False
+        return _runs_so(node, whole_placement(node, mesh))
+    lies = [None if value is None else value.sharding for value in view.values]
+    # Axes of one device cut nothing, and may stand on any dim.
+    known = [None if lie is None else _cutting(mesh, lie.axes) for lie in lies]
+    factors = tuple(choices[0] for choices in _options(view, known))
+    return any(
+        placement is not None and _runs_so(node, placement)
+        for placement in (view.placement(factors, carried) for carried in view.carriable(lies))
+    )
+
+
+def _runs_so(node: Node, placement: Placement) -> bool:
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
     return all(
         value is None or needed is None or value.sharding == needed or _blocks(value.sharding) == _blocks(needed)
@@ -245,10 +302,6 @@ def _cutting(mesh: Mesh, dims: Sequence[Axes]) -> tuple[Axes, ...]:
     return tuple(join_axes(mesh, [axis for axis in axes if mesh.axis_size(axis) > 1]) for axes in dims)
 
 
-def _dims(value: Value | None) -> tuple[Axes, ...] | None:
-    return None if value is None or value.sharding is None else value.sharding.axes
-
-
 def _options(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> list[list[Axes]]:
     """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut."""
     projected = [view.project(tensor, dims) for tensor, dims in enumerate(known) if dims is not None]
@@ -264,17 +317,23 @@ def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...
     return all(dims is None or view.assemble(tensor, factors) == dims for tensor, dims in enumerate(known))
 
 
-def _cheapest(view: RuleView, options: list[list[Axes]], is_pinned: Callable[[Value], bool]) -> Placement:
+def _cheapest(
+    view: RuleView,
+    options: list[list[Axes]],
+    carried: Carried,
+    lies: Sequence[Sharding | None],
+    free: Sequence[bool],
+) -> Placement:
     if math.prod(map(len, options)) <= MOST_COMBINATIONS:
         candidates: Iterator[FactorAxes] = itertools.product(*options)
     else:
-        candidates = _one_after_the_other(view, options, is_pinned)
-    best: tuple[tuple[int, int, int], Placement] | None = None
+        candidates = _one_after_the_other(view, options, carried, lies, free)
+    best: tuple[Price, Placement] | None = None
     for factors in candidates:
-        placement = view.placement(factors)
+        placement = view.placement(factors, carried)
         if placement is None:
             continue
-        key = _price(view, placement, is_pinned)
+        key = price(view, placement, lies, free)
         if best is None or key < best[0]:
             best = key, placement
     assert best is not None, "cutting nothing is always possible"
@@ -282,7 +341,11 @@ def _cheapest(view: RuleView, options: list[list[Axes]], is_pinned: Callable[[Va
 
 
 def _one_after_the_other(
-    view: RuleView, options: list[list[Axes]], is_pinned: Callable[[Value], bool]
+    view: RuleView,
+    options: list[list[Axes]],
+    carried: Carried,
+    lies: Sequence[Sharding | None],
+    free: Sequence[bool],
 ) -> Iterator[FactorAxes]:
     """Fix each factor at its best option while the later ones are not cut."""
     chosen: list[Axes] = [()] * len(options)
@@ -290,25 +353,36 @@ def _one_after_the_other(
         priced = []
         for choice in choices:
             chosen[factor] = choice
-            placement = view.placement(tuple(chosen))
+            placement = view.placement(tuple(chosen), carried)
             if placement is not None:
-                priced.append((_price(view, placement, is_pinned), choice))
+                priced.append((price(view, placement, lies, free), choice))
         chosen[factor] = min(priced, key=lambda pair: pair[0])[1]
     yield tuple(chosen)
 
 
-def _price(view: RuleView, placement: Placement, is_pinned: Callable[[Value], bool]) -> tuple[int, int, int]:
-    """(bytes sent by a device, minus the number of ways the work is cut, collectives)."""
+Price = tuple[int, int, int]
+"""(bytes sent by a device, minus the number of ways the work is cut, collectives)."""
+
+
+def price(view: RuleView, placement: Placement, lies: Sequence[Sharding | None], free: Sequence[bool]) -> Price:
+    """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
     sent = launches = 0
-    for value, needed in zip(view.values, placement.operands, strict=False):
-        if value is None or needed is None or value.sharding is None or (value.is_constant and not is_pinned(value)):
+    count = view.operand_count
+    for value, needed, lie, is_free in zip(view.values[:count], placement.operands, lies, free, strict=False):
+        if value is None or needed is None or lie is None or is_free:
             continue
-        sent += cost(value.sharding, needed, value.shape, value.dtype.bits)
-        launches += value.sharding.axes != needed.axes
-    for value, given in zip(view.values[view.operand_count :], placement.results, strict=True):
+        sent += cost(lie, needed, value.shape, value.dtype.bits)
+        launches += lie.axes != needed.axes or lie.partial != needed.partial
+    for value, given, lie in zip(view.values[count:], placement.results, lies[count:], strict=True):
         if value is None or given is None:
             continue
-        wanted = value.sharding or given.with_partial(())
+        wanted = lie or given.with_partial(())
+        if not set(wanted.partial) <= set(given.partial):
+            return _IMPOSSIBLE
         sent += cost(given, wanted, value.shape, value.dtype.bits)
         launches += given != wanted
     return sent, -view.mesh.group_size([axis for axes in placement.factors for axis in axes]), launches
+
+
+_IMPOSSIBLE: Price = (1 << 62, 0, 0)
+"""Of results that should be partial over axes that they are not."""
