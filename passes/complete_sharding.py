@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from irpar.analysis.choice import improve
 from irpar.analysis.placement import Axes, Placement, RuleView, place, rule_view
 from irpar.analysis.symbols import require_static
 from irpar.ir import UNKNOWN, Decision, Graph, Module, Node, Value, rewrite, tensor_type
@@ -28,7 +29,7 @@ class CompleteSharding(Pass):
     """
 
     name = "complete-sharding"
-    strategy: Literal["propagate"] = "propagate"
+    strategy: Literal["cost", "propagate"] = "cost"
 
     def run(self, module: Module) -> PassResult:
         """Complete the main graph.
@@ -50,8 +51,10 @@ class CompleteSharding(Pass):
         graph = module.graph
         rewritten = rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias})
         completion = _Completion(module, graph, mesh)
-        decided = completion.run()
-        return PassResult(bool(decided or rewritten), statistics={"decided values": decided})
+        decided = completion.run(is_chosen=self.strategy == "cost")
+        return PassResult(
+            bool(decided or rewritten), statistics={"decided values": decided, "chosen values": completion.chosen}
+        )
 
 
 class _Completion:
@@ -71,9 +74,10 @@ class _Completion:
         self.axes: dict[Value, list[Axes]] = {}
         self.views: dict[Node, RuleView] = {}
         self.dirty: set[Node] = set()
+        self.chosen = 0
 
-    def run(self) -> int:
-        """Returns how many values were decided."""
+    def run(self, *, is_chosen: bool) -> int:
+        """Returns how many values were decided; `is_chosen`: the cheapest way is chosen where values conflict."""
         free = self._start()
         for node in self.graph:
             view = rule_view(node, self.mesh)
@@ -94,8 +98,59 @@ class _Completion:
         for value, axes in self.axes.items():
             if value.sharding is None or value.sharding.is_open:
                 value.sharding = Sharding.of_axes(self.mesh, axes)
+        if is_chosen and free:
+            self._choose()
         self._settle_constants()
         return free
+
+    def _choose(self) -> None:
+        """Let values around conflicts lie so that least is sent."""
+        chosen = improve(self.graph, self.mesh, self.views, self.pinned).shardings
+        self.chosen = len(chosen)
+        for value, sharding in chosen.items():
+            value.sharding = sharding
+            self.module.decisions.pop(value.name, None)
+        waiting = {(value, axis.name) for value, sharding in chosen.items() for axis in sharding.all_axes}
+        while waiting:
+            found = [
+                (value, name, why) for value, name in waiting if (why := self._chosen_because(value, name, waiting))
+            ]
+            if not found:
+                break
+            for value, name, why in sorted(found, key=lambda entry: (entry[0].name, entry[1])):
+                self.module.decide(value.name, why)
+                waiting.discard((value, name))
+
+    def _chosen_because(self, value: Value, name: str, waiting: set[tuple[Value, str]]) -> Decision | None:
+        """Which value that is explained already brought a mesh axis to one that was chosen to lie so."""
+        assert value.sharding is not None
+        for node in value.users if value.node is None else (value.node, *value.users):
+            view = self.views.get(node)
+            if view is None:
+                continue
+            mine = self._factors_with(view, value, name)
+            for other in dict.fromkeys((*node.inputs, *node.results)):
+                if other is value or (other, name) in waiting:
+                    continue
+                if mine & self._factors_with(view, other, name):
+                    why = f"follows %{other.name} through {node.title}, which sends least"
+                    return Decision(why, other.name, (name,))
+        return None
+
+    def _factors_with(self, view: RuleView, value: Value, name: str) -> set[int]:
+        """The factors of a node that an axis cuts in one of its values, reduced ones included."""
+        if value.sharding is None:
+            return set()
+        found = {
+            factor
+            for tensor, other in enumerate(view.values)
+            if other is value
+            for factor, axes in view.project(tensor, value.sharding.axes).items()
+            if any(axis.name == name for axis in axes)
+        }
+        if any(axis.name == name for axis in value.sharding.partial):
+            found |= {factor for factor, kind in enumerate(view.rule.kinds) if kind is Kind.REDUCE} | {-1}
+        return found
 
     def _start(self) -> int:
         """Set up the axes and open dims of all values; returns how many have no sharding yet."""

@@ -378,11 +378,11 @@ def price(view: RuleView, placement: Placement, lies: Sequence[Sharding | None],
             continue
         wanted = lie or given.with_partial(())
         if not set(wanted.partial) <= set(given.partial):
-            return _IMPOSSIBLE
+            return IMPOSSIBLE
         sent += cost(given, wanted, value.shape, value.dtype.bits)
         launches += given != wanted
     return sent, -view.mesh.group_size([axis for axes in placement.factors for axis in axes]), launches
 
 
-_IMPOSSIBLE: Price = (1 << 62, 0, 0)
+IMPOSSIBLE: Price = (1 << 62, 0, 0)
 """Of results that should be partial over axes that they are not."""

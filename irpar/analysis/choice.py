@@ -1,0 +1,302 @@
+"""What completion leaves open, chosen to send least: alternatives for values around conflicts, and the best of them.
+
+x : [8, 64@tp, 32] annotated, w : [32, 128@tp] annotated      h = MatMul(x, w) cannot be both [8, 64@tp, 128] and
+                                                              [8, 64, 128@tp]; either way something is moved
+Propagation takes the first that comes. Here both are tried, for h and for all that follows from it, and the sum of all
+moves decides (compare Alpa's intra-operator pass, Zheng et al., OSDI 2022, section 4).
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from irpar.ir import Graph, Node, Value
+from irpar.ops import flops
+from irpar.ops.linear import carriers
+from irpar.sharding import Axis, Mesh, Sharding, are_disjoint
+
+from .elimination import Elimination
+from .placement import (
+    IMPOSSIBLE,
+    NOTHING,
+    Axes,
+    Carried,
+    FactorAxes,
+    Placement,
+    Price,
+    RuleView,
+    choose,
+    price,
+)
+from .redistribution import cost
+
+MOST_STATES = 6
+"""Alternatives that one value may have."""
+_LAUNCH = 1e-4
+_WORK = 0.5
+"""What breaks ties between equal bytes: collectives, and the share of all FLOPs that a device computes."""
+_NEVER = 1e18
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best of the alternatives.
+
+    Attributes:
+        shardings: the values that should lie otherwise than propagation left them.
+        before, after: bytes that a device sends, by the model of the choice.
+        values: how many values had alternatives.
+    """
+
+    shardings: Mapping[Value, Sharding]
+    before: float
+    after: float
+    values: int
+
+
+def improve(graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: Iterable[Value]) -> Choice:
+    """Look for a cheaper way for values that are not pinned.
+
+    Args:
+        graph: every tensor has a sharding.
+        mesh: of these.
+        views: nodes that may be cut.
+        pinned: values that stay as they are.
+    """
+    return _Chooser(graph, mesh, views, set(pinned)).run()
+
+
+class _Chooser:
+    """One run.
+
+    Attributes:
+        states: per value its alternatives, the first as it is.
+    """
+
+    def __init__(self, graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: set[Value]) -> None:
+        self.graph = graph
+        self.mesh = mesh
+        self.views = views
+        self.pinned = pinned
+        self.states: dict[Value, list[Sharding]] = {}
+        self.waiting: deque[tuple[Node, Value, Sharding]] = deque()
+        self.outputs = set(graph.outputs)
+        self.known: dict[object, Price] = {}
+        self.work = 1.0
+
+    def run(self) -> Choice:
+        for node, view in self.views.items():
+            if self._is_torn(node, view):
+                for placement in self._ways(view, self._lies(view)):
+                    self._suggest(view, placement)
+        while self.waiting:
+            node, value, state = self.waiting.popleft()
+            self._follow(self.views[node], value, state)
+        variables = [value for value, states in self.states.items() if len(states) > 1]
+        if not variables:
+            return Choice({}, 0, 0, 0)
+        return self._solve(variables)
+
+    # -- how values lie -------------------------------------------------------------------------------------------
+
+    def _is_free(self, value: Value | None) -> bool:
+        """Whether a value costs nothing to bring anywhere: a constant that nobody pinned."""
+        return value is not None and value.is_constant and value not in self.pinned
+
+    def _lies(self, view: RuleView, instead: Mapping[Value, Sharding] | None = None) -> list[Sharding | None]:
+        found: list[Sharding | None] = []
+        for value in view.values:
+            if value is None or self._is_free(value):
+                found.append(None)
+            else:
+                found.append((instead or {}).get(value, value.sharding))
+        return found
+
+    def _may_change(self, value: Value) -> bool:
+        if value in self.pinned or value.is_constant or value.sharding is None:
+            return False
+        nodes = value.users if value.node is None else (value.node, *value.users)
+        return all(node.domain != "irpar" or node.is_return for node in nodes)
+
+    # -- alternatives ---------------------------------------------------------------------------------------------
+
+    def _is_torn(self, node: Node, view: RuleView) -> bool:
+        """Whether the values of a node want to cut it in ways that exclude each other, or parts could stay parts."""
+        lies = self._lies(view)
+        wanted: dict[int, Axes] = {}
+        for tensor, lie in enumerate(lies):
+            if lie is None:
+                continue
+            for factor, axes in view.project(tensor, lie.axes).items():
+                if wanted.setdefault(factor, axes) != axes:
+                    return True
+        flat = [axis for axes in wanted.values() for axis in axes]
+        if not are_disjoint(self.mesh, flat):
+            return True
+        reduced = view.partial_axes([wanted.get(factor, ()) for factor in range(len(view.rule.sizes))])
+        return bool(reduced) and any(self._is_carried_on(value, view.rule.reduce) for value in node.results)
+
+    def _is_carried_on(self, value: Value, reduce: str) -> bool:
+        """Whether a reader of a value takes parts of it."""
+        if not self._may_change(value) or value in self.outputs:
+            return False
+        return any(
+            index in operands
+            for user, index in value.uses
+            if user in self.views
+            for operands in carriers(user, reduce)  # type: ignore[arg-type]
+        )
+
+    def _ways(self, view: RuleView, lies: Sequence[Sharding | None]) -> Iterator[Placement]:
+        """All ways to cut a node that its values suggest."""
+        options = _options(view, lies)
+        for factors in itertools.islice(itertools.product(*options), 64):
+            placement = view.placement(factors)
+            if placement is not None:
+                yield placement
+
+    def _suggest(self, view: RuleView, placement: Placement) -> None:
+        """Let the values of a node lie as a way to run it wants them."""
+        count = view.operand_count
+        for value, needed in zip(view.values[:count], placement.operands, strict=True):
+            if value is not None and needed is not None:
+                self._add(value, needed)
+        for value, given in zip(view.values[count:], placement.results, strict=True):
+            if value is not None and given is not None:
+                self._add(value, given.with_partial(()))
+                if given.partial and self._is_carried_on(value, given.reduce):
+                    self._add(value, given)
+
+    def _add(self, value: Value, state: Sharding) -> None:
+        if not self._may_change(value) or (state.partial and value in self.outputs):
+            return
+        assert value.sharding is not None
+        states = self.states.setdefault(value, [value.sharding])
+        if state in states or len(states) == MOST_STATES:
+            return
+        states.append(state)
+        nodes = value.users if value.node is None else (value.node, *value.users)
+        self.waiting.extend((node, value, state) for node in nodes if node in self.views)
+
+    def _follow(self, view: RuleView, value: Value, state: Sharding) -> None:
+        """What an alternative of one value of a node means for the others."""
+        for tensor, other in enumerate(view.values):
+            if other is not value:
+                continue
+            mine = view.project(tensor, state.axes)
+            lies = self._lies(view, {value: state})
+            for others in (lies, [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]):
+                factors = self._joined(view, mine, others)
+                for carried in self._carried(view, tensor, state):
+                    placement = view.placement(factors, carried)
+                    if placement is not None:
+                        self._suggest(view, placement)
+
+    def _joined(self, view: RuleView, mine: Mapping[int, Axes], lies: Sequence[Sharding | None]) -> FactorAxes:
+        """Factor axes of one value, and of the others what fits beside them."""
+        factors = [mine.get(factor, ()) for factor in range(len(view.rule.sizes))]
+        taken: list[Axis] = [axis for axes in factors for axis in axes]
+        for tensor, lie in enumerate(lies):
+            if lie is None:
+                continue
+            for factor, axes in view.project(tensor, lie.axes).items():
+                if not factors[factor] and are_disjoint(self.mesh, [*taken, *axes]):
+                    factors[factor] = axes
+                    taken.extend(axes)
+        return tuple(factors)
+
+    def _carried(self, view: RuleView, tensor: int, state: Sharding) -> Iterator[Carried]:
+        """The ways in which a partial operand stays partial, those beside it being so in one of their states."""
+        yield NOTHING
+        if not state.partial or tensor >= view.operand_count:
+            return
+        for operands in carriers(view.node, state.reduce):
+            if tensor in operands and all(
+                index == tensor or self._may_be(view.values[index], state) for index in operands
+            ):
+                yield Carried(operands, state.partial, state.reduce)
+
+    def _may_be(self, value: Value | None, state: Sharding) -> bool:
+        """Whether a value can be partial in the same way."""
+        return value is not None and any(
+            other.partial == state.partial and other.reduce == state.reduce for other in self.states.get(value, ())
+        )
+
+    # -- the best -------------------------------------------------------------------------------------------------
+
+    def _solve(self, variables: Sequence[Value]) -> Choice:
+        number = {value: index for index, value in enumerate(variables)}
+        self.work = max(1.0, float(sum(flops(node) for node in self.views)))
+        problem = Elimination([len(self.states[value]) for value in variables])
+        tables: list[tuple[list[int], np.ndarray]] = []
+        for node in self.graph:
+            table = self._table(node, number)
+            if table is not None:
+                tables.append(table)
+                problem.add(*table)
+        for value in variables:
+            # Among equals as it was.
+            costs = np.full(len(self.states[value]), 1e-9)
+            costs[0] = 0
+            problem.add([number[value]], costs)
+        start = [0] * len(variables)
+        chosen = problem.solve(start)
+        before, after = (
+            sum(float(table[tuple(states[n] for n in scope)]) for scope, table in tables) for states in (start, chosen)
+        )
+        if after >= before:
+            return Choice({}, before, before, len(variables))
+        picked = {value: self.states[value][chosen[number[value]]] for value in variables}
+        changed = {value: state for value, state in picked.items() if state != value.sharding}
+        return Choice(changed, before, after, len(variables))
+
+    def _table(self, node: Node, number: Mapping[Value, int]) -> tuple[list[int], np.ndarray] | None:
+        """What a node costs in all states of its values."""
+        values = list(dict.fromkeys(value for value in (*node.inputs, *node.results) if value in number))
+        if not values:
+            return None
+        sizes = [len(self.states[value]) for value in values]
+        costs = np.empty(sizes)
+        view = self.views.get(node)
+        least = self._price(view, self._lies(view))[1] if view is not None and flops(node) else 0
+        for indices in itertools.product(*map(range, sizes)):
+            states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
+            costs[indices] = self._whole(node, states) if view is None else self._cut(view, states, least)
+        return [number[value] for value in values], costs
+
+    def _whole(self, node: Node, states: Mapping[Value, Sharding]) -> float:
+        """What a node costs that needs its operands whole."""
+        total = 0.0
+        for value in set(node.inputs) & set(states):
+            whole = Sharding.replicated(self.mesh, states[value].rank)
+            sent = cost(states[value], whole, value.shape, value.dtype.bits)
+            total += sent + _LAUNCH * (states[value] != whole)
+        partial = any(value in states and states[value].partial for value in node.results)
+        return _NEVER if partial else total
+
+    def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
+        """What a node costs; never cut less than propagation would cut it, if it computes anything."""
+        sent, ways, launches = self._price(view, self._lies(view, states))
+        if ways > least or sent >= IMPOSSIBLE[0]:
+            return _NEVER
+        return sent + _LAUNCH * launches - _WORK * flops(view.node) / self.work / ways
+
+    def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
+        """What a node costs; layers that are alike ask only once."""
+        free = [self._is_free(value) for value in view.values]
+        types = tuple(None if value is None else (value.shape, value.dtype.bits) for value in view.values)
+        key = (view.rule, types, tuple(lies), tuple(free), tuple(view.carriable(lies)))
+        if key not in self.known:
+            self.known[key] = price(view, choose(view, lies, free), lies, free)
+        return self.known[key]
+
+
+def _options(view: RuleView, lies: Sequence[Sharding | None]) -> list[list[Axes]]:
+    projected = [view.project(tensor, lie.axes) for tensor, lie in enumerate(lies) if lie is not None]
+    return [
+        [*dict.fromkeys(found[factor] for found in projected if factor in found), ()]
+        for factor in range(len(view.rule.sizes))
+    ]
