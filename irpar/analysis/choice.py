@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from irpar.ir import Graph, Node, Value
-from irpar.ops import flops
+from irpar.ops import Kind, flops
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Mesh, Sharding, are_disjoint
 
@@ -86,8 +86,10 @@ class _Chooser:
         self.outputs = set(graph.outputs)
         self.known: dict[object, Price] = {}
         self.work = 1.0
+        self.parts: set[Value] = set()
 
     def run(self) -> Choice:
+        self._find_parts()
         for node, view in self.views.items():
             if self._is_torn(node, view):
                 for placement in self._ways(view, self._lies(view)):
@@ -121,6 +123,21 @@ class _Chooser:
         nodes = value.users if value.node is None else (value.node, *value.users)
         return all(node.domain != "irpar" or node.is_return for node in nodes)
 
+    def _find_parts(self) -> None:
+        """Collect the values that could be partial: results of cut sums, and what carries them on."""
+        for node, view in self.views.items():
+            wanted = {
+                factor
+                for tensor, lie in enumerate(self._lies(view)[: view.operand_count])
+                if lie is not None
+                for factor in view.project(tensor, lie.axes)
+            }
+            if any(view.rule.kinds[factor] is Kind.REDUCE for factor in wanted) or any(
+                self.parts.issuperset(node.operands[index] for index in operands)  # type: ignore[arg-type]
+                for operands in carriers(node, view.rule.reduce)
+            ):
+                self.parts.update(value for value in node.results if self._may_change(value))
+
     # -- alternatives ---------------------------------------------------------------------------------------------
 
     def _is_torn(self, node: Node, view: RuleView) -> bool:
@@ -143,8 +160,8 @@ class _Chooser:
         """Whether a reader of a value takes parts of it."""
         if not self._may_change(value) or value in self.outputs:
             return False
-        return any(
-            index in operands
+        return value in self.parts and any(
+            index in operands and self.parts.issuperset(user.operands[other] for other in operands)  # type: ignore[arg-type]
             for user, index in value.uses
             if user in self.views
             for operands in carriers(user, reduce)  # type: ignore[arg-type]
