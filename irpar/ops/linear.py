@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from irpar.ir import DType, Node, Value
+from irpar.ir import ArrayTensor, DType, Node, Value
 from irpar.sharding import Reduction
 
 Carriers = tuple[tuple[int, ...], ...]
@@ -108,9 +108,9 @@ def _is_float(value: Value | None) -> bool:
 
 
 def _is_finite(value: Value | None, *, may_be_zero: bool = True) -> bool:
-    """True for small constants of ordinary numbers."""
+    """True for small constants of ordinary numbers that are in memory; no file is read to plan."""
     data = None if value is None else value.data
-    if data is None or data.size > _MOST_ELEMENTS or data.dtype is DType.STR:
+    if not isinstance(data, ArrayTensor) or data.size > _MOST_ELEMENTS or data.dtype is DType.STR:
         return False
     numbers = data.numpy().astype(np.float64)
     return bool(np.isfinite(numbers).all() and (may_be_zero or numbers.all()))
