@@ -37,9 +37,10 @@ class Record:
     @property
     def label(self) -> str:
         """What messages call the node."""
-        return (
-            f"node {self.name}" if self.name else f"{self.op_type or 'node'} of {', '.join(self.outputs) or 'nothing'}"
-        )
+        if self.name:
+            return f"node {self.name}"
+        results = ", ".join(map(str, self.outputs))  # Names may be bytes, until they are looked at.
+        return f"{self.op_type or 'node'} of {results or 'nothing'}"
 
     def reads(self) -> Iterator[str]:
         """Names that the node reads, those that its bodies capture included."""

@@ -102,6 +102,13 @@ def test_names_of_old_models_that_are_no_text(capsys, tmp_path, field):
     refused(capsys, "is not UTF-8 text", "inspect", tmp_path / "m.onnx")
 
 
+def test_a_bad_attribute_of_a_node_whose_result_is_no_text(capsys, tmp_path):
+    made = model(node("Softmax", ["x"], ["QQQQ"], axis=1))
+    made.graph.node[0].attribute[0].type = 0
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString().replace(b"QQQQ", b"Q\xffQQ"))
+    refused(capsys, "no known type (0)", "inspect", tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize("told", MODELS)
 def test_models(capsys, tmp_path, told):
     (tmp_path / "m.onnx").write_bytes(MODELS[told]().SerializeToString())
