@@ -233,12 +233,44 @@ class _Insertion:
 
     def _reason_of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
         if not given.partial:
-            return f"{node.title} gives %{value.name} as {given}; its readers want {target}"
+            told = f"{node.title} gives %{value.name} as {given}; its readers want {target}"
+            return told + self._because_of_readers(value, given, target)
         axes = ", ".join(map(str, given.partial))
-        cut = [
-            f"%{operand.name}{self._because(operand, given.partial[0].name)}" for operand in self._cut_operands(node)
-        ]
-        return f"{node.title} {_VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}"
+        reasons = []
+        for maker in self._makers(node):
+            cut = [
+                f"%{operand.name}{self._because(operand, given.partial[0].name)}"
+                for operand in self._cut_operands(maker)
+            ]
+            reasons.append(f"{maker.title} {_VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}")
+        return "; ".join(reasons)
+
+    def _because_of_readers(self, value: Value, given: Sharding, target: Sharding) -> str:
+        """Which other operand of a reader is cut by the axes that a value has to give up."""
+        lost = {axis.name for axis in given.all_axes} - {axis.name for axis in target.all_axes}
+        for reader in value.users:
+            if reader not in self.placements:
+                continue
+            for other, needed in zip(reader.operands, self.placements[reader].operands, strict=True):
+                names = {axis.name for axis in needed.all_axes} & lost if needed is not None else set()
+                if other is not None and other is not value and names:
+                    return f": {reader.title} reads %{other.name} as {needed}{self._because(other, min(names))}"
+        return ""
+
+    def _makers(self, node: Node) -> list[Node]:
+        """The nodes whose partial results a node gives: itself, unless it carries those of its operands."""
+        carried = self.placements[node].carried
+        found: dict[Node, None] = {}
+        waiting = [node]
+        while waiting:
+            step = waiting.pop(0)
+            carried = self.placements[step].carried if step in self.placements else carried
+            before = [operand.node for n in carried.operands if (operand := step.operands[n]) and operand.node]
+            if carried.axes and before:
+                waiting.extend(maker for maker in before if maker in self.placements)
+            else:
+                found[step] = None
+        return list(found)
 
     def _cut_operands(self, node: Node) -> list[Value]:
         """The operands of which a reduced factor is cut."""
