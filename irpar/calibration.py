@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -188,7 +189,7 @@ def calibrate(ranks: int = 4, engine: str = "ort", *, progress: Callable[[str], 
     bandwidth = _measure_memory(mesh, engine)
     progress("small nodes")
     launch = _measure_launch(mesh, engine)
-    steps = _difference(lambda count: _sums(ranks, count), mesh, engine, 2, 22) / 20
+    steps = _difference(partial(_sums, ranks), mesh, engine, 2, 22) / 20
     collective_launch = max(steps - 2 * launch - fitted("all_reduce", _SUMMED * 4, ranks, kinds["all_reduce"]), 0.0)
     limit = memory_limit()
     return Calibration(
@@ -228,7 +229,7 @@ def _measure_collectives(mesh: Mesh) -> list[tuple[str, int, float]]:
                 pairs=tuple(place for i in range(rows) for place in (i, (i + 1) % rows)),
             )
             calls = {rank: Call(rank, (rank,), collective, operand) for rank, operand in enumerate(operands)}
-            found.append((kind, operands[0].nbytes, _shortest(lambda calls=calls: group.exchange(calls))))
+            found.append((kind, operands[0].nbytes, _shortest(partial(group.exchange, calls))))
     return found
 
 
@@ -270,7 +271,7 @@ def _alone(column: Array) -> float:
 def _measure_matmul(dtype: str, mesh: Mesh, engine: str) -> float:
     """FLOP/s of one rank: square matrices, larger ones until a step takes long enough."""
     for size in _MATRIX_SIZES:
-        seconds = _difference(lambda count, size=size: _matmuls(dtype, mesh.size, size, count), mesh, engine, 1, 3)
+        seconds = _difference(partial(_matmuls, dtype, mesh.size, size), mesh, engine, 1, 3)
         if seconds > _LONG_STEP:
             break
     return 2 * 2 * size**3 / seconds
@@ -279,13 +280,13 @@ def _measure_matmul(dtype: str, mesh: Mesh, engine: str) -> float:
 def _measure_memory(mesh: Mesh, engine: str) -> float:
     """Bytes/s of one rank: additions of two tensors that no cache holds."""
     elements = (32 << 20) // 4 // mesh.size
-    seconds = _difference(lambda count: _additions(mesh.size, elements, count), mesh, engine, 1, 5)
+    seconds = _difference(partial(_additions, mesh.size, elements), mesh, engine, 1, 5)
     return 4 * 3 * 4 * elements / seconds
 
 
 def _measure_launch(mesh: Mesh, engine: str) -> float:
     """Seconds that a node takes which has hardly anything to compute."""
-    return _difference(lambda count: _additions(mesh.size, 16, count), mesh, engine, 20, 220) / 200
+    return _difference(partial(_additions, mesh.size, 16), mesh, engine, 20, 220) / 200
 
 
 def _difference(build: Callable[[int], onnx.ModelProto], mesh: Mesh, engine: str, few: int, many: int) -> float:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import MappingNode, SequenceNode
 
 from irpar.analysis.network import FieldError, Network, network_of
 from irpar.analysis.network_fields import network_of_fields

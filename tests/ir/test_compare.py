@@ -42,7 +42,10 @@ def _set(path: str, value: object) -> Callable[[Module], None]:
 
 
 CHANGES = [
-    *(_set(f"module.{name}", value) for name, value in [("ir_version", 1), ("producer", ("a", "b")), ("doc", "x"), ("network", "x")]),
+    *(
+        _set(f"module.{name}", value)
+        for name, value in [("ir_version", 1), ("producer", ("a", "b")), ("doc", "x"), ("network", "x")]
+    ),
     _set("module.metadata", {"a": "c"}),
     _set("module.opsets", {"": 22}),
     _set("module.meshes", {"q": Mesh({"a": 2}, name="q")}),
