@@ -216,12 +216,21 @@ def _different(m: GraphMaker, shape: list[int], axis: int, size: int) -> Tensor:
     return m.given(np.moveaxis(rows, -1, axis).take(range(shape[axis]), axis).astype(np.int64), m.coin())
 
 
+def _scattered(m: GraphMaker) -> dict[str, str]:
+    """How updates are combined with what is there."""
+    return (
+        {}
+        if m.opset < 16
+        else {"reduction": m.one_of(["none", "add", "add", *["mul", "max", "min"][: 3 * (m.opset > 17)]])}
+    )
+
+
 def scatter_elements(m: GraphMaker) -> None:
     data = m.tensor(least=1, fits=lambda shape: 0 not in shape)
     axis = m.number(0, len(data.shape) - 1)
     shape = [m.number(1, size) if m.coin() else size for size in data.shape]
     indices = _different(m, shape, axis, data.shape[axis])
-    reduction = {"reduction": m.one_of(["none", "add"])} if m.opset >= 16 else {}
+    reduction = _scattered(m)
     m.node("ScatterElements", [data, indices, m.of_shape(shape, data.dtype)], axis=axis, **reduction)
 
 
@@ -232,7 +241,7 @@ def scatter_nd(m: GraphMaker) -> None:
     count = m.number(1, len(places))
     chosen = np.random.default_rng(m.number(0, 9)).permutation(len(places))[:count]
     indices = m.given(places[chosen].astype(np.int64), m.coin())
-    reduction = {"reduction": m.one_of(["none", "add"])} if m.opset >= 16 else {}
+    reduction = _scattered(m)
     m.node("ScatterND", [data, indices, m.of_shape([count, *data.shape[depth:]], data.dtype)], **reduction)
 
 

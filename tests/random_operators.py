@@ -5,7 +5,7 @@ from functools import partial
 
 from onnx import helper
 
-from . import random_moves
+from . import random_images, random_moves
 from .random_graphs import BOOL, F32, F64, FLOATS, I8, I32, I64, INTS, U8, GraphMaker, Tensor, UnfitError
 
 Grow = Callable[[GraphMaker], object]
@@ -132,12 +132,32 @@ def _quantize(m: GraphMaker) -> None:
         return
     axis = m.axis(len(a.shape))
     size = a.shape[axis]
+    if size > 1 and m.coin():
+        block, shape = _blocks(m, a.shape, axis)
+        m.node(
+            "QuantizeLinear", [a, m.fresh(shape, F32, 0.25, 2), m.fresh(shape, U8, 0, 9)], axis=axis, block_size=block
+        )
+        return
     m.node("QuantizeLinear", [a, m.fresh([size], F32, 0.25, 2), m.fresh([size], U8, 0, 9)], axis=axis)
+
+
+def _blocks(m: GraphMaker, shape: tuple[int, ...], axis: int) -> tuple[int, list[int]]:
+    """A size of blocks along an axis, and the shape of their scales."""
+    size = shape[axis]
+    block = m.one_of([count for count in range(1, size + 1) if size % count == 0] if m.number(0, 3) else [2, 3])
+    scales = list(shape)
+    scales[axis] = -(-size // block)
+    return block, scales
 
 
 def _dequantize(m: GraphMaker) -> None:
     a = m.tensor(dtypes=(U8, I8), least=1)
     axis = m.axis(len(a.shape))
+    if a.shape[axis] > 1 and m.coin():
+        block, scales = _blocks(m, a.shape, axis)
+        point = m.of_shape(scales, a.dtype, 0, 9) if m.coin() else None
+        m.node("DequantizeLinear", [a, m.of_shape(scales, F32), point], axis=axis, block_size=block)
+        return
     shape = [] if m.coin() else [a.shape[axis]]
     zero = m.of_shape(shape, a.dtype, 0, 9) if m.coin() else None
     m.node("DequantizeLinear", [a, m.of_shape(shape, F32), zero], axis=axis)
@@ -380,6 +400,20 @@ OPERATORS: dict[str, Grow] = {
     **_each(random_moves.recurrent, "RNN", "GRU", "LSTM"),
     **_each(random_moves.pool, "AveragePool", "LpPool", "MaxPool"),
     **_each(random_moves.global_pool, "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"),
+    "AffineGrid": random_images.affine_grid,
+    "GridSample": random_images.grid_sample,
+    "RoiAlign": random_images.roi_align,
+    "Col2Im": random_images.col2im,
+    "CenterCropPad": random_images.center_crop_pad,
+    "Det": random_images.det,
+    "MaxPool with positions": random_images.max_pool_positions,
+    "MaxUnpool": random_images.max_unpool,
+    "DFT": random_images.dft,
+    "STFT": random_images.stft,
+    **_each(random_images.loss, "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"),
+    "QLinearMatMul": random_images.qlinear_matmul,
+    "ConvInteger": random_images.conv_integer,
+    "QLinearConv": random_images.qlinear_conv,
     "NonZero": random_moves.non_zero,
     "Compress": random_moves.compress,
     "ReverseSequence": random_moves.reverse_sequence,

@@ -84,6 +84,8 @@ UNDRAWN = {
     "of operator sets that ONNX Runtime does not know yet": {"CausalConvWithState", "LinearAttention", "SwiGLU"},
     "of operator sets of long ago": {"Scatter", "Upsample"},
     "ONNX Runtime cannot run it": {"BitCast"},
+    "irpar has no kernel of its own": {"DeformConv", "MaxRoiPool", "TfIdfVectorizer"},
+    "of ONNX Runtime alone": {"SimplifiedLayerNormalization"},
     "of strings, which are not drawn": {"RegexFullMatch", "StringConcat"},
 }
 """Operators with a rule that random programs do not have, and why."""

@@ -24,9 +24,9 @@ from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 
-def window_sizes(node: Node, kernel: Sequence[int]) -> list[Dim]:
-    """Sizes of the result along the places."""
-    dims = dims_of(node, 0)[2:]
+def window_sizes(node: Node, kernel: Sequence[int], places: Sequence[Dim] | None = None) -> list[Dim]:
+    """Sizes of the result along the places; those of the first operand, unless others are given."""
+    dims = dims_of(node, 0)[2:] if places is None else places
     rank = len(dims)
     if len(kernel) != rank:
         raise CannotTellError("a kernel of another rank")

@@ -148,6 +148,12 @@ _SUMS: dict[str, Callable[[Node], Carriers]] = {
 
 _MICROSOFT: dict[str, Callable[[Node], Carriers]] = {
     "FusedMatMul": _each,
+    "ComplexMul": _each,
+    "ComplexMulConj": _each,
+    "ExpandDims": _first,
+    "GatherND": _first,
+    "Trilu": _first,
+    "UnfoldTensor": _first,
     "MatMulNBits": _first_alone,
     "MatMulBnb4": _first,
     "Rfft": _first,

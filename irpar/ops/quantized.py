@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from irpar.ir import DType, Node, TensorType, Type
+from irpar.ir import Builder, DType, Node, TensorType, Type
 
 from .convolution import conv_factors, count_groups, window_sizes
 from .elementwise import per_element
@@ -94,9 +94,19 @@ def _rule_blocks(node: Node, rule: RuleBuilder, shape: tuple[int, ...], axis: in
     return rule.done([dims, *others], [dims])
 
 
+def _localize_quantize(whole_node: Node, local: Node, builder: Builder) -> None:
+    """A vector of one block has one scale for all, which ONNX Runtime takes for no block at all."""
+    if int_attribute(local, "block_size", 0) and shape_of(local, 1) == (1,):
+        local.set_attribute("block_size", 0)
+
+
 for _domain in ("", "com.microsoft"):
-    define(OpDef(_domain, "QuantizeLinear", _infer_quantize, _rule_quantize, per_element(2)))
-    define(OpDef(_domain, "DequantizeLinear", _infer_dequantize, _rule_quantize, per_element(2)))
+    define(
+        OpDef(_domain, "QuantizeLinear", _infer_quantize, _rule_quantize, per_element(2), _localize_quantize),
+    )
+    define(
+        OpDef(_domain, "DequantizeLinear", _infer_dequantize, _rule_quantize, per_element(2), _localize_quantize),
+    )
 
 
 # -- MatMulInteger, QLinearMatMul -----------------------------------------------------------------------------------

@@ -39,6 +39,11 @@ FAMILIES = (
     "optimizer",
     "text",
     "classic",
+    "fused",
+    "fused_attention",
+    "fused_products",
+    "block_quantized",
+    "qlinear",
     "collectives",
 )
 

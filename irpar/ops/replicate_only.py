@@ -17,16 +17,17 @@ SHAPE = "it reads a shape, which is the same on every device: of a known size, i
 PLACE = "each element of its result depends on its place in the whole"
 SCALE = "its scale comes from the greatest and smallest of all elements"
 FILE = "it reads a file format as a whole"
-SEARCH = "it runs other graphs in a loop of its own"
-PACKED = "its rows are packed: where a sequence starts depends on data"
-LAYOUT = "ONNX Runtime makes it for a layout or a device of its own, models do not have it"
-ORDER = "each step needs the one before"
-HASH = "it hashes neighbours together"
 GRADIENT = "it stands for a graph that computes gradients, which is not made yet"
-NO_KERNEL = "it has no kernel on CPUs, so that no rule of it could be proven"
-ROUTING = "which expert a row goes to depends on data, and weights of experts are packed"
-BLOCKS = "its blocks of packed weights run across rows"
+SEARCH = "it belongs to a search over words that runs on one device"
+PACKED = "its rows are packed: where a sequence starts depends on data"
+LAYOUT = "its tensors have a layout of one kind of device, which ONNX Runtime makes on its own"
+ORDER = "each step needs the one before"
+NO_KERNEL = "it has no kernel on a CPU, so that no rule of it could be proven"
+WEIGHTS = "its weights are packed for one device"
 PADS = "its padding is computed, and so is the size of its result"
+OLD = "it is another name for FusedMatMul, which has a rule; it is not written any more"
+RARE = "no exporter is known to write it"
+SPARSE = "its operand is a sparse tensor"
 
 _ONNX: dict[str, tuple[str, ...]] = {
     SIZE: ("NonMaxSuppression", "NonZero", "StringNormalizer", "StringSplit", "Unique"),
@@ -43,6 +44,43 @@ _ONNX: dict[str, tuple[str, ...]] = {
     SCALE: ("DynamicQuantizeLinear",),
     FILE: ("ImageDecoder",),
 }
+_MICROSOFT: dict[str, tuple[str, ...]] = {
+    SIZE: ("Tokenizer", "Unique"),
+    RANDOM: ("BiasDropout", "BitmaskBiasDropout", "BitmaskDropout"),
+    MADE: ("Range", "RelativePositionBias"),
+    SCALE: ("DynamicQuantizeLSTM",),
+    SEARCH: (
+        *("BeamSearch", "BifurcationDetector", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"),
+        *("GreedySearch", "NGramRepeatBlock", "Sampling", "WhisperBeamSearch"),
+    ),
+    PACKED: (
+        *("PackedAttention", "PackedMultiHeadAttention", "PackedSparseAttentionIndexer", "PagedAttention"),
+        *("RemovePadding", "RestorePadding", "SparsePagedAttention", "VarlenCausalConvWithState"),
+        "VarlenNGramHashMapping",
+    ),
+    LAYOUT: (
+        *("DequantizeWithOrder", "EPContext", "NhwcConv", "NhwcFusedConv", "QOrderedAttention", "QOrderedGelu"),
+        *("QOrderedLayerNormalization", "QOrderedLongformerAttention", "QOrderedMatMul", "QuantizeWithOrder", "Snpe"),
+    ),
+    ORDER: ("AttnLSTM", "DynamicTimeWarping"),
+    WEIGHTS: (
+        *("DequantizeBFP", "MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight", "MatMulFpQ4"),
+        *("MatMulNBitsMlp", "MatMulNBitsQkv", "QMoE", "QuantizeBFP"),
+    ),
+    PADS: ("ConvTransposeWithDynamicPads",),
+    OLD: ("TransposeMatMul",),
+    SPARSE: ("SparseToDenseMatMul",),
+    NO_KERNEL: (
+        *("BiasSoftmax", "DecoderAttention", "DynamicSparseAttention", "FusedMatMulActivation", "GatedDeltaNet"),
+        *("GatedRelativePositionBias", "GemmFastGelu", "GemmFloat8", "GemmaRotaryEmbedding", "IsAllFinite"),
+        *("LongformerAttention", "MulInteger", "QLinearReduceMean", "ReduceSumInteger", "SparseAttentionIndexer"),
+        "TorchEmbedding",
+    ),
+    RARE: (
+        *("EngramGate", "HyperConnectionPostMix", "HyperConnectionPreMix", "MaxpoolWithMask", "NGramHashMapping"),
+        *("QEmbedLayerNormalization", "SampleOp", "SparseAttention", "WordConvEmbedding"),
+    ),
+}
 _OTHERS: dict[tuple[str, str], tuple[str, ...]] = {
     ("ai.onnx.ml", SEQUENCE): ("CastMap", "DictVectorizer", "ZipMap"),
     ("ai.onnx.preview", BODY): ("FlexAttention",),
@@ -53,6 +91,8 @@ _OTHERS: dict[tuple[str, str], tuple[str, ...]] = {
 def _entries() -> Iterator[tuple[str, str, str]]:
     for why, names in _ONNX.items():
         yield from (("", name, why) for name in names)
+    for why, names in _MICROSOFT.items():
+        yield from (("com.microsoft", name, why) for name in names)
     for (domain, why), names in _OTHERS.items():
         yield from ((domain, name, why) for name in names)
 

@@ -179,7 +179,7 @@ def _infer_det(node: Node) -> Sequence[Type]:
     return [tensor_of(node, 0).with_shape(dims_of(node, 0)[:-2])]
 
 
-def _rule_matrices(node: Node) -> FactorRule:
+def rule_matrices(node: Node) -> FactorRule:
     """Matrices are whole, dims before them pass; so do those of a result of fewer dims."""
     rule = RuleBuilder()
     shape = shape_of(node, 0)
@@ -195,5 +195,5 @@ def _cost_matrices(node: Node) -> int:
     return prod(batch) * (2 * size**3 // 3)
 
 
-define(OpDef("", "Det", _infer_det, _rule_matrices, _cost_matrices))
-define(OpDef("com.microsoft", "Inverse", same_type, _rule_matrices, _cost_matrices))
+define(OpDef("", "Det", _infer_det, rule_matrices, _cost_matrices))
+define(OpDef("com.microsoft", "Inverse", same_type, rule_matrices, _cost_matrices))

@@ -9,7 +9,9 @@ from irpar.ops import elementwise, recurrent, reduction
 from .draws import bools, const, floats, ints, scalar
 from .rule_proof import Array, Constant, Sample
 from .samples_classic import CLASSIC
+from .samples_heads import HEADS
 from .samples_images import IMAGES
+from .samples_microsoft import MICROSOFT
 from .samples_others import OTHERS
 
 _INT_BINARY = {"BitwiseAnd", "BitwiseOr", "BitwiseXor"}
@@ -337,4 +339,6 @@ SAMPLES = [
     *IMAGES,
     *OTHERS,
     *CLASSIC,
+    *MICROSOFT,
+    *HEADS,
 ]

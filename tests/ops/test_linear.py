@@ -23,7 +23,10 @@ KEPT = {
         *(("DequantizeLinear", 1), ("Dropout", 0), ("OneHot", 2), ("RMSNormalization", 1), ("Resize", 0)),
         *(("RotaryEmbedding", 0), ("AffineGrid", 0), ("GridSample", 0), ("NegativeLogLikelihoodLoss", 0), ("STFT", 2)),
         *(("SwiGLU", 1), ("Upsample", 0), ("ai.onnx.ml.ArrayFeatureExtractor", 0), ("com.microsoft.CropAndResize", 0)),
-        *(("com.microsoft.DequantizeLinear", 1), ("com.microsoft.GridSample", 0)),
+        *(("com.microsoft.DequantizeLinear", 1), ("com.microsoft.GridSample", 0), ("com.microsoft.MatMulBnb4", 2)),
+        *(("com.microsoft.RotaryEmbedding", 0), ("com.microsoft.MRotaryEmbedding", 0), ("com.microsoft.QGemm", 1)),
+        *(("com.microsoft.QGemm", 4), ("com.microsoft.GatherBlockQuantized", 2), ("com.microsoft.GatedRMSNorm", 1)),
+        *(("com.microsoft.BranchwiseRMSNorm", 1), ("com.microsoft.SkipSimplifiedLayerNormalization", 2)),
     },
 }
 """Operands that could be partial by their numbers alone, and why they may not."""
