@@ -2,6 +2,7 @@
 
 from . import collective_checks  # noqa: F401 - the verifier's checks are there as soon as operators are
 from .registry import OpDef, define, definition, definitions, factor_rule, flops
+from .replicate_only import why_replicated
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "flops",
     "reshape_factors",
     "whole",
+    "why_replicated",
 ]

@@ -25,7 +25,7 @@ ORDER = "each step needs the one before"
 NO_KERNEL = "it has no kernel on a CPU, so that no rule of it could be proven"
 WEIGHTS = "its weights are packed for one device"
 PADS = "its padding is computed, and so is the size of its result"
-OLD = "it is another name for FusedMatMul, which has a rule; it is not written any more"
+OLD = "it is an old name of FusedMatMul, which has a rule"
 RARE = "no exporter is known to write it"
 SPARSE = "its operand is a sparse tensor"
 
