@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.choice import improve
+from irpar.analysis.network import network_of
 from irpar.analysis.placement import Axes, Placement, RuleView, place, rule_view
 from irpar.analysis.symbols import require_static
 from irpar.ir import UNKNOWN, Decision, Graph, Module, Node, Value, rewrite, tensor_type
@@ -75,6 +76,7 @@ class _Completion:
         self.views: dict[Node, RuleView] = {}
         self.dirty: set[Node] = set()
         self.chosen = 0
+        self.network = network_of(module.network)
 
     def run(self, *, is_chosen: bool) -> int:
         """Returns how many values were decided; `is_chosen`: the cheapest way is chosen where values conflict."""
@@ -105,7 +107,7 @@ class _Completion:
 
     def _choose(self) -> None:
         """Let values around conflicts lie so that least is sent."""
-        chosen = improve(self.graph, self.mesh, self.views, self.pinned).shardings
+        chosen = improve(self.graph, self.mesh, self.views, self.pinned, self.network).shardings
         self.chosen = len(chosen)
         for value, sharding in chosen.items():
             value.sharding = sharding
@@ -261,7 +263,7 @@ class _Completion:
             for node, index in value.uses:
                 inside = node.graph is self.graph and not node.is_return
                 if inside and node not in placements:
-                    placements[node] = place(node, self.mesh, self.pinned.__contains__)
+                    placements[node] = place(node, self.mesh, self.pinned.__contains__, self.network)
                 needed.add(placements[node].operands[index] if inside else None)
                 if len(needed) > 1:
                     break

@@ -82,7 +82,7 @@ class _Insertion:
         """Returns how many nodes and constants were inserted, and results found to lie otherwise."""
         nodes = list(self.graph)
         for node in nodes:
-            placement = self.placements[node] = _as_it_is(node) or place(node, self.mesh, lambda _: True)
+            placement = self.placements[node] = _as_it_is(node) or place(node, self.mesh, lambda _: True, self.network)
             if self.mesh.size > 1 and draws_random_numbers(node):
                 raise IrparError(
                     f"{node.title} draws random numbers, and each of the {self.mesh.size} devices would draw its own",

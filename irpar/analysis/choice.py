@@ -16,9 +16,11 @@ import numpy as np
 from irpar.ir import Graph, Node, Value
 from irpar.ops import Kind, flops
 from irpar.ops.linear import carriers
-from irpar.sharding import Axis, Mesh, Sharding, are_disjoint
+from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint
 
+from . import redistribution
 from .elimination import Elimination
+from .network import BYTES, Network
 from .placement import (
     IMPOSSIBLE,
     NOTHING,
@@ -28,10 +30,8 @@ from .placement import (
     Placement,
     Price,
     RuleView,
-    choose,
-    price,
+    Situation,
 )
-from .redistribution import cost
 
 MOST_STATES = 6
 """Alternatives that one value may have."""
@@ -47,7 +47,7 @@ class Choice:
 
     Attributes:
         shardings: the values that should lie otherwise than propagation left them.
-        before, after: bytes that a device sends, by the model of the choice.
+        before, after: what the alternatives cost, in the first unit of the network's keys.
         values: how many values had alternatives.
     """
 
@@ -57,7 +57,9 @@ class Choice:
     values: int
 
 
-def improve(graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: Iterable[Value]) -> Choice:
+def improve(
+    graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: Iterable[Value], network: Network = BYTES
+) -> Choice:
     """Look for a cheaper way for values that are not pinned.
 
     Args:
@@ -65,8 +67,9 @@ def improve(graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: It
         mesh: of these.
         views: nodes that may be cut.
         pinned: values that stay as they are.
+        network: what communication costs, and computation, if it knows devices.
     """
-    return _Chooser(graph, mesh, views, set(pinned)).run()
+    return _Chooser(graph, mesh, views, set(pinned), network).run()
 
 
 class _Chooser:
@@ -76,7 +79,10 @@ class _Chooser:
         states: per value its alternatives, the first as it is.
     """
 
-    def __init__(self, graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: set[Value]) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: set[Value], network: Network
+    ) -> None:
+        self.network = network
         self.graph = graph
         self.mesh = mesh
         self.views = views
@@ -133,7 +139,7 @@ class _Chooser:
                 for factor in view.project(tensor, lie.axes)
             }
             if any(view.rule.kinds[factor] is Kind.REDUCE for factor in wanted) or any(
-                self.parts.issuperset(node.operands[index] for index in operands)  # type: ignore[arg-type]
+                self.parts.issuperset(node.operands[index] for index in operands)
                 for operands in carriers(node, view.rule.reduce)
             ):
                 self.parts.update(value for value in node.results if self._may_change(value))
@@ -156,15 +162,15 @@ class _Chooser:
         reduced = view.partial_axes([wanted.get(factor, ()) for factor in range(len(view.rule.sizes))])
         return bool(reduced) and any(self._is_carried_on(value, view.rule.reduce) for value in node.results)
 
-    def _is_carried_on(self, value: Value, reduce: str) -> bool:
+    def _is_carried_on(self, value: Value, reduce: Reduction) -> bool:
         """Whether a reader of a value takes parts of it."""
         if not self._may_change(value) or value in self.outputs:
             return False
         return value in self.parts and any(
-            index in operands and self.parts.issuperset(user.operands[other] for other in operands)  # type: ignore[arg-type]
+            index in operands and self.parts.issuperset(user.operands[other] for other in operands)
             for user, index in value.uses
             if user in self.views
-            for operands in carriers(user, reduce)  # type: ignore[arg-type]
+            for operands in carriers(user, reduce)
         )
 
     def _ways(self, view: RuleView, lies: Sequence[Sharding | None]) -> Iterator[Placement]:
@@ -289,17 +295,17 @@ class _Chooser:
         total = 0.0
         for value in set(node.inputs) & set(states):
             whole = Sharding.replicated(self.mesh, states[value].rank)
-            sent = cost(states[value], whole, value.shape, value.dtype.bits)
-            total += sent + _LAUNCH * (states[value] != whole)
+            sent = redistribution.price(states[value], whole, value.shape, value.dtype.bits, self.network)
+            total += sent[0] + _LAUNCH * (states[value] != whole)
         partial = any(value in states and states[value].partial for value in node.results)
         return _NEVER if partial else total
 
     def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
-        """What a node costs; never cut less than propagation would cut it, if it computes anything."""
-        sent, ways, launches = self._price(view, self._lies(view, states))
-        if ways > least or sent >= IMPOSSIBLE[0]:
+        """What a node costs; where computation has no price, never cut less than propagation would cut it."""
+        total, ways, launches = self._price(view, self._lies(view, states))
+        if total >= IMPOSSIBLE[0] or (ways > least and self.network.device is None):
             return _NEVER
-        return sent + _LAUNCH * launches - _WORK * flops(view.node) / self.work / ways
+        return total + _LAUNCH * launches - _WORK * flops(view.node) / self.work / ways
 
     def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
         """What a node costs; layers that are alike ask only once."""
@@ -307,7 +313,8 @@ class _Chooser:
         types = tuple(None if value is None else (value.shape, value.dtype.bits) for value in view.values)
         key = (view.rule, types, tuple(lies), tuple(free), tuple(view.carriable(lies)))
         if key not in self.known:
-            self.known[key] = price(view, choose(view, lies, free), lies, free)
+            situation = Situation(view, lies, free, self.network)
+            self.known[key] = situation.price(situation.choose())
         return self.known[key]
 
 

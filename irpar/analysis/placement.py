@@ -14,8 +14,10 @@ from irpar.ops import FactorRule, Kind, definition, factor_rule
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, ceil_div, join_axes, split_axis
 
+from . import redistribution
+from .device import node_seconds
 from .engines import is_known
-from .redistribution import cost
+from .network import BYTES, Network
 
 Axes = tuple[Axis, ...]
 FactorAxes = tuple[Axes, ...]
@@ -221,8 +223,8 @@ def why_whole(node: Node) -> str:
     return f"the rule of {node.operator} does not cover these attributes or shapes"
 
 
-def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placement:
-    """Decide how a node runs, given the completed shardings of its values; see `choose`.
+def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool], network: Network = BYTES) -> Placement:
+    """Decide how a node runs, given the completed shardings of its values; see `Situation.choose`.
 
     Constants that nobody pinned cost nothing: they are written as they are needed.
     """
@@ -230,35 +232,8 @@ def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool]) -> Placeme
     if view is None:
         return whole_placement(node, mesh)
     lies = [None if value is None else value.sharding for value in view.values]
-    return choose(
-        view, lies, [value is not None and value.is_constant and not is_pinned(value) for value in view.values]
-    )
-
-
-def choose(view: RuleView, lies: Sequence[Sharding | None], free: Sequence[bool]) -> Placement:
-    """The way to run a node whose values lie in given ways.
-
-    Where they agree, as they lie. Where they do not, the way that sends the fewest bytes: to bring the operands
-    there, and the results to where they are wanted; among equals the one that cuts the work most.
-
-    Args:
-        view: of the node.
-        lies: per operand and result how it lies, or should lie; None where it is left out or no tensor.
-        free: which of them cost nothing to bring anywhere.
-    """
-    known = [None if lie is None else lie.axes for lie in lies]
-    options = _options(view, known)
-    carriable = view.carriable(lies)
-    if len(carriable) == 1 and all(len(choices) <= 2 for choices in options):
-        agreed = tuple(choices[0] for choices in options)
-        if _agrees(view, agreed, known):
-            placement = view.placement(agreed)
-            if placement is not None:
-                return placement
-    return min(
-        (_cheapest(view, options, carried, lies, free) for carried in carriable),
-        key=lambda found: price(view, found, lies, free),
-    )
+    free = [value is not None and value.is_constant and not is_pinned(value) for value in view.values]
+    return Situation(view, lies, free, network).choose()
 
 
 def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
@@ -317,72 +292,103 @@ def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...
     return all(dims is None or view.assemble(tensor, factors) == dims for tensor, dims in enumerate(known))
 
 
-def _cheapest(
-    view: RuleView,
-    options: list[list[Axes]],
-    carried: Carried,
-    lies: Sequence[Sharding | None],
-    free: Sequence[bool],
-) -> Placement:
-    if math.prod(map(len, options)) <= MOST_COMBINATIONS:
-        candidates: Iterator[FactorAxes] = itertools.product(*options)
-    else:
-        candidates = _one_after_the_other(view, options, carried, lies, free)
-    best: tuple[Price, Placement] | None = None
-    for factors in candidates:
-        placement = view.placement(factors, carried)
-        if placement is None:
-            continue
-        key = price(view, placement, lies, free)
-        if best is None or key < best[0]:
-            best = key, placement
-    assert best is not None, "cutting nothing is always possible"
-    return best[1]
-
-
-def _one_after_the_other(
-    view: RuleView,
-    options: list[list[Axes]],
-    carried: Carried,
-    lies: Sequence[Sharding | None],
-    free: Sequence[bool],
-) -> Iterator[FactorAxes]:
-    """Fix each factor at its best option while the later ones are not cut."""
-    chosen: list[Axes] = [()] * len(options)
-    for factor, choices in enumerate(options):
-        priced = []
-        for choice in choices:
-            chosen[factor] = choice
-            placement = view.placement(tuple(chosen), carried)
-            if placement is not None:
-                priced.append((price(view, placement, lies, free), choice))
-        chosen[factor] = min(priced, key=lambda pair: pair[0])[1]
-    yield tuple(chosen)
-
-
 Price = tuple[int, int, int]
-"""(bytes sent by a device, minus the number of ways the work is cut, collectives)."""
+"""(what it costs, minus the number of ways the work is cut, collectives).
 
-
-def price(view: RuleView, placement: Placement, lies: Sequence[Sharding | None], free: Sequence[bool]) -> Price:
-    """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
-    sent = launches = 0
-    count = view.operand_count
-    for value, needed, lie, is_free in zip(view.values[:count], placement.operands, lies, free, strict=False):
-        if value is None or needed is None or lie is None or is_free:
-            continue
-        sent += cost(lie, needed, value.shape, value.dtype.bits)
-        launches += lie.axes != needed.axes or lie.partial != needed.partial
-    for value, given, lie in zip(view.values[count:], placement.results, lies[count:], strict=True):
-        if value is None or given is None:
-            continue
-        wanted = lie or given.with_partial(())
-        if not set(wanted.partial) <= set(given.partial):
-            return IMPOSSIBLE
-        sent += cost(given, wanted, value.shape, value.dtype.bits)
-        launches += given != wanted
-    return sent, -view.mesh.group_size([axis for axes in placement.factors for axis in axes]), launches
-
+The cost is in the first unit of the network's keys: sent bytes, or femtoseconds, computation included.
+"""
 
 IMPOSSIBLE: Price = (1 << 62, 0, 0)
 """Of results that should be partial over axes that they are not."""
+
+_FEMTO = 1e15
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A node among values that lie in given ways.
+
+    Attributes:
+        view: of the node.
+        lies: per operand and result how it lies, or should lie; None where it is left out or no tensor.
+        free: which of them cost nothing to bring anywhere.
+        network: what communication costs.
+    """
+
+    view: RuleView
+    lies: Sequence[Sharding | None]
+    free: Sequence[bool]
+    network: Network = BYTES
+
+    def choose(self) -> Placement:
+        """The way to run the node.
+
+        Where the values agree, as they lie. Where they do not, the way that costs least: to bring the operands there,
+        and the results to where they are wanted; among equals the one that cuts the work most.
+        """
+        view = self.view
+        known = [None if lie is None else lie.axes for lie in self.lies]
+        options = _options(view, known)
+        carriable = view.carriable(self.lies)
+        if len(carriable) == 1 and all(len(choices) <= 2 for choices in options):
+            agreed = tuple(choices[0] for choices in options)
+            if _agrees(view, agreed, known):
+                placement = view.placement(agreed)
+                if placement is not None:
+                    return placement
+        return min((self._cheapest(options, carried) for carried in carriable), key=self.price)
+
+    def price(self, placement: Placement) -> Price:
+        """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
+        view, count = self.view, self.view.operand_count
+        total = launches = 0
+        operands = zip(view.values[:count], placement.operands, self.lies, self.free, strict=False)
+        for value, needed, lie, is_free in operands:
+            if value is None or needed is None or lie is None or is_free:
+                continue
+            total += redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)[0]
+            launches += lie.axes != needed.axes or lie.partial != needed.partial
+        for value, given, lie in zip(view.values[count:], placement.results, self.lies[count:], strict=True):
+            if value is None or given is None:
+                continue
+            wanted = lie or given.with_partial(())
+            if not set(wanted.partial) <= set(given.partial):
+                return IMPOSSIBLE
+            total += redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
+            launches += given != wanted
+        ways = view.mesh.group_size([axis for axes in placement.factors for axis in axes])
+        return total + self._compute(ways), -ways, launches
+
+    def _compute(self, ways: int) -> int:
+        """Femtoseconds that a device computes, if the network knows devices."""
+        device = self.network.device
+        return 0 if device is None else round(node_seconds(self.view.node, device) * _FEMTO / ways)
+
+    def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
+        if math.prod(map(len, options)) <= MOST_COMBINATIONS:
+            candidates: Iterator[FactorAxes] = itertools.product(*options)
+        else:
+            candidates = self._one_after_the_other(options, carried)
+        best: tuple[Price, Placement] | None = None
+        for factors in candidates:
+            placement = self.view.placement(factors, carried)
+            if placement is None:
+                continue
+            key = self.price(placement)
+            if best is None or key < best[0]:
+                best = key, placement
+        assert best is not None, "cutting nothing is always possible"
+        return best[1]
+
+    def _one_after_the_other(self, options: list[list[Axes]], carried: Carried) -> Iterator[FactorAxes]:
+        """Fix each factor at its best option while the later ones are not cut."""
+        chosen: list[Axes] = [()] * len(options)
+        for factor, choices in enumerate(options):
+            priced = []
+            for choice in choices:
+                chosen[factor] = choice
+                placement = self.view.placement(tuple(chosen), carried)
+                if placement is not None:
+                    priced.append((self.price(placement), choice))
+            chosen[factor] = min(priced, key=lambda pair: pair[0])[1]
+        yield tuple(chosen)
