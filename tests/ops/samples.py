@@ -224,6 +224,7 @@ def _indexing() -> Iterator[Sample]:
     values = np.asarray([-1, 2], np.float32)
     yield Sample("OneHot", (ints(5, 3, low=0, high=6), const(6), values))
     yield Sample("OneHot", (ints(5, low=0, high=6), const(6), values), {"axis": 0})
+    yield Sample("OneHot", (ints(5, 3, low=0, high=6), scalar(6), values), {"axis": 1})
     rows = np.asarray([[4, 1, 0, 3, 2]] * 3)
     yield Sample("ScatterElements", (floats(6, 5), rows.T.copy()[:, :3], floats(5, 3)), {"axis": 0})
     yield Sample("ScatterElements", (floats(3, 6), rows, floats(3, 5)), {"axis": 1, "reduction": "add"})

@@ -1,0 +1,146 @@
+"""Models as ONNX Runtime's tools export them, of com.microsoft's operators, partitioned from annotations of weights."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import irpar
+
+HEADS, KEY_HEADS, SIZE = 8, 4, 16
+BATCH, STEPS, PAST, WIDE, HIDDEN, BLOCK = 2, 4, 6, 64, 128, 16
+
+_random = np.random.default_rng(7)
+
+
+class Maker:
+    """Nodes and weights of a model."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def weight(self, name: str, *shape: int, dtype: Any = np.float32) -> str:
+        """Small numbers, or any bytes."""
+        low, high = (0, 256) if dtype is np.uint8 else (-0.2, 0.2)
+        self.given(name, _random.uniform(low, high, shape).astype(dtype))
+        return name
+
+    def given(self, name: str, array: Any) -> str:
+        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def node(
+        self, op: str, operands: list[str], results: list[str], domain: str = "com.microsoft", **attributes: Any
+    ) -> str:
+        self.nodes.append(helper.make_node(op, operands, results, name=f"/{results[0]}", domain=domain, **attributes))
+        return results[0]
+
+    def quantised(self, name: str, data: str, inner: int, columns: int) -> str:
+        """A product with a weight of 4 bits."""
+        count = inner // BLOCK
+        packed = self.weight(f"{name}.weight", columns, count, BLOCK // 2, dtype=np.uint8)
+        scales = self.given(f"{name}.scales", _random.uniform(0.005, 0.02, (columns, count)).astype(np.float32))
+        sizes = {"K": inner, "N": columns, "bits": 4, "block_size": BLOCK}
+        return self.node("MatMulNBits", [data, packed, scales], [name], **sizes)
+
+    def save(self, path: Path, inputs: dict[str, list[int]], outputs: dict[str, list[int]], opset: int = 21) -> Path:
+        made = helper.make_graph(
+            self.nodes,
+            "model",
+            [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()],
+            [helper.make_tensor_value_info(name, 1, shape) for name, shape in outputs.items()],
+            self.weights,
+        )
+        imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+        onnx.save(helper.make_model(made, opset_imports=imports, ir_version=10), path)
+        return path
+
+
+def decoder(path: Path) -> Path:
+    """A step of one layer of Llama as onnxruntime-genai writes it: grouped attention over caches, weights of 4 bits."""
+    m = Maker()
+    h = m.node("SimplifiedLayerNormalization", ["x", m.weight("norm1", WIDE)], ["h"], domain="", epsilon=1e-5)
+    q = m.quantised("q", h, WIDE, HEADS * SIZE)
+    k, v = (m.quantised(name, h, WIDE, KEY_HEADS * SIZE) for name in ("k", "v"))
+    lengths = m.given("lengths", np.full(BATCH, PAST, np.int32))
+    total = m.given("total", np.asarray(PAST + 1, np.int32))
+    caches = m.weight("cos", 32, SIZE // 2), m.weight("sin", 32, SIZE // 2)
+    operands = [q, k, v, "past_k", "past_v", lengths, total, *caches]
+    a = m.node(
+        "GroupQueryAttention",
+        operands,
+        ["a", "present_k", "present_v"],
+        num_heads=HEADS,
+        kv_num_heads=KEY_HEADS,
+        do_rotary=1,
+    )
+    o = m.quantised("o", a, HEADS * SIZE, WIDE)
+    norm2 = m.weight("norm2", WIDE)
+    n = m.node("SkipSimplifiedLayerNormalization", ["x", o, norm2], ["n", "", "", "r"], epsilon=1e-5)
+    gate, up = (m.quantised(name, n, WIDE, HIDDEN) for name in ("gate", "up"))
+    act = m.node("QuickGelu", [gate], ["act"], alpha=1.0)
+    both = m.node("Mul", [act, up], ["both"], domain="")
+    m.node("Add", ["r", m.quantised("down", both, HIDDEN, WIDE)], ["y"], domain="")
+    cache = [BATCH, KEY_HEADS, PAST, SIZE]
+    present = [BATCH, KEY_HEADS, PAST + 1, SIZE]
+    rows = [BATCH, 1, WIDE]
+    return m.save(
+        path, {"x": rows, "past_k": cache, "past_v": cache}, {"y": rows, "present_k": present, "present_v": present}
+    )
+
+
+def encoder(path: Path) -> Path:
+    """One layer of BERT as ONNX Runtime's transformer optimizer writes it: a bias of q, k and v together, fused Gelu."""
+    m = Maker()
+    wide = HEADS * SIZE // 2
+    parts = [m.node("MatMul", ["x", m.weight(f"{name}.weight", WIDE, wide)], [name], domain="") for name in "qkv"]
+    a = m.node("MultiHeadAttention", [*parts, m.weight("qkv.bias", 3 * wide)], ["a"], num_heads=HEADS)
+    o = m.node("MatMul", [a, m.weight("o.weight", wide, WIDE)], ["o"], domain="")
+    norms = [m.weight(name, WIDE) for name in ("gamma1", "beta1", "o.bias", "gamma2", "beta2", "down.bias")]
+    n = m.node("SkipLayerNormalization", [o, "x", *norms[:3]], ["n"], epsilon=1e-5)
+    up = m.node("FusedMatMul", [n, m.weight("up.weight", HIDDEN, WIDE)], ["up"], transB=1)
+    act = m.node("BiasGelu", [up, m.weight("up.bias", HIDDEN)], ["act"])
+    down = m.node("MatMul", [act, m.weight("down.weight", HIDDEN, WIDE)], ["down"], domain="")
+    m.node("SkipLayerNormalization", [down, n, *norms[3:]], ["y"], epsilon=1e-5)
+    rows = [BATCH, STEPS, WIDE]
+    return m.save(path, {"x": rows}, {"y": rows})
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_decoder_of_grouped_attention_is_cut_by_heads(count: int, tmp_path: Path) -> None:
+    module = irpar.load(decoder(tmp_path / "decoder.onnx"))
+    for name in ("q", "k", "v", "gate", "up"):
+        module.shard(f"{name}.weight", ["tp", None, None])
+    partition = irpar.partition(module, {"tp": count})
+    partition.verify().check()
+    kinds = [entry["kind"] for entry in partition.plan.collectives]
+    assert kinds == ["all_reduce", "all_reduce"]
+    lies = {entry["name"]: entry["sharding"] for entry in partition.plan.outputs}
+    assert lies["present_k"] == lies["present_v"] == [None, ["tp"], None, None]
+    assert partition.plan.totals["flops_per_rank"] < partition.plan.original["flops"] / count * 1.05
+
+
+def test_an_encoder_takes_its_heads_of_a_bias_of_all_three(tmp_path: Path) -> None:
+    module = irpar.load(encoder(tmp_path / "encoder.onnx"))
+    for name in ("q.weight", "k.weight", "v.weight"):
+        module.shard(name, [None, "tp"])
+    module.shard("up.weight", ["tp", None])
+    partition = irpar.partition(module, {"dp": 2, "tp": 4})
+    partition.verify().check()
+    assert [entry["kind"] for entry in partition.plan.collectives] == ["all_reduce", "all_reduce"]
+
+
+def test_an_operator_whose_sizes_are_not_told_runs_whole(tmp_path: Path) -> None:
+    m = Maker()
+    m.node("FusedMatMul", ["x", m.weight("w", 64, 8)], ["h"])
+    m.node("DynamicQuantizeMatMul", ["h", m.weight("q", 8, 8, dtype=np.uint8), m.given("s", np.float32(0.1))], ["d"])
+    m.node("Relu", ["d"], ["y"], domain="")
+    module = irpar.load(m.save(tmp_path / "m.onnx", {"x": [6, 64]}, {"y": [6, 8]}))
+    module.shard("x", [None, "tp"])
+    partition = irpar.partition(module, {"tp": 2})
+    partition.verify().check()
+    assert "all_reduce" in {entry["kind"] for entry in partition.plan.collectives}
