@@ -71,6 +71,10 @@ def _models() -> Iterator[Sample]:
         vectors_per_class=[2, 1],
         classlabels_ints=[3, 8],
     )
+
+
+def _trees() -> Iterator[Sample]:
+    data = floats(5, 4)
     nodes = {
         "nodes_treeids": [0] * 5,
         "nodes_nodeids": [0, 1, 2, 3, 4],
@@ -119,4 +123,4 @@ def _models() -> Iterator[Sample]:
     )
 
 
-CLASSIC = [*_elementwise(), *_columns(), *_models()]
+CLASSIC = [*_elementwise(), *_columns(), *_models(), *_trees()]
