@@ -1,5 +1,6 @@
 """Whether a node has the operands, results, attributes and graphs that its operator asks for."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -55,8 +56,8 @@ def check_node(node: Node) -> None:
             if node.operands[index] is None:
                 raise _refusal(node, f"operand {index} is left out, and has to be given")
     _check_attributes(node)
-    if not node.domain and node.op_type in _BODIES:
-        _BODIES[node.op_type](node)
+    if not node.domain and node.op_type in _MORE:
+        _MORE[node.op_type](node)
 
 
 def _check_count(node: Node, what: str, count: int, least: int, most: int) -> None:
@@ -77,7 +78,7 @@ def _kinds_of(domain: str, op_type: str, version: int) -> tuple[dict[str, type |
 def _check_attributes(node: Node) -> None:
     """Refuse attributes that the operator does not have, that are of another kind, or that cannot be; and missing ones.
 
-    Bodies are left to `_BODIES`, which say more of them.
+    Bodies are left to `_MORE`, which says more of them.
     """
     kinds, required = _kinds_of(node.domain, node.op_type, node.version)
     for name, value in node.attributes.items():
@@ -171,13 +172,24 @@ def _shape_of(node: Node) -> tuple[str, ...]:
     return (f"the node has {len(node.operands)} operands and {len(node.results)} results",)
 
 
-_BODIES: Mapping[str, Callable[[Node], None]] = {
+def _check_einsum(node: Node) -> None:
+    """ONNX's own inference never ends on an equation with other characters."""
+    equation = node.attributes.get("equation")
+    if not isinstance(equation, RefAttribute) and not (isinstance(equation, str) and _EQUATION.fullmatch(equation)):
+        raise _refusal(node, f"its equation is {equation!r:.60}, such a one as 'bij,bjk->bik' is expected")
+
+
+_TERM = r"(?:[A-Za-z ]|\.\.\.)*"
+_EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
+
+_MORE: Mapping[str, Callable[[Node], None]] = {
+    "Einsum": _check_einsum,
     "If": _check_if,
     "Loop": _check_loop,
     "Scan": _check_scan,
     "SequenceMap": _check_sequence_map,
 }
-"""Operators that hold graphs: what checks these."""
+"""Operators of which more is asked, those that hold graphs among them: what checks these."""
 
 
 def _refusal(node: Node, what: str, notes: Sequence[str] = ()) -> MalformedNodeError:

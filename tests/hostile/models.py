@@ -180,7 +180,7 @@ ATTRIBUTES: dict[str, Make] = {
     "a Constant needs one value and one result": lambda: model(node("Constant", [], ["c"]), RELU),
     "Constant of d": lambda: model(node("Constant", [], ["d"], value_int=1, value_float=2.0), RELU),
     "Attribute to does not specify a valid type": lambda: of_op("Cast", to=99),
-    "Number of input tensors does not match the operands": lambda: of_op("Einsum", equation="ij,,->>k"),
+    "its equation is 'ij,,->>k'": lambda: of_op("Einsum", equation="ij,,->>k"),
     '"strides" is [0, 0], but has to be 1 or more': lambda: of_op(
         "Conv", value("x", FLOAT, (1, 4, 8, 8)), value("w", FLOAT, (4, 4, 3, 3)), strides=[0, 0]
     ),
@@ -191,6 +191,8 @@ ATTRIBUTES: dict[str, Make] = {
         "DepthToSpace", value("x", FLOAT, (1, 4, 8, 8)), blocksize=0
     ),
     '"blocksize" is -1': lambda: of_op("SpaceToDepth", value("x", FLOAT, (1, 4, 8, 8)), blocksize=-1),
+    "Number of input tensors does not match the operands": lambda: of_op("Einsum", equation="ij,jk->ik"),
+    "its equation is 'bij,\\x7fbjk'": lambda: of_op("Einsum", equation="bij,\x7fbjk"),
     "Inferred=3 Declared=8 Dimension=1": lambda: of_op("Concat", value("x"), value("z", FLOAT, (3, 3)), axis=0),
 }
 
