@@ -180,16 +180,38 @@ class _Suggester:
         # Of dims that are worth the same the outer one.
         worths = {number: held.gain * (1 + 1e-9 / (1 + place)) for place, (number, held) in enumerate(able.items())}
         numbers = heaviest(worths, classes.conflicts(able))
-        chosen = {number: able[number] for number in sorted(numbers)}
+        chosen = self._with_others(able, {number: able[number] for number in sorted(numbers)}, axes)
         if not chosen:
             cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
             self.notes.append(f"{cut} cuts nothing: {self._why_no_batch(classes)}")
-        entries = {
+        return self._of_inputs(chosen, axes), classes.shares_of(chosen)
+
+    def _of_inputs(self, chosen: Mapping[int, CutClass], axes: tuple[Axis, ...]) -> dict[str, Spec]:
+        return {
             source_name(value): _spec(value, dim, axes)
             for held in chosen.values()
             for value, dim in held.inputs.items()
         }
-        return entries, classes.shares_of(chosen)
+
+    def _with_others(
+        self, able: Mapping[int, CutClass], chosen: dict[int, CutClass], axes: tuple[Axis, ...]
+    ) -> dict[int, CutClass]:
+        """Batches of other inputs that meet a chosen one in some tensor, where that is worth it: images and texts that
+        are compared in pairs go through their own layers side by side, and are brought together for the comparison."""
+        taken = {value for held in chosen.values() for value in held.inputs}
+        others = [(n, held) for n, held in able.items() if n not in chosen and not taken & set(held.inputs)]
+        if not chosen or not others:
+            return chosen
+        best = self._try(self._of_inputs(chosen, axes))
+        for number, held in sorted(others, key=lambda item: -item[1].gain):
+            if taken & set(held.inputs):
+                continue
+            more = chosen | {number: held}
+            variant = self._try(self._of_inputs(more, axes))
+            if variant.prediction.gain > best.prediction.gain:
+                chosen, best = more, variant
+                taken |= set(held.inputs)
+        return chosen
 
     def _why_no_batch(self, classes: CutClasses) -> str:
         inputs = [f"{value.name} {value.type}" for value in self.work.graph.inputs]

@@ -4,6 +4,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -276,6 +277,22 @@ def test_batches_that_never_meet_are_both_cut(tmp_path: Path) -> None:
     text = """g (float[4] a, float[6] b) => (float[4] y, float[6] z) { y = Relu(a)  z = Relu(b) }"""
     found = check(text_model(text, tmp_path), {"data": 2}, tmp_path)
     assert cuts(found) == {"a": (("data",),), "b": (("data",),)}
+
+
+def test_batches_that_are_compared_in_pairs_are_both_cut(tmp_path: Path) -> None:
+    """Images and texts, each through a layer of its own: only the one side is brought together, for the products."""
+    text = """<ir_version: 10, opset_import: ["" : 18]> g (float[64,64] a, float[64,64] b) => (float[64,64] y) {
+      p = MatMul(a, v)  q = MatMul(b, w)  t = Transpose<perm=[1,0]>(q)  y = MatMul(p, t) }"""
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    for name in ("v", "w"):
+        weight = random.standard_normal((64, 64)).astype(np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    onnx.save(model, tmp_path / "pairs.onnx")
+    module = irpar.load(tmp_path / "pairs.onnx")
+    found = check(module, {"dp": 2}, tmp_path)
+    assert cuts(found) == {"a": (("dp",), None), "b": (("dp",), None)}
+    assert excess_of(found) == 1
 
 
 def test_without_a_batch_the_user_is_told(tmp_path: Path) -> None:
