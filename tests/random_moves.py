@@ -354,7 +354,7 @@ def compress(m: GraphMaker) -> None:
 
 
 def reverse_sequence(m: GraphMaker) -> None:
-    data = m.tensor(least=2)
+    data = m.tensor(least=2, fits=lambda shape: 0 not in shape)
     m.node("ReverseSequence", [data, m.of_shape([data.shape[1]], I64, 1, data.shape[0])], batch_axis=1, time_axis=0)
 
 
