@@ -155,4 +155,4 @@ def _rule_gather(node: Node) -> FactorRule:
     return rule.done(operands, [result])
 
 
-microsoft("GatherBlockQuantized", _infer_gather, _rule_gather, dtype_of=2)
+microsoft("GatherBlockQuantized", _infer_gather, _rule_gather, dtypes=2)

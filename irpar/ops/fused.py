@@ -181,6 +181,11 @@ def _infer_skip_norm(node: Node) -> Sequence[Type]:
     return [data, row, row, data][: len(node.results)]
 
 
+def _skip_dtypes(node: Node) -> Sequence[DType]:
+    data = tensor_of(node, 0).dtype
+    return data, DType.F32, DType.F32, data
+
+
 def _rule_skip_norm(node: Node) -> FactorRule:
     """`([b,s,d],[b,s,d],[d],[d],[d])->([b,s,d],[b,s,1],[b,s,1],[b,s,d])`: d is whole; the skip may lack dims."""
     shape = shape_of(node, 0)
@@ -196,7 +201,7 @@ def _rule_skip_norm(node: Node) -> FactorRule:
 
 
 for _name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
-    microsoft(_name, _infer_skip_norm, _rule_skip_norm, per_element(10))
+    microsoft(_name, _infer_skip_norm, _rule_skip_norm, per_element(10), dtypes=_skip_dtypes)
 
 
 def _infer_simplified(node: Node) -> Sequence[Type]:
@@ -297,7 +302,12 @@ def _rule_embed(node: Node) -> FactorRule:
     return rule.done(operands, [data, [batch], data][: len(node.results)])
 
 
-microsoft("EmbedLayerNormalization", _infer_embed, _rule_embed, per_element(12), dtype_of=2)
+def _embed_dtypes(node: Node) -> Sequence[DType]:
+    data = tensor_of(node, 2).dtype
+    return data, DType.I32, data
+
+
+microsoft("EmbedLayerNormalization", _infer_embed, _rule_embed, per_element(12), dtypes=_embed_dtypes)
 
 
 # -- GroupNorm, SkipGroupNorm ---------------------------------------------------------------------------------------

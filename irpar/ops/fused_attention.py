@@ -309,7 +309,15 @@ def _cost_grouped(node: Node) -> int:
     return batch * heads * steps * keys * (4 * size + _SCORE_FLOPS)
 
 
-microsoft("GroupQueryAttention", _infer_grouped, _rule_grouped, _cost_grouped, _localize_grouped)
+def _grouped_dtypes(node: Node) -> Sequence[DType]:
+    data = tensor_of(node, 0).dtype
+    cache = tensor_of(node, 3).dtype if _given(node, 3) else data
+    return data, cache, cache, data
+
+
+microsoft(
+    "GroupQueryAttention", _infer_grouped, _rule_grouped, _cost_grouped, _localize_grouped, dtypes=_grouped_dtypes
+)
 
 
 # -- Attention, QAttention: with their projection -------------------------------------------------------------------
@@ -381,7 +389,7 @@ def _cost_projected(node: Node) -> int:
 
 
 microsoft("Attention", _infer_projected, _rule_projected, _cost_projected)
-microsoft("QAttention", _infer_projected, _rule_projected, _cost_projected, dtype_of=3)
+microsoft("QAttention", _infer_projected, _rule_projected, _cost_projected, dtypes=3)
 
 
 # -- RotaryEmbedding, MRotaryEmbedding ------------------------------------------------------------------------------

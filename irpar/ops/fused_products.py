@@ -109,9 +109,12 @@ def _cost_gemm(node: Node) -> int:
     return 2 * prod(result_shape(node)) * inner
 
 
+def _qgemm_dtype(node: Node) -> DType:
+    return tensor_of(node, 8).dtype if operand(node, 8) is not None else DType.F32
+
+
 def _infer_qgemm(node: Node) -> Sequence[Type]:
-    dtype = tensor_of(node, 8).dtype if operand(node, 8) is not None else DType.F32
-    return [TensorType(dtype, _gemm_dims(node, 3))]  # type: ignore[arg-type]
+    return [TensorType(_qgemm_dtype(node), _gemm_dims(node, 3))]  # type: ignore[arg-type]
 
 
 def _rule_qgemm(node: Node) -> FactorRule:
@@ -134,7 +137,7 @@ def _localize_qgemm(whole_node: Node, local: Node, builder: Builder) -> None:
 
 
 microsoft("FusedGemm", _infer_fused_gemm, _rule_fused_gemm, _cost_gemm)
-microsoft("QGemm", _infer_qgemm, _rule_qgemm, _cost_gemm, _localize_qgemm)
+microsoft("QGemm", _infer_qgemm, _rule_qgemm, _cost_gemm, _localize_qgemm, dtypes=lambda node: [_qgemm_dtype(node)])
 
 
 # -- FusedConv ------------------------------------------------------------------------------------------------------
@@ -189,7 +192,7 @@ def _localize_to_float(whole_node: Node, local: Node, builder: Builder) -> None:
     add_bias_once(local, 6, builder)
 
 
-microsoft("MatMulIntegerToFloat", _infer_to_float, _rule_to_float, cost_matmul, _localize_to_float, dtype_of=2)
+microsoft("MatMulIntegerToFloat", _infer_to_float, _rule_to_float, cost_matmul, _localize_to_float, dtypes=2)
 
 
 def _infer_dynamic(node: Node) -> Sequence[Type]:
@@ -281,3 +284,24 @@ def _cost_moe(node: Node) -> int:
 
 
 microsoft("MoE", same_type, _rule_moe, _cost_moe, _localize_moe)
+
+
+def _rule_packed_moe(node: Node) -> FactorRule:
+    """`([r,d],[r,e],..)->([r,d])`: rows r pass; packed weights, their scales and biases are whole."""
+    shape = shape_of(node, 0)
+    rule = RuleBuilder()
+    rows = rule.dims(shape[:-1])
+    size, experts = rule.dims([shape[-1], shape_of(node, 1)[-1]], Kind.REPLICATE)
+    operands: list[Sequence[DimFactors]] = [whole(len(found or ())) for found in shapes_of(node)]
+    operands[0] = [*rows, size]
+    operands[1] = [tuple(factor for dim in rows for factor in dim), experts]
+    return rule.done(operands, [[*rows, ()]])
+
+
+def _cost_packed_moe(node: Node) -> int:
+    """As MoE; a row of packed weights stands for as many columns as the data has, or as the first product gives."""
+    rows, size = prod(shape_of(node, 0)[:-1]), shape_of(node, 0)[-1]
+    return 2 * rows * int_attribute(node, "k", 1) * size * 2 * shape_of(node, 2)[1]
+
+
+microsoft("QMoE", same_type, _rule_packed_moe, _cost_packed_moe)

@@ -18,10 +18,9 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .microsoft import microsoft
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
-
-DOMAINS = ("", "com.microsoft")
 
 # -- CausalConvWithState: each channel by itself --------------------------------------------------------------------
 
@@ -147,15 +146,8 @@ def _cost_linear_attention(node: Node) -> int:
     return steps * (states * _FLOPS[text_attribute(node, "update_rule", "gated_delta")] + reads)
 
 
-for _domain in DOMAINS:
-    define(OpDef(_domain, "CausalConvWithState", _infer_causal_conv, _rule_causal_conv, _cost_causal_conv))
-    define(
-        OpDef(
-            _domain,
-            "LinearAttention",
-            _infer_linear_attention,
-            _rule_linear_attention,
-            _cost_linear_attention,
-            _localize_linear_attention,
-        )
-    )
+define(OpDef("", "CausalConvWithState", _infer_causal_conv, _rule_causal_conv, _cost_causal_conv))
+microsoft("CausalConvWithState", _infer_causal_conv, _rule_causal_conv, _cost_causal_conv)
+_LINEAR = (_infer_linear_attention, _rule_linear_attention, _cost_linear_attention, _localize_linear_attention)
+define(OpDef("", "LinearAttention", *_LINEAR))
+microsoft("LinearAttention", *_LINEAR)

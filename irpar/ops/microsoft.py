@@ -1,8 +1,8 @@
 """Definitions of com.microsoft's operators: ONNX has no schemas of them, so that types are irpar's own knowledge."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from irpar.ir import Node, TensorType, Type
+from irpar.ir import DType, Node, TensorType, Type
 
 from .facts import CannotTellError, tensor_of
 from .registry import Cost, Infer, Localize, OpDef, Rule, define
@@ -17,15 +17,22 @@ def microsoft(
     flops: Cost | None = None,
     localize: Localize | None = None,
     *,
-    dtype_of: int = 0,
+    dtypes: int | Callable[[Node], Sequence[DType]] = 0,
 ) -> OpDef:
-    """Define an operator; where `infer` cannot tell, its results have the dtype of operand `dtype_of` at least."""
+    """Define an operator of com.microsoft, the dtypes of whose results are known even where `infer` cannot tell sizes.
 
-    def answer(node: Node) -> Sequence[Type]:
+    So it runs whole, where one whose results have no type at all would be refused.
+
+    Args:
+        name, infer, rule, flops, localize: see `OpDef`.
+        dtypes: of all results; a number for an operand that has the dtype of each.
+    """
+
+    def answer(node: Node) -> Sequence[Type] | None:
         try:
-            found = infer(node)
+            return infer(node)
         except CannotTellError:
-            found = None
-        return found or [TensorType(tensor_of(node, dtype_of).dtype, None)] * len(node.results)
+            found = [tensor_of(node, dtypes).dtype] * len(node.results) if isinstance(dtypes, int) else dtypes(node)
+            return [TensorType(dtype, None) for dtype in found[: len(node.results)]]
 
     return define(OpDef(DOMAIN, name, answer, rule, flops, localize))

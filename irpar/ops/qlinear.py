@@ -74,7 +74,9 @@ for _name, _flops in {
     "QLinearLeakyRelu": 5,
     "QLinearSigmoid": 5,
 }.items():
-    microsoft(_name, _infer_elementwise, _rule_elementwise, per_element(_flops))
+    # The first operand of a Where is bools.
+    _data = 1 if _name == "QLinearWhere" else 0
+    microsoft(_name, _infer_elementwise, _rule_elementwise, per_element(_flops), dtypes=_data)
 
 
 # -- along an axis --------------------------------------------------------------------------------------------------
@@ -104,7 +106,7 @@ def _rule_along(node: Node) -> FactorRule:
     return rule.done(_operands(node, [dims] * len(_data_places(node))), [dims])
 
 
-microsoft("QLinearConcat", _infer_concat, _rule_along, per_element(4), dtype_of=2)
+microsoft("QLinearConcat", _infer_concat, _rule_along, per_element(4), dtypes=2)
 microsoft("QLinearSoftmax", _infer_elementwise, _rule_along, per_element(9))
 
 

@@ -20,6 +20,7 @@ from .facts import (
     tensor_of,
 )
 from .matmul import matmul_dims, matmul_factors
+from .microsoft import microsoft
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -100,13 +101,12 @@ def _localize_quantize(whole_node: Node, local: Node, builder: Builder) -> None:
         local.set_attribute("block_size", 0)
 
 
-for _domain in ("", "com.microsoft"):
-    define(
-        OpDef(_domain, "QuantizeLinear", _infer_quantize, _rule_quantize, per_element(2), _localize_quantize),
-    )
-    define(
-        OpDef(_domain, "DequantizeLinear", _infer_dequantize, _rule_quantize, per_element(2), _localize_quantize),
-    )
+_QUANTIZE = (_infer_quantize, _rule_quantize, per_element(2), _localize_quantize)
+_DEQUANTIZE = (_infer_dequantize, _rule_quantize, per_element(2), _localize_quantize)
+define(OpDef("", "QuantizeLinear", *_QUANTIZE))
+define(OpDef("", "DequantizeLinear", *_DEQUANTIZE))
+microsoft("QuantizeLinear", *_QUANTIZE)
+microsoft("DequantizeLinear", *_DEQUANTIZE, dtypes=1)
 
 
 # -- MatMulInteger, QLinearMatMul -----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _rule_qlinear_matmul(node: Node) -> FactorRule:
 
 
 define(OpDef("", "MatMulInteger", _infer_matmul_integer, _rule_matmul_integer, cost_matmul))
-define(OpDef("com.microsoft", "MatMulInteger16", _infer_matmul_integer, _rule_matmul_integer, cost_matmul))
+microsoft("MatMulInteger16", _infer_matmul_integer, _rule_matmul_integer, cost_matmul, dtypes=lambda _: [DType.I32])
 define(OpDef("", "QLinearMatMul", _infer_qlinear_matmul, _rule_qlinear_matmul, cost_matmul))
 
 
@@ -238,14 +238,13 @@ define(
         lambda node, local, _: count_groups(node, local, 0, 1),
     )
 )
-for _domain in ("", "com.microsoft"):
-    define(
-        OpDef(
-            _domain,
-            "QLinearConv",
-            _infer_qlinear_conv,
-            _rule_qlinear_conv,
-            _cost_conv,
-            lambda node, local, _: count_groups(node, local, 0, 3),
-        )
-    )
+
+
+def _localize_qlinear_conv(whole_node: Node, local: Node, builder: Builder) -> None:
+    """Count the groups of the block."""
+    count_groups(whole_node, local, 0, 3)
+
+
+_QLINEAR_CONV = (_infer_qlinear_conv, _rule_qlinear_conv, _cost_conv, _localize_qlinear_conv)
+define(OpDef("", "QLinearConv", *_QLINEAR_CONV))
+microsoft("QLinearConv", *_QLINEAR_CONV, dtypes=7)

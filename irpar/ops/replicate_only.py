@@ -65,7 +65,7 @@ _MICROSOFT: dict[str, tuple[str, ...]] = {
     ORDER: ("AttnLSTM", "DynamicTimeWarping"),
     WEIGHTS: (
         *("DequantizeBFP", "MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight", "MatMulFpQ4"),
-        *("MatMulNBitsMlp", "MatMulNBitsQkv", "QMoE", "QuantizeBFP"),
+        *("MatMulNBitsMlp", "MatMulNBitsQkv", "QuantizeBFP"),
     ),
     PADS: ("ConvTransposeWithDynamicPads",),
     OLD: ("TransposeMatMul",),

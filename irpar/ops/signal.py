@@ -20,6 +20,7 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .microsoft import microsoft
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -169,4 +170,4 @@ def _cost_rfft(node: Node) -> int:
 
 
 for _name in ("Rfft", "Irfft"):
-    define(OpDef("com.microsoft", _name, _infer_rfft, _rule_rfft, _cost_rfft))
+    microsoft(_name, _infer_rfft, _rule_rfft, _cost_rfft)

@@ -20,6 +20,7 @@ from .facts import (
     text_attribute,
 )
 from .local import set_target
+from .microsoft import microsoft
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -75,7 +76,7 @@ def _cost_grid_sample(node: Node) -> int:
 
 define(OpDef("", "AffineGrid", _infer_affine_grid, _rule_affine_grid, _cost_affine_grid, _localize_affine_grid))
 define(OpDef("", "GridSample", _infer_grid_sample, _rule_grid_sample, _cost_grid_sample))
-define(OpDef("com.microsoft", "GridSample", _infer_grid_sample, _rule_grid_sample, _cost_grid_sample))
+microsoft("GridSample", _infer_grid_sample, _rule_grid_sample, _cost_grid_sample)
 
 
 # -- RoiAlign, MaxRoiPool, CropAndResize ----------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def _cost_regions(node: Node) -> int:
 
 define(OpDef("", "RoiAlign", _infer_regions, _rule_regions, _cost_regions))
 define(OpDef("", "MaxRoiPool", _infer_regions, _rule_regions, _cost_regions))
-define(OpDef("com.microsoft", "CropAndResize", _infer_regions, _rule_regions, _cost_regions))
+microsoft("CropAndResize", _infer_regions, _rule_regions, _cost_regions)
 
 
 # -- Col2Im, CenterCropPad, Det -------------------------------------------------------------------------------------
@@ -196,4 +197,4 @@ def _cost_matrices(node: Node) -> int:
 
 
 define(OpDef("", "Det", _infer_det, rule_matrices, _cost_matrices))
-define(OpDef("com.microsoft", "Inverse", same_type, rule_matrices, _cost_matrices))
+microsoft("Inverse", same_type, rule_matrices, _cost_matrices)

@@ -125,6 +125,18 @@ def _experts() -> Iterator[Sample]:
     fused: dict[str, Any] = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1}
     yield made("MoE", floats(3, 4, size), floats(12, count), floats(count, 2 * inter, size), None, second, **fused)
 
+    wide, columns = 32, 64
+    packed = (
+        ints(count, columns, wide // 2, dtype=np.uint8, low=0, high=256),
+        floats(count, columns, low=0.01, high=0.1),
+        None,
+        ints(count, wide, columns // 4, dtype=np.uint8, low=0, high=256),
+        floats(count, wide, low=0.01, high=0.1),
+    )
+    bits: dict[str, Any] = {**fused, "expert_weight_bits": 4}
+    yield made("QMoE", floats(5, wide), floats(5, count), *packed, **bits)
+    yield made("QMoE", floats(3, 4, wide), floats(12, count), *packed, **bits)
+
 
 def _blocks() -> Iterator[Sample]:
     columns, inner, block = 6, 64, 16

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from irpar.ir import ArrayTensor, Dim, Expr, Graph, Node, TensorType, Type, dtype_of_onnx, symbol
+from irpar.ir import ArrayTensor, Dim, DType, Expr, Graph, Node, TensorType, Type, dtype_of_onnx, symbol
 from irpar.ops import OpDef, definition, definitions
 
 from .rule_proof import Sample
@@ -157,6 +157,22 @@ def test_most_operators_answer_with_symbolic_dims() -> None:
     answers = {sample.operator for sample in asked if _answer(_symbolic(sample)) is not None}
     silent = {sample.operator for sample in asked} - answers
     assert silent <= {"DepthToSpace", "SpaceToDepth", "com.microsoft.GroupQueryAttention"}
+
+
+@pytest.mark.parametrize(
+    ("op", "dtypes", "expected"),
+    [
+        ("FusedMatMul", (DType.F16, DType.F16), [DType.F16]),
+        ("MatMulInteger16", (DType.I16, DType.I16), [DType.I32]),
+        ("SkipLayerNormalization", (DType.F16, DType.F16, DType.F16), [DType.F16, DType.F32, DType.F32, DType.F16]),
+        ("QLinearWhere", (DType.BOOL, DType.U8, DType.F32, DType.U8, DType.U8), [DType.U8]),
+    ],
+)
+def test_dtypes_are_known_where_sizes_are_not(op: str, dtypes: tuple[DType, ...], expected: list[DType]) -> None:
+    graph = Graph()
+    operands = [graph.add_input("x", TensorType(dtype, None)) for dtype in dtypes]
+    node = graph.append(Node(op, operands, results=len(expected), domain="com.microsoft", version=1))
+    assert _infer(node) == [TensorType(dtype, None) for dtype in expected]
 
 
 def test_an_attribute_of_a_call_gives_no_answer() -> None:

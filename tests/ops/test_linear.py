@@ -27,6 +27,7 @@ KEPT = {
         *(("com.microsoft.RotaryEmbedding", 0), ("com.microsoft.MRotaryEmbedding", 0), ("com.microsoft.QGemm", 1)),
         *(("com.microsoft.QGemm", 4), ("com.microsoft.GatherBlockQuantized", 2), ("com.microsoft.GatedRMSNorm", 1)),
         *(("com.microsoft.BranchwiseRMSNorm", 1), ("com.microsoft.SkipSimplifiedLayerNormalization", 2)),
+        ("com.microsoft.QMoE", 6),
     },
 }
 """Operands that could be partial by their numbers alone, and why they may not."""
