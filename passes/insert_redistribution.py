@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from irpar.analysis.effects import draws_random_numbers
 from irpar.analysis.network import network_of
 from irpar.analysis.placement import Placement, has_rank, place, why_whole
+from irpar.analysis.reasons import Reasons
 from irpar.analysis.redistribution import Step, plan
 from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value
-from irpar.ops import Kind
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import IrparError, Mesh, Reduction, Sharding, block_sizes
+from irpar.sharding import IrparError, Mesh, Sharding
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,6 @@ class InsertRedistribution(Pass):
         return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})
 
 
-_VERBS: dict[Reduction, str] = {
-    "sum": "sums",
-    "prod": "multiplies",
-    "max": "takes the maximum",
-    "min": "takes the minimum",
-    "and": "takes all",
-    "or": "takes any",
-}
-
-
 def _as_it_is(node: Node) -> Placement | None:
     """Collectives that are there already stay as they are."""
     if node.domain != "irpar":
@@ -72,6 +62,7 @@ class _Insertion:
         self.mesh = mesh
         self.network = network_of(module.network)
         self.placements: dict[Node, Placement] = {}
+        self.reasons = Reasons(module, self.placements)
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
         self.slices = 0
@@ -136,8 +127,8 @@ class _Insertion:
         """Make a node read its operands as it needs them."""
         for index, (value, needed) in enumerate(zip(node.operands, self.placements[node].operands, strict=True)):
             if value is not None and needed is not None and value.sharding != needed:
-                reason = self._reason_of_need(node, value, needed)
-                node.set_operand(index, self._redistributed(value, needed, node, reason))
+                reason = self.reasons.of_need(node, value, needed)
+                node.set_operand(index, self._redistributed(value, needed, node, reason, node))
         for value, (inner, index) in self._captured(node):
             if value.sharding is not None and not value.sharding.is_replicated:
                 whole = Sharding.replicated(self.mesh, value.sharding.rank)
@@ -160,11 +151,15 @@ class _Insertion:
             if not readers:
                 continue
             uses = value.uses
-            moved = self._redistributed(value, target, following, self._reason_of_result(node, value, given, target))
+            moved = self._redistributed(
+                value, target, following, self.reasons.of_result(node, value, given, target), node
+            )
             value.replace_uses(moved, only=uses)
 
-    def _redistributed(self, value: Value, target: Sharding, before: Node, reason: str) -> Value:
-        """The value under another sharding, made once and shared."""
+    def _redistributed(
+        self, value: Value, target: Sharding, before: Node, reason: str, party: Node | None = None
+    ) -> Value:
+        """The value under another sharding, made once and shared; `party` is the node that gives or needs it so."""
         assert value.sharding is not None
         if value.sharding == target:
             return value
@@ -177,9 +172,14 @@ class _Insertion:
             result.sharding = target
             self.copied.append(value)
         else:
+            conflict = None
+            if party is not None:
+                conflict = self.reasons.conflict(party, value, value.sharding, target, steps)
             result = value
             for step in steps:
                 result = self._step(result, step, before, value.node, reason)
+                if conflict is not None and step.op != "AllSlice":
+                    self.module.conflicts[result.name] = conflict
             moves = " and ".join(step.op for step in steps)
             self.module.decide(result.name, Decision(f"{moves} of %{value.name}", follows=value.name))
         self.moved[value, target] = result
@@ -215,79 +215,3 @@ class _Insertion:
             if node.domain == "irpar" and node.op_type != "AllSlice":
                 node.set_attribute("id", number)
                 number += 1
-
-    # -- reasons ------------------------------------------------------------------------------------------------
-
-    def _reason_of_need(self, node: Node, value: Value, needed: Sharding) -> str:
-        assert value.sharding is not None
-        kept = set(zip(needed.axes, range(needed.rank), strict=True))
-        moved = [cut[0].name for dim, cut in enumerate(value.sharding.axes) if cut and (cut, dim) not in kept]
-        lies = f"%{value.name} lies as {value.sharding}{self._because(value, moved[0] if moved else None)}"
-        if self.placements[node].rule is None:
-            return f"{node.title} needs it whole ({why_whole(node)}); {lies}"
-        for dim, (size, cut) in enumerate(zip(value.shape, value.sharding.axes, strict=True)):
-            parts = self.mesh.group_size(cut)
-            if cut != needed.axes[dim] and 0 in block_sizes(size, parts):
-                lies += f", where {size} over {parts} leaves a rank without elements"
-        return f"{node.title} needs it as {needed}; {lies}"
-
-    def _reason_of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
-        if not given.partial:
-            told = f"{node.title} gives %{value.name} as {given}; its readers want {target}"
-            return told + self._because_of_readers(value, given, target)
-        axes = ", ".join(map(str, given.partial))
-        reasons = []
-        for maker in self._makers(node):
-            cut = [
-                f"%{operand.name}{self._because(operand, given.partial[0].name)}"
-                for operand in self._cut_operands(maker)
-            ]
-            reasons.append(f"{maker.title} {_VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}")
-        return "; ".join(reasons)
-
-    def _because_of_readers(self, value: Value, given: Sharding, target: Sharding) -> str:
-        """Which other operand of a reader is cut by the axes that a value has to give up."""
-        lost = {axis.name for axis in given.all_axes} - {axis.name for axis in target.all_axes}
-        for reader in value.users:
-            if reader not in self.placements:
-                continue
-            for other, needed in zip(reader.operands, self.placements[reader].operands, strict=True):
-                names = {axis.name for axis in needed.all_axes} & lost if needed is not None else set()
-                if other is not None and other is not value and names:
-                    return f": {reader.title} reads %{other.name} as {needed}{self._because(other, min(names))}"
-        return ""
-
-    def _makers(self, node: Node) -> list[Node]:
-        """The nodes whose partial results a node gives: itself, unless it carries those of its operands."""
-        carried = self.placements[node].carried
-        found: dict[Node, None] = {}
-        waiting = [node]
-        while waiting:
-            step = waiting.pop(0)
-            carried = self.placements[step].carried if step in self.placements else carried
-            before = [operand.node for n in carried.operands if (operand := step.operands[n]) and operand.node]
-            if carried.axes and before:
-                waiting.extend(maker for maker in before if maker in self.placements)
-            else:
-                found[step] = None
-        return list(found)
-
-    def _cut_operands(self, node: Node) -> list[Value]:
-        """The operands of which a reduced factor is cut."""
-        placement = self.placements[node]
-        rule = placement.rule
-        assert rule is not None
-        return [
-            operand
-            for operand, dims in zip(node.operands, rule.operands, strict=True)
-            if operand is not None
-            and any(rule.kinds[f] is Kind.REDUCE and placement.factors[f] for parts in dims for f in parts)
-        ]
-
-    def _because(self, value: Value, axis: str | None = None) -> str:
-        """The annotation that a value's sharding, or its cut by an axis, goes back to; in brackets."""
-        chain = self.module.chain(value.name, axis)
-        if not chain:
-            return ""
-        name, decision = chain[-1]
-        return f" ({decision.why})" if name == value.name else f" (as %{name}: {decision.why})"

@@ -301,6 +301,61 @@ def test_explain_a_collective(capsys, folder):
     assert [entry["id"] for entry in found["collectives"]] == [2]
 
 
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory):
+    """gpt over tp=4 with its weights, and the sequence of input and output, over the same axis."""
+    folder = tmp_path_factory.mktemp("torn")
+    save(folder / "gpt.onnx", "gpt")
+    tensors = {**annotations("gpt", None, "tp"), "input_ids": [None, ["tp"]], "logits": [None, ["tp"], None]}
+    (folder / "gpt.yaml").write_text(json.dumps({"mesh": {"tp": 4}, "tensors": tensors}))
+    command = ["partition", folder / "gpt.onnx", "-o", folder / "out", "--shardings", folder / "gpt.yaml", "--json"]
+    assert main(list(map(str, command))) == 0
+    return folder
+
+
+def test_explain_conflicts_names_both_sides_and_the_cost(capsys, torn):
+    code, found = call_json(capsys, "explain", torn / "out", "--conflicts")
+    assert code == 0
+    entry = found["conflicts"][0]
+    assert entry["conflict"]["lies"] == "[_, @tp, _]"
+    assert "annotated" in entry["conflict"]["needed_because"]
+    code, out, _ = call(capsys, "explain", torn / "out", "--conflicts")
+    assert code == 0
+    assert fits_terminal(out)
+    text = " ".join(out.split())
+    for told in ('annotated "input_ids"', 'annotated "h.*.attn.q.weight"', "resolved by all_gather", "to avoid it"):
+        assert told in text
+    plan = json.loads((torn / "out" / "plan.json").read_text())
+    sent = sum(entry["sent_bytes"] for entry in plan["collectives"] if entry["conflict"])
+    assert sum(entry["sent_bytes"] for entry in found["conflicts"]) == sent
+
+
+def test_what_a_conflict_names_as_a_way_out_is_one(capsys, torn, tmp_path):
+    """Annotated as told, the tensor is not moved for that reason any more."""
+    _, found = call_json(capsys, "explain", torn / "out", "--conflicts")
+    (conflict,) = {
+        (entry["conflict"]["value"], entry["conflict"]["avoid"])
+        for entry in found["conflicts"]
+        if entry["conflict"]["value"] == "lm_head.weight"
+    }
+    assert conflict[1] == 'annotate "lm_head.weight" as [null, null]'
+    tensors = json.loads((torn / "gpt.yaml").read_text())["tensors"] | {"lm_head.weight": [None, None]}
+    (tmp_path / "s.yaml").write_text(json.dumps({"mesh": {"tp": 4}, "tensors": tensors}))
+    words = ["partition", torn / "gpt.onnx", "-o", tmp_path / "out", "--shardings", tmp_path / "s.yaml", "--json"]
+    assert main(list(map(str, words))) == 0
+    _, after = call_json(capsys, "explain", tmp_path / "out", "--conflicts")
+    assert "lm_head.weight" not in {entry["conflict"]["value"] for entry in after["conflicts"]}
+
+
+def test_without_conflicts_explain_says_so(capsys, folder):
+    code, out, _ = call(capsys, "explain", folder / "out", "--conflicts")
+    assert code == 0
+    assert "no annotation is in the way of another" in out
+    code, _, err = call(capsys, "explain", folder / "out", "logits", "--conflicts")
+    assert code == 2
+    assert "leave out logits" in err
+
+
 def test_explain_a_value_names_the_collectives_of_it(capsys, folder):
     code, found = call_json(capsys, "explain", folder / "out", "/h.0/mlp/proj/MatMul_output_0")
     assert code == 0

@@ -7,7 +7,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from irpar.ir import DEFAULT_NETWORK, Decision, ExternalTensor, Graph, Module, Node, Value, dtype_of_text, tensor_type
+from irpar.ir import (
+    DEFAULT_NETWORK,
+    Conflict,
+    Decision,
+    ExternalTensor,
+    Graph,
+    Module,
+    Node,
+    Value,
+    dtype_of_text,
+    tensor_type,
+)
 from irpar.ops.collectives import KINDS, collective_axes, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
@@ -191,14 +202,14 @@ def _collectives(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
         for node in graph:
             if node.domain != "irpar" or node.op_type not in KINDS:
                 continue
-            entry = _collective(node, mesh)
+            entry = _collective(node, mesh, module.conflicts.get(node.results[0].name))
             known = found.setdefault(entry["id"], entry)
             for key in ("bytes", "sent_bytes"):
                 known[key] = max(known[key], entry[key])
     return [found[number] for number in sorted(found)]
 
 
-def _collective(node: Node, mesh: Mesh) -> dict[str, Any]:
+def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, Any]:
     axes = collective_axes(node)
     operand = node.inputs[0]
     return {
@@ -214,6 +225,7 @@ def _collective(node: Node, mesh: Mesh) -> dict[str, Any]:
         "value": operand.source or operand.name,
         "phase": node.phase,
         "reason": node.doc,
+        "conflict": None if conflict is None else asdict(conflict),
     }
 
 

@@ -8,7 +8,13 @@ from typing import Any, NotRequired, TypedDict, Union, get_args, get_origin, get
 
 _MOST = 2**100
 """Larger numbers are no sizes of anything."""
-_NAMES = {int: "a whole number of 0 or more", float: "a number", str: "a text", types.NoneType: "null"}
+_NAMES = {
+    int: "a whole number of 0 or more",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    types.NoneType: "null",
+}
 
 Shardings = list[list[str] | None]
 
@@ -70,6 +76,19 @@ class Spec(TypedDict):
     sharding: Shardings | None
 
 
+class ConflictEntry(TypedDict):
+    """Between which annotations a value is moved."""
+
+    value: str
+    lies: str
+    because: str
+    node: str
+    needed: str
+    needed_because: str
+    rematerialized: bool
+    avoid: str
+
+
 class Collective(TypedDict):
     """What is sent."""
 
@@ -85,6 +104,7 @@ class Collective(TypedDict):
     value: str
     phase: str | None
     reason: str | None
+    conflict: ConflictEntry | None
 
 
 class Replicated(TypedDict):
@@ -165,7 +185,7 @@ def misfit(value: Any, kind: Any = PlanFields, place: str = "") -> str | None:
 
     Args:
         value: as JSON gives it.
-        kind: a TypedDict, a list or dict of one, a union, int (0 or more), float, str or None.
+        kind: a TypedDict, a list or dict of one, a union, int (0 or more), float, str, bool or None.
         place: where `value` is, such as `ranks[0]`.
     """
     return next(_misfits(value, kind, place), None)
@@ -211,7 +231,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 def _is_leaf(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
-        return False
+        return kind is bool
     if kind is int:
         return isinstance(value, int) and 0 <= value < _MOST
     if kind is float:

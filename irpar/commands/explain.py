@@ -12,7 +12,7 @@ from irpar.display import bytes_text, output, print_json, sharding_text
 from irpar.sharding import IrparError, nearest_names
 
 from .options import Json, Out
-from .plan_tables import headline, indented, prediction, print_replicated, specs_table
+from .plan_tables import headline, indented, pattern, prediction, print_replicated, specs_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +31,21 @@ Target = Annotated[
 ]
 
 
-def explain_command(out: Out, target: Target = None, as_json: Json = False) -> None:
+Conflicts = Annotated[
+    bool, typer.Option("--conflicts", help="Where annotations pull a tensor in two directions, and what that costs.")
+]
+
+
+def explain_command(out: Out, target: Target = None, conflicts: Conflicts = False, as_json: Json = False) -> None:
     """Tell why a tensor is cut as it is, or why a collective is there. Without a target: all collectives."""
     from irpar.analysis.plan import read_plan
 
     plan = read_plan(out)
+    if conflicts:
+        if target is not None:
+            raise IrparError("--conflicts shows all of them", do=f"leave out {target}")
+        _explain_conflicts(plan, as_json)
+        return
     if target is None:
         _explain_all(plan, as_json)
         return
@@ -73,6 +83,57 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
         _print_collective(console, entry)
     print_replicated(console, plan.replicated, "", rows=None)
     console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID")
+
+
+# -- conflicts ----------------------------------------------------------------------------------------------------
+
+
+def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
+    """Each conflict with both of its sides, how it was resolved, and its cost; alike ones of all layers once."""
+    entries = [entry for entry in plan.collectives if entry.get("conflict")]
+    if as_json:
+        print_json({"conflicts": entries})
+        return
+    console = output()
+    if not entries:
+        console.print("no annotation is in the way of another: nothing is moved but sums")
+        return
+    sent = sum(entry["times"] * entry["sent_bytes"] for entry in entries)
+    total = plan.totals["sent_bytes"]
+    console.print(
+        Text(f"{bytes_text(sent)} of {bytes_text(total)} are sent because tensors lie otherwise than they are needed"),
+        style="bold",
+    )
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(pattern(_told(entry)), []).append(entry)
+    for text, alike in sorted(groups.items(), key=lambda item: -sum(map(_sent, item[1]))):
+        times = f"{len(alike)} x " if len(alike) > 1 else ""
+        console.print()
+        console.print(Text(f"{times}{text.splitlines()[0]}"), style="bold")
+        for line in text.splitlines()[1:]:
+            console.print(indented(line))
+        console.print(indented(f"each rank sends {bytes_text(sum(map(_sent, alike)))}"))
+
+
+def _sent(entry: Entry) -> int:
+    return int(entry["times"] * entry["sent_bytes"])
+
+
+def _told(entry: Entry) -> str:
+    conflict = entry["conflict"]
+    how = f"{entry['kind']} over {','.join(entry['axes'])}"
+    if conflict["rematerialized"]:
+        how += ", and cut again: no collective leads straight there (full rematerialisation)"
+    lines = [
+        f"{conflict['value']} for {conflict['node']}",
+        f"lies as {conflict['lies']}" + (f": {conflict['because']}" if conflict["because"] else ""),
+        f"is needed as {conflict['needed']}"
+        + (f": {conflict['needed_because']}" if conflict["needed_because"] else ""),
+        f"resolved by {how}",
+        f"to avoid it: {conflict['avoid']}",
+    ]
+    return "\n".join(lines)
 
 
 # -- values -------------------------------------------------------------------------------------------------------

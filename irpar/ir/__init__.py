@@ -20,7 +20,7 @@ from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import Function
 from .graph import Graph, Node, captured_or_read
-from .module import DEFAULT_NETWORK, IRPAR_OPSET, Decision, Module
+from .module import DEFAULT_NETWORK, IRPAR_OPSET, Conflict, Decision, Module
 from .tensor import ArrayTensor, ExternalTensor, LazyTensor, SlicedTensor, Tensor, TensorError
 from .text import Printed, TextError, parse_module, print_module, read_text, write_text
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
@@ -36,6 +36,7 @@ __all__ = [
     "ArrayTensor",
     "Attribute",
     "Builder",
+    "Conflict",
     "DType",
     "Decision",
     "Dim",

@@ -115,6 +115,7 @@ def clone_module(module: Module) -> Module:
     made.annotations = list(module.annotations)
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
     made.whole, made.annotated = dict(module.whole), dict(module.annotated)
+    made.conflicts = dict(module.conflicts)
     made.network = module.network
     return made
 

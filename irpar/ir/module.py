@@ -32,6 +32,29 @@ class Decision:
     axes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Conflict:
+    """A value that lies in one way and is needed in another, and what either goes back to.
+
+    Attributes:
+        value: its name in the source model.
+        lies, because: its sharding, and the annotation behind that.
+        node: the reader, or the node that gives the value.
+        needed, needed_because: the sharding that is needed, and why.
+        rematerialized: it is gathered and then cut in another way, since no collective leads there.
+        avoid: the annotation with which it would not be moved here.
+    """
+
+    value: str
+    lies: str
+    because: str
+    node: str
+    needed: str
+    needed_because: str
+    rematerialized: bool
+    avoid: str
+
+
 class Module:
     """One model: a graph in global view, or (after localize) the distinct local graphs of its ranks.
 
@@ -46,6 +69,7 @@ class Module:
         annotated: value name to the annotation that decided its sharding.
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
+        conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
         network: what communication is taken to cost, as `irpar.analysis.network.network_of` reads it: the name of a
             preset, or the fields of a network file as JSON.
     """
@@ -53,6 +77,7 @@ class Module:
     __slots__ = (
         "annotated",
         "annotations",
+        "conflicts",
         "decisions",
         "doc",
         "functions",
@@ -81,6 +106,7 @@ class Module:
         self.annotated: dict[str, Annotation] = {}
         self.decisions: dict[str, list[Decision]] = {}
         self.whole: dict[str, str] = {}
+        self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
 
     @property

@@ -56,6 +56,7 @@ def test_a_collective_by_hand(folder: Path) -> None:
         "times": 1,
         "value": "/h.0/attn/proj/MatMul_output_0",
         "phase": None,
+        "conflict": None,
     }
     assert 'annotated "h.*.attn.proj.weight"' in reason
     assert plan["totals"]["collectives"] == len(plan["collectives"]) == 4
