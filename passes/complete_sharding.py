@@ -1,11 +1,12 @@
 """complete-sharding: from the annotated values to a sharding for every value."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.choice import improve
+from irpar.analysis.moves import cost_of_moves
 from irpar.analysis.network import network_of
 from irpar.analysis.placement import Axes, Placement, RuleView, place, rule_view
 from irpar.analysis.symbols import require_static
@@ -100,18 +101,35 @@ class _Completion:
         for value, axes in self.axes.items():
             if value.sharding is None or value.sharding.is_open:
                 value.sharding = Sharding.of_axes(self.mesh, axes)
-        if is_chosen and free:
-            self._choose()
-        self._settle_constants()
+        if not (is_chosen and free and self._choose()):
+            self._settle_constants()
         return free
 
-    def _choose(self) -> None:
-        """Let values around conflicts lie so that least is sent."""
+    def _choose(self) -> bool:
+        """Let values around conflicts lie so that least is sent; False where nothing is better than it is."""
         chosen = improve(self.graph, self.mesh, self.views, self.pinned, self.network).shardings
-        self.chosen = len(chosen)
-        for value, sharding in chosen.items():
+        if not chosen:
+            return False
+        changed = [*chosen, *(value for value in self.graph.constants if value not in self.pinned)]
+        before = {value: value.sharding for value in changed}
+        self._settle_constants()
+        plain = cost_of_moves(self.graph, self.mesh, self.network)
+        for value, sharding in {**before, **chosen}.items():
             value.sharding = sharding
+        self._settle_constants()
+        # The choice prices every reader by itself, and constants as free.
+        if cost_of_moves(self.graph, self.mesh, self.network) >= plain:
+            for value, old in before.items():
+                value.sharding = old
+            return False
+        self.chosen = len(chosen)
+        for value in chosen:
             self.module.decisions.pop(value.name, None)
+        self._explain(chosen)
+        return True
+
+    def _explain(self, chosen: Mapping[Value, Sharding]) -> None:
+        """Log which value brought each axis to those that were chosen to lie so."""
         waiting = {(value, axis.name) for value, sharding in chosen.items() for axis in sharding.all_axes}
         while waiting:
             found = [

@@ -35,6 +35,8 @@ from .placement import (
 
 MOST_STATES = 6
 """Alternatives that one value may have."""
+MOST_COMBINATIONS = 2048
+"""Of the alternatives of the values of one node."""
 _LAUNCH = 1e-4
 _WORK = 0.5
 """What breaks ties between equal bytes: collectives, and the share of all FLOPs that a device computes."""
@@ -103,6 +105,8 @@ class _Chooser:
         while self.waiting:
             node, value, state = self.waiting.popleft()
             self._follow(self.views[node], value, state)
+        for node in self.graph:
+            self._bound(node)
         variables = [value for value, states in self.states.items() if len(states) > 1]
         if not variables:
             return Choice({}, 0, 0, 0)
@@ -248,6 +252,19 @@ class _Chooser:
             other.partial == state.partial and other.reduce == state.reduce for other in self.states.get(value, ())
         )
 
+    def _bound(self, node: Node) -> None:
+        """Leave the values of a node as they are as far as it would have too many combinations of states."""
+        if node not in self.views:
+            return  # It prices its values one by one.
+        combinations = 1
+        for value in dict.fromkeys((*node.inputs, *node.results)):
+            count = len(self.states.get(value, ()))
+            if count > 1:
+                if combinations * count > MOST_COMBINATIONS:
+                    del self.states[value][1:]
+                else:
+                    combinations *= count
+
     # -- the best -------------------------------------------------------------------------------------------------
 
     def _solve(self, variables: Sequence[Value]) -> Choice:
@@ -256,8 +273,7 @@ class _Chooser:
         problem = Elimination([len(self.states[value]) for value in variables])
         tables: list[tuple[list[int], np.ndarray]] = []
         for node in self.graph:
-            table = self._table(node, number)
-            if table is not None:
+            for table in self._tables(node, number):
                 tables.append(table)
                 problem.add(*table)
         for value in variables:
@@ -276,29 +292,29 @@ class _Chooser:
         changed = {value: state for value, state in picked.items() if state != value.sharding}
         return Choice(changed, before, after, len(variables))
 
-    def _table(self, node: Node, number: Mapping[Value, int]) -> tuple[list[int], np.ndarray] | None:
+    def _tables(self, node: Node, number: Mapping[Value, int]) -> Iterator[tuple[list[int], np.ndarray]]:
         """What a node costs in all states of its values."""
         values = list(dict.fromkeys(value for value in (*node.inputs, *node.results) if value in number))
-        if not values:
-            return None
-        sizes = [len(self.states[value]) for value in values]
-        costs = np.empty(sizes)
         view = self.views.get(node)
-        least = self._price(view, self._lies(view))[1] if view is not None and flops(node) else 0
-        for indices in itertools.product(*map(range, sizes)):
-            states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
-            costs[indices] = self._whole(node, states) if view is None else self._cut(view, states, least)
-        return [number[value] for value in values], costs
+        if view is None:
+            for value in values:
+                yield [number[value]], np.array([self._whole(node, value, state) for state in self.states[value]])
+        elif values:
+            sizes = [len(self.states[value]) for value in values]
+            costs = np.empty(sizes)
+            least = self._price(view, self._lies(view))[1] if flops(node) else 0
+            for indices in itertools.product(*map(range, sizes)):
+                states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
+                costs[indices] = self._cut(view, states, least)
+            yield [number[value] for value in values], costs
 
-    def _whole(self, node: Node, states: Mapping[Value, Sharding]) -> float:
-        """What a node costs that needs its operands whole."""
-        total = 0.0
-        for value in set(node.inputs) & set(states):
-            whole = Sharding.replicated(self.mesh, states[value].rank)
-            sent = redistribution.price(states[value], whole, value.shape, value.dtype.bits, self.network)
-            total += sent[0] + _LAUNCH * (states[value] != whole)
-        partial = any(value in states and states[value].partial for value in node.results)
-        return _NEVER if partial else total
+    def _whole(self, node: Node, value: Value, state: Sharding) -> float:
+        """What one value costs at a node that needs its operands whole."""
+        if value not in node.inputs:
+            return _NEVER if state.partial else 0.0
+        whole = Sharding.replicated(self.mesh, state.rank)
+        sent = redistribution.price(state, whole, value.shape, value.dtype.bits, self.network)
+        return sent[0] + _LAUNCH * (state != whole)
 
     def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
         """What a node costs; where computation has no price, never cut less than propagation would cut it."""
