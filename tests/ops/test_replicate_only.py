@@ -9,7 +9,11 @@ from irpar.ops.replicate_only import REPLICATE_ONLY, why_replicated
 
 RULED = {(found.domain, found.name) for found in definitions() if found.rule is not None}
 ONNX = sorted(
-    {(schema.domain, schema.name, schema.since_version) for schema in onnx.defs.get_all_schemas_with_history()}
+    {
+        (schema.domain, schema.name, schema.since_version)
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain != "irpar"  # which irpar registers there itself
+    }
 )
 MICROSOFT = sorted({schema.name for schema in runtime.get_all_operator_schema() if schema.domain == "com.microsoft"})
 
