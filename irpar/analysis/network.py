@@ -199,9 +199,10 @@ class Network:
             if low < high:
                 pieces.append((link, low, high))
             outer = cut
-        if any(high % low for _, low, high in pieces):
+        crossed = [link + 1 for link, cut in enumerate(cuts) if not _nests(cut, start, stop)]
+        if crossed:
             # The bounds of a sub-axis and of a node do not divide each other: all of it counts as the slower.
-            yield pieces[-1][0], stop // start
+            yield max(*crossed, *(link for link, _, _ in pieces)), stop // start
         else:
             yield from ((link, high // low) for link, low, high in pieces)
 
@@ -288,6 +289,11 @@ def add_keys(first: Key, second: Key) -> Key:
 def _divisors(number: int) -> list[int]:
     """The largest first."""
     return [count for count in range(number, 0, -1) if number % count == 0]
+
+
+def _nests(cut: int, start: int, stop: int) -> bool:
+    """Whether blocks of an axis cut in `cut` and the groups of its part from `start` to `stop` lie in each other."""
+    return start % cut == 0 or (cut % start == 0 and (stop % cut == 0 or cut % stop == 0))
 
 
 def _is_constant(rows: "np.ndarray[Any, Any]") -> bool:

@@ -71,6 +71,12 @@ def test_an_axis_may_be_given_its_link() -> None:
     assert dict(network.levels(axes("dp"), mesh)) == {0: 2}
 
 
+def test_groups_that_cross_the_bounds_of_nodes() -> None:
+    # Pairs of 6 devices on nodes of 3: ranks 2 and 3 are on two.
+    assert dict(two_links(3).levels(axes("x:(3)2"), Mesh({"x": 6}))) == {1: 2}
+    assert dict(two_links(3).levels(axes("x:(2)3"), Mesh({"x": 6}))) == {0: 3}
+
+
 @st.composite
 def groups(draw: st.DrawFn) -> tuple[Mesh, tuple[Axis, ...], int]:
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3))
