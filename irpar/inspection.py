@@ -14,7 +14,7 @@ from irpar.analysis.placement import why_whole
 from irpar.analysis.symbols import free_symbols, unnamed_dims
 from irpar.ir import Module, Node, Value, clone_module, tensor_type
 from irpar.ir.annotate import named_values
-from irpar.ops import definition, factor_rule, why_replicated
+from irpar.ops import definition, factor_rule
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import IrparError
 
@@ -288,7 +288,7 @@ def reason_whole(node: Node) -> str | None:
     """
     found = definition(node)
     if found is None or found.rule is None:
-        return why_replicated(node.domain, node.op_type) or why_whole(node)
+        return why_whole(node)
     if not all(map(_is_static, (*node.inputs, *node.results))):
         return None
     return None if factor_rule(node) is not None else why_whole(node)

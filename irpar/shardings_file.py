@@ -6,6 +6,7 @@ tensors:
   h.*.fc.weight: [null, [tp]]
 ops:
   /fc1/MatMul: {in: [[2, 1], [1, 4]]}
+layout: {rules: {batch: dp, hidden: tp}, names: {h.*.fc.weight: [embed, hidden]}}
 """
 
 import re
@@ -16,17 +17,25 @@ from typing import Any
 
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
-from irpar.ir import Annotation, Module, Node, Value, tensor_type
-from irpar.ir.annotate import NamedValues, apply_to, matching
-from irpar.sharding import DimSpec, IrparError, Mesh, nearest_names
+from irpar.ir import Annotation, Module
+from irpar.ir.annotate import NamedValues, apply_to
+from irpar.sharding import DimSpec, IrparError, Mesh
+from irpar.spellings.mesh_tensorflow import DimNames, LayoutRules, Names, read_rules
+from irpar.spellings.named import infer_types, rank_of
+from irpar.spellings.strategies import OpCuts, Strategy, annotate_ops, named_nodes
 
-from .cuts import Counts, CutsError, match_cuts
 from .yaml_nodes import TAG, Tables, Words, compose, is_null, text_of
 
-SECTIONS = ("mesh", "tensors", "ops")
+SECTIONS = ("mesh", "tensors", "ops", "layout")
 PLACES = ("in", "out")
 _TENSOR_FORM = 'write one entry for each dim: null, an axis, or a list of axes such as ["dp", "tp"] or ["tp", "?"]'
 _OP_FORM = 'write the cuts of each operand and result, such as {"in": [[2, 1], [1, 4]], "out": [[2, 4]]}'
+_MESH_FORM = (
+    'write each axis with its size, such as {"dp": 2, "tp": 4}; device ids, where wanted: "devices": [3, 1, ...]'
+)
+_LAYOUT_FORM = (
+    'write {"rules": {"batch": "dp"}, "names": {"h.*.fc.weight": ["embed", "hidden"]}}, or "batch:dp;hidden:tp"'
+)
 
 
 class ShardingsError(IrparError):
@@ -34,23 +43,6 @@ class ShardingsError(IrparError):
 
 
 _WORDS = Words(ShardingsError, "the shardings", "are", _TENSOR_FORM)
-
-
-@dataclass(frozen=True)
-class OpCuts:
-    """One entry of `ops`.
-
-    Attributes:
-        pattern: name or glob of nodes.
-        cuts: for "in" and "out" the cut counts of each operand or result; None where one is left free.
-        text: the entry, as messages show it.
-        where: file and line.
-    """
-
-    pattern: str
-    cuts: dict[str, tuple[Counts | None, ...]]
-    text: str
-    where: str
 
 
 @dataclass(frozen=True)
@@ -62,12 +54,19 @@ class ShardingsFile:
         mesh_where: file and line of the mesh.
         tensors: the entries of `tensors`.
         ops: the entries of `ops`.
+        layout: the rules of `layout`; None where the file has none.
     """
 
     mesh: Mesh | None
     mesh_where: str
     tensors: tuple[Annotation, ...]
     ops: tuple[OpCuts, ...]
+    layout: LayoutRules | None = None
+
+    @property
+    def entries(self) -> int:
+        """How many annotations the file has, each layout rule counted as one."""
+        return len(self.tensors) + len(self.ops) + (0 if self.layout is None else len(self.layout.rules))
 
     def agreed_mesh(self, given: Mesh | None) -> Mesh | None:
         """The mesh of the file or the one that was given; None where there is neither.
@@ -93,79 +92,16 @@ class ShardingsFile:
         """
         named = NamedValues(module)
         found = [(annotation, named.matches(annotation)) for annotation in self.tensors]
-        if self.ops or any(_has_no_rank(value) for _, values in found for value in values):
-            _infer_types(module)
+        if self.ops or any(rank_of(value) is None for _, values in found for value in values):
+            infer_types(module)
         for annotation, values in found:
             apply_to(module, annotation, module.mesh, values)
         if self.ops:
-            nodes = _named_nodes(module)
+            nodes = named_nodes(module)
             for entry in self.ops:
-                _annotate_ops(module, entry, nodes)
-
-
-def _has_no_rank(value: Value) -> bool:
-    type_ = tensor_type(value.type)
-    return type_ is None or type_.shape is None
-
-
-def _infer_types(module: Module) -> None:
-    from irpar.passes.infer_types import InferTypes
-
-    InferTypes().run(module)
-
-
-# -- ops ----------------------------------------------------------------------------------------------------------
-
-
-def _named_nodes(module: Module) -> dict[str, list[Node]]:
-    found: dict[str, list[Node]] = {}
-    for graph in module.graphs:
-        for node in graph:
-            if name := node.source or node.name:
-                found.setdefault(name, []).append(node)
-    return found
-
-
-def _annotate_ops(module: Module, entry: OpCuts, nodes: dict[str, list[Node]]) -> None:
-    matched = matching(entry.pattern, nodes)
-    if not matched:
-        raise ShardingsError(
-            f'no op is called "{entry.pattern}"',
-            where=f"{entry.text}      {entry.where}",
-            notes=nearest_names(entry.pattern, nodes),
-            do="write the name or a glob of nodes of the model",
-        )
-    for node in matched:
-        try:
-            tensors = match_cuts(node, list(_given(node, entry)), module.mesh)
-        except CutsError as error:
-            where = f"{entry.text}      {entry.where}"
-            raise ShardingsError(error.what, where=where, notes=error.notes, do=error.do) from None
-        for value, spec in tensors:
-            name = value.source or value.name
-            apply_to(
-                module,
-                Annotation(name, tuple(spec), entry.where, f'by the cuts of op "{entry.pattern}"'),
-                module.mesh,
-                [value],
-            )
-
-
-def _given(node: Node, entry: OpCuts) -> Iterator[tuple[Value, int, Counts]]:
-    """The tensors that an entry gives cuts for, with their places and counts."""
-    operands = [(value, place) for place, value in enumerate(node.operands) if value is not None]
-    results = [(value, place) for place, value in enumerate(node.results, len(node.operands))]
-    for key, listed in entry.cuts.items():
-        values, word = (operands, "operand") if key == "in" else (results, "result")
-        if len(listed) != len(values):
-            raise CutsError(
-                f"{node.label} has {len(values)} {word}s, the entry has cuts for {len(listed)}",
-                notes=(f"the {word}s: {', '.join(f'{value.name} {value.type}' for value, _ in values)}",),
-                do=f"write one list for each {word}, null for one that is left free",
-            )
-        for (value, place), counts in zip(values, listed, strict=True):
-            if counts is not None:
-                yield value, place, counts
+                annotate_ops(module, entry, nodes)
+        if self.layout is not None:
+            self.layout.annotate(module)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -198,22 +134,79 @@ class _Reader(Tables):
             mesh_where="" if mesh_node is None else self.where(mesh_node),
             tensors=tuple(self.tensors(sections["tensors"][1])) if "tensors" in sections else (),
             ops=tuple(self.ops(sections["ops"][1])) if "ops" in sections else (),
+            layout=self.layout(*sections["layout"]) if "layout" in sections else None,
         )
 
     def mesh(self, table: Any) -> Mesh:
-        do = 'write each axis with its size, such as {"dp": 2, "tp": 4}'
         axes: dict[str, int] = {}
-        for axis, _, size in self.table(table, "the mesh", do):
+        devices: tuple[int, ...] | None = None
+        for axis, _, size in self.table(table, "the mesh", _MESH_FORM):
+            if axis == "devices" and isinstance(size, SequenceNode):
+                devices = self.devices(size)
+                continue
             number = self.integer(size)
             if number is None:
-                raise self.error(f"mesh axis {axis} has the size {text_of(size)}", size, do)
+                raise self.error(f"mesh axis {axis} has the size {text_of(size)}", size, _MESH_FORM)
             axes[axis] = number
         if not axes:
-            raise self.error("the mesh has no axes", table, do)
+            raise self.error("the mesh has no axes", table, _MESH_FORM)
         try:
-            return Mesh(axes)
+            return Mesh(axes, devices)
         except IrparError as error:
             raise self.error(error.what, table, error.do) from None
+
+    def devices(self, listed: Any) -> tuple[int, ...]:
+        """Device ids, rank by rank."""
+        ids = [self.integer(item) for item in listed.value]
+        if any(number is None for number in ids):
+            raise self.error(f"the mesh has the devices {text_of(listed)}", listed, _MESH_FORM)
+        return tuple(number for number in ids if number is not None)
+
+    # -- layout ----------------------------------------------------------------------------------------------------
+
+    def layout(self, key: Any, node: Any) -> LayoutRules:
+        where = self.where(key)
+        if isinstance(node, ScalarNode) and node.tag == TAG + "str":
+            return LayoutRules(self.rules(node), (), where)
+        parts = {name: (place, value) for name, place, value in self.table(node, "layout", _LAYOUT_FORM)}
+        for name, (place, _) in parts.items():
+            if name not in ("rules", "names"):
+                raise self.error(f'layout has no "{name}"', place, _LAYOUT_FORM)
+        if "rules" not in parts:
+            raise self.error("layout has no rules", key, _LAYOUT_FORM)
+        names = tuple(self.names(parts["names"][1])) if "names" in parts else ()
+        return LayoutRules(self.rules(parts["rules"][1]), names, where)
+
+    def rules(self, node: Any) -> dict[str, tuple[str, ...]]:
+        """`batch:dp;hidden:tp`, or a table from names of dims to an axis or a list of axes."""
+        try:
+            if isinstance(node, ScalarNode) and node.tag == TAG + "str":
+                return read_rules(str(node.value))
+        except IrparError as error:
+            raise self.error(error.what, node, error.do) from None
+        found: dict[str, tuple[str, ...]] = {}
+        for name, key, value in self.table(node, "the rules of layout", _LAYOUT_FORM):
+            axes = self.dim(value, name, value)
+            if axes is None or "?" in axes:
+                raise self.error(f'the rule of "{name}" is no axis: {text_of(value)}', key, _LAYOUT_FORM)
+            found[name] = tuple(axes)
+        if not found:
+            raise self.error("layout has no rules", node, _LAYOUT_FORM)
+        return found
+
+    def names(self, table: Any) -> Iterator[DimNames]:
+        for pattern, key, value in self.table(table, "the names of layout", _LAYOUT_FORM):
+            if not isinstance(value, SequenceNode):
+                raise self.error(f'"{pattern}" has no list of names', key, _LAYOUT_FORM)
+            names: Names = tuple(None if is_null(item) else self.dim_name(item) for item in value.value)
+            yield DimNames(pattern, names, self.where(key))
+
+    def dim_name(self, node: Any) -> str:
+        if not isinstance(node, ScalarNode):
+            raise self.error(f"{text_of(node)} is no name of a dim", node, _LAYOUT_FORM)
+        return str(node.value)
+
+    # -- tensors ---------------------------------------------------------------------------------------------------
 
     def tensors(self, table: Any) -> Iterator[Annotation]:
         for pattern, key, value in self.table(table, "tensors", 'write name: [...], such as "x": [["dp"], null]'):
@@ -237,25 +230,32 @@ class _Reader(Tables):
             raise self.error(f"{text_of(axis)} is no mesh axis", axis, do, text)
         return [str(axis.value) for axis in nodes]
 
+    # -- ops -------------------------------------------------------------------------------------------------------
+
     def ops(self, table: Any) -> Iterator[OpCuts]:
         for pattern, key, value in self.table(table, "ops", f"write name: {{...}}; {_OP_FORM}"):
-            cuts: dict[str, tuple[Counts | None, ...]] = {}
+            cuts: dict[str, tuple[Strategy | None, ...]] = {}
             for place, place_node, listed in self.table(value, f'"{pattern}"', _OP_FORM):
                 if place not in PLACES:
                     raise self.error(f'"{pattern}" has no "{place}"', place_node, 'choose from "in" and "out"')
                 if not isinstance(listed, SequenceNode):
                     raise self.error(f'"{place}" of "{pattern}" is no list', place_node, _OP_FORM)
-                cuts[place] = tuple(self.counts(item) for item in listed.value)
+                cuts[place] = tuple(self.strategy(item) for item in listed.value)
             if not cuts:
                 raise self.error(f'"{pattern}" has no cuts', key, _OP_FORM)
-            yield OpCuts(pattern, cuts, f'"{pattern}": {text_of(value)}', self.where(key))
+            yield OpCuts(pattern, cuts, f'"{pattern}": {text_of(value)}', self.where(key), ShardingsError)
 
-    def counts(self, node: Any) -> Counts | None:
+    def strategy(self, node: Any) -> Strategy | None:
+        """Counts or axes of one tensor."""
         if is_null(node):
             return None
-        numbers = [self.integer(item) for item in node.value] if isinstance(node, SequenceNode) else [None]
+        dims = node.value if isinstance(node, SequenceNode) else ()
+        if dims and not any(isinstance(dim, ScalarNode) and dim.tag == TAG + "int" for dim in dims):
+            return tuple(self.dim(dim, "ops", node) for dim in dims)
+        numbers = [self.integer(item) for item in dims] if isinstance(node, SequenceNode) else [None]
         if any(number is None or number < 1 for number in numbers):
-            raise self.error(f"{text_of(node)} is no list of cuts", node, "write a number of 1 or more for each dim")
+            do = "write a number of 1 or more for each dim, or axes for each"
+            raise self.error(f"{text_of(node)} is no list of cuts", node, do)
         return tuple(number for number in numbers if number is not None)
 
     def integer(self, node: Any) -> int | None:

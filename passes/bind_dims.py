@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from irpar.analysis.symbols import describe, free_symbols, unnamed_dims
+from irpar.analysis.symbols import describe, dim_names, free_symbols, unnamed_dims
 from irpar.ir import (
     Dim,
     Expr,
@@ -57,6 +57,7 @@ class BindDims(Pass):
         for name in self.sizes.keys() & unnamed.keys() - symbols.keys():
             _set_dim(*unnamed[name], self.sizes[name])
             changed += 1
+        _keep_names(module)
         bind = _binder({name: size for name, size in self.sizes.items() if name in symbols})
         for graph in (inner for root in module.graphs for inner in root.graphs()):
             for value in graph.values():
@@ -66,6 +67,14 @@ class BindDims(Pass):
                     value.type = bound
                     changed += 1
         return PassResult(changed > 0, statistics={"values": changed})
+
+
+def _keep_names(module: Module) -> None:
+    """Remember what the dims of inputs and results were called: annotations may speak of them by these names."""
+    for value in (*module.graph.inputs, *module.graph.outputs):
+        names = dim_names(value)
+        if any(names):
+            module.dim_names.setdefault(value.name, names)
 
 
 def _binder(sizes: Mapping[str, int]) -> Callable[[Type], Type]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Node, Value, tensor_type
-from irpar.ops import FactorRule, Kind, definition, factor_rule
+from irpar.ops import FactorRule, Kind, definition, factor_rule, why_replicated
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, ceil_div, join_axes, split_axis
 
@@ -219,6 +219,9 @@ def why_whole(node: Node) -> str:
         return "a function call: open it with inline-functions"
     found = definition(node)
     if found is None or found.rule is None:
+        reason = why_replicated(node.domain, node.op_type)
+        if reason is not None:
+            return reason
         return f"{node.operator} has no sharding rule" + ("" if is_known(node) else ", and no engine knows it")
     return f"the rule of {node.operator} does not cover these attributes or shapes"
 

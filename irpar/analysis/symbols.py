@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from irpar.ir import Expr, InflightType, Module, OptionalType, SequenceType, Shape, TensorType, Type, Value
+from irpar.ir import Expr, InflightType, Module, OptionalType, SequenceType, Shape, TensorType, Type, Value, symbol
 from irpar.sharding import IrparError
 
 
@@ -24,6 +24,15 @@ def unnamed_dims(module: Module) -> list[tuple[Value, int]]:
     return [
         (value, index) for value in _inputs(module) for index, dim in enumerate(_shape(value.type) or ()) if dim is None
     ]
+
+
+def dim_names(value: Value) -> tuple[str | None, ...]:
+    """The symbols that are dims of a tensor by themselves; None for dims that are sizes, or more than a symbol."""
+    found: list[str | None] = []
+    for dim in _shape(value.type) or ():
+        names = dim.symbols() if isinstance(dim, Expr) else set()
+        found.append(next((name for name in names if dim == symbol(name)), None))
+    return tuple(found)
 
 
 def require_static(module: Module) -> None:

@@ -116,7 +116,7 @@ def clone_module(module: Module) -> Module:
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
     made.whole, made.annotated = dict(module.whole), dict(module.annotated)
     made.conflicts = dict(module.conflicts)
-    made.network = module.network
+    made.network, made.dim_names = module.network, dict(module.dim_names)
     return made
 
 

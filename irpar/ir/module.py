@@ -68,6 +68,7 @@ class Module:
         annotations: what `shard` was told before the module had a mesh.
         annotated: value name to the annotation that decided its sharding.
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
+        dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
         network: what communication is taken to cost, as `irpar.analysis.network.network_of` reads it: the name of a
@@ -79,6 +80,7 @@ class Module:
         "annotations",
         "conflicts",
         "decisions",
+        "dim_names",
         "doc",
         "functions",
         "graphs",
@@ -105,6 +107,7 @@ class Module:
         self.annotations: list[Annotation] = []
         self.annotated: dict[str, Annotation] = {}
         self.decisions: dict[str, list[Decision]] = {}
+        self.dim_names: dict[str, tuple[str | None, ...]] = {}
         self.whole: dict[str, str] = {}
         self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
