@@ -238,7 +238,9 @@ def test_what_is_whole_and_why_is_in_the_plan(tmp_path: Path) -> None:
     module.shard("x", ["tp"])
     partition = irpar.partition(module, "tp=6")
     partition.verify().check()
-    assert partition.plan.replicated == [{"op": "nonzero", "bytes": None, "why": "the size of its result depends on data"}]
+    assert partition.plan.replicated == [
+        {"op": "nonzero", "bytes": None, "why": "the size of its result depends on data"}
+    ]
     assert "10 over 6 leaves a rank without elements" in partition.plan.collectives[0]["reason"]
 
 
