@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import irpar
+from irpar.comparison import compare
 from irpar.pass_manager import Instrumentation, PassFailure, PassManager
 from irpar.sharding import Axis, join_axes
-from irpar.comparison import compare
 
 from .random_graphs import Array, Draw, GraphMaker, Tensor, UnfitError, model_of, run_model
 from .random_operators import COMMON, OPERATORS

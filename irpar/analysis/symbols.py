@@ -14,8 +14,8 @@ def free_symbols(module: Module) -> dict[str, list[Value]]:
     """Each symbol in the types of the inputs, in order, with the inputs that have it."""
     found: dict[str, list[Value]] = {}
     for value in _inputs(module):
-        for symbol in _symbols(value.type):
-            found.setdefault(symbol, []).append(value)
+        for name in _symbols(value.type):
+            found.setdefault(name, []).append(value)
     return found
 
 
