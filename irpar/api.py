@@ -30,23 +30,40 @@ Engine = Literal["ort", "numpy"]
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
 
-def load(path: str | Path, *, bind: Mapping[str, int] | None = None) -> Module:
+def load(
+    path: str | Path,
+    *,
+    bind: Mapping[str, int] | None = None,
+    configuration: str | None = None,
+    mesh: Mesh | None = None,
+) -> Module:
     """Read an ONNX model; weights are not read until something needs them.
+
+    Where nodes say how their tensors lie on devices (ONNX's multi-device annotations), the module is annotated so.
 
     Args:
         path: the .onnx file.
         bind: sizes for symbolic dims, e.g. `{"batch": 8, "seq": 128}`.
+        configuration: the device configuration whose annotations are read; None: the only one; "none": none.
+        mesh: what those annotations are said with; None: axes d0, d1 ..., or those that the file names if irpar wrote
+            it.
 
     Raises:
-        IrparError: the file is no valid ONNX model, or a symbol of `bind` is not in it.
+        IrparError: the file is no valid ONNX model, a symbol of `bind` is not in it, or annotations cannot be read.
     """
     from irpar.onnx_io import load as read
+    from irpar.onnx_io.device_annotations import NO_CONFIGURATION, DeviceAnnotations
 
-    module = read(Path(path))
+    devices = None if configuration == NO_CONFIGURATION else DeviceAnnotations(configuration)
+    module = read(Path(path), devices=devices)
     if bind:
         from irpar.passes.bind_dims import BindDims
 
         BindDims(sizes=dict(bind)).run(module)
+    if devices is not None and devices.names:
+        from irpar.spellings.onnx_annotations import apply
+
+        apply(module, devices, mesh)
     return module
 
 

@@ -2,22 +2,34 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from irpar.ir import Module
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, Mesh
 
 from .options import bind_of, mesh_of
 
+if TYPE_CHECKING:
+    from irpar.shardings_file import ShardingsFile
 
-def load_model(path: Path, bind: Sequence[str] | None) -> Module:
+
+def load_model(
+    path: Path, bind: Sequence[str] | None, *, configuration: str = "none", mesh: Mesh | None = None
+) -> Module:
     """Read an ONNX model and bind its symbols.
 
+    Args:
+        path: the .onnx file.
+        bind: the texts of --bind.
+        configuration: the device configuration whose annotations are read; empty: the only one.
+        mesh: what these are said with, if known.
+
     Raises:
-        IrparError: the file is no model, or a symbol is not in it.
+        IrparError: the file is no model, a symbol is not in it, or the annotations cannot be read.
     """
     from irpar.api import load
 
-    return load(path, bind=bind_of(bind))
+    return load(path, bind=bind_of(bind), configuration=configuration or None, mesh=mesh)
 
 
 def annotate_model(module: Module, mesh: str | None, shardings: Path | None, *, needs_mesh: bool = True) -> int:
@@ -35,19 +47,34 @@ def annotate_model(module: Module, mesh: str | None, shardings: Path | None, *, 
     Raises:
         IrparError: the mesh or an entry does not fit, or there is no mesh.
     """
-    from irpar.api import know_ranks
+    file, agreed = shardings_of(mesh, shardings)
+    return annotate_by(module, file, agreed, needs_mesh=needs_mesh)
+
+
+def shardings_of(mesh: str | None, shardings: Path | None) -> "tuple[ShardingsFile, Mesh | None]":
+    """What --shardings says, nothing where it is not given, and the mesh that --mesh and the file agree on.
+
+    Raises:
+        IrparError: the file cannot be read, or the two do not agree.
+    """
     from irpar.shardings_file import ShardingsFile, read_shardings
 
     file = read_shardings(shardings) if shardings is not None else ShardingsFile(None, "", (), ())
-    agreed = file.agreed_mesh(mesh_of(mesh))
-    if agreed is not None:
-        module.set_mesh(agreed)
-    elif not module.meshes and (needs_mesh or file.tensors or file.ops):
+    return file, file.agreed_mesh(mesh_of(mesh))
+
+
+def annotate_by(module: Module, file: "ShardingsFile", mesh: Mesh | None, *, needs_mesh: bool = True) -> int:
+    """As `annotate_model`, with what `shardings_of` gives."""
+    from irpar.api import know_ranks
+
+    if mesh is not None:
+        module.set_mesh(mesh)
+    elif not module.meshes and (needs_mesh or file.entries):
         raise IrparError(
             "there is no mesh to cut the model over",
             do="give the devices: --mesh dp=2,tp=4, or a mesh in the --shardings file",
         )
-    if file.tensors or file.ops:
+    if file.entries:
         know_ranks(module)
     file.annotate(module)
-    return len(file.tensors) + len(file.ops)
+    return file.entries

@@ -40,6 +40,25 @@ Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it holds a 
 Collectives = Annotated[
     str, typer.Option("--collectives", metavar="DOMAIN", help="Whose collectives are written: irpar.")
 ]
+Annotate = Annotated[
+    Path | None,
+    typer.Option(
+        "--annotate",
+        metavar="FILE",
+        help="Also write the whole model with ONNX's multi-device annotations, as an .onnx file.",
+        show_default=False,
+    ),
+]
+Configuration = Annotated[
+    str,
+    typer.Option(
+        "--configuration",
+        metavar="NAME",
+        help="The device configuration whose annotations in MODEL are read, where it has several; none: do not read "
+        "any.",
+        show_default=False,
+    ),
+]
 
 
 def partition_command(
@@ -53,6 +72,8 @@ def partition_command(
     weights: Weights = "copy",
     force: Force = False,
     collectives: Collectives = "irpar",
+    annotate: Annotate = None,
+    configuration: Configuration = "",
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
     print_ir_after: PrintIrAfter = None,
@@ -66,9 +87,11 @@ def partition_command(
     """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
     from irpar.api import DEFAULT_PIPELINE, partition
     from irpar.onnx_io.target import check_target
-    from irpar.pass_manager import Instrumentation, PassManager
+    from irpar.pass_manager import PassManager
+    from irpar.spellings.onnx_annotations import CompletionWatch
 
-    from .loading import annotate_model, load_model
+    from .annotated import check_annotate, write_annotated
+    from .loading import annotate_by, load_model, shardings_of
 
     choice("--collectives", collectives, COLLECTIVES)
     kept = weights_choice(weights)
@@ -76,9 +99,10 @@ def partition_command(
         from irpar.network_file import find_network
 
         find_network(network)  # A mistake in it is told before the model is read.
-    check_target(out, force, [path for path in (model, shardings, network and Path(network)) if path])
+    sources = [path for path in (model, shardings, network and Path(network)) if path]
+    check_target(out, force, sources)
     with ProgressReport(is_shown=not as_json) as report:
-        watch = Instrumentation(
+        watch = CompletionWatch(
             print_ir_before=print_ir_before or (),
             print_ir_after=print_ir_after or (),
             print_ir_after_all=print_ir_after_all,
@@ -88,11 +112,15 @@ def partition_command(
             progress=report.passes,
         )
         manager = PassManager.parse(DEFAULT_PIPELINE if pipeline is None else pipeline, watch)
-        module = load_model(model, bind)
+        if annotate is not None:
+            check_annotate(annotate, out, sources, manager.passes, force)
+        file, agreed = shardings_of(mesh, shardings)
+        module = load_model(model, bind, configuration=configuration, mesh=agreed)
         _refuse_parts(module, model)
-        annotated = annotate_model(module, mesh, shardings)
+        annotated = len(module.annotated) + annotate_by(module, file, agreed)
         made = partition(module, pipeline=manager, network=network)
         made.save(out, weights=kept, force=force, progress=report.bytes)
+        told = write_annotated(annotate, module, made, watch) if annotate is not None else []
     assert made.passes is not None
     if as_json:
         plan = asdict(made.plan)
@@ -104,6 +132,8 @@ def partition_command(
 
     print_summary(output(), made.plan, f"irpar explain {shlex.quote(str(out))}")
     _print_notes(made.passes, annotated, out)
+    for line in told:
+        output().print(line)
 
 
 def _refuse_parts(module: "Module", path: Path) -> None:

@@ -5,6 +5,7 @@ import onnx
 from irpar.ir import Function, Graph, Module, Node
 
 from .attributes import AttributeReader
+from .device_annotations import DeviceAnnotations
 from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .graphs import GraphReader, metadata_of
@@ -12,7 +13,13 @@ from .types import TypeReader
 from .versions import OLDEST_OPSET, opsets_of
 
 
-def read_functions(model: onnx.ModelProto, module: Module, types: TypeReader, external: ExternalFolder) -> None:
+def read_functions(
+    model: onnx.ModelProto,
+    module: Module,
+    types: TypeReader,
+    external: ExternalFolder,
+    devices: DeviceAnnotations | None = None,
+) -> None:
     """Read the functions: first what calls need of them, then the bodies, which call each other in any order.
 
     Raises:
@@ -28,7 +35,7 @@ def read_functions(model: onnx.ModelProto, module: Module, types: TypeReader, ex
             )
         module.functions[function.key] = function
     for proto, function in zip(model.functions, module.functions.values(), strict=True):
-        reader = GraphReader(module, function.opsets, types, external, function.attributes)
+        reader = GraphReader(module, function.opsets, types, external, function.attributes, devices)
         try:
             reader.read_function(proto, function.graph)
         except OnnxError as error:

@@ -23,6 +23,7 @@ from irpar.ir import (
 from irpar.sharding import nearest_names
 
 from .attributes import AttributeReader
+from .device_annotations import DeviceAnnotations
 from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .facts import INPUT_DEFAULT, take_node_facts, take_value_facts
@@ -85,6 +86,7 @@ class GraphReader:
         types: reads types.
         external: gives external tensors.
         parameters: the attribute names of the function that is read.
+        devices: collects what nodes say of devices; None: that is not read.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class GraphReader:
         types: TypeReader,
         external: ExternalFolder,
         parameters: Mapping[str, Attribute | None] | None = None,
+        devices: DeviceAnnotations | None = None,
     ) -> None:
         self.module = module
         self.opsets = opsets
@@ -101,6 +104,7 @@ class GraphReader:
         self.external = external
         self.attributes = AttributeReader(types, external)
         self.parameters = parameters or {}
+        self.devices = devices
         self.depth = 0
 
     def read(self, proto: onnx.GraphProto, graph: Graph, scope: Scope) -> None:
@@ -290,7 +294,16 @@ class GraphReader:
                 raise error.inside(record.label) from None
         elif name:
             node.scope = scope_of(name, None)
+        if self.devices is not None and len(proto.device_configurations):
+            results = zip(outputs, node.results, strict=False)
+            self._take_devices(record, node, {**dict(zip(record.inputs, operands, strict=True)), **dict(results)})
         return node
+
+    def _take_devices(self, record: Record, node: Node | None, values: Mapping[str, Value | None]) -> None:
+        assert self.devices is not None
+        named = {name: value for name, value in values.items() if value is not None}
+        place = "" if self.depth == 1 else "a function" if self.depth == 0 else "a body"
+        self.devices.take(record.proto, named, node, record.label, place)
 
     def _missing_domain(self, record: Record, callee: Function | None) -> int:
         if callee is not None:
@@ -328,6 +341,8 @@ class GraphReader:
         self._inform(value, infos.pop(name, None))
         if len(record.proto.metadata_props):
             take_value_facts(value, metadata_of(record.proto), self.module)
+        if self.devices is not None and len(record.proto.device_configurations):
+            self._take_devices(record, None, {name: value})
         return True
 
 

@@ -1,6 +1,5 @@
 """ONNX to IR: a model file or ModelProto as a Module. Weights stay where they are until something reads them."""
 
-import logging
 from pathlib import Path
 
 import onnx
@@ -9,19 +8,22 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from irpar.ir import Graph, Module
 from irpar.ir.collector import collector_off
 
+from .device_annotations import NO_CONFIGURATION, DeviceAnnotations
 from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .facts import take_model_facts
 from .functions import check_calls, read_functions
 from .graphs import GraphReader, Scope, metadata_of
 from .types import TypeReader, input_symbols
-from .versions import MAX_PROTOBUF, check_model, opsets_of, upgrade
-
-_log = logging.getLogger(__name__)
+from .versions import MAX_PROTOBUF, OLDEST_OPSET, check_model, opsets_of, upgrade
 
 
-def load(path: str | Path) -> Module:
+def load(path: str | Path, *, devices: DeviceAnnotations | None = None) -> Module:
     """Read an ONNX model. External data is not read, nor are its files opened; see `check_external`.
+
+    Args:
+        path: the .onnx file.
+        devices: collects the model's multi-device annotations; None: they are not read.
 
     Raises:
         OnnxError: the file is missing or broken, or holds what irpar does not take; names file, node and value.
@@ -29,7 +31,7 @@ def load(path: str | Path) -> Module:
     path = Path(path)
     with collector_off():
         try:
-            module = to_module(_parse(path), folder=path.parent)
+            module = to_module(_parse(path), folder=path.parent, devices=devices)
         except OnnxError as error:
             raise error.inside(str(path)) from None
     module.source = path
@@ -56,25 +58,35 @@ def _parse(path: Path) -> onnx.ModelProto:
         ) from None
 
 
-def to_module(model: onnx.ModelProto, *, folder: Path | None = None) -> Module:
+def to_module(
+    model: onnx.ModelProto, *, folder: Path | None = None, devices: DeviceAnnotations | None = None
+) -> Module:
     """A Module of an ONNX model in memory, which must not be changed afterwards: tensors are read out of it later.
 
     Args:
         model: the model.
         folder: where its external data lies; None where it has none.
+        devices: collects the model's multi-device annotations; None: they are not read.
 
     Raises:
         OnnxError: the model is broken, or holds what irpar does not take; names node and value.
     """
     try:
-        return _to_module(model, folder)
+        return _to_module(model, folder, devices)
     except RecursionError:
         raise OnnxError("graphs or types are nested too deep", do="flatten the model's branches") from None
 
 
-def _to_module(model: onnx.ModelProto, folder: Path | None) -> Module:
+def _to_module(model: onnx.ModelProto, folder: Path | None, devices: DeviceAnnotations | None) -> Module:
     check_model(model)
-    model = upgrade(model)
+    if devices is not None:
+        devices.start(model)
+    given, model = model, upgrade(model)
+    if model is not given and devices is not None and devices.name is not None:
+        raise OnnxError(
+            "the model has multi-device annotations, but is of an opset that is converted first, which drops them",
+            do=f"export it with opset {OLDEST_OPSET} or newer, or do not read them: configuration {NO_CONFIGURATION}",
+        )
     module = Module(Graph(text_of(model.graph.name)), opsets=opsets_of(model.opset_import))
     module.ir_version = model.ir_version
     module.producer = (text_of(model.producer_name), text_of(model.producer_version))
@@ -83,10 +95,8 @@ def _to_module(model: onnx.ModelProto, folder: Path | None) -> Module:
     take_model_facts(module, module.metadata)
     types = TypeReader(input_symbols(model.graph))
     external = ExternalFolder(folder)
-    read_functions(model, module, types, external)
-    GraphReader(module, module.opsets, types, external).read(model.graph, module.graph, Scope())
+    read_functions(model, module, types, external, devices)
+    GraphReader(module, module.opsets, types, external, devices=devices).read(model.graph, module.graph, Scope())
     if module.functions:
         check_calls(module)
-    if len(model.configuration):
-        _log.warning("the model's multi-device annotations are not read; annotate it with --shardings")
     return module

@@ -1,5 +1,6 @@
 """IR to ONNX files: the model beside one data file with its weights, both complete or not there."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -18,10 +19,15 @@ EXTERNAL_BYTES = 1024
 """Constants above this size go to the data file."""
 
 
-def save(module: Module, path: str | Path) -> None:
+def save(module: Module, path: str | Path, *, finish: Callable[[onnx.ModelProto], None] | None = None) -> None:
     """Write a module with one graph as `path` and its weights as `<path>.data`.
 
     Both are written beside their targets and renamed when complete. Weights are copied range by range.
+
+    Args:
+        module: the module.
+        path: the .onnx file.
+        finish: changes the model before it is written.
 
     Raises:
         OnnxError: the module cannot be written as ONNX, or a file cannot be written.
@@ -33,6 +39,8 @@ def save(module: Module, path: str | Path) -> None:
     layout = DataFile()
     with new_pair(path, data_path, "the model", OnnxError) as (fresh, fresh_data):
         model = to_proto(module, constant=_external_constant(layout, data_path.name))
+        if finish is not None:
+            finish(model)
         fresh.write_bytes(serialized(model))
         if layout.size:
             layout.write(fresh_data)
