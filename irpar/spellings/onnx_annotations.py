@@ -5,9 +5,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from irpar.instrumentation import Instrumentation
-from irpar.ir import Annotation, Module, Value, clone_module, tensor_type
+from irpar.ir import Annotation, Module, Shape, Value, clone_module, tensor_type
 from irpar.ir.annotate import apply_to
 from irpar.onnx_io.device_annotations import DeviceAnnotations, Tiled, Tiling
 from irpar.onnx_io.device_writer import write_devices
@@ -221,16 +222,23 @@ def _grid(line: Mesh, axes: Sequence[Axis]) -> Mesh:
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
+class Decided(NamedTuple):
+    """What completion decided for a value, and what the value was then."""
+
+    sharding: Sharding
+    shape: Shape | None
+    is_constant: bool
+
+
 @dataclass
 class CompletionWatch(Instrumentation):
     """An instrumentation that keeps what `complete-sharding` decided.
 
     Attributes:
-        decided: name of a value in the source model to its sharding and shape; None where two values stand for it that
-            do not lie alike.
+        decided: by name of the value in the source model; None where two values stand for it that do not lie alike.
     """
 
-    decided: dict[str, tuple[Sharding, object] | None] = field(default_factory=dict)
+    decided: dict[str, Decided | None] = field(default_factory=dict)
 
     def after(self, pass_: Pass, index: int, module: Module, changed: bool) -> None:
         """After a pass that did not fail."""
@@ -241,7 +249,7 @@ class CompletionWatch(Instrumentation):
             type_ = tensor_type(value.type)
             if value.sharding is None or value.source is None or type_ is None:
                 continue
-            decided = (value.sharding, type_.shape)
+            decided = Decided(value.sharding, type_.shape, value.is_constant)
             if self.decided.setdefault(value.source, decided) != decided:
                 self.decided[value.source] = None
 
@@ -252,14 +260,19 @@ def annotated_values(module: Module) -> dict[Value, Sharding]:
 
 
 def decided_values(module: Module, watch: CompletionWatch) -> dict[Value, Sharding]:
-    """What was decided for the values of a module that a partition was made of."""
+    """What was decided for the values of a module that a partition was made of.
+
+    What a pass computed before is left out: an annotation would keep it from being computed again.
+    """
     infer_types(module)
     found = {}
     for value in module.graph.values():
         decided = watch.decided.get(value.source or value.name)
         type_ = tensor_type(value.type)
-        if decided is not None and type_ is not None and type_.shape == decided[1]:
-            found[value] = decided[0]
+        if decided is None or type_ is None:
+            continue
+        if (type_.shape, value.is_constant) == (decided.shape, decided.is_constant):
+            found[value] = decided.sharding
     return found
 
 
