@@ -122,6 +122,36 @@ def test_cut_counts_of_ops_are_matched_to_axes(tmp_path, module):
     assert annotate(module, file) == {"x": "[@dp, _]", "h.0.w": "[_, @tp]", "a": "[@dp, @tp]", "h.1.w": "[@tp, _]"}
 
 
+def test_ops_by_axes(tmp_path, module):
+    text = "mesh: {dp: 2, tp: 4}\nops:\n  up: {in: [[dp, null], [null, [tp]]], out: [[2, 4]]}\n"
+    assert annotate(module, read(tmp_path, text)) == {"x": "[@dp, _]", "h.0.w": "[_, @tp]", "a": "[@dp, @tp]"}
+
+
+def test_layout_rules(tmp_path, module):
+    text = (
+        "mesh: {dp: 2, tp: 2}\ntensors:\n  y: [null, dp]\n"
+        "layout:\n  rules: {batch: dp, hidden: [tp], wide: [dp, tp]}\n"
+        "  names:\n    x: [batch, null]\n    h.*.w: [hidden, io]\n    h.1.w: [wide, io]\n"
+    )
+    file = read(tmp_path, text)
+    assert file.entries == 4
+    expected = {"y": "[_, @dp]", "x": "[@dp, _]", "h.0.w": "[@tp, _]", "h.1.w": "[@(dp,tp), _]"}
+    assert annotate(module, file) == expected
+    assert module.decision("h.0.w").why == 'annotated "h.*.w" [hidden, io] by the layout rules in s.yaml, line 8'
+
+
+def test_layout_rules_as_mesh_tensorflow_writes_them(tmp_path):
+    assert read(tmp_path, 'layout: "batch:dp;hidden:tp"').layout.rules == {"batch": ("dp",), "hidden": ("tp",)}
+    assert read(tmp_path, '{"layout": {"rules": "batch:dp"}}', "s.json").layout.rules == {"batch": ("dp",)}
+
+
+def test_device_ids_of_the_mesh(tmp_path):
+    mesh = read(tmp_path, "mesh: {dp: 2, tp: 2, devices: [3, 1, 0, 2]}").mesh
+    assert mesh == irpar.Mesh({"dp": 2, "tp": 2}, devices=(3, 1, 0, 2))
+    # An axis may be called so.
+    assert read(tmp_path, "mesh: {devices: 2}").mesh == irpar.Mesh({"devices": 2})
+
+
 def test_the_mesh_may_come_from_either_side(tmp_path):
     mesh = irpar.Mesh({"dp": 2})
     assert read(tmp_path, "tensors: {}").agreed_mesh(mesh) == mesh
@@ -168,6 +198,22 @@ UNREADABLE = [
     ("ops:\n  up:\n    in: [[2, 0]]\n", "[2, 0] is no list of cuts", "line 3"),
     ("ops:\n  up:\n    in: [[2, x]]\n", "is no list of cuts", "line 3"),
     ("ops:\n  up:\n    in: [2]\n", "2 is no list of cuts", "line 3"),
+    ("ops:\n  up:\n    in: [[dp, 1.5]]\n", "1.5 is no mesh axis", "line 3"),
+    ("layout: [a]\n", "layout must be a table", "line 1"),
+    ("layout: 3\n", "layout must be a table", "line 1"),
+    ("layout: {}\n", "layout has no rules", "line 1"),
+    ("layout: {names: {x: [a, b]}}\n", "layout has no rules", "line 1"),
+    ("layout:\n  rules: {}\n", "layout has no rules", "line 2"),
+    ("layout:\n  rule: {a: dp}\n", 'layout has no "rule"', "line 2"),
+    ("layout:\n  rules: {a: null}\n", 'the rule of "a" is no axis: null', "line 2"),
+    ("layout:\n  rules: {a: ['?']}\n", 'the rule of "a" is no axis', "line 2"),
+    ("layout:\n  rules: {a: 2}\n", "2 is no mesh axis", "line 2"),
+    ("layout:\n  rules: 'a:dp;a:tp'\n", "names a twice", "line 2"),
+    ("layout:\n  rules: {a: dp}\n  names:\n    x: a\n", '"x" has no list of names', "line 4"),
+    ("layout:\n  rules: {a: dp}\n  names:\n    x: [[a]]\n", '["a"] is no name of a dim', "line 4"),
+    ("mesh: {dp: 2, devices: [0, a]}\n", 'the mesh has the devices [0, "a"]', "line 1"),
+    ("mesh: {dp: 2, devices: [0, 0]}\n", "its device list is [0, 0]", "line 1"),
+    ("mesh: {dp: 2, devices: [0]}\n", "its device list is [0]", "line 1"),
 ]
 
 
@@ -205,6 +251,11 @@ UNFITTING = [
         'no axis "mp" in mesh dp=2,tp=2',
         '"h.*.w": [null, ["mp"]]      s.yaml, line 3',
     ),
+    ("layout: 'batch:dp'\n", 'no tensor has a dim called "batch"', "s.yaml, line 2"),
+    ("layout: {rules: {a: dp}, names: {x: [a]}}\n", "1 names for the dims of x, which is f32[8, 64]", "s.yaml, line 2"),
+    ("layout: {rules: {a: mp}, names: {x: [a, b]}}\n", 'no axis "mp" in mesh dp=2,tp=2', "s.yaml, line 2"),
+    ("layout: {rules: {a: dp}, names: {z: [a, b]}}\n", 'no tensor matches "z"', "s.yaml, line 2"),
+    ("tensors: {x: [tp, null]}\nlayout: {rules: {a: dp}, names: {x: [a, b]}}\n", "annotated twice", "s.yaml, line 3"),
     ("tensors:\n  x: [dp, tp, null]\n", "the annotation has 3 dims, but x is f32[8, 64]", "s.yaml, line 3"),
     ("tensors:\n  'x*': [dp, null]\n  '[xz]': [tp, null]\n", "%x is annotated twice", "s.yaml, line 4"),
     ("ops:\n  upp: {in: [[2, 1], [1, 2]]}\n", 'no op is called "upp"', "nearest names: up"),
