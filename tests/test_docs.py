@@ -83,6 +83,19 @@ def test_megatron_example(tmp_path: Path) -> None:
     ] * 4
 
 
+def test_every_spelling(tmp_path: Path) -> None:
+    (program,) = code("shardings.md", "python")
+    (tmp_path / "spellings.py").write_text(program)
+    python("spellings.py", folder=tmp_path)
+
+
+def test_the_sections_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "all.yaml").write_text(code("shardings.md", "yaml")[0])
+    file = read_shardings(tmp_path / "all.yaml")
+    assert file.layout is not None
+    assert (len(file.tensors), len(file.ops), len(file.layout.rules)) == (4, 2, 2)
+
+
 def test_the_plan_has_the_fields_of_the_page(tmp_path: Path) -> None:
     module = mlp(tmp_path)
     plan = json.loads(irpar.partition(module, irpar.Mesh({"dp": 2, "tp": 4})).plan.to_json())
