@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from irpar.ir import Module
 from irpar.sharding import DimSpec
 
@@ -37,13 +39,26 @@ def mesh_split(
         IrparError: the arguments do not fit each other, the tensor, or the module's mesh.
     """
     devices = device_array(device_mesh, "device_mesh")
-    said = f'"{tensor}" (mesh_split {list(dims_mapping)})'
+    dims_mapping = _plain(dims_mapping, tensor)
+    said = f'"{tensor}" (mesh_split {dims_mapping})'
     _check(dims_mapping, devices.ndim, said)
     mesh = mesh_over(module, devices, axis_names, "device_mesh")
     cut = [dim for dim in dims_mapping if dim >= 0]
     axes = dict(zip(cut, spec_of(axes_over(mesh, devices, cut, "device_mesh")), strict=True))
     spec: list[DimSpec] = [axes.get(dim) for dim in dims_mapping]
     return annotate_named(module, tensor, lambda rank: spec, said, mesh)
+
+
+def _plain(dims_mapping: Any, tensor: str) -> list[Any]:
+    """A list of plain numbers; arrays are taken too."""
+    listed = dims_mapping.tolist() if isinstance(dims_mapping, np.ndarray) else dims_mapping
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise SpellingError(
+            f"dims_mapping is {dims_mapping!r}",
+            where=f'"{tensor}" (mesh_split)',
+            do="write a list: for each dim of the tensor a dim of the device mesh, or -1",
+        )
+    return list(listed)
 
 
 def _check(dims_mapping: Sequence[int], rank: int, where: str) -> None:

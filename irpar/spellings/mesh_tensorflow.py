@@ -153,6 +153,11 @@ def annotate(
     """
     rules = read_rules(layout)
     mesh = None if mesh_shape is None else read_mesh_shape(mesh_shape)
+    for pattern, dims in (names or {}).items():
+        if isinstance(dims, str) or not all(name is None or isinstance(name, str) for name in dims):
+            raise SpellingError(
+                f"{dims!r} does not name the dims of {pattern}", do='write a list, such as ["batch", None]'
+            )
     listed = tuple(DimNames(pattern, tuple(dims)) for pattern, dims in (names or {}).items())
     return LayoutRules(rules, listed, f"layout {layout!r}").annotate(module, mesh)
 
@@ -165,7 +170,13 @@ def read_rules(layout: str | Mapping[str, str | Sequence[str]]) -> dict[str, tup
     """
     if isinstance(layout, str):
         return {name: (axis,) for name, axis in _pairs(layout, "layout", "batch:dp;hidden:tp")}
-    return {name: (axes,) if isinstance(axes, str) else tuple(axes) for name, axes in layout.items()}
+    found = {name: (axes,) if isinstance(axes, str) else axes for name, axes in layout.items()}
+    for name, axes in found.items():
+        if not isinstance(axes, Sequence) or not axes or not all(isinstance(axis, str) for axis in axes):
+            raise SpellingError(
+                f'the rule of "{name}" is no axis: {axes!r}', do="name an axis, or a list of axes, major first"
+            )
+    return {name: tuple(axes) for name, axes in found.items()}
 
 
 def read_mesh_shape(shape: str | Mapping[str, int]) -> Mesh:

@@ -163,6 +163,8 @@ def shard(
     given = {"in": in_strategy, "out": out_strategy}
     if in_strategy is None and out_strategy is None:
         raise SpellingError("there is no strategy", where=text, do=_COUNTS_DO)
+    if not all(listed is None or isinstance(listed, (tuple, list)) for listed in given.values()):
+        raise SpellingError("the strategies are no tuple of one for each tensor", where=text, do=_COUNTS_DO)
     mesh = _mesh(module, [item for listed in given.values() for item in listed or ()], text)
     cuts = {
         key: tuple(_strategy(item, mesh, text) for item in listed)

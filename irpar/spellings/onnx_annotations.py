@@ -70,8 +70,11 @@ def apply(module: Module, read: DeviceAnnotations, mesh: Mesh | None = None) -> 
             f"the mesh {module.mesh} has {module.mesh.size} devices, configuration {read.name} has {read.num_devices}",
             do=f"give a mesh of {read.num_devices} devices, or do not read the annotations: --configuration none",
         )
+    known: dict[int, list[tuple[Axis, ...]] | None] = {}  # Few tilings, many tensors; the reader makes equal ones once.
     for tensor in tensors:
-        _annotate(module, tensor, read.name)
+        if id(tensor.tiling) not in known:
+            known[id(tensor.tiling)] = _axes(module.mesh, tensor.tiling)
+        _annotate(module, tensor, known[id(tensor.tiling)], read.name)
     return len(tensors)
 
 
@@ -167,9 +170,8 @@ def _axes(mesh: Mesh, tiling: Tiling) -> list[tuple[Axis, ...]] | None:
     return None if blocks is None else axes_of_blocks(mesh, blocks, [dim.count for dim in tiling.dims])
 
 
-def _annotate(module: Module, tiled: Tiled, configuration: str) -> None:
+def _annotate(module: Module, tiled: Tiled, axes: list[tuple[Axis, ...]] | None, configuration: str) -> None:
     mesh, value = module.mesh, tiled.value
-    axes = _axes(mesh, tiled.tiling)
     if axes is None:
         raise _no_axes(f"the mesh {mesh}", tiled.tiling, f"{tiled.node}, tensor {value.name}")
     of_dim = dict(zip(_dims(tiled), axes, strict=True))

@@ -92,6 +92,7 @@ def test_an_alias_must_be_the_axis_of_its_name(meshed):
     [
         ("upp", (((2, 1), (1, 4)),), 'no op is called "upp"'),
         ("up", (), "there is no strategy"),
+        ("up", (3,), "no tuple of one for each tensor"),
         ("up", (((2, 1),),), "up has 2 operands, the entry has cuts for 1"),
         ("up", (((2,), (1, 4)),), r"the cuts \[2\] are for 1 dims"),
         ("up", (((3, 1), (1, 1)),), "no axes of the mesh"),
