@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.analysis.effects import schema_of
-from irpar.ir import UNKNOWN, Function, Graph, Module, Node, Value
+from irpar.analysis.type_merge import merge
+from irpar.ir import Function, Graph, Module, Node, Value
 from irpar.ir.instantiate import body_of_call
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
@@ -172,7 +173,7 @@ def _take_over(call: Node, results: Sequence[Value], inner: set[Value]) -> None:
         if new in inner and new not in names:
             names[new] = old.name
             new.source = old.source or new.source
-            new.type = old.type if new.type == UNKNOWN else new.type
+            new.type = merge(new.type, old.type)
             new.sharding, new.memory, new.doc, new.metadata = old.sharding, old.memory, old.doc, old.metadata
         old.replace_uses(new)
     call.erase()

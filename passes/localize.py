@@ -145,7 +145,12 @@ class _Localizer:
                 self._replace(node, made, replaced)
 
     def _is_cut(self, node: Node) -> bool:
-        return any(value.sharding is not None and value.sharding.all_axes for value in (*node.inputs, *node.results))
+        """Whether an axis of several devices cuts a value of a node."""
+        return any(
+            value.sharding.mesh.group_size(value.sharding.all_axes) > 1
+            for value in (*node.inputs, *node.results)
+            if value.sharding is not None
+        )
 
     def _replace(self, node: Node, made: Node, values: Sequence[Value]) -> None:
         for whole, old, new in zip(node.results, made.results, values, strict=True):

@@ -10,6 +10,8 @@ import onnx.parser
 import pytest
 
 import irpar
+from irpar.api import DEFAULT_PIPELINE
+from irpar.pass_manager import Instrumentation, PassManager
 
 Cuts = dict[str, list[Any]]
 
@@ -328,3 +330,56 @@ def test_dropout_in_training_mode_is_refused(tmp_path: Path) -> None:
     module.shard("x", [["dp"], None])
     with pytest.raises(irpar.IrparError, match="draws random numbers"):
         irpar.partition(module, irpar.Mesh({"dp": 2}))
+
+
+FAULTS = {
+    "a Reshape to a target that is computed, of rows cut over one device": (
+        "g (float[4,6] x, int64[3] s) => (float[a,b,c] y) { y = Reshape(x, s) }",
+        {"x": [["one"], None]},
+        {"one": 1, "two": 2},
+        {"x": np.arange(24, dtype=np.float32).reshape(4, 6), "s": np.array([2, 3, 4])},
+    ),
+    "a Loop whose condition is left out": (
+        """g (float[4] x) => (float[2,4] y) <int64 n={2}> {
+          y = Loop(n, ) <body = b (int64 i, bool c) => (bool d, float[4] z) { d = Identity(c) z = Relu(x) }> }""",
+        {"x": [["one"]]},
+        {"one": 2},
+        {"x": np.ones(4, np.float32)},
+    ),
+    # 3 inf - 1 inf is no number; the product of what is reduced first is infinite.
+    "sums in parts beside infinite numbers": (
+        "g (float[8,16] a, float[16,4] b, float[4,3] c) => (float[8,3] y) { p = MatMul(a, b)  y = MatMul(p, c) }",
+        {"a": [None, ["one"]], "b": [["one"], None]},
+        {"one": 2},
+        {
+            "a": np.linspace(-1, 2, 128, dtype=np.float32).reshape(8, 16),
+            "b": np.linspace(-3, 4, 64, dtype=np.float32).reshape(16, 4),
+            "c": np.array([[np.inf, 1, 2], [1, 1, 1], [1, 2, 3], [0, 1, 0]], np.float32),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_faults_that_were_found(what: str, tmp_path: Path) -> None:
+    text, cuts, mesh, inputs = FAULTS[what]
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    for node in model.graph.node:
+        if node.op_type == "Loop":
+            node.input[:] = [node.input[0], ""]
+    onnx.save(model, tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    irpar.annotate(module, cuts)
+    irpar.partition(module, irpar.Mesh(mesh)).verify(inputs).check()
+
+
+def test_an_annotated_result_of_a_function_keeps_its_rank(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21, "my": 1]>
+      g (float[4,6] x) => (float[4,6] y) { a = Cast<to=11>(x)  v = my.F(a)  y = Relu(v) }
+      <domain: "my", opset_import: ["": 21]> F (p) => (q) { q = Cast<to=1>(p) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    module.shard("v", [["t"], None])
+    instrumentation = Instrumentation(reproducer=None, verify_each=True)
+    manager = PassManager.parse(DEFAULT_PIPELINE, instrumentation)
+    irpar.partition(module, irpar.Mesh({"t": 2}), pipeline=manager).verify().check()

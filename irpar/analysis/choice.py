@@ -7,6 +7,7 @@ moves decides (compare Alpa's intra-operator pass, Zheng et al., OSDI 2022, sect
 """
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ from .placement import (
 
 MOST_STATES = 6
 """Alternatives that one value may have."""
-MOST_COMBINATIONS = 2048
+MOST_COMBINATIONS = 256
 """Of the alternatives of the values of one node."""
+MOST_PRICED = 20_000
+"""Combinations of all nodes together, to which each node adds a few."""
 _LAUNCH = 1e-4
 _WORK = 0.5
 """What breaks ties between equal bytes: collectives, and the share of all FLOPs that a device computes."""
@@ -107,6 +110,7 @@ class _Chooser:
             self._follow(self.views[node], value, state)
         for node in self.graph:
             self._bound(node)
+        self._bound_all()
         variables = [value for value, states in self.states.items() if len(states) > 1]
         if not variables:
             return Choice({}, 0, 0, 0)
@@ -264,6 +268,19 @@ class _Chooser:
                     del self.states[value][1:]
                 else:
                     combinations *= count
+
+    def _bound_all(self) -> None:
+        """Keep fewer alternatives of each value where all nodes together would have too many combinations."""
+        most = MOST_PRICED + 10 * len(self.views)
+        for count in range(MOST_STATES - 1, 0, -1):
+            if sum(map(self._combinations, self.views)) <= most:
+                return
+            for states in self.states.values():
+                del states[count:]
+
+    def _combinations(self, node: Node) -> int:
+        values = dict.fromkeys((*node.inputs, *node.results))
+        return math.prod(len(self.states.get(value, (None,))) for value in values) - 1
 
     # -- the best -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-MOST_ENTRIES = 1 << 18
+MOST_ENTRIES = 1 << 15
 """Of a joint table."""
 
 

@@ -30,6 +30,7 @@ class Reasons:
     def __init__(self, module: Module, placements: Mapping[Node, Placement]) -> None:
         self.module = module
         self.placements = placements
+        self.outputs = set(module.graph.outputs)
 
     # -- why ------------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,9 @@ class Reasons:
                 names = {axis.name for axis in needs.all_axes} & contested if needs is not None else set()
                 if other is not None and other is not value and names:
                     return f"{reader.title} reads %{other.name} as {needs}{self.because(other, min(names))}"
-        return self.because(value, min(contested, default=None)).strip(" ()")
+        if value in self.outputs:
+            return f"it is an output{self.because(value)}"
+        return ""
 
     # -- sums -----------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def suggest_shardings(
     if as_json:
         print_json(_plain(found, target))
     else:
-        _print(output(), found, rows, model, target)
+        _print(output(), found, rows, model, target, bind)
 
 
 def default_target(model: Path) -> Path:
@@ -89,7 +89,14 @@ def _plain(found: "Suggestion", target: Path) -> dict[str, Any]:
     }
 
 
-def _print(console: "Console", found: "Suggestion", rows: int | None, model: Path, target: Path) -> None:
+def _print(
+    console: "Console",
+    found: "Suggestion",
+    rows: int | None,
+    model: Path,
+    target: Path,
+    bind: Sequence[str] | None,
+) -> None:
     console.print(Text(f"{model.name} over {found.mesh}: {count_text(found.mesh.size, 'rank')}", style="bold"))
     _print_cut(console, found.cut, rows)
     _print_whole(console, found.whole, rows)
@@ -97,7 +104,8 @@ def _print(console: "Console", found: "Suggestion", rows: int | None, model: Pat
     for note in found.notes:
         console.print(f"\n{note}")
     file = quote(str(target))
-    console.print(f"\nwritten to {file}; next: irpar partition {quote(str(model))} -o OUT --shardings {file}")
+    sizes = "".join(f" --bind {quote(size)}" for size in bind or ())
+    console.print(f"\nwritten to {file}; next: irpar partition {quote(str(model))} -o OUT --shardings {file}{sizes}")
 
 
 def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:

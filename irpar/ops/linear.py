@@ -66,21 +66,6 @@ def _first_of_floats(node: Node) -> Carriers:
     return ((0,),) if _is_float(node.operands[0]) else ()
 
 
-def _each(node: Node) -> Carriers:
-    """Products: linear in each operand alone."""
-    return tuple((index,) for index in range(len(node.operands)))
-
-
-def _each_of_two(node: Node) -> Carriers:
-    """Products of the first two operands, if nothing is added to them: it would be added on every device."""
-    return ((0,), (1,)) if all(operand is None for operand in node.operands[2:]) else ()
-
-
-def _first_alone(node: Node) -> Carriers:
-    """The data of MatMulNBits, if no bias is added."""
-    return ((0,),) if len(node.operands) < 6 or node.operands[5] is None else ()
-
-
 def _scaled(node: Node) -> Carriers:
     """A product with known, finite numbers; others could be infinite, and the sum of infinite parts is no number."""
     return tuple((index,) for index in (0, 1) if _is_finite(node.operands[1 - index]))
@@ -131,11 +116,6 @@ _SUMS: dict[str, Callable[[Node], Carriers]] = {
     "AveragePool": _first_of_floats,
     "Mul": _scaled,
     "Div": _divided,
-    "MatMul": _each,
-    "Einsum": _each,
-    "Gemm": _each_of_two,
-    "Conv": _each_of_two,
-    "ConvTranspose": _each_of_two,
     "Where": _branches,
     "Cast": _widened,
     "DFT": _first,
@@ -144,18 +124,17 @@ _SUMS: dict[str, Callable[[Node], Carriers]] = {
     "MaxUnpool": _first,
     "CenterCropPad": _first,
 }
-"""Operators that are linear in some operands."""
+"""Operators that are linear in some operands.
+
+Not products with numbers that are computed or read from a file: where one is infinite, or f16 overflows, parts of the
+other give no number where the whole gives one.
+"""
 
 _MICROSOFT: dict[str, Callable[[Node], Carriers]] = {
-    "FusedMatMul": _each,
-    "ComplexMul": _each,
-    "ComplexMulConj": _each,
     "ExpandDims": _first,
     "GatherND": _first,
     "Trilu": _first,
     "UnfoldTensor": _first,
-    "MatMulNBits": _first_alone,
-    "MatMulBnb4": _first,
     "Rfft": _first,
     "Irfft": _first,
 }

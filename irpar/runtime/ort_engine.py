@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from irpar.analysis.effects import schema_of
 from irpar.analysis.engines import has_kernel
 from irpar.ir import (
     UNKNOWN,
@@ -129,8 +130,8 @@ def _strip_node(node: Node, names: Counter[str]) -> None:
     that is there.
     """
     if node.operands and node.operands[-1] is None and node.callee is None:
-        count = max((index + 1 for index, value in enumerate(node.operands) if value is not None), default=0)
-        node.set_operands(node.operands[:count])
+        there = max((index + 1 for index, value in enumerate(node.operands) if value is not None), default=0)
+        node.set_operands(node.operands[: max(there, _least_operands(node))])
     node.metadata = None
     node.doc = ""
     label = node.label
@@ -138,6 +139,12 @@ def _strip_node(node: Node, names: Counter[str]) -> None:
     node.name = label if names[label] == 1 else f"{label} ({names[label]})"
     for value in node.results:
         _strip(value)
+
+
+def _least_operands(node: Node) -> int:
+    """How many operands an operator must name, left out or not."""
+    schema = schema_of(node.domain, node.op_type, node.version)
+    return 0 if schema is None else int(schema.min_input)
 
 
 def _strip(value: Value) -> None:

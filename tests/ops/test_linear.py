@@ -18,7 +18,13 @@ BOOLEAN = ("and", "or")
 
 KEPT = {
     "a division of floats by numbers that are computed: they could be zero": {("Div", 0)},
-    "a product with numbers that are computed: they could be infinite": {("Mul", 0), ("Mul", 1)},
+    "a product with numbers that are computed: they could be infinite": {
+        *(("Mul", 0), ("Mul", 1), ("MatMul", 0), ("MatMul", 1), ("Einsum", 0), ("Einsum", 1), ("Einsum", 2)),
+        *(("Gemm", 0), ("Gemm", 1), ("Conv", 0), ("Conv", 1), ("ConvTranspose", 0), ("ConvTranspose", 1)),
+        *(("com.microsoft.FusedMatMul", 0), ("com.microsoft.FusedMatMul", 1), ("com.microsoft.MatMulNBits", 0)),
+        *(("com.microsoft.ComplexMul", 0), ("com.microsoft.ComplexMul", 1), ("com.microsoft.MatMulBnb4", 0)),
+        *(("com.microsoft.ComplexMulConj", 0), ("com.microsoft.ComplexMulConj", 1)),
+    },
     "rarely after what gives partial values, and not worth a line": {
         *(("DequantizeLinear", 1), ("Dropout", 0), ("OneHot", 2), ("RMSNormalization", 1), ("Resize", 0)),
         *(("RotaryEmbedding", 0), ("AffineGrid", 0), ("GridSample", 0), ("NegativeLogLikelihoodLoss", 0), ("STFT", 2)),
