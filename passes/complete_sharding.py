@@ -27,7 +27,9 @@ class CompleteSharding(Pass):
     not fit is redistributed by insert-redistribution.
 
     Sweeps go forward and backward over the nodes whose values changed, until none does; every change adds axes, so the
-    work is linear in nodes times mesh axes. Compare GSPMD, section 3.5 (Xu et al., 2021).
+    work is linear in nodes times mesh axes. Compare GSPMD, section 3.5 (Xu et al., 2021). With `strategy=cost` the
+    values around conflicts are then chosen anew, a bounded amount of work for each node (irpar.analysis.choice); the
+    choice is kept where the moves that would really be made cost less.
     """
 
     name = "complete-sharding"

@@ -42,8 +42,9 @@ MOST_PRICED = 20_000
 """Combinations of all nodes together, to which each node adds a few."""
 _LAUNCH = 1e-4
 _WORK = 0.5
-"""What breaks ties between equal bytes: collectives, and the share of all FLOPs that a device computes."""
-_NEVER = 1e18
+"""What breaks ties between equal bytes: collectives, and the share of all FLOPs that a device computes. Beside
+femtoseconds they vanish, where computation has its own price."""
+_NEVER = math.inf
 
 
 @dataclass(frozen=True)
@@ -319,7 +320,7 @@ class _Chooser:
         elif values:
             sizes = [len(self.states[value]) for value in values]
             costs = np.empty(sizes)
-            least = self._price(view, self._lies(view))[1] if flops(node) else 0
+            least = -self._price(view, self._lies(view))[1] if flops(node) else 0
             for indices in itertools.product(*map(range, sizes)):
                 states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
                 costs[indices] = self._cut(view, states, least)
@@ -335,10 +336,10 @@ class _Chooser:
 
     def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
         """What a node costs; where computation has no price, never cut less than propagation would cut it."""
-        total, ways, launches = self._price(view, self._lies(view, states))
-        if total >= IMPOSSIBLE[0] or (ways > least and self.network.device is None):
+        total, minus_ways, launches = self._price(view, self._lies(view, states))
+        if total >= IMPOSSIBLE[0] or (-minus_ways < least and self.network.device is None):
             return _NEVER
-        return total + _LAUNCH * launches - _WORK * flops(view.node) / self.work / ways
+        return total + _LAUNCH * launches - _WORK * flops(view.node) / self.work / minus_ways
 
     def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
         """What a node costs; layers that are alike ask only once."""

@@ -301,7 +301,7 @@ Price = tuple[int, int, int]
 The cost is in the first unit of the network's keys: sent bytes, or femtoseconds, computation included.
 """
 
-IMPOSSIBLE: Price = (1 << 62, 0, 0)
+IMPOSSIBLE: Price = (1 << 200, 0, 0)
 """Of results that should be partial over axes that they are not."""
 
 _FEMTO = 1e15
@@ -345,7 +345,7 @@ class Situation:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
         view, count = self.view, self.view.operand_count
         total = launches = 0
-        operands = zip(view.values[:count], placement.operands, self.lies, self.free, strict=False)
+        operands = zip(view.values[:count], placement.operands, self.lies[:count], self.free[:count], strict=True)
         for value, needed, lie, is_free in operands:
             if value is None or needed is None or lie is None or is_free:
                 continue
