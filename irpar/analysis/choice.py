@@ -32,6 +32,7 @@ from .placement import (
     Price,
     RuleView,
     Situation,
+    suggested,
 )
 
 MOST_STATES = 6
@@ -184,7 +185,7 @@ class _Chooser:
 
     def _ways(self, view: RuleView, lies: Sequence[Sharding | None]) -> Iterator[Placement]:
         """All ways to cut a node that its values suggest."""
-        options = _options(view, lies)
+        options = suggested(view, [None if lie is None else lie.axes for lie in lies])
         for factors in itertools.islice(itertools.product(*options), 64):
             placement = view.placement(factors)
             if placement is not None:
@@ -350,11 +351,3 @@ class _Chooser:
             situation = Situation(view, lies, free, self.network)
             self.known[key] = situation.price(situation.choose())
         return self.known[key]
-
-
-def _options(view: RuleView, lies: Sequence[Sharding | None]) -> list[list[Axes]]:
-    projected = [view.project(tensor, lie.axes) for tensor, lie in enumerate(lies) if lie is not None]
-    return [
-        [*dict.fromkeys(found[factor] for found in projected if factor in found), ()]
-        for factor in range(len(view.rule.sizes))
-    ]

@@ -4,11 +4,8 @@ from irpar.ir import Graph, Node, Value
 from irpar.sharding import Mesh, Sharding
 
 from . import redistribution
-from .device import node_seconds
 from .network import Network
-from .placement import Placement, place
-
-_FEMTO = 1e15
+from .placement import computation, place
 
 
 def cost_of_moves(graph: Graph, mesh: Mesh, network: Network) -> tuple[int, int]:
@@ -46,7 +43,12 @@ def cost_of_moves(graph: Graph, mesh: Mesh, network: Network) -> tuple[int, int]
         sent, count = _moves(value, given.get(value), wanted, network)
         total += sent
         launches += count
-    return total + sum(_compute(node, placement, mesh, network) for node, placement in placements.items()), launches
+    total += sum(
+        computation(node, mesh.group_size([axis for axes in placement.factors for axis in axes]), network)
+        for node, placement in placements.items()
+        if all(value.is_static for value in (*node.inputs, *node.results))
+    )
+    return total, launches
 
 
 def _moves(value: Value, given: Sharding | None, wanted: set[Sharding], network: Network) -> tuple[int, int]:
@@ -76,10 +78,3 @@ def _captured(node: Node, graph: Graph) -> list[Value]:
         for value in user.inputs
         if value.owner is graph
     ]
-
-
-def _compute(node: Node, placement: Placement, mesh: Mesh, network: Network) -> int:
-    if network.device is None or not all(value.is_static for value in (*node.inputs, *node.results)):
-        return 0
-    ways = mesh.group_size([axis for axes in placement.factors for axis in axes])
-    return round(node_seconds(node, network.device) * _FEMTO / ways)

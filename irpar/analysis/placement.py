@@ -252,7 +252,7 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
     lies = [None if value is None else value.sharding for value in view.values]
     # Axes of one device cut nothing, and may stand on any dim.
     known = [None if lie is None else _cutting(mesh, lie.axes) for lie in lies]
-    factors = tuple(choices[0] for choices in _options(view, known))
+    factors = tuple(choices[0] for choices in suggested(view, known))
     return any(
         placement is not None and _runs_so(node, placement)
         for placement in (view.placement(factors, carried) for carried in view.carriable(lies))
@@ -280,13 +280,13 @@ def _cutting(mesh: Mesh, dims: Sequence[Axes]) -> tuple[Axes, ...]:
     return tuple(join_axes(mesh, [axis for axis in axes if mesh.axis_size(axis) > 1]) for axes in dims)
 
 
-def _options(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> list[list[Axes]]:
+def suggested(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> list[list[Axes]]:
     """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut."""
     projected = [view.project(tensor, dims) for tensor, dims in enumerate(known) if dims is not None]
     options = []
     for factor in range(len(view.rule.sizes)):
-        suggested = dict.fromkeys(found[factor] for found in projected if factor in found)
-        options.append([*sorted(suggested, key=lambda axes: -view.mesh.group_size(axes)), ()])
+        ways = dict.fromkeys(found[factor] for found in projected if factor in found)
+        options.append([*sorted(ways, key=lambda axes: -view.mesh.group_size(axes)), ()])
     return options
 
 
@@ -305,6 +305,11 @@ IMPOSSIBLE: Price = (1 << 200, 0, 0)
 """Of results that should be partial over axes that they are not."""
 
 _FEMTO = 1e15
+
+
+def computation(node: Node, ways: int, network: Network) -> int:
+    """Femtoseconds that a device computes a node that is cut in a number of ways; 0 where no device is known."""
+    return 0 if network.device is None else round(node_seconds(node, network.device) * _FEMTO / ways)
 
 
 @dataclass(frozen=True)
@@ -331,7 +336,7 @@ class Situation:
         """
         view = self.view
         known = [None if lie is None else lie.axes for lie in self.lies]
-        options = _options(view, known)
+        options = suggested(view, known)
         carriable = view.carriable(self.lies)
         if len(carriable) == 1 and all(len(choices) <= 2 for choices in options):
             agreed = tuple(choices[0] for choices in options)
@@ -360,12 +365,7 @@ class Situation:
             total += redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
             launches += given != wanted
         ways = view.mesh.group_size([axis for axes in placement.factors for axis in axes])
-        return total + self._compute(ways), -ways, launches
-
-    def _compute(self, ways: int) -> int:
-        """Femtoseconds that a device computes, if the network knows devices."""
-        device = self.network.device
-        return 0 if device is None else round(node_seconds(self.view.node, device) * _FEMTO / ways)
+        return total + computation(view.node, ways, self.network), -ways, launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
