@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,15 @@ from .cases import Case, all_cases, entries, make_good, objection
 
 MOST_SECONDS = 10.0
 MOST_MEGABYTES = 1024
+MEASURE = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024))
+sys.exit(code)
+"""
+"""Runs a command and writes its peak of memory in MB. A process counts what its parent had when it was forked: this
+parent is small, whoever runs the cases."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,11 +73,22 @@ def tried_in_a_process(case: Case, here: Path, good: Path) -> tuple[str | None, 
     outputs = here.with_name(f"{here.name}.out"), here.with_name(f"{here.name}.err")
     start = time.perf_counter()
     with open(outputs[0], "wb") as out, open(outputs[1], "wb") as err:
+        peak = here.with_name(f"{here.name}.peak")
+        command = [sys.executable, "-m", "irpar.cli", *case.command(here)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "irpar.cli", *case.command(here)], stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            [sys.executable, "-S", "-c", MEASURE, str(peak), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
-    megabytes = _wait(process)
+    try:
+        process.wait(MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     seconds = time.perf_counter() - start
+    megabytes = int(peak.read_text()) if peak.exists() else 0
     printed, told = (path.read_text(errors="replace") for path in outputs)
     problem = objection(case, process.returncode, printed, told)
     if seconds >= MOST_SECONDS:
@@ -77,19 +98,6 @@ def tried_in_a_process(case: Case, here: Path, good: Path) -> tuple[str | None, 
     elif problem is None and entries(here) != before:
         problem = "something was written"
     return problem, told, seconds, megabytes
-
-
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for the end of a process, which is killed when it takes too long; returns its peak of memory in MB."""
-    deadline = time.monotonic() + MOST_SECONDS
-    while True:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return usage.ru_maxrss // 1024
-        if time.monotonic() > deadline:
-            process.kill()
-        time.sleep(0.01)
 
 
 if __name__ == "__main__":
