@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from irpar.analysis.effects import draws_random_numbers
+from irpar.analysis.moves import captured, first_target, placements_of, wanted_shardings
 from irpar.analysis.network import network_of
-from irpar.analysis.placement import Placement, has_rank, place, why_whole
+from irpar.analysis.placement import has_rank, why_whole
 from irpar.analysis.reasons import Reasons
 from irpar.analysis.redistribution import Step, plan
-from irpar.ir import Builder, Decision, Graph, Module, Node, Use, Value
+from irpar.ir import Builder, Decision, Graph, Module, Node, Value
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Mesh, Sharding
 
@@ -40,14 +41,6 @@ class InsertRedistribution(Pass):
         return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})
 
 
-def _as_it_is(node: Node) -> Placement | None:
-    """Collectives that are there already stay as they are."""
-    if node.domain != "irpar":
-        return None
-    lies = [tuple(value.sharding if value else None for value in values) for values in (node.operands, node.results)]
-    return Placement(lies[0], lies[1], None, ())
-
-
 class _Insertion:
     """One run over one graph.
 
@@ -61,7 +54,7 @@ class _Insertion:
         self.graph = graph
         self.mesh = mesh
         self.network = network_of(module.network)
-        self.placements: dict[Node, Placement] = {}
+        self.placements = placements_of(graph, mesh, self.network)
         self.reasons = Reasons(module, self.placements)
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
@@ -71,9 +64,7 @@ class _Insertion:
 
     def run(self) -> int:
         """Returns how many nodes and constants were inserted, and results found to lie otherwise."""
-        nodes = list(self.graph)
-        for node in nodes:
-            placement = self.placements[node] = _as_it_is(node) or place(node, self.mesh, lambda _: True, self.network)
+        for node, placement in self.placements.items():
             if self.mesh.size > 1 and draws_random_numbers(node):
                 raise IrparError(
                     f"{node.title} draws random numbers, and each of the {self.mesh.size} devices would draw its own",
@@ -81,8 +72,8 @@ class _Insertion:
                 )
             if placement.rule is None and node.results and node.domain != "irpar":
                 self.module.whole[node.results[0].name] = why_whole(node)
-        wanted = self._wanted(nodes)
-        for node in nodes:
+        wanted = wanted_shardings(self.graph, self.mesh, self.placements)
+        for node in self.placements:
             self._feed(node)
             self._give(node, wanted)
         for value in self.copied:
@@ -91,45 +82,13 @@ class _Insertion:
         self._number()
         return self.collectives + self.slices + self.given + len(self.copied)
 
-    def _wanted(self, nodes: list[Node]) -> dict[Value, set[Sharding]]:
-        """The shardings that the readers of each value need."""
-        wanted: dict[Value, set[Sharding]] = {}
-        for node in nodes:
-            for value, needed in self._needs(node):
-                wanted.setdefault(value, set()).add(needed)
-        for value in self.graph.outputs:
-            if value.sharding is not None:
-                wanted.setdefault(value, set()).add(value.sharding)
-        return wanted
-
-    def _needs(self, node: Node) -> list[tuple[Value, Sharding]]:
-        needs = []
-        for value, needed in zip(node.operands, self.placements[node].operands, strict=True):
-            if value is not None and needed is not None:
-                needs.append((value, needed))
-        for value, _ in self._captured(node):
-            if value.sharding is not None:
-                needs.append((value, Sharding.replicated(self.mesh, value.sharding.rank)))
-        return needs
-
-    def _captured(self, node: Node) -> list[tuple[Value, Use]]:
-        """What the nested graphs of a node read from this graph: they run whole on every device."""
-        return [
-            (value, (inner, index))
-            for nested in node.nested_graphs()
-            for graph in nested.graphs()
-            for inner in (*graph, graph.return_node)
-            for index, value in enumerate(inner.operands)
-            if value is not None and value.owner is self.graph
-        ]
-
     def _feed(self, node: Node) -> None:
         """Make a node read its operands as it needs them."""
         for index, (value, needed) in enumerate(zip(node.operands, self.placements[node].operands, strict=True)):
             if value is not None and needed is not None and value.sharding != needed:
                 reason = self.reasons.of_need(node, value, needed)
                 node.set_operand(index, self._redistributed(value, needed, node, reason, node))
-        for value, (inner, index) in self._captured(node):
+        for value, (inner, index) in captured(node, self.graph):
             if value.sharding is not None and not value.sharding.is_replicated:
                 whole = Sharding.replicated(self.mesh, value.sharding.rank)
                 reason = f"{node.title} reads %{value.name} inside its body, which runs whole"
@@ -141,11 +100,8 @@ class _Insertion:
         for value, given in zip(node.results, self.placements[node].results, strict=True):
             if given is None or value.sharding is None or given == value.sharding:
                 continue
-            target = value.sharding
             readers = wanted.get(value, set())
-            if len(readers) == 1 and target not in readers:
-                # Nobody reads it as completion left it: go to where its readers are in one step.
-                (target,) = readers
+            target = first_target(value, readers)
             value.sharding = given
             self.given += 1
             if not readers:

@@ -19,6 +19,7 @@ from irpar.sharding import Axis, Mesh, ceil_div
 
 from .cost import node_flops
 from .liveness import value_bytes
+from .moves import captured
 from .placement import RuleView, rule_view
 
 Place = tuple[Value, int]
@@ -346,7 +347,5 @@ def is_shared_vector(value: Value) -> bool:
 def _read(node: Node) -> Iterator[Value]:
     """The operands of a node, and what its bodies read of its graph."""
     yield from node.inputs
-    for nested in node.nested_graphs():
-        for graph in nested.graphs():
-            for inner in (*graph, graph.return_node):
-                yield from (value for value in inner.inputs if value.owner is node.graph)
+    if node.graph is not None:
+        yield from (value for value, _ in captured(node, node.graph))

@@ -1,11 +1,64 @@
-"""What insert-redistribution would send for shardings as they stand, without inserting anything."""
+"""Which values insert-redistribution moves, and what that costs, without inserting anything."""
 
-from irpar.ir import Graph, Node, Value
+from collections.abc import Mapping
+
+from irpar.ir import Graph, Node, Use, Value
 from irpar.sharding import Mesh, Sharding
 
 from . import redistribution
 from .network import Network
-from .placement import computation, place
+from .placement import Placement, computation, place
+
+
+def placements_of(graph: Graph, mesh: Mesh, network: Network) -> dict[Node, Placement]:
+    """How each node of a graph runs, of which every tensor has a sharding. Collectives stay as they are."""
+    return {node: _as_it_is(node) or place(node, mesh, lambda _: True, network) for node in graph}
+
+
+def _as_it_is(node: Node) -> Placement | None:
+    if node.domain != "irpar":
+        return None
+    lies = [tuple(value.sharding if value else None for value in values) for values in (node.operands, node.results)]
+    return Placement(lies[0], lies[1], None, ())
+
+
+def captured(node: Node, graph: Graph) -> list[tuple[Value, Use]]:
+    """What the bodies of a node read from the graph around them: they run whole on every device."""
+    return [
+        (value, (inner, index))
+        for nested in node.nested_graphs()
+        for body in nested.graphs()
+        for inner in (*body, body.return_node)
+        for index, value in enumerate(inner.operands)
+        if value is not None and value.owner is graph
+    ]
+
+
+def wanted_shardings(graph: Graph, mesh: Mesh, placements: Mapping[Node, Placement]) -> dict[Value, set[Sharding]]:
+    """The shardings that the readers of each value need, results of the graph included."""
+    wanted: dict[Value, set[Sharding]] = {}
+    for node, placement in placements.items():
+        for value, needed in zip(node.operands, placement.operands, strict=True):
+            if value is not None and needed is not None:
+                wanted.setdefault(value, set()).add(needed)
+        for value, _ in captured(node, graph):
+            if value.sharding is not None:
+                wanted.setdefault(value, set()).add(Sharding.replicated(mesh, value.sharding.rank))
+    for value in graph.outputs:
+        if value.sharding is not None:
+            wanted.setdefault(value, set()).add(value.sharding)
+    return wanted
+
+
+def first_target(value: Value, wanted: set[Sharding]) -> Sharding:
+    """Where a result goes from how its node gives it: to how it should lie.
+
+    If nobody reads it so, and all readers want the same, then there in one step.
+    """
+    assert value.sharding is not None
+    if len(wanted) == 1 and value.sharding not in wanted:
+        return next(iter(wanted))
+    return value.sharding
 
 
 def cost_of_moves(graph: Graph, mesh: Mesh, network: Network) -> tuple[int, int]:
@@ -18,20 +71,7 @@ def cost_of_moves(graph: Graph, mesh: Mesh, network: Network) -> tuple[int, int]
         mesh: of these.
         network: what communication costs.
     """
-    nodes = [node for node in graph if node.domain != "irpar"]
-    placements = {node: place(node, mesh, lambda _: True, network) for node in nodes}
-    needs: dict[Value, set[Sharding]] = {}
-    for node, placement in placements.items():
-        for value, needed in zip(node.operands, placement.operands, strict=True):
-            if value is not None and needed is not None:
-                needs.setdefault(value, set()).add(needed)
-    for value in graph.outputs:
-        if value.sharding is not None:
-            needs.setdefault(value, set()).add(value.sharding)
-    for node in nodes:
-        for value in _captured(node, graph):
-            if value.sharding is not None:
-                needs.setdefault(value, set()).add(Sharding.replicated(mesh, value.sharding.rank))
+    placements = placements_of(graph, mesh, network)
     given = {
         value: lies
         for node, placement in placements.items()
@@ -39,14 +79,14 @@ def cost_of_moves(graph: Graph, mesh: Mesh, network: Network) -> tuple[int, int]
         if lies is not None
     }
     total = launches = 0
-    for value, wanted in needs.items():
+    for value, wanted in wanted_shardings(graph, mesh, placements).items():
         sent, count = _moves(value, given.get(value), wanted, network)
         total += sent
         launches += count
     total += sum(
         computation(node, mesh.group_size([axis for axes in placement.factors for axis in axes]), network)
         for node, placement in placements.items()
-        if all(value.is_static for value in (*node.inputs, *node.results))
+        if node.domain != "irpar" and all(value.is_static for value in (*node.inputs, *node.results))
     )
     return total, launches
 
@@ -58,23 +98,8 @@ def _moves(value: Value, given: Sharding | None, wanted: set[Sharding], network:
         return 0, 0
     moves: set[tuple[Sharding, Sharding]] = set()
     if given is not None and given != lies:
-        if len(wanted) == 1 and lies not in wanted:
-            (lies,) = wanted
+        lies = first_target(value, wanted)
         moves.add((given, lies))
     moves.update((lies, needed) for needed in wanted if needed != lies)
-    costs = [
-        redistribution.price(start, end, value.shape, value.dtype.bits, network)[0] for start, end in moves
-    ]  # fmt: skip
+    costs = (redistribution.price(start, end, value.shape, value.dtype.bits, network)[0] for start, end in moves)
     return sum(costs), len(moves)
-
-
-def _captured(node: Node, graph: Graph) -> list[Value]:
-    """What the bodies of a node read from the graph around them."""
-    return [
-        value
-        for nested in node.nested_graphs()
-        for inner in nested.graphs()
-        for user in (*inner, inner.return_node)
-        for value in user.inputs
-        if value.owner is graph
-    ]
