@@ -167,7 +167,7 @@ def inspect(module: Module) -> Inspection:
         nodes_in_file=sum(1 for graph in module.graphs for _ in graph.walk()),
         normalised=whole is not None,
         symbols=symbols,
-        inputs=tuple(TensorFact(value.source or value.name, str(value.type)) for value in module.graph.inputs),
+        inputs=tuple(TensorFact(value.source_name, str(value.type)) for value in module.graph.inputs),
         outputs=_outputs(counted),
         parameters=parameters,
         operators=_operators(nodes, is_static),

@@ -41,7 +41,7 @@ def parameters_of(module: Module) -> tuple[ParameterGroup, ...]:
     groups: dict[tuple[object, ...], list[Value]] = {}
     for graph in module.all_graphs():
         for value in graph.constants:
-            key = (glob_of(value.source or value.name), _scope_of_value(value), use_texts(value))
+            key = (glob_of(value.source_name), _scope_of_value(value), use_texts(value))
             groups.setdefault(key, []).append(value)
     return tuple(map(_group, groups.values()))
 
@@ -77,7 +77,7 @@ def _scope_of_value(value: Value) -> str:
 
 def _group(values: Sequence[Value]) -> ParameterGroup:
     types = list(dict.fromkeys(str(value.type) for value in values))
-    names = tuple(value.source or value.name for value in values)
+    names = tuple(value.source_name for value in values)
     return ParameterGroup(
         # A single tensor keeps its own name.
         pattern=names[0] if len(names) == 1 else glob_of(names[0]),

@@ -28,7 +28,7 @@ from irpar.sharding import Axis, DimSpec, IrparError, Mesh, split_axis
 from .api import NORMALISE, SHARD, know_ranks
 from .display import share_text
 from .suggestion_file import Spec, lines_of
-from .suggestion_report import Groups, TensorGroup, source_name
+from .suggestion_report import Groups, TensorGroup
 from .suggestion_words import CutWords
 
 _DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
@@ -188,9 +188,7 @@ class _Suggester:
 
     def _of_inputs(self, chosen: Mapping[int, CutClass], axes: tuple[Axis, ...]) -> dict[str, Spec]:
         return {
-            source_name(value): _spec(value, dim, axes)
-            for held in chosen.values()
-            for value, dim in held.inputs.items()
+            value.source_name: _spec(value, dim, axes) for held in chosen.values() for value, dim in held.inputs.items()
         }
 
     def _with_others(
@@ -246,7 +244,7 @@ class _Suggester:
         }
 
     def _is_source(self, value: Value) -> bool:
-        return source_name(value) in self.sources
+        return value.source_name in self.sources
 
     def _best(self, classes: CutClasses, chosen: dict[int, CutClass], entries: dict[str, Spec]) -> _Variant:
         """Of the ways to write the choice down the one that turns out best.
@@ -273,7 +271,7 @@ class _Suggester:
 
     def _entries(self, classes: CutClasses, chosen: Mapping[int, CutClass]) -> dict[str, Spec]:
         return {
-            source_name(value): _spec(value, dim, classes.axes)
+            value.source_name: _spec(value, dim, classes.axes)
             for held in chosen.values()
             for value, dim in held.weights.items()
             if self._is_source(value)
@@ -299,10 +297,10 @@ class _Suggester:
         entries: dict[str, Spec] = {}
         for single in rest:
             value, dim = single.weight
-            entries[source_name(value)] = _spec(value, dim, classes.axes)
+            entries[value.source_name] = _spec(value, dim, classes.axes)
             for other in single.kept_whole if keep else ():
-                if source_name(other) in self.pinnable and other.is_static:
-                    entries[source_name(other)] = (None,) * len(other.shape)
+                if other.source_name in self.pinnable and other.is_static:
+                    entries[other.source_name] = (None,) * len(other.shape)
         return entries
 
     # -- trying it ----------------------------------------------------------------------------------------------
@@ -337,7 +335,7 @@ class _Suggester:
         for value in (*work.graph.constants, *work.graph.inputs):
             if value.sharding is not None:
                 spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
-                name = source_name(value)
+                name = value.source_name
                 shardings[name] = spec if any(spec) else shardings.get(name, spec)
         prediction = Prediction(
             self.flops,

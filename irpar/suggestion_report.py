@@ -62,8 +62,8 @@ class Groups:
         cut: Found = {}
         whole: Found = {}
         for value in (*self.graph.inputs, *self.graph.constants):
-            spec = shardings.get(source_name(value))
-            if spec is None or not (value.is_input or source_name(value) in self.sources):
+            spec = shardings.get(value.source_name)
+            if spec is None or not (value.is_input or value.source_name in self.sources):
                 continue
             if any(spec):
                 _put(cut, value, spec, self._why_cut(value, spec))
@@ -94,7 +94,7 @@ class Groups:
     def comments(self, lines: Iterable[str], groups: Iterable[TensorGroup]) -> dict[str, str]:
         """The reason of each line of the file, and the use of tensors whose names do not tell it."""
         group_of = {name: group for group in groups for name in (group.pattern, *group.names)}
-        values = {source_name(value): value for value in self.graph.constants}
+        values = {value.source_name: value for value in self.graph.constants}
         comments = {}
         for line in lines:
             group = group_of.get(line)
@@ -106,11 +106,6 @@ class Groups:
         return comments
 
 
-def source_name(value: Value) -> str:
-    """What the source model calls a value."""
-    return value.source or value.name
-
-
 def _is_small(value: Value) -> bool:
     """A single number, or sizes, axes and the like."""
     if not value.is_static or max(value.shape, default=1) <= 1:
@@ -120,7 +115,7 @@ def _is_small(value: Value) -> bool:
 
 def _put(groups: Found, value: Value, spec: Spec, reason: str) -> None:
     """Add a tensor to those that are treated alike."""
-    name, use = source_name(value), _use(value)
+    name, use = value.source_name, _use(value)
     key = (glob_of(name), spec, value.dtype, value.shape, reason, use)
     known = groups.get(key)
     if known is None:
@@ -134,7 +129,7 @@ def _put(groups: Found, value: Value, spec: Spec, reason: str) -> None:
 def _use(value: Value) -> str:
     """What a weight is for, where its name does not say where it belongs."""
     scopes = [use.node.scope for use in uses_of(value) if use.node.scope]
-    if not scopes or any(source_name(value).startswith(scope.replace("/", ".")) for scope in scopes):
+    if not scopes or any(value.source_name.startswith(scope.replace("/", ".")) for scope in scopes):
         return ""
     return "; ".join(use_texts(value))
 

@@ -156,7 +156,7 @@ class CutWords:
         places, tensors = self._beside[number]
         place = bisect_right(places, self._order.get(value, 0))
         other, dim, cut = tensors[max(place - 1, 0)]
-        name = glob_of(other.source or other.name)
+        name = glob_of(other.source_name)
         if other is value:
             return f"dim {cut} is cut"
         if dim is None:

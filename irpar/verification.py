@@ -324,8 +324,8 @@ def bisect(
     _check_fits(partition)
     executor = partition.executor(engine)
     inputs, _ = _inputs_for(executor, original, inputs, seed)
-    held = {value.source or value.name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
-    producers = {value.source or value.name: node.label for node in original.module.graph for value in node.results}
+    held = {value.source_name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
+    producers = {value.source_name: node.label for node in original.module.graph for value in node.results}
     computed = original.computed()
     names = [name for name in producers if name in held and name in computed]
     compared = 0

@@ -167,7 +167,7 @@ def make_plan(
             }
             for part in parts
         ],
-        inputs=[_spec(value.source or value.name, value) for value in graph.inputs if value.name != COORDS],
+        inputs=[_spec(value.source_name, value) for value in graph.inputs if value.name != COORDS],
         outputs=[_spec(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)],
         collectives=collectives,
         replicated=_replicated(module, mesh),
@@ -222,7 +222,7 @@ def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, 
         "bytes": value_bytes(operand),
         "sent_bytes": sent_bytes(node, mesh),
         "times": 1,
-        "value": operand.source or operand.name,
+        "value": operand.source_name,
         "phase": node.phase,
         "reason": node.doc,
         "conflict": None if conflict is None else asdict(conflict),
@@ -240,7 +240,7 @@ def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
         if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
             known = module.decision(value.name)
             reason = known.why if known else "not annotated, and no reader needs a block of it"
-            listed.append({"value": value.source or value.name, "bytes": size, "why": reason})
+            listed.append({"value": value.source_name, "bytes": size, "why": reason})
     for node in graph:
         why = module.whole.get(node.results[0].name) if node.results else None
         if why is not None:
@@ -270,7 +270,7 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
     return [
         {
             "name": value.name,
-            "source": value.source or value.name,
+            "source": value.source_name,
             "shape": list(value.whole_shape),
             "sharding": value.sharding.spec(),
             "partial": [str(axis) for axis in value.sharding.partial],

@@ -90,7 +90,7 @@ class Reasons:
         is_read = value in node.inputs
         side = self._other_side(node, value, needed) if is_read else self._side_of_readers(value, lies, needed)
         ops = [step.op for step in steps]
-        name = value.source or value.name
+        name = value.source_name
         return Conflict(
             value=name,
             lies=str(lies),

@@ -189,5 +189,5 @@ def named_values(module: Module) -> Iterable[tuple[str, Value]]:
     """The values of all graphs, each with every name that annotations may call it."""
     for graph in module.graphs:
         for value in graph.values():
-            yield value.source or value.name, value
+            yield value.source_name, value
         yield from zip(graph.output_names, graph.outputs, strict=True)

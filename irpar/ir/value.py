@@ -65,6 +65,11 @@ class Value:
         self._uses: dict[Use, None] = {}
 
     @property
+    def source_name(self) -> str:
+        """What the source model calls this value; its own name where it has none there."""
+        return self.source or self.name
+
+    @property
     def uses(self) -> tuple[Use, ...]:
         """All (node, operand index) that read this value; graph results count as uses by the graph's return node."""
         return tuple(self._uses)

@@ -58,7 +58,7 @@ def random_inputs(specs: Sequence[TensorSpec], graph: Graph, seed: int = 0) -> d
     Raises:
         IrparError: an input is no tensor, or has a symbolic dim.
     """
-    inputs = {value.source or value.name: value for value in graph.inputs}
+    inputs = {value.source_name: value for value in graph.inputs}
     return {
         spec.name: _draw(spec, inputs.get(spec.name), np.random.default_rng([seed, index]))
         for index, spec in enumerate(specs)

@@ -24,7 +24,7 @@ def spec_of(value: Value, name: str) -> TensorSpec:
 
 def program_inputs(graph: Graph) -> dict[str, Value]:
     """The inputs of a graph that a user gives, by the name that the source model has for them."""
-    return {value.source or value.name: value for value in graph.inputs if value.name != COORDS}
+    return {value.source_name: value for value in graph.inputs if value.name != COORDS}
 
 
 def input_specs(graph: Graph) -> tuple[TensorSpec, ...]:

@@ -71,9 +71,9 @@ class LayoutRules:
         if mesh is not None:
             module.set_mesh(mesh)
         for entry, value, names, where in found:
-            pattern = entry or value.source or value.name
+            pattern = entry or value.source_name
             said = f'"{pattern}" [{", ".join(name or "_" for name in names)}] by the layout rules'
-            is_alone = pattern == (value.source or value.name)
+            is_alone = pattern == value.source_name
             place(module, pattern, self._spec(names, entry), [value], said, where=where, is_alone=is_alone)
         return len(found)
 

@@ -79,7 +79,7 @@ def place(
     if module.meshes:
         apply_to(module, Annotation(pattern, spec, where, said), module.mesh, values)
         return
-    for name in [pattern] if is_alone else [value.source or value.name for value in values]:
+    for name in [pattern] if is_alone else [value.source_name for value in values]:
         annotate(module, Annotation(name, spec, where, said))
 
 

@@ -177,7 +177,7 @@ def _annotate(module: Module, tiled: Tiled, axes: list[tuple[Axis, ...]] | None,
     of_dim = dict(zip(_dims(tiled), axes, strict=True))
     spec = spec_of([of_dim.get(dim, ()) for dim in range(rank_of(value) or 0)])
     where = f"{tiled.node} (device configuration {configuration})"
-    apply_to(module, Annotation(value.source or value.name, tuple(spec), where), mesh, [value])
+    apply_to(module, Annotation(value.source_name, tuple(spec), where), mesh, [value])
 
 
 def _no_axes(mesh: str, tiling: Tiling, where: str) -> SpellingError:
@@ -269,7 +269,7 @@ def decided_values(module: Module, watch: CompletionWatch) -> dict[Value, Shardi
     infer_types(module)
     found = {}
     for value in module.graph.values():
-        decided = watch.decided.get(value.source or value.name)
+        decided = watch.decided.get(value.source_name)
         type_ = tensor_type(value.type)
         if decided is None or type_ is None:
             continue

@@ -74,7 +74,7 @@ def annotate_ops(module: Module, entry: OpCuts, nodes: Mapping[str, Sequence[Nod
         except CutsError as error:
             raise entry.error(error.what, where=entry.place, notes=error.notes, do=error.do) from None
         for value, spec in specs:
-            name = value.source or value.name
+            name = value.source_name
             said = f'by the cuts of op "{entry.pattern}"'
             apply_to(module, Annotation(name, tuple(spec), entry.where, said), module.mesh, [value])
     return len(matched)
