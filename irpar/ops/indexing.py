@@ -169,6 +169,7 @@ def _rule_gather_elements(node: Node) -> FactorRule:
 
 
 def infer_gather_nd(node: Node) -> Sequence[Type]:
+    """The dims of the indices but for their last, then those of the data that are neither batch nor indexed."""
     dims, indices = dims_of(node, 0), dims_of(node, 1)
     depth = indices[-1]
     if not isinstance(depth, int):
