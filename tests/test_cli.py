@@ -12,6 +12,7 @@ import pytest
 
 from irpar.cli import main
 from irpar.models import annotations, save
+from tests.command_line import call
 
 MESH = "dp=2,tp=2"
 
@@ -25,14 +26,6 @@ def folder(tmp_path_factory):
     command = ["partition", folder / "gpt.onnx", "-o", folder / "out", "--shardings", folder / "gpt.yaml", "--json"]
     assert main(list(map(str, command))) == 0
     return folder
-
-
-def call(capsys, *words):
-    """Run a command; returns (exit code, standard output, standard error)."""
-    capsys.readouterr()
-    code = main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def call_json(capsys, *words):

@@ -6,18 +6,8 @@ from typing import Any
 
 import pytest
 
-from irpar.cli import main
 from irpar.models import save
-
-Capture = pytest.CaptureFixture[str]
-
-
-def call(capsys: Capture, *words: object) -> tuple[int, str, str]:
-    """Run a command; returns (exit code, standard output, standard error)."""
-    capsys.readouterr()
-    code = main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+from tests.command_line import Capture, call
 
 
 @pytest.fixture

@@ -12,31 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from irpar.cli import main
 from irpar.models import save
+from tests.command_line import call, refused
 from tests.hostile.__main__ import main as hostile
 from tests.hostile.build import FLOAT, INT64, RELU, SHAPE, function, model, node, numbers, value
 from tests.hostile.cases import all_cases, entries, make_good, objection
 
 FEWEST_CASES = 200
-
-
-def call(capsys, *words):
-    """Run a command; returns (exit code, standard output, standard error)."""
-    capsys.readouterr()
-    code = main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def refused(capsys, told, *words):
-    """Check that a command fails with one error that says what is wrong and what to do."""
-    code, _, err = call(capsys, *words)
-    assert code == 2, err
-    assert told in err
-    assert err.startswith("error: ")
-    assert "\n  do: " in err
-    assert "Traceback" not in err
 
 
 @pytest.fixture(scope="module")

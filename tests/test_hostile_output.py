@@ -19,6 +19,7 @@ from irpar.models import annotations, save
 from irpar.models.__main__ import main as models_main
 from irpar.onnx_io import load
 from irpar.sharding import IrparError
+from tests.command_line import call, refused
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +32,6 @@ def base(tmp_path_factory):
     words = ["partition", folder / "gpt.onnx", "-o", folder / "out", "--shardings", folder / "gpt.json", "--json"]
     assert main(list(map(str, words))) == 0
     return folder
-
-
-def call(capsys, *words):
-    capsys.readouterr()
-    code = main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def refused(capsys, told, *words):
-    """Check that a command fails with one error that says what is wrong and what to do."""
-    code, _, err = call(capsys, *words)
-    assert code == 2, err
-    assert told in err
-    assert err.startswith("error: ")
-    assert "\n  do: " in err
-    return err
 
 
 def content(folder):

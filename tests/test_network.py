@@ -10,10 +10,10 @@ import irpar
 from irpar import models
 from irpar.analysis.network import network_of
 from irpar.analysis.plan import read_plan
-from irpar.cli import main
 from irpar.ir import parse_module, read_text
 from irpar.reproducer import read_reproducer, write_reproducer
 from irpar.sharding import IrparError
+from tests.command_line import call
 
 FILE = """\
 name: two links
@@ -43,13 +43,6 @@ def annotated(folder: Path) -> irpar.Module:
     module = irpar.load(folder / "mlp.onnx")
     irpar.annotate(module, models.annotations("mlp"))
     return module
-
-
-def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def test_prediction_by_hand(folder: Path) -> None:
