@@ -4,6 +4,7 @@
 # (calling a torch.nn.Module is typed as Any)
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -144,17 +145,17 @@ class LlamaMlp(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """A pre-RMSNorm block."""
+    """A pre-norm block around an attention."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, attention: Callable[[Size], nn.Module], norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(size.hidden)
-        self.self_attn = LlamaAttention(size)
-        self.post_attention_layernorm = RmsNorm(size.hidden)
+        self.input_layernorm = norm(size.hidden)
+        self.self_attn = attention(size)
+        self.post_attention_layernorm = norm(size.hidden)
         self.mlp = LlamaMlp(size)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`[B,S,D] -> [B,S,D]`; cos and sin `[S,K]`."""
+        """`[B,S,D] -> [B,S,D]`; cos and sin as the attention takes them."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -168,7 +169,7 @@ class Llama(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(size.vocab, size.hidden)
-        self.layers = nn.ModuleList(LlamaBlock(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(LlamaBlock(size, LlamaAttention, RmsNorm) for _ in range(size.layers))
         self.norm = RmsNorm(size.hidden)
         self.lm_head = nn.Linear(size.hidden, size.vocab, bias=False)
         head_dim = size.hidden // size.heads

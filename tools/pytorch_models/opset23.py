@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .decoders import LlamaMlp, Size
+from .decoders import LlamaBlock, Size
 
 
 class FusedAttention(nn.Module):
@@ -37,20 +37,9 @@ class FusedAttention(nn.Module):
         return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
 
 
-class FusedBlock(nn.Module):
-    """A pre-RMSNorm block."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(size.hidden, eps=1e-5)
-        self.self_attn = FusedAttention(size)
-        self.post_attention_layernorm = nn.RMSNorm(size.hidden, eps=1e-5)
-        self.mlp = LlamaMlp(size)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`[B,S,D] -> [B,S,D]`; cos and sin `[longest,K/2]`."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+def rms_norm(hidden: int) -> nn.Module:
+    """RMSNormalization in one call."""
+    return nn.RMSNorm(hidden, eps=1e-5)
 
 
 class FusedLlama(nn.Module):
@@ -62,8 +51,8 @@ class FusedLlama(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(size.vocab, size.hidden)
-        self.layers = nn.ModuleList(FusedBlock(size) for _ in range(size.layers))
-        self.norm = nn.RMSNorm(size.hidden, eps=1e-5)
+        self.layers = nn.ModuleList(LlamaBlock(size, FusedAttention, rms_norm) for _ in range(size.layers))
+        self.norm = rms_norm(size.hidden)
         self.lm_head = nn.Linear(size.hidden, size.vocab, bias=False)
         head_dim = size.hidden // size.heads
         angles = torch.outer(torch.arange(size.longest), 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim))
