@@ -3,6 +3,7 @@
     python benchmarks/anchors.py                       all cases, by the network that counts bytes
     python benchmarks/anchors.py mlp attn              some groups, or cases by name
     python benchmarks/anchors.py --no-run              plans only: nothing is computed and compared
+    python benchmarks/anchors.py --completion strategy=propagate    with other options of complete-sharding
 
 The cases are a folder of ONNX models with annotations beside the bytes that the others send: ../shared/anchors beside
 the repository, or --anchors FOLDER, or the environment variable IRPAR_ANCHORS.
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import irpar
+from irpar.api import DEFAULT_PIPELINE
 
 DEFAULT_FOLDER = Path(__file__).parents[2] / "shared" / "anchors"
 COMPLETION = (
@@ -72,12 +74,12 @@ def group_of(name: str) -> str:
     return next((group for group in COMPLETION if name.startswith(group)), REDISTRIBUTION)
 
 
-def measure(folder: Path, name: str, network: str, is_run: bool) -> Result:
+def measure(folder: Path, name: str, network: str, pipeline: str, is_run: bool) -> Result:
     """Partition a case, and compare its outputs with ONNX Runtime on the whole model."""
     case = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     start = time.perf_counter()
     try:
-        partition = cut(folder, case, network)
+        partition = cut(folder, case, network, pipeline)
         seconds = time.perf_counter() - start
         largest, faults = None, misplaced(partition, case)
         if is_run and case["numerics"]:
@@ -91,13 +93,13 @@ def measure(folder: Path, name: str, network: str, is_run: bool) -> Result:
     return Result(case, totals["sent_bytes"], totals["collectives"], largest, "; ".join(faults), seconds)
 
 
-def cut(folder: Path, case: dict[str, Any], network: str) -> irpar.Partition:
+def cut(folder: Path, case: dict[str, Any], network: str, pipeline: str) -> irpar.Partition:
     """The partition of a case, with its annotations and what its outputs must be."""
     module = irpar.load(folder / case["model"])
     for name, spec in {**case["annotations"], **case["required_outputs"]}.items():
         module.shard(name, spec)
     mesh = irpar.Mesh(dict(zip(case["mesh"]["axes"], case["mesh"]["sizes"], strict=True)))
-    return irpar.partition(module, mesh, network=network)
+    return irpar.partition(module, mesh, network=network, pipeline=pipeline)
 
 
 def misplaced(partition: irpar.Partition, case: dict[str, Any]) -> list[str]:
@@ -144,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("wanted", nargs="*", metavar="GROUP|CASE", help="only these (default: all)")
     parser.add_argument("--anchors", type=Path, default=None, metavar="FOLDER")
     parser.add_argument("--network", default="bytes", help="what irpar minimises (default bytes)")
+    parser.add_argument("--completion", default="", metavar="OPTIONS", help="of the pass complete-sharding")
     parser.add_argument("--no-run", action="store_true", help="compute nothing")
     options = parser.parse_args(arguments)
     given = options.anchors or (Path(os.environ["IRPAR_ANCHORS"]) if "IRPAR_ANCHORS" in os.environ else None)
@@ -154,9 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if given is None else 2
     if options.wanted:
         names = [name for name in names if name in options.wanted or group_of(name) in options.wanted]
+    pipeline = DEFAULT_PIPELINE.replace("complete-sharding", f"complete-sharding{{{options.completion}}}")
     groups: dict[str, list[Result]] = {}
     for name in names:
-        groups.setdefault(group_of(name), []).append(measure(folder, name, options.network, not options.no_run))
+        result = measure(folder, name, options.network, pipeline, not options.no_run)
+        groups.setdefault(group_of(name), []).append(result)
     for group in (*COMPLETION, REDISTRIBUTION):
         if group in groups:
             print_group(group, groups[group])

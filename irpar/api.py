@@ -292,11 +292,21 @@ class Partition:
         return bisect(self, self.original(model), inputs, engine=engine, tolerance=tolerance, seed=seed)
 
 
-def annotate(module: Module, annotations: Mapping[str, Sequence[Any]]) -> None:
+def annotate(module: Module, annotations: Mapping[str, Sequence[Any] | Mapping[str, Any]]) -> None:
     """Annotate several tensors at once: name or glob to one entry a dim, as in a `--shardings` file.
+
+    An entry may also be `{"cut": [...], "priority": 1}`.
 
     Raises:
         IrparError: a name matches nothing, or an entry does not fit.
     """
     for pattern, spec in annotations.items():
-        module.shard(pattern, spec)
+        if isinstance(spec, Mapping):
+            if "cut" not in spec or set(spec) - {"cut", "priority"}:
+                raise IrparError(
+                    f'"{pattern}" has the keys {", ".join(map(str, spec)) or "none"}',
+                    do='write a list of dims, or {"cut": [...], "priority": 1}',
+                )
+            module.shard(pattern, spec["cut"], priority=spec.get("priority", 0))
+        else:
+            module.shard(pattern, spec)

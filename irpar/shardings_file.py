@@ -19,7 +19,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from irpar.ir import Annotation, Module
 from irpar.ir.annotate import NamedValues, apply_to
-from irpar.sharding import DimSpec, IrparError, Mesh
+from irpar.sharding import DimSpec, IrparError, Mesh, is_priority, with_priority
 from irpar.spellings.mesh_tensorflow import DimNames, LayoutRules, Names, read_rules
 from irpar.spellings.named import infer_types, rank_of
 from irpar.spellings.strategies import OpCuts, Strategy, annotate_ops, named_nodes
@@ -29,6 +29,8 @@ from .yaml_nodes import TAG, Tables, Words, compose, is_null, text_of
 SECTIONS = ("mesh", "tensors", "ops", "layout")
 PLACES = ("in", "out")
 _TENSOR_FORM = 'write one entry for each dim: null, an axis, or a list of axes such as ["dp", "tp"] or ["tp", "?"]'
+_PRIORITY_FORM = 'write {"cut": [null, ["tp"]], "priority": 1}'
+_PRIORITY_DO = 'write a whole number from 0 (first), such as "priority": 1'
 _OP_FORM = 'write the cuts of each operand and result, such as {"in": [[2, 1], [1, 4]], "out": [[2, 4]]}'
 _MESH_FORM = (
     'write each axis with its size, such as {"dp": 2, "tp": 4}; device ids, where wanted: "devices": [3, 1, ...]'
@@ -187,7 +189,7 @@ class _Reader(Tables):
         found: dict[str, tuple[str, ...]] = {}
         for name, key, value in self.table(node, "the rules of layout", _LAYOUT_FORM):
             axes = self.dim(value, name, value)
-            if axes is None or "?" in axes:
+            if axes is None or any(axis == "?" or is_priority(axis) for axis in axes):
                 raise self.error(f'the rule of "{name}" is no axis: {text_of(value)}', key, _LAYOUT_FORM)
             found[name] = tuple(axes)
         if not found:
@@ -210,12 +212,31 @@ class _Reader(Tables):
 
     def tensors(self, table: Any) -> Iterator[Annotation]:
         for pattern, key, value in self.table(table, "tensors", 'write name: [...], such as "x": [["dp"], null]'):
-            if not isinstance(value, SequenceNode):
+            dims, priority = self.cut_and_priority(pattern, value) if isinstance(value, MappingNode) else (value, 0)
+            if not isinstance(dims, SequenceNode):
                 raise self.error(
                     f'"{pattern}" has no list of dims', key, _TENSOR_FORM, f'"{pattern}": {text_of(value)}'
                 )
-            spec = tuple(self.dim(dim, pattern, value) for dim in value.value)
-            yield Annotation(pattern, spec, self.where(key))
+            spec = with_priority([self.dim(dim, pattern, dims) for dim in dims.value], priority)
+            yield Annotation(pattern, tuple(spec), self.where(key))
+
+    def cut_and_priority(self, pattern: str, entry: Any) -> tuple[Any, int]:
+        """The list of dims and the number of `{cut: [...], priority: 1}`."""
+        text = f'"{pattern}": {text_of(entry)}'
+        parts = {name: (key, value) for name, key, value in self.table(entry, f'"{pattern}"', _PRIORITY_FORM)}
+        for name, (key, _) in parts.items():
+            if name not in ("cut", "priority"):
+                raise self.error(f'"{pattern}" has no "{name}"', key, _PRIORITY_FORM, text)
+        if "cut" not in parts:
+            raise self.error(f'"{pattern}" has no "cut"', entry, _PRIORITY_FORM, text)
+        return parts["cut"][1], self.priority(parts["priority"][1], text) if "priority" in parts else 0
+
+    def priority(self, node: Any, text: str) -> int:
+        """A priority; `text` is the entry that has it."""
+        number = self.integer(node)
+        if number is None or number < 0:
+            raise self.error(f"{text_of(node)} is no priority", node, _PRIORITY_DO, text)
+        return number
 
     def dim(self, node: Any, pattern: str, whole: Any) -> DimSpec:
         """null, an axis, or a list of axes."""
@@ -235,15 +256,20 @@ class _Reader(Tables):
     def ops(self, table: Any) -> Iterator[OpCuts]:
         for pattern, key, value in self.table(table, "ops", f"write name: {{...}}; {_OP_FORM}"):
             cuts: dict[str, tuple[Strategy | None, ...]] = {}
+            text, priority = f'"{pattern}": {text_of(value)}', 0
             for place, place_node, listed in self.table(value, f'"{pattern}"', _OP_FORM):
+                if place == "priority":
+                    priority = self.priority(listed, text)
+                    continue
                 if place not in PLACES:
-                    raise self.error(f'"{pattern}" has no "{place}"', place_node, 'choose from "in" and "out"')
+                    do = 'choose from "in", "out" and "priority"'
+                    raise self.error(f'"{pattern}" has no "{place}"', place_node, do)
                 if not isinstance(listed, SequenceNode):
                     raise self.error(f'"{place}" of "{pattern}" is no list', place_node, _OP_FORM)
                 cuts[place] = tuple(self.strategy(item) for item in listed.value)
             if not cuts:
                 raise self.error(f'"{pattern}" has no cuts', key, _OP_FORM)
-            yield OpCuts(pattern, cuts, f'"{pattern}": {text_of(value)}', self.where(key), ShardingsError)
+            yield OpCuts(pattern, cuts, text, self.where(key), ShardingsError, priority)
 
     def strategy(self, node: Any) -> Strategy | None:
         """Counts or axes of one tensor."""

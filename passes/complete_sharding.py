@@ -101,7 +101,7 @@ class _Completion:
                     self._visit(node)
             forward = not forward
         for value, axes in self.axes.items():
-            if value.sharding is None or value.sharding.is_open:
+            if value.sharding is None or not value.sharding.is_settled:
                 value.sharding = Sharding.of_axes(self.mesh, axes)
         if not (is_chosen and free and self._choose()):
             self._settle_constants()
@@ -192,7 +192,7 @@ class _Completion:
                     do="annotate tensors of fixed size; this one stays whole on every device",
                 )
             self.pinned.add(value)
-            free += value.sharding.is_open
+            free += not value.sharding.is_settled
             self.open[value] = [dim.is_open for dim in value.sharding.dims]
             self.axes[value] = list(value.sharding.axes)
         return free

@@ -127,6 +127,18 @@ def test_ops_by_axes(tmp_path, module):
     assert annotate(module, read(tmp_path, text)) == {"x": "[@dp, _]", "h.0.w": "[_, @tp]", "a": "[@dp, @tp]"}
 
 
+def test_priorities(tmp_path, module):
+    text = """mesh: {dp: 2, tp: 4}
+tensors:
+  x: {cut: [[dp, "?"], null], priority: 1}
+  h.0.w: [["?", "priority=3"], [tp, priority=2]]
+ops:
+  down: {in: [null, [4, 1]], priority: 2}
+"""
+    expected = {"x": "[@dp?!1, _]", "h.0.w": "[?!3, @tp!2]", "h.1.w": "[@tp!2, _]"}
+    assert annotate(module, read(tmp_path, text)) == expected
+
+
 def test_layout_rules(tmp_path, module):
     text = (
         "mesh: {dp: 2, tp: 2}\ntensors:\n  y: [null, dp]\n"
@@ -191,6 +203,14 @@ UNREADABLE = [
     ("a: \x01\n", "not YAML", ""),
     ("tensors: " + "[" * 5000, "nested too deep", ""),
     ("tensors: {x: &a [*a]}\n", "is no mesh axis", "line 1"),
+    ("tensors:\n  x: {cut: [dp], priority: -1}\n", "-1 is no priority", "line 2"),
+    ("tensors:\n  x:\n    cut: [dp]\n    priority: first\n", '"first" is no priority', "line 4"),
+    ("tensors:\n  x:\n    cut: [dp]\n    priority: 1\n    priority: 2\n", '"priority" comes twice', "line 5"),
+    ("tensors:\n  x: {priority: 1}\n", '"x" has no "cut"', "line 2"),
+    ("tensors:\n  x: {cut: dp, priority: 1}\n", '"x" has no list of dims', "line 2"),
+    ("tensors:\n  x: {cut: [dp], order: 1}\n", '"x" has no "order"', "line 2"),
+    ("ops:\n  up: {in: [[2, 1]], priority: [1]}\n", "[1] is no priority", "line 2"),
+    ("layout:\n  rules: {a: [dp, priority=1]}\n", 'the rule of "a" is no axis', "line 2"),
     ("ops:\n  up: [[2, 1]]\n", '"up" must be a table', "line 2"),
     ("ops:\n  up: {}\n", '"up" has no cuts', "line 2"),
     ("ops:\n  up: {inn: [[1]]}\n", '"up" has no "inn"', "line 2"),
@@ -250,6 +270,13 @@ UNFITTING = [
         "tensors:\n  h.*.w: [null, mp]\n",
         'no axis "mp" in mesh dp=2,tp=2',
         '"h.*.w": [null, ["mp"]]      s.yaml, line 3',
+    ),
+    ("tensors:\n  x: [[dp, priority=-1], null]\n", '"-1" is no priority', "s.yaml, line 3"),
+    ("tensors:\n  x: [[dp, priority=1, priority=2], null]\n", "has 2 priorities", "s.yaml, line 3"),
+    (
+        "tensors:\n  x: [[dp, priority=1], null]\nops:\n  up: {in: [[dp, null], null]}\n",
+        "%x is annotated twice: [@dp!1, _] and [@dp, _]",
+        "s.yaml, line 5",
     ),
     ("layout: 'batch:dp'\n", 'no tensor has a dim called "batch"', "s.yaml, line 2"),
     ("layout: {rules: {a: dp}, names: {x: [a]}}\n", "1 names for the dims of x, which is f32[8, 64]", "s.yaml, line 2"),

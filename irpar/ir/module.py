@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from irpar.sharding import DimSpec, IrparError, Mesh
+from irpar.sharding import DimSpec, IrparError, Mesh, with_priority
 
 from .function import Function
 from .graph import Graph
@@ -161,8 +161,13 @@ class Module:
         for function in self.functions.values():
             yield from function.graph.graphs()
 
-    def shard(self, pattern: str, spec: Sequence[DimSpec]) -> int:
+    def shard(self, pattern: str, spec: Sequence[DimSpec], *, priority: int = 0) -> int:
         """Annotate the values of the source model whose names match a glob; see `irpar.ir.annotate`.
+
+        Args:
+            pattern: name or glob.
+            spec: for each dim None, an axis, or a list of axes, "?" and "priority=1".
+            priority: of the dims that are cut or open and have none of their own; 0 goes first in completion.
 
         Returns:
             How many values the pattern matches.
@@ -172,12 +177,16 @@ class Module:
         """
         from .annotate import Annotation, AnnotationError, annotate
 
-        if isinstance(spec, str):
+        if isinstance(spec, str) or not isinstance(spec, Sequence):
             raise AnnotationError(
                 f'the sharding of "{pattern}" is the string "{spec}"',
                 do=f'write a list, one entry a dim: ["{spec}", None]',
             )
-        return annotate(self, Annotation(pattern, tuple(spec)))
+        try:
+            dims = with_priority(spec, priority)
+        except IrparError as error:
+            raise AnnotationError(error.what, where=f'"{pattern}"', do=error.do) from None
+        return annotate(self, Annotation(pattern, tuple(dims)))
 
     def decide(self, name: str, decision: Decision) -> None:
         """Log why a value is sharded so."""

@@ -24,6 +24,7 @@ _AXIS = r"[A-Za-z_][A-Za-z0-9_]*+(?::\([0-9]{1,9}\)[0-9]{1,9})?"
 _AXES = rf"{_AXIS}(?:\s*,\s*{_AXIS})*"
 _UNKNOWN_DIM = re.compile(r"_(?![A-Za-z0-9_.])")
 _MARK = re.compile(rf"\s*@(?:({_AXIS})|\(\s*({_AXES})\s*\))")
+_PRIORITY = re.compile(r"!\s*([0-9]{1,9})(?![0-9])")
 _PARTIAL = re.compile(rf"\(\s*([a-z]+)\s*:\s*({_AXES})\s*\)")
 # The usual clause, cut out whole so that a text with 100,000 of them reads each distinct one once.
 _USUAL = re.compile(
@@ -170,7 +171,7 @@ class ClauseReader:
         return TensorType(dtype, shape), marks
 
     def _dims(self) -> tuple[tuple[Dim, ...] | None, Sequence[DimSharding] | None]:
-        """Read `[8@dp, batch, _, 64?]` or `[*]`."""
+        """Read `[8@dp, batch, _, 64?, 8@tp!1]` or `[*]`."""
         lexer, text = self.lexer, self.lexer.text
         if lexer.token != "[":
             raise lexer.expected("`[`")
@@ -214,8 +215,20 @@ class ClauseReader:
         axes = _axes(match[1] or match[2]) if match else ()
         position = lexer.skip(match.end()) if match else position
         is_open = lexer.text.startswith("?", position)
-        mark = DimSharding(axes, is_open) if axes or is_open else _CLOSED
-        return mark, position + is_open
+        priority, position = self._priority(position + is_open)
+        mark = DimSharding(axes, is_open, priority) if axes or is_open or priority else _CLOSED
+        return mark, position
+
+    def _priority(self, position: int) -> tuple[int, int]:
+        """Read `!1`, or nothing; gives the priority and where it ends."""
+        lexer = self.lexer
+        at = lexer.skip(position)
+        if not lexer.text.startswith("!", at):
+            return 0, position
+        match = _PRIORITY.match(lexer.text, at)
+        if match is None:
+            raise lexer.error("expected a priority such as 64@tp!1: a number from 0 to 999999999", at)
+        return int(match[1]), match.end()
 
     def _global_shape(self) -> tuple[tuple[int, ...], Sequence[DimSharding]]:
         start = self.lexer.start

@@ -84,8 +84,8 @@ class _Writer:
             return "it has no sharding"
         if sharding.partial:
             return "ONNX has no word for partial values"
-        if sharding.is_open:
-            return "ONNX has no word for open dims"
+        if not sharding.is_settled:
+            return "ONNX has no word for open dims and priorities"
         if value.node is None and not any(user.graph is value.graph and not user.is_return for user in value.users):
             return "no node of the main graph reads it"
         return ""

@@ -14,7 +14,17 @@ from .blocks import (
 )
 from .errors import IrparError, ShardingError, nearest_names
 from .mesh import Axis, Mesh
-from .sharding import REDUCTIONS, DimSharding, DimSpec, Reduction, Sharding, are_disjoint, check_disjoint
+from .sharding import (
+    REDUCTIONS,
+    DimSharding,
+    DimSpec,
+    Reduction,
+    Sharding,
+    are_disjoint,
+    check_disjoint,
+    is_priority,
+    with_priority,
+)
 
 __all__ = [
     "REDUCTIONS",
@@ -35,10 +45,12 @@ __all__ = [
     "check_disjoint",
     "common_atoms",
     "is_even",
+    "is_priority",
     "join_axes",
     "local_region",
     "local_shape",
     "minor_gather_is_aligned",
     "nearest_names",
     "split_axis",
+    "with_priority",
 ]

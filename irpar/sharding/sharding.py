@@ -1,5 +1,6 @@
 """Shardings: which mesh axes cut which dim of a tensor, and which axes hold partial values."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -14,21 +15,43 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 @dataclass(frozen=True)
 class DimSharding:
-    """The axes that cut one dim, major first; an open dim may get more axes in completion."""
+    """How one dim is cut.
+
+    Attributes:
+        axes: what cuts it, major first.
+        is_open: completion may add axes.
+        priority: the round of completion from which on the axes are carried on and an open dim takes others; 0 is the
+            first.
+    """
 
     axes: tuple[Axis, ...] = ()
     is_open: bool = False
+    priority: int = 0
 
     def __str__(self) -> str:
         names = [str(axis) for axis in self.axes]
         text = f"@({','.join(names)})" if len(names) > 1 else f"@{names[0]}" if names else ""
-        return text + ("?" if self.is_open else "")
+        return text + ("?" if self.is_open else "") + (f"!{self.priority}" if self.priority else "")
+
+    def spec(self) -> list[str] | None:
+        """The form of `--shardings`: `["tp", "?", "priority=1"]`, or None for a dim that is closed and not cut."""
+        words = list(map(str, self.axes))
+        if self.is_open:
+            words.append("?")
+        if self.priority:
+            words.append(priority_word(self.priority))
+        return words or None
 
 
 _CLOSED = DimSharding()
 _OPEN = DimSharding(is_open=True)
 
 DimSpec = None | str | Sequence[str]
+"""How one dim is cut, in a `--shardings` file: None, an axis, or axes, "?" where open, and "priority=1"."""
+
+MOST_PRIORITY = 999_999_999
+_PRIORITY = re.compile(r"\s*priority\s*=\s*(.*?)\s*", re.DOTALL)
+_PRIORITY_DO = f'write a whole number from 0 (first) to {MOST_PRIORITY}, such as "priority=1"'
 
 
 @dataclass(frozen=True)
@@ -90,7 +113,7 @@ class Sharding:
 
     @classmethod
     def of_spec(cls, mesh: Mesh, spec: Sequence[DimSpec]) -> "Sharding":
-        """Read one entry of a `--shardings` file: per dim None, an axis, or a list of axes with "?" for open.
+        """Read one entry of a `--shardings` file: per dim None, an axis, or a list of axes, "?" and "priority=1".
 
         Raises:
             ShardingError: the entry has another form, or names axes that do not fit the mesh.
@@ -102,8 +125,8 @@ class Sharding:
         return cls(mesh, tuple(_dim_of_spec(dim) for dim in spec))
 
     def spec(self) -> list[list[str] | None]:
-        """The form that plan.json and `--shardings` use: per dim a list of axes ("?" last where open), or None."""
-        return [[*map(str, dim.axes), *(["?"] if dim.is_open else [])] or None for dim in self.dims]
+        """The form that plan.json and `--shardings` use: per dim a list of axes, "?" and the priority, or None."""
+        return [dim.spec() for dim in self.dims]
 
     @property
     def rank(self) -> int:
@@ -130,14 +153,24 @@ class Sharding:
         """True where completion may still add axes to a dim."""
         return any(dim.is_open for dim in self.dims)
 
+    @cached_property
+    def priorities(self) -> tuple[int, ...]:
+        """The priority of each dim."""
+        return tuple(dim.priority for dim in self.dims)
+
+    @property
+    def is_settled(self) -> bool:
+        """True where nothing is left to completion: no dim is open or has a priority."""
+        return not self.is_open and not any(self.priorities)
+
     def closed(self) -> "Sharding":
-        """The same placement with every dim closed."""
-        return Sharding.of_axes(self.mesh, self.axes, self.partial, self.reduce) if self.is_open else self
+        """The same placement with every dim closed, and without priorities."""
+        return self if self.is_settled else Sharding.of_axes(self.mesh, self.axes, self.partial, self.reduce)
 
     def with_dim(self, dim: int, axes: Sequence[Axis]) -> "Sharding":
         """The same sharding with other axes on one dim."""
         changed = list(self.dims)
-        changed[dim] = DimSharding(tuple(axes), self.dims[dim].is_open)
+        changed[dim] = replace(self.dims[dim], axes=tuple(axes))
         return replace(self, dims=tuple(changed))
 
     def with_partial(self, axes: Iterable[Axis], reduce: Reduction = "sum") -> "Sharding":
@@ -156,7 +189,7 @@ class Sharding:
         """What the text form prints after the dims: ` replicated`, ` partial(sum: tp)`, or nothing."""
         if self.partial:
             return f" partial({self.reduce}: {', '.join(map(str, self.partial))})"
-        if not self.all_axes and not self.is_open:
+        if not self.all_axes and self.is_settled:
             return " replicated"
         return ""
 
@@ -175,10 +208,63 @@ def _dim_of_spec(spec: DimSpec) -> DimSharding:
         raise ShardingError(
             f"{spec!r} does not say how a dim is sharded", do='write null, or a list of axes such as ["dp", "tp"]'
         )
+    names, priority = _without_priority(names)
     if "?" in names[:-1]:
         raise ShardingError(f'"?" must come last in {list(names)!r}', do='write the axes first, then "?"')
     is_open = bool(names) and names[-1] == "?"
-    return DimSharding(tuple(Axis.parse(name) for name in (names[:-1] if is_open else names)), is_open)
+    return DimSharding(tuple(Axis.parse(name) for name in (names[:-1] if is_open else names)), is_open, priority or 0)
+
+
+def is_priority(word: str) -> bool:
+    """Whether a word of a dim's list is its priority, or is meant to be."""
+    return _PRIORITY.fullmatch(word) is not None
+
+
+def priority_word(priority: int) -> str:
+    """How a priority stands in the list of a dim.
+
+    Raises:
+        ShardingError: it is no number from 0 to `MOST_PRIORITY`.
+    """
+    if type(priority) is not int or not 0 <= priority <= MOST_PRIORITY:
+        raise ShardingError(f"{priority!r} is no priority", do=_PRIORITY_DO)
+    return f"priority={priority}"
+
+
+def with_priority(spec: Sequence[DimSpec], priority: int) -> list[DimSpec]:
+    """An annotation with a priority for its dims that are cut or open and have none of their own.
+
+    >>> with_priority([None, "tp", ["?", "priority=2"]], 1)
+    [None, ['tp', 'priority=1'], ['?', 'priority=2']]
+
+    Raises:
+        ShardingError: it is no number from 0 to `MOST_PRIORITY`.
+    """
+    word = priority_word(priority)
+
+    def dim(said: DimSpec) -> DimSpec:
+        words = [said] if isinstance(said, str) else said
+        is_list = isinstance(words, Sequence) and all(isinstance(name, str) for name in words)
+        return [*words, word] if words and is_list and not any(map(is_priority, words)) else said
+
+    return [dim(said) for said in spec] if priority else list(spec)
+
+
+def _without_priority(words: Sequence[str]) -> tuple[Sequence[str], int | None]:
+    """The words of a dim before its priority, and the priority; None where there is none."""
+    numbers = [match[1] for word in words if (match := _PRIORITY.fullmatch(word))]
+    if not numbers:
+        return words, None
+    if len(numbers) > 1:
+        raise ShardingError(f"{list(words)!r} has {len(numbers)} priorities", do="give each dim one")
+    if not is_priority(words[-1]):
+        raise ShardingError(
+            f'"priority={numbers[0]}" must come last in {list(words)!r}',
+            do='write the axes first, then "?" where the dim is open, then the priority',
+        )
+    if not re.fullmatch(r"[0-9]{1,9}", numbers[0]):
+        raise ShardingError(f'"{numbers[0]}" is no priority', do=_PRIORITY_DO)
+    return words[:-1], int(numbers[0])
 
 
 def check_disjoint(mesh: Mesh, axes: Sequence[Axis]) -> None:

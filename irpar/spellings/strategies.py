@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from irpar.cuts import Counts, CutsError, match_cuts
 from irpar.ir import Annotation, Module, Node, Value
 from irpar.ir.annotate import apply_to, matching
-from irpar.sharding import DimSpec, IrparError, nearest_names
+from irpar.sharding import DimSpec, IrparError, nearest_names, with_priority
 
 Strategy = Counts | tuple[DimSpec, ...]
 """How one tensor is cut: a count a dim, or axes a dim."""
@@ -22,6 +22,7 @@ class OpCuts:
         text: what was written, as messages show it.
         where: file and line; empty where there is none.
         error: what mistakes are raised as.
+        priority: of the dims that are cut and have none of their own.
     """
 
     pattern: str
@@ -29,6 +30,7 @@ class OpCuts:
     text: str
     where: str = ""
     error: type[IrparError] = CutsError
+    priority: int = 0
 
     @property
     def place(self) -> str:
@@ -76,7 +78,8 @@ def annotate_ops(module: Module, entry: OpCuts, nodes: Mapping[str, Sequence[Nod
         for value, spec in specs:
             name = value.source_name
             said = f'by the cuts of op "{entry.pattern}"'
-            apply_to(module, Annotation(name, tuple(spec), entry.where, said), module.mesh, [value])
+            dims = tuple(with_priority(spec, entry.priority))
+            apply_to(module, Annotation(name, dims, entry.where, said), module.mesh, [value])
     return len(matched)
 
 

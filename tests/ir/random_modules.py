@@ -94,7 +94,9 @@ def shardings(draw: Draw, rank: int, meshes: tuple[Mesh, ...]) -> Sharding:
         for axis in draw(st.sampled_from(_SPLITS[name])):
             if draw(st.booleans()):
                 places[draw(st.integers(0, rank))].append(axis)
-    dims_ = tuple(DimSharding(tuple(axes), draw(st.booleans())) for axes in places[:rank])
+    dims_ = tuple(
+        DimSharding(tuple(axes), draw(st.booleans()), draw(st.sampled_from((0, 0, 0, 1, 12)))) for axes in places[:rank]
+    )
     return Sharding(mesh, dims_, tuple(places[rank]), draw(st.sampled_from(REDUCTIONS)))
 
 

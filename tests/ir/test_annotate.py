@@ -77,11 +77,26 @@ def test_an_annotation_that_does_not_fit_waits_too_and_then_says_where_it_stands
         ("s", [None], "only tensors of known rank can be sharded"),
         ("x", [["dp"], ["dp"]], "mesh axis dp is used twice"),
         ("x", "dp", 'is the string "dp"'),
+        ("x", [["dp", "priority=-1"], None], r'"-1" is no priority(?s:.*)\["dp", "priority=-1"\]'),
+        ("x", [["dp", "priority=1", "priority=2"], None], "has 2 priorities"),
     ],
 )
 def test_refusals(pattern: str, dims: list[None], message: str) -> None:
     with pytest.raises(AnnotationError, match=message):
         with_mesh().shard(pattern, dims)
+
+
+def test_priorities_of_whole_tensors() -> None:
+    module = with_mesh()
+    module.shard("h.0.weight", [None, "tp"], priority=1)
+    module.shard("x", [["dp", "priority=2"], ["?"]], priority=3)
+    assert {value.name: str(value.sharding) for value in module.graph.values() if value.sharding is not None} == {
+        "w0": "[_, @tp!1]",
+        "x": "[@dp!2, ?!3]",
+    }
+    for priority in (-1, "high"):
+        with pytest.raises(AnnotationError, match=r'is no priority\n  "h.1.weight"'):
+            module.shard("h.1.weight", [None, "tp"], priority=priority)  # type: ignore[arg-type]
 
 
 def test_two_annotations_of_one_tensor_agree_or_are_refused() -> None:

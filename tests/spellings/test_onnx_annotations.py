@@ -374,7 +374,7 @@ def test_what_onnx_has_no_word_for_is_told(tmp_path):
     module.shard("w", [None, "tp"])
     module.graph.outputs[0].sharding = module.graph.inputs[1].sharding.with_partial([irpar.sharding.Axis("dp")])
     left = save_annotated(module, tmp_path / "m.onnx")
-    assert left == {"x": "ONNX has no word for open dims", "y": "ONNX has no word for partial values"}
+    assert left == {"x": "ONNX has no word for open dims and priorities", "y": "ONNX has no word for partial values"}
     assert shardings(irpar.load(tmp_path / "m.onnx")) == {"w": "[_, @tp]"}
 
 
