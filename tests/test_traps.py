@@ -13,6 +13,8 @@ import irpar
 from irpar.api import DEFAULT_PIPELINE
 from irpar.pass_manager import Instrumentation, PassManager
 
+from .written import model_of_text
+
 Cuts = dict[str, list[Any]]
 
 
@@ -40,22 +42,7 @@ class Trap:
 
     def model(self) -> onnx.ModelProto:
         """The model with its weights."""
-        head = f'<ir_version: 8, opset_import: ["": {self.opset}]>'
-        model = onnx.parser.parse_model(f"{head} {self.text}")
-        kept = []
-        for index, value in enumerate(model.graph.input):
-            if value.name not in self.weights:
-                kept.append(value)
-                continue
-            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-            numbers = np.random.default_rng(index).standard_normal(shape).astype(np.float32)
-            numbers /= np.sqrt(shape[0] if len(shape) > 1 else 1)
-            model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, value.name))
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
-        for name, numbers in self.integers.items():
-            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(numbers, np.int64), name))
-        return model
+        return model_of_text(self.text, self.weights, self.integers, self.opset)
 
 
 _ATTENTION = {"x": [["dp"], None, None], "wq": [None, ["tp"]], "wk": [None, ["tp"]], "wv": [None, ["tp"]]}
