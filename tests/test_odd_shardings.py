@@ -202,7 +202,6 @@ def test_one_axis_over_two_dims_is_told(name: str, specs: Specs, tmp_path: Path)
     assert told
     for conflict in told:
         assert "annotated" in conflict["because"]
-        assert "annotated" in conflict["needed_because"]
         assert "annotate" in conflict["avoid"]
 
 
