@@ -348,4 +348,4 @@ def _read(node: Node) -> Iterator[Value]:
     """The operands of a node, and what its bodies read of its graph."""
     yield from node.inputs
     if node.graph is not None:
-        yield from (value for value, _ in captured(node, node.graph))
+        yield from (value for value, _ in captured(node))

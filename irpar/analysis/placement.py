@@ -54,6 +54,7 @@ class Placement:
         rule: the rule that it follows; None: the node runs whole on every device.
         factors: what cuts each factor of the rule.
         carried: operands that it takes as partial values.
+        is_boundary: it holds bodies, or ends one: its values are whole, or lie as on the other side of the boundary.
     """
 
     operands: tuple[Sharding | None, ...]
@@ -61,16 +62,24 @@ class Placement:
     rule: FactorRule | None
     factors: FactorAxes
     carried: Carried = NOTHING
+    is_boundary: bool = False
 
 
 class RuleView:
-    """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back."""
+    """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back.
 
-    def __init__(self, node: Node, rule: FactorRule, mesh: Mesh) -> None:
+    Args:
+        node: the node.
+        rule: how it may be cut.
+        mesh: the mesh.
+        values: what the rule is about, where these are not all operands and results.
+    """
+
+    def __init__(self, node: Node, rule: FactorRule, mesh: Mesh, values: Sequence[Value | None] | None = None) -> None:
         self.node = node
         self.mesh = mesh
         self.rule = rule
-        self.values: tuple[Value | None, ...] = (*node.operands, *node.results)
+        self.values: tuple[Value | None, ...] = tuple(values or (*node.operands, *node.results))
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
         self.must_divide = [False] * len(rule.sizes)
@@ -248,18 +257,19 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
         return True
     view = rule_view(node, mesh)
     if view is None:
-        return _runs_so(node, whole_placement(node, mesh))
+        return fits(node, whole_placement(node, mesh))
     lies = [None if value is None else value.sharding for value in view.values]
     # Axes of one device cut nothing, and may stand on any dim.
     known = [None if lie is None else _cutting(mesh, lie.axes) for lie in lies]
     factors = tuple(choices[0] for choices in suggested(view, known))
     return any(
-        placement is not None and _runs_so(node, placement)
+        placement is not None and fits(node, placement)
         for placement in (view.placement(factors, carried) for carried in view.carriable(lies))
     )
 
 
-def _runs_so(node: Node, placement: Placement) -> bool:
+def fits(node: Node, placement: Placement) -> bool:
+    """True where a node's operands and results lie as a placement needs and gives them."""
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
     return all(
         value is None or needed is None or value.sharding == needed or _blocks(value.sharding) == _blocks(needed)

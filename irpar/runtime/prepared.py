@@ -1,6 +1,6 @@
 """Programs compiled for the parts that run them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.parts import Part
@@ -16,12 +16,12 @@ Key = tuple[int, tuple[Node, ...], tuple[Value, ...]]
 
 @dataclass(frozen=True, eq=False)
 class PreparedPart:
-    """A part with its program and a compiled segment for each of the program's segments."""
+    """A part with its program, and the program's segments compiled."""
 
     part: Part
     program: Program
     constants: Constants
-    compiled: tuple[CompiledSegment, ...]
+    compiled: Mapping[Segment, CompiledSegment]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Preparer:
             if program is None:
                 extra = [values[part.graph] for values in fetched.values() if part.graph in values]
                 program = programs[part.graph] = build_program(part.graph, extra)
-            compiled = tuple(self._compile(part, segment, constants, known) for segment in program.segments)
+            compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
             parts.append(PreparedPart(part, program, constants, compiled))
         return Prepared(tuple(parts), fetched)
 
