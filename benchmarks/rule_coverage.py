@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx.defs
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-from irpar.ops import Kind, definitions, factor_rule
+from irpar.ops import OPEN_BODIES, Kind, definitions, factor_rule
 from irpar.ops.replicate_only import REPLICATE_ONLY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,11 +74,14 @@ def main() -> int:
     ruled = {(found.domain, found.name) for found in definitions() if found.rule is not None}
     samples = Counter((sample.domain, sample.op) for sample in SAMPLES)
     unproven = sorted(ruled - set(samples))
-    neither = sorted(set(known) - ruled - set(REPLICATE_ONLY))
+    neither = sorted(set(known) - ruled - OPEN_BODIES - set(REPLICATE_ONLY))
     both = sorted(ruled & set(REPLICATE_ONLY))
     print("with a rule, and the number of nodes that prove it")
     for operator in sorted(ruled):
         print(f"  {named(operator):50} {samples[operator]:3}")
+    print("as their bodies are")
+    for operator in sorted(OPEN_BODIES):
+        print(f"  {named(operator)}")
     print("replicate only, because")
     for operator, why in sorted(REPLICATE_ONLY.items()):
         print(f"  {named(operator):50} {why}")

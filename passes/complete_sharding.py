@@ -178,6 +178,7 @@ class _Completion:
 
     def _start(self) -> int:
         """Set up the axes and open dims of all values; returns how many have no sharding yet."""
+        self._refuse_closed_bodies()
         free = 0
         for value in self.flow.values():
             type_ = tensor_type(value.type)
@@ -198,6 +199,16 @@ class _Completion:
             self.open[value] = [dim.is_open for dim in value.sharding.dims]
             self.axes[value] = list(value.sharding.axes)
         return free
+
+    def _refuse_closed_bodies(self) -> None:
+        for node in self.flow.nodes:
+            for body in () if node in self.flow.ties or node.is_return else node.nested_graphs():
+                for value in (inner for graph in body.graphs() for inner in graph.values()):
+                    if value.sharding is not None and value.sharding.all_axes:
+                        raise IrparError(
+                            f"%{value.name} is annotated {value.sharding}, but the body of {node.title} runs whole",
+                            do="annotate tensors outside of it; what passes into it is brought together before",
+                        )
 
     def _visit(self, node: Node) -> None:
         for view in self.views[node]:

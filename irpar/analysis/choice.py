@@ -293,10 +293,9 @@ class _Chooser:
         problem = Elimination([len(self.states[value]) for value in variables])
         tables: list[tuple[list[int], np.ndarray]] = []
         for node in self.flow.nodes:
-            times = self.flow.usual_trips_of(node.graph)
-            for scope, costs in self._tables(node, number):
-                tables.append((scope, costs * times))
-                problem.add(*tables[-1])
+            for table in self._tables(node, number):
+                tables.append(table)
+                problem.add(*table)
         for value in variables:
             # Among equals as it was.
             costs = np.full(len(self.states[value]), 1e-9)
@@ -338,7 +337,7 @@ class _Chooser:
             if target is not None:
                 sent = redistribution.price(state, target, value.shape, value.dtype.bits, self.network)
                 cost += sent[0] + _LAUNCH * (state != target)
-        return cost
+        return cost * self.flow.usual_trips(value)
 
     def _needs(self, node: Node, value: Value) -> list[Sharding | None]:
         """How a node without a rule needs a value, for each time that it reads it."""
@@ -358,8 +357,9 @@ class _Chooser:
         """What a node costs; layers that are alike ask only once."""
         free = [self._is_free(value) for value in view.values]
         types = tuple(None if value is None else (value.shape, value.dtype.bits) for value in view.values)
-        key = (view.rule, types, tuple(lies), tuple(free), tuple(view.carriable(lies)))
+        times = self.flow.times(view)
+        key = (view.rule, types, tuple(lies), tuple(free), tuple(view.carriable(lies)), times)
         if key not in self.known:
-            situation = Situation(view, lies, free, self.network)
+            situation = Situation(view, lies, free, self.network, times)
             self.known[key] = situation.price(situation.choose())
         return self.known[key]

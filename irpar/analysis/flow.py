@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from irpar.ir import Graph, Node, Value
+from irpar.ops import has_open_bodies
 from irpar.ops.rule import RuleBuilder, TensorFactors
 from irpar.sharding import Mesh, Sharding
 
@@ -98,7 +99,7 @@ class Flow:
     def _enter(self, graph: Graph) -> None:
         for node in graph:
             self.nodes.append(node)
-            if not holds_open_bodies(node):
+            if not has_open_bodies(node):
                 continue
             self.ties[node] = tuple(_TIES[node.identity](node))
             self._views.update((tie, self._view(node, tie)) for tie in self.ties[node])
@@ -187,7 +188,13 @@ class Flow:
             return self._holder_placement(node)
         if self.holder(node) is not None:
             return self._end_placement(node)
-        return place(node, self.mesh, is_pinned, network)
+        return place(node, self.mesh, is_pinned, network, self.times)
+
+    def times(self, view: RuleView) -> tuple[int, ...] | None:
+        """How often each value of a node is moved, as `Situation` takes it; None where all are moved once."""
+        if view.node.graph is self.graph:
+            return None
+        return tuple(1 if value is None else self.usual_trips(value) for value in view.values)
 
     def _holder_placement(self, node: Node) -> Placement:
         plain = whole_placement(node, self.mesh)
@@ -235,11 +242,6 @@ class Flow:
         if self.holder(node) is not None:
             return fits(node, self._end_placement(node))
         return lies_as_it_runs(node, self.mesh)
-
-
-def holds_open_bodies(node: Node) -> bool:
-    """Whether shardings pass the boundaries of the bodies that a node holds."""
-    return bool(node.attributes) and node.identity in _TIES and not (node.op_type == "Scan" and 0 < node.version < 9)
 
 
 def _with_dim(dims: Sequence[tuple[T, ...]], dim: int | None) -> tuple[tuple[T, ...], ...]:

@@ -235,7 +235,13 @@ def why_whole(node: Node) -> str:
     return f"the rule of {node.operator} does not cover these attributes or shapes"
 
 
-def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool], network: Network = BYTES) -> Placement:
+def place(
+    node: Node,
+    mesh: Mesh,
+    is_pinned: Callable[[Value], bool],
+    network: Network = BYTES,
+    times: Callable[[RuleView], Sequence[int] | None] = lambda _: None,
+) -> Placement:
     """Decide how a node runs, given the completed shardings of its values; see `Situation.choose`.
 
     Constants that nobody pinned cost nothing: they are written as they are needed.
@@ -245,7 +251,7 @@ def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool], network: N
         return whole_placement(node, mesh)
     lies = [None if value is None else value.sharding for value in view.values]
     free = [value is not None and value.is_constant and not is_pinned(value) for value in view.values]
-    return Situation(view, lies, free, network).choose()
+    return Situation(view, lies, free, network, times(view)).choose()
 
 
 def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
@@ -331,12 +337,15 @@ class Situation:
         lies: per operand and result how it lies, or should lie; None where it is left out or no tensor.
         free: which of them cost nothing to bring anywhere.
         network: what communication costs.
+        times: how often each of them is moved, where that differs: what a body reads from outside of its loop is moved
+            once, what is made in it at each trip.
     """
 
     view: RuleView
     lies: Sequence[Sharding | None]
     free: Sequence[bool]
     network: Network = BYTES
+    times: Sequence[int] | None = None
 
     def choose(self) -> Placement:
         """The way to run the node.
@@ -360,22 +369,26 @@ class Situation:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
         view, count = self.view, self.view.operand_count
         total = launches = 0
-        operands = zip(view.values[:count], placement.operands, self.lies[:count], self.free[:count], strict=True)
-        for value, needed, lie, is_free in operands:
+        times = self.times or [1] * len(view.values)
+        operands = zip(
+            view.values[:count], placement.operands, self.lies[:count], self.free[:count], times[:count], strict=True
+        )
+        for value, needed, lie, is_free, often in operands:
             if value is None or needed is None or lie is None or is_free:
                 continue
-            total += redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)[0]
+            total += often * redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)[0]
             launches += lie.axes != needed.axes or lie.partial != needed.partial
-        for value, given, lie in zip(view.values[count:], placement.results, self.lies[count:], strict=True):
+        results = zip(view.values[count:], placement.results, self.lies[count:], times[count:], strict=True)
+        for value, given, lie, often in results:
             if value is None or given is None:
                 continue
             wanted = lie or given.with_partial(())
             if not set(wanted.partial) <= set(given.partial):
                 return IMPOSSIBLE
-            total += redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
+            total += often * redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
             launches += given != wanted
         ways = view.mesh.group_size([axis for axes in placement.factors for axis in axes])
-        return total + computation(view.node, ways, self.network), -ways, launches
+        return total + times[-1] * computation(view.node, ways, self.network), -ways, launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:

@@ -176,7 +176,8 @@ class Executor:
         """Compute up to the next collective on every rank, execute those that are complete, and so on."""
         waiting: dict[int, Call] = {}
         while True:
-            self._compute([state for state in states if state.rank not in waiting and state.compute is not None])
+            while computing := [state for state in states if state.rank not in waiting and state.compute is not None]:
+                self._compute(computing)
             for state in states:
                 if state.rank not in waiting and state.step is not None:
                     waiting[state.rank] = state.call()

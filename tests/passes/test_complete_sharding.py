@@ -219,3 +219,31 @@ def test_the_result_of_a_gemm_that_is_taken_apart_keeps_its_reason() -> None:
     assert producer.op_type == "Add"
     assert [decision.why for decision in module.decisions["y"]] == ['annotated "y"']
     assert [name for name, _ in module.chain("z")] == ["z", "y"]
+
+
+def test_a_loop_lies_alike_on_both_sides_of_its_boundary() -> None:
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8], %w: f32[8, 8@tp]) -> (%y, %ys) opset 21 {
+          %n = constant : i64[] 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[], %c: bool[], %a: f32[4, 8]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[]
+            %o = MatMul(%a, %w) : f32[4, 8]
+            %r = Relu(%o) : f32[4, 8]
+          }} : f32[4, 8], f32[3, 4, 8]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8@tp], %w: f32[8, 8@tp]) -> (%y, %ys) opset 21 {
+          %n = constant : i64[] replicated 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8@tp]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[] replicated
+            %o = MatMul(%a, %w) : f32[4, 8@tp]
+            %r = Relu(%o) : f32[4, 8@tp]
+          }} : f32[4, 8@tp], f32[3, 4, 8@tp]
+        }
+        """,
+    )

@@ -1,8 +1,9 @@
 import pytest
 
+from irpar.analysis.flow import Flow
 from irpar.pass_manager import PassManager
 from irpar.passes.localize import distinct_programs
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError
 
 from .golden import check, read, run
 
@@ -80,15 +81,15 @@ def test_uneven_blocks_make_a_program_for_each_size() -> None:
 
 def test_members_of_one_group_agree_on_its_sizes() -> None:
     # 7 over (x, y) is 2, 2, 2, 1: ranks 0 and 2 both hold 2 rows, but their neighbours along y do not.
-    graph = read(
+    module = read(
         """
         mesh @m = ["x"=2, "y"=2]
         graph @g(%a: f32[7@(x,y)]) -> (%b) opset 21 {
           %b = Relu(%a) : f32[7@(x,y)]
         }
         """
-    ).graph
-    assert distinct_programs(graph, Mesh({"x": 2, "y": 2})) == [(0, 1), (2,), (3,)]
+    )
+    assert distinct_programs(Flow(module.graph, module.mesh)) == [(0, 1), (2,), (3,)]
 
 
 def test_baked_shapes_become_local() -> None:
@@ -184,3 +185,33 @@ def test_a_maximum_over_an_axis_of_one_device_is_whole() -> None:
         """,
     )
     assert module.graph.outputs[0].shape == ()
+
+
+def test_bodies_become_local() -> None:
+    check(
+        "localize",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8@tp], %w: f32[8, 8@tp]) -> (%y, %ys) opset 21 {
+          %n = constant : i64[] replicated 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8@tp]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[] replicated
+            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a lies as [_, @tp]"
+            %o = MatMul(%a_1, %w) : f32[4, 8@tp]
+            %r = Relu(%o) : f32[4, 8@tp]
+          }} : f32[4, 8@tp], f32[3, 4, 8@tp]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[4, 4] of [4, 8@tp], %w: f32[8, 4] of [8, 8@tp]) -> (%y, %ys) opset 21 ranks [0, 1] {
+          %n = constant : i64[] of [] replicated 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] of [] replicated, %c: bool[] of [] replicated, %a: f32[4, 4] of [4, 8@tp]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[] of [] replicated
+            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] of [4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a lies as [_, @tp]"
+            %o = MatMul(%a_1, %w) : f32[4, 4] of [4, 8@tp]
+            %r = Relu(%o) : f32[4, 4] of [4, 8@tp]
+          }} : f32[4, 4] of [4, 8@tp], f32[3, 4, 4] of [3, 4, 8@tp]
+        }
+        """,
+    )
