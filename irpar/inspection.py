@@ -14,7 +14,7 @@ from irpar.analysis.placement import why_whole
 from irpar.analysis.symbols import free_symbols, unnamed_dims
 from irpar.ir import Module, Node, Value, clone_module, tensor_type
 from irpar.ir.annotate import named_values
-from irpar.ops import definition, factor_rule
+from irpar.ops import definition, factor_rule, has_open_bodies
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import IrparError
 
@@ -286,6 +286,8 @@ def reason_whole(node: Node) -> str | None:
 
     Where sizes are not known, an operator that has a rule counts as one that can be sharded.
     """
+    if has_open_bodies(node):
+        return None
     found = definition(node)
     if found is None or found.rule is None:
         return why_whole(node)

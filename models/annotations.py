@@ -98,7 +98,7 @@ def _weights(config: ModelConfig) -> dict[str, Cut]:
         DlrmConfig: _dlrm_weights,
         UnetConfig: _unet_weights,
         RecurrentConfig: _no_weights,
-        ControlConfig: _no_weights,
+        ControlConfig: _control_weights,
     }
     return tables[type(config)](config)
 
@@ -111,6 +111,15 @@ def _pairs(first: Iterable[str], second: Iterable[str], *, bias: bool) -> dict[s
         if bias:
             table[f"{name}.bias"] = _VECTOR
     return table | {f"{name}.weight": _ROWS for name in second}
+
+
+def _control_weights(config: ControlConfig) -> dict[str, Cut]:
+    """The perceptrons of branches and trips in pairs; a step of a scan by columns, since its state comes back whole."""
+    if config.kind == "scan":
+        return _pairs(("cell.input", "cell.state", "head.fc"), (), bias=True)
+    scopes = ("positive", "negative") if config.kind == "if" else ("block",)
+    first = [f"{scope}.fc1" for scope in scopes]
+    return _pairs([*first, "head.fc"], [f"{scope}.fc2" for scope in scopes], bias=True)
 
 
 def _mlp_weights(config: MlpConfig) -> dict[str, Cut]:

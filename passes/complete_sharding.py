@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.choice import improve
+from irpar.analysis.flow import Flow
 from irpar.analysis.moves import cost_of_moves
 from irpar.analysis.network import network_of
-from irpar.analysis.placement import Axes, Placement, RuleView, place, rule_view
+from irpar.analysis.placement import Axes, Placement, RuleView
 from irpar.analysis.symbols import require_static
-from irpar.ir import UNKNOWN, Decision, Graph, Module, Node, Value, rewrite, tensor_type
+from irpar.ir import UNKNOWN, Decision, Module, Node, Value, rewrite, tensor_type
 from irpar.ops import Kind, definition
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import Axis, IrparError, Mesh, Sharding, are_disjoint
+from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,10 @@ class CompleteSharding(Pass):
     """Give every value a sharding, by carrying the axes of annotated values along the factor rules of the nodes.
 
     Before: a graph in global view with static types; some values annotated; the module has a mesh.
-    After: every tensor value of the main graph has a closed sharding; annotated dims are as they were, open ones ("?")
-    may have got more axes. Running it again changes nothing. The numbers are the same whatever it decides: what does
-    not fit is redistributed by insert-redistribution.
+    After: every tensor value of the main graph, and of the bodies of If, Loop and Scan in it, has a closed sharding;
+    annotated dims are as they were, open ones ("?") may have got more axes. What passes the boundary of a body lies
+    alike on both sides as far as annotations allow; predicates and trip counts are whole. Running it again changes
+    nothing. The numbers are the same whatever it decides: what does not fit is redistributed by insert-redistribution.
 
     Sweeps go forward and backward over the nodes whose values changed, until none does; every change adds axes, so the
     work is linear in nodes times mesh axes. Compare GSPMD, section 3.5 (Xu et al., 2021). With `strategy=cost` the
@@ -36,7 +38,7 @@ class CompleteSharding(Pass):
     strategy: Literal["cost", "propagate"] = "cost"
 
     def run(self, module: Module) -> PassResult:
-        """Complete the main graph.
+        """Complete the main graph and the bodies in it.
 
         Raises:
             UnboundSymbolError: a dim is still symbolic.
@@ -52,9 +54,9 @@ class CompleteSharding(Pass):
                     do="run infer-types (and fold-constants) before complete-sharding",
                 )
         mesh = module.mesh
-        graph = module.graph
-        rewritten = rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias})
-        completion = _Completion(module, graph, mesh)
+        flow = Flow(module.graph, mesh)
+        rewritten = sum(rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias}) for graph in flow.trips)
+        completion = _Completion(module, Flow(module.graph, mesh) if rewritten else flow)
         decided = completion.run(is_chosen=self.strategy == "cost")
         return PassResult(
             bool(decided or rewritten), statistics={"decided values": decided, "chosen values": completion.chosen}
@@ -62,21 +64,21 @@ class CompleteSharding(Pass):
 
 
 class _Completion:
-    """One run over one graph.
+    """One run over one graph and the bodies in it.
 
     x : [8@dp, 64], w : [64, 256@tp], h and a free
     forward   MatMul gives h [8@dp, 256@tp], Relu gives a the same
     backward  nothing new
     """
 
-    def __init__(self, module: Module, graph: Graph, mesh: Mesh) -> None:
+    def __init__(self, module: Module, flow: Flow) -> None:
         self.module = module
-        self.graph = graph
-        self.mesh = mesh
+        self.flow = flow
+        self.mesh = flow.mesh
         self.pinned: set[Value] = set()
         self.open: dict[Value, list[bool]] = {}
         self.axes: dict[Value, list[Axes]] = {}
-        self.views: dict[Node, RuleView] = {}
+        self.views: dict[Node, tuple[RuleView, ...]] = {}
         self.dirty: set[Node] = set()
         self.chosen = 0
         self.network = network_of(module.network)
@@ -84,18 +86,19 @@ class _Completion:
     def run(self, *, is_chosen: bool) -> int:
         """Returns how many values were decided; `is_chosen`: the cheapest way is chosen where values conflict."""
         free = self._start()
-        for node in self.graph:
-            view = rule_view(node, self.mesh)
-            if view is not None:
-                self.views[node] = view
-            else:
-                for value in node.results:
+        for node in self.flow.nodes:
+            self.views[node] = self.flow.views(node)
+            ruled = {value for view in self.views[node] for value in view.values}
+            for value in node.results:
+                if value not in ruled:
                     self.open.pop(value, None)
-        self.dirty = set(self.views)
+        self.dirty = {node for node, views in self.views.items() if views}
+        # A holder is visited before its bodies and after them: what goes round in a loop arrives in one sweep.
+        order = [self.flow.holder(node) or node for node in self.flow.nodes]
         forward = True
         while self.dirty:
             waiting, self.dirty = self.dirty, set()
-            for node in self.graph if forward else reversed(self.graph):
+            for node in order if forward else reversed(order):
                 if node in waiting or (node in self.dirty and node in self.views):
                     self.dirty.discard(node)
                     self._visit(node)
@@ -105,22 +108,23 @@ class _Completion:
                 value.sharding = Sharding.of_axes(self.mesh, axes)
         if not (is_chosen and free and self._choose()):
             self._settle_constants()
+        self._lift_constants()
         return free
 
     def _choose(self) -> bool:
         """Let values around conflicts lie so that least is sent; False where nothing is better than it is."""
-        chosen = improve(self.graph, self.mesh, self.views, self.pinned, self.network).shardings
+        chosen = improve(self.flow, self.pinned, self.network).shardings
         if not chosen:
             return False
-        changed = [*chosen, *(value for value in self.graph.constants if value not in self.pinned)]
+        changed = [*chosen, *self._free_constants()]
         before = {value: value.sharding for value in changed}
         self._settle_constants()
-        plain = cost_of_moves(self.graph, self.mesh, self.network)
+        plain = cost_of_moves(self.flow, self.network)
         for value, sharding in {**before, **chosen}.items():
             value.sharding = sharding
         self._settle_constants()
         # The choice prices every reader by itself, and constants as free.
-        if cost_of_moves(self.graph, self.mesh, self.network) >= plain:
+        if cost_of_moves(self.flow, self.network) >= plain:
             for value, old in before.items():
                 value.sharding = old
             return False
@@ -146,17 +150,15 @@ class _Completion:
     def _chosen_because(self, value: Value, name: str, waiting: set[tuple[Value, str]]) -> Decision | None:
         """Which value that is explained already brought a mesh axis to one that was chosen to lie so."""
         assert value.sharding is not None
-        for node in value.users if value.node is None else (value.node, *value.users):
-            view = self.views.get(node)
-            if view is None:
-                continue
-            mine = self._factors_with(view, value, name)
-            for other in dict.fromkeys((*node.inputs, *node.results)):
-                if other is value or (other, name) in waiting:
-                    continue
-                if mine & self._factors_with(view, other, name):
-                    why = f"follows %{other.name} through {node.title}, which sends least"
-                    return Decision(why, other.name, (name,))
+        for node in self.flow.neighbours(value):
+            for view in self.views.get(node, ()):
+                mine = self._factors_with(view, value, name)
+                for other in dict.fromkeys(view.values):
+                    if other is None or other is value or (other, name) in waiting:
+                        continue
+                    if mine & self._factors_with(view, other, name):
+                        why = f"follows %{other.name} through {node.title}, which sends least"
+                        return Decision(why, other.name, (name,))
         return None
 
     def _factors_with(self, view: RuleView, value: Value, name: str) -> set[int]:
@@ -176,8 +178,9 @@ class _Completion:
 
     def _start(self) -> int:
         """Set up the axes and open dims of all values; returns how many have no sharding yet."""
+        self._refuse_closed_bodies()
         free = 0
-        for value in self.graph.values():
+        for value in self.flow.values():
             type_ = tensor_type(value.type)
             if type_ is None or type_.shape is None:
                 continue
@@ -197,14 +200,24 @@ class _Completion:
             self.axes[value] = list(value.sharding.axes)
         return free
 
+    def _refuse_closed_bodies(self) -> None:
+        for node in self.flow.nodes:
+            for body in () if node in self.flow.ties or node.is_return else node.nested_graphs():
+                for value in (inner for graph in body.graphs() for inner in graph.values()):
+                    if value.sharding is not None and value.sharding.all_axes:
+                        raise IrparError(
+                            f"%{value.name} is annotated {value.sharding}, but the body of {node.title} runs whole",
+                            do="annotate tensors outside of it; what passes into it is brought together before",
+                        )
+
     def _visit(self, node: Node) -> None:
-        view = self.views[node]
-        factors = self._merged(view)
-        if not any(factors):
-            return
-        for tensor, value in enumerate(view.values):
-            if value is not None and value in self.open:
-                self._extend(node, view, tensor, value, factors)
+        for view in self.views[node]:
+            factors = self._merged(view)
+            if not any(factors):
+                continue
+            for tensor, value in enumerate(view.values):
+                if value is not None and value in self.open:
+                    self._extend(node, view, tensor, value, factors)
 
     def _merged(self, view: RuleView) -> list[Axes]:
         """Per factor the axes on which the values agree; of two factors that want one axis the earlier keeps it."""
@@ -250,9 +263,9 @@ class _Completion:
                 added.extend(axes[len(old) :])
         if added:
             for name in dict.fromkeys(axis.name for axis in added):
-                self.module.decide(value.name, self._decision(node, value, name))
-            neighbours = value.users if value.node is None else (value.node, *value.users)
-            self.dirty.update(other for other in neighbours if other is not node and other in self.views)
+                self.module.decide(value.name, self._decision(node, view, value, name))
+            neighbours = self.flow.neighbours(value)
+            self.dirty.update(other for other in neighbours if other is not node and self.views.get(other))
 
     def _expressible(self, view: RuleView, tensor: int, factors: list[Axes]) -> tuple[Axes, ...]:
         """The dim axes of a tensor; a minor factor whose majors are not cut to 1 is left out."""
@@ -265,30 +278,42 @@ class _Completion:
             dims = view.assemble(tensor, factors)
         return dims
 
-    def _decision(self, node: Node, value: Value, name: str) -> Decision:
+    def _decision(self, node: Node, view: RuleView, value: Value, name: str) -> Decision:
         """Which other value of the node brought a mesh axis."""
-        for other in (*node.inputs, *node.results):
-            axes = self.axes.get(other, []) if other is not value else []
+        for other in view.values:
+            if other is None or other is value:
+                continue
+            axes = self.axes.get(other, [])
             if any(axis.name == name for cut in axes for axis in cut):
                 return Decision(f"follows %{other.name} through {node.title}", other.name, (name,))
         return Decision(f"follows {node.title}", axes=(name,))
 
+    def _free_constants(self) -> list[Value]:
+        return [value for graph in self.flow.trips for value in graph.constants if value not in self.pinned]
+
     def _settle_constants(self) -> None:
         """Write constants that nobody pinned as their only reader needs them, and whole where readers differ."""
         placements: dict[Node, Placement] = {}
-        for value in self.graph.constants:
-            if value in self.pinned or value.sharding is None:
+        for value in self._free_constants():
+            if value.sharding is None:
                 continue
             needed: set[Sharding | None] = set()
             for node, index in value.uses:
-                inside = node.graph is self.graph and not node.is_return
+                inside = node in self.views
                 if inside and node not in placements:
-                    placements[node] = place(node, self.mesh, self.pinned.__contains__, self.network)
+                    placements[node] = self.flow.place(node, self.pinned.__contains__, self.network)
                 needed.add(placements[node].operands[index] if inside else None)
                 if len(needed) > 1:
                     break
             only = needed.pop() if len(needed) == 1 else None
             value.sharding = only or Sharding.replicated(self.mesh, value.sharding.rank)
+
+    def _lift_constants(self) -> None:
+        """Move the constants of bodies that are cut out to the outermost graph, which parts are written from."""
+        for graph in self.flow.trips:
+            for value in tuple(graph.constants) if graph is not self.flow.graph else ():
+                if value.sharding is not None and not value.sharding.is_replicated:
+                    self.flow.graph.lift_constant(value)
 
 
 def _common(a: Sequence[Axis], b: Sequence[Axis]) -> Axes:

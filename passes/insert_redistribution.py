@@ -3,59 +3,63 @@
 from dataclasses import dataclass
 
 from irpar.analysis.effects import draws_random_numbers
-from irpar.analysis.moves import captured, first_target, placements_of, wanted_shardings
+from irpar.analysis.flow import Flow
+from irpar.analysis.moves import captured_whole, first_target, placements_of, wanted_shardings
 from irpar.analysis.network import network_of
 from irpar.analysis.placement import has_rank, why_whole
 from irpar.analysis.reasons import Reasons
 from irpar.analysis.redistribution import Step, plan
 from irpar.ir import Builder, Decision, Graph, Module, Node, Value
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import IrparError, Mesh, Sharding
+from irpar.sharding import IrparError, Sharding
 
 
 @dataclass(frozen=True)
 class InsertRedistribution(Pass):
     """Decide how each node runs, and put collectives wherever a value lies otherwise than its reader needs it.
 
-    Before: global view, every tensor value of the main graph has a sharding (complete-sharding).
+    Before: global view, every tensor value of the main graph, and of the bodies of If, Loop and Scan in it, has a
+    sharding (complete-sharding).
     After: global view; each node's operands lie as its factor rule needs them, its results are what the rule gives;
     the collectives in between (irpar.AllReduce, AllGather, ReduceScatter, AllToAll, and AllSlice, which sends
     nothing) have ids in program order and say in their doc why they are there. Each value is redistributed once for
-    each sharding that its readers need. The paths are the cheapest by the network of the module: see
-    irpar.analysis.redistribution.
+    each sharding that its readers need, in the graph where it is made: what a loop reads from outside is moved before
+    the loop. What comes out of a body is brought to how it lies outside, or goes into the next trip. The paths are the
+    cheapest by the network of the module: see irpar.analysis.redistribution.
     """
 
     name = "insert-redistribution"
 
     def run(self, module: Module) -> PassResult:
-        """Insert into the main graph."""
+        """Insert into the main graph and the bodies in it."""
         if module.is_local:
             raise IrparError("insert-redistribution needs the global view", do="run it before localize")
-        for value in module.graph.values():
+        flow = Flow(module.graph, module.mesh)
+        for value in flow.values():
             if value.sharding is None and value.has_uses and has_rank(value):
                 raise IrparError(
                     f"%{value.name} has no sharding yet", do="run complete-sharding before insert-redistribution"
                 )
-        insertion = _Insertion(module, module.graph, module.mesh)
+        insertion = _Insertion(module, flow)
         count = insertion.run()
         return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})
 
 
 class _Insertion:
-    """One run over one graph.
+    """One run over one graph and the bodies in it.
 
     p = MatMul(a : [8@dp, 256@tp], w2 : [256@tp, 64]) gives [8@dp, 64] partial(sum: tp), y wants [8@dp, 64]
     becomes   p = MatMul(a, w2) : [8@dp, 64] partial(sum: tp)
               y = irpar.AllReduce(p) {axes=["tp"]} : [8@dp, 64]
     """
 
-    def __init__(self, module: Module, graph: Graph, mesh: Mesh) -> None:
+    def __init__(self, module: Module, flow: Flow) -> None:
         self.module = module
-        self.graph = graph
-        self.mesh = mesh
+        self.flow = flow
+        self.mesh = flow.mesh
         self.network = network_of(module.network)
-        self.placements = placements_of(graph, mesh, self.network)
-        self.reasons = Reasons(module, self.placements)
+        self.placements = placements_of(flow, self.network)
+        self.reasons = Reasons(module, flow, self.placements)
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
         self.slices = 0
@@ -70,15 +74,16 @@ class _Insertion:
                     f"{node.title} draws random numbers, and each of the {self.mesh.size} devices would draw its own",
                     do="make the numbers an input of the model; for a Dropout, export the model in inference mode",
                 )
-            if placement.rule is None and node.results and node.domain != "irpar":
+            is_whole = placement.rule is None and not placement.is_boundary
+            if is_whole and node.results and node.domain != "irpar":
                 self.module.whole[node.results[0].name] = why_whole(node)
-        wanted = wanted_shardings(self.graph, self.mesh, self.placements)
+        wanted = wanted_shardings(self.flow, self.placements)
         for node in self.placements:
             self._feed(node)
             self._give(node, wanted)
         for value in self.copied:
             if not value.has_uses and value.graph is not None:
-                self.graph.remove_constant(value)
+                value.graph.remove_constant(value)
         self._number()
         return self.collectives + self.slices + self.given + len(self.copied)
 
@@ -88,7 +93,7 @@ class _Insertion:
             if value is not None and needed is not None and value.sharding != needed:
                 reason = self.reasons.of_need(node, value, needed)
                 node.set_operand(index, self._redistributed(value, needed, node, reason, node))
-        for value, (inner, index) in captured(node, self.graph):
+        for value, (inner, index) in captured_whole(self.flow, node):
             if value.sharding is not None and not value.sharding.is_replicated:
                 whole = Sharding.replicated(self.mesh, value.sharding.rank)
                 reason = f"{node.title} reads %{value.name} inside its body, which runs whole"
@@ -96,7 +101,10 @@ class _Insertion:
 
     def _give(self, node: Node, wanted: dict[Value, set[Sharding]]) -> None:
         """Let the results be what the node gives, and what follows read them as completion said."""
-        following = node.next or self.graph.return_node
+        if not node.results:
+            return
+        assert node.graph is not None
+        following = node.next or node.graph.return_node
         for value, given in zip(node.results, self.placements[node].results, strict=True):
             if given is None or value.sharding is None or given == value.sharding:
                 continue
@@ -124,7 +132,7 @@ class _Insertion:
             return known
         steps = plan(value.sharding, target, value.shape, value.dtype.bits, self.network)
         if value.is_constant and all(step.op == "AllSlice" for step in steps):
-            result = self.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
+            result = self.flow.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
             result.sharding = target
             self.copied.append(value)
         else:
@@ -152,7 +160,9 @@ class _Insertion:
             assert value.sharding is not None
             attributes["reduce"] = value.sharding.reduce
         like = origin if origin is not None else before
-        builder = Builder(self.graph, self.module.opsets, before=before, like=None if like.is_return else like)
+        assert value.owner is not None
+        before = _standing_in(value.owner, before)
+        builder = Builder(value.owner, self.module.opsets, before=before, like=None if like.is_return else like)
         result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
         result.sharding = step.after
         result.source = value.source
@@ -167,7 +177,16 @@ class _Insertion:
     def _number(self) -> None:
         """Ids in program order, equal on all ranks since they all run programs made from this one."""
         number = 0
-        for node in self.graph:
+        for node in self.flow.graph.walk():
             if node.domain == "irpar" and node.op_type != "AllSlice":
                 node.set_attribute("id", number)
                 number += 1
+
+
+def _standing_in(graph: Graph, node: Node) -> Node:
+    """The node, or of those that hold it the one that stands in a graph around it."""
+    while node.graph is not graph:
+        assert node.graph is not None
+        assert node.graph.parent is not None
+        node = node.graph.parent
+    return node

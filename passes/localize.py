@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irpar.analysis.placement import has_rank, lies_as_it_runs
+from irpar.analysis.flow import Flow
+from irpar.analysis.placement import has_rank
 from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
+from irpar.ops import definition
 from irpar.ops.collectives import collective_axes
-from irpar.ops.coords import COORDS, block_start
-from irpar.ops.local_node import localized
+from irpar.ops.coords import block_start
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_sizes, ceil_div, is_even, local_shape
 
@@ -30,19 +31,19 @@ class Localize(Pass):
             raise IrparError("the module is in local view already", do="run localize once")
         mesh = module.mesh
         whole = module.graph
-        for value in whole.values():
+        flow = Flow(whole, mesh)
+        for value in flow.values():
             if value.sharding is None and value.has_uses and has_rank(value):
                 raise IrparError(f"%{value.name} has no sharding", do="run complete-sharding before localize")
-        for node in whole:
-            if not lies_as_it_runs(node, mesh):
+        for node in flow.nodes:
+            if not flow.runs_as_it_lies(node):
                 raise IrparError(
                     f"{node.title} cannot run on blocks as its operands and results lie",
                     where=repr(node),
                     notes=tuple(f"%{value.name} {value.sharding}" for value in (*node.inputs, *node.results)),
                     do="run insert-redistribution between complete-sharding and localize",
                 )
-        programs = distinct_programs(whole, mesh)
-        graphs = [_Localizer(module, whole, mesh, ranks).run() for ranks in programs]
+        graphs = [_Localizer(module, flow, ranks).run() for ranks in distinct_programs(flow)]
         if len(graphs) > 1:
             for number, graph in enumerate(graphs):
                 graph.name = f"{whole.name}.{number}"
@@ -50,13 +51,14 @@ class Localize(Pass):
         return PassResult(True, statistics={"programs": len(graphs)})
 
 
-def distinct_programs(graph: Graph, mesh: Mesh) -> list[tuple[int, ...]]:
+def distinct_programs(flow: Flow) -> list[tuple[int, ...]]:
     """The ranks that share a program: those whose blocks have equal sizes in every dim that does not divide.
 
     A dim of 10 over tp=4 has blocks 3, 3, 3, 1: ranks 0, 1, 2 share a program, rank 3 has its own.
     """
+    mesh = flow.mesh
     uneven: dict[tuple[int, tuple[Axis, ...]], None] = {}
-    for value in graph.values():
+    for value in flow.values():
         if value.sharding is not None and value.sharding.all_axes:
             for size, dim in zip(value.shape, value.sharding.dims, strict=True):
                 if dim.axes and not is_even(size, mesh.group_size(dim.axes)):
@@ -83,13 +85,14 @@ def _blocks_around(
 
 
 class _Localizer:
-    """Makes the local graph of some ranks."""
+    """Makes the local graph of some ranks: a copy, node by node, of which each is then made what a device runs."""
 
-    def __init__(self, module: Module, whole: Graph, mesh: Mesh, ranks: tuple[int, ...]) -> None:
+    def __init__(self, module: Module, flow: Flow, ranks: tuple[int, ...]) -> None:
         self.module = module
-        self.whole = whole
-        self.mesh = mesh
-        self.coords = mesh.coords(ranks[0])
+        self.flow = flow
+        self.whole = whole = flow.graph
+        self.mesh = flow.mesh
+        self.coords = flow.mesh.coords(ranks[0])
         self.local = Graph(whole.name)
         self.local.view = "local"
         self.local.ranks = ranks
@@ -98,8 +101,6 @@ class _Localizer:
         self.values: dict[Value, Value] = {}
         self.bounds: dict[tuple[tuple[Axis, ...], int], tuple[Value, Value]] = {}
         self.lists: dict[tuple[int, ...], Value] = {}
-        self.left: dict[Value, None] = {}
-        """What nodes that are gone have read."""
 
     def run(self) -> Graph:
         """Returns the local graph."""
@@ -108,31 +109,13 @@ class _Localizer:
         for value in self.whole.constants:
             self.local.adopt_constant(self._local_value(value))
         for node in self.whole:
-            self._node(node)
+            self._localize(node, self.local.append(clone_node(node, self.values, self.local.names)))
         self.local.set_outputs([self.values[value] for value in self.whole.outputs], self.whole.output_names)
-        self._remove_unread()
         return self.local
 
-    def _remove_unread(self) -> None:
-        """Take out what only nodes that are gone have read: constants, and what was computed for them."""
-        waiting = list(self.left)
-        while waiting:
-            value = waiting.pop()
-            if value.graph is self.local and value.is_constant and not value.has_uses:
-                self.local.remove_constant(value)
-            node = value.node
-            is_there = node is not None and node.graph is self.local and node.domain != "irpar"
-            if node is not None and is_there and not any(result.has_uses for result in node.results):
-                waiting.extend(node.inputs)
-                node.erase()
-        coords = self.local.names.table.get(COORDS)
-        if coords is not None and not coords.has_uses:
-            self.local.remove_input(coords)
-
     def _local_value(self, value: Value) -> Value:
-        made = clone_value(value)
+        made = self.values[value] = clone_value(value)
         self._localize_type(value, made)
-        self.values[value] = made
         return made
 
     def _localize_type(self, value: Value, made: Value) -> None:
@@ -145,22 +128,33 @@ class _Localizer:
         made.global_shape = value.shape
         made.type = TensorType(value.dtype, local_shape(value.sharding, value.shape, self.coords))
 
-    def _node(self, node: Node) -> None:
+    def _localize(self, node: Node, made: Node) -> None:
+        """Let the copy of a node be what a device runs."""
         if node.domain == "irpar" and node.op_type == "AllSlice":
-            self._slice(node)
+            self._slice(node, made)
             return
-        made = clone_node(node, self.values, self.local.names)
-        self.local.append(made)
         for value, local in zip(node.results, made.results, strict=True):
             self._localize_type(value, local)
         if node.domain == "irpar":
             self._uneven_sizes(node, made)
             return
-        if self._is_cut(node):
-            builder = Builder(self.local, self.module.opsets, before=made, like=made)
-            replaced = localized(node, made, builder)
+        if node in self.flow.ties:
+            for body, copy in zip(node.nested_graphs(), made.nested_graphs(), strict=True):
+                self._localize_body(body, copy)
+            return
+        found = definition(node)
+        if found is not None and found.localize is not None and self._is_cut(node):
+            assert made.graph is not None
+            builder = Builder(made.graph, self.module.opsets, before=made, like=made)
+            replaced = found.localize(node, made, builder)
             if replaced is not None:
                 self._replace(node, made, replaced)
+
+    def _localize_body(self, body: Graph, copy: Graph) -> None:
+        for value in (*body.inputs, *body.constants):
+            self._localize_type(value, self.values[value])
+        for node, made in zip(tuple(body), tuple(copy), strict=True):
+            self._localize(node, made)
 
     def _is_cut(self, node: Node) -> bool:
         """Whether an axis of several devices cuts a value of a node."""
@@ -171,34 +165,32 @@ class _Localizer:
         )
 
     def _replace(self, node: Node, made: Node, values: Sequence[Value]) -> None:
-        read = made.inputs
         for whole, old, new in zip(node.results, made.results, values, strict=True):
             self._localize_type(whole, new)
             new.source = old.source
+            old.replace_uses(new)
             self.values[whole] = new
         names = [value.name for value in made.results]
         made.erase()
         for value, name in zip(values, names, strict=True):
             value.rename(name)
-        self.left.update(dict.fromkeys(read))
 
-    def _slice(self, node: Node) -> None:
+    def _slice(self, node: Node, made: Node) -> None:
         """AllSlice: the block starts at (position along the new axes) * (block size) of what the device holds."""
         (whole,) = node.inputs
         result = node.result
         assert result.sharding is not None
+        assert made.graph is not None
         dim = node.attributes["dim"]
         assert isinstance(dim, int)
         axes = collective_axes(node)
-        builder = Builder(self.local, self.module.opsets, before=None, like=node)
-        start, stop = self._block_bounds(builder, axes, ceil_div(whole.shape[dim], result.sharding.dim_parts(dim)))
-        made = builder.op("Slice", [self.values[whole], start, stop, self._ints(builder, [dim])], name=result.name)
-        made.source = result.source
-        self._localize_type(result, made)
-        self.values[result] = made
+        builder = Builder(made.graph, self.module.opsets, before=made, like=node)
+        start, stop = self._block_bounds(axes, ceil_div(whole.shape[dim], result.sharding.dim_parts(dim)))
+        self._replace(node, made, [builder.op("Slice", [made.inputs[0], start, stop, self._ints([dim])])])
 
-    def _block_bounds(self, builder: Builder, axes: Sequence[Axis], block: int) -> tuple[Value, Value]:
+    def _block_bounds(self, axes: Sequence[Axis], block: int) -> tuple[Value, Value]:
         """Where the own block of a dim starts and ends, as Slice takes it: int64[1], made once for each cut."""
+        builder = Builder(self.local, self.module.opsets)
         known = self.bounds.get((tuple(axes), block))
         if known is not None:
             return known
@@ -207,14 +199,14 @@ class _Localizer:
         # Beside the offset, which stands before every reader.
         early = Builder(self.local, self.module.opsets, before=offset.node.next)
         type_ = TensorType(DType.I64, (1,))
-        start = early.op("Reshape", [offset, self._ints(early, [1])], type=type_)
-        stop = early.op("Add", [start, self._ints(early, [block])], type=type_)
+        start = early.op("Reshape", [offset, self._ints([1])], type=type_)
+        stop = early.op("Add", [start, self._ints([block])], type=type_)
         return self.bounds.setdefault((tuple(axes), block), (start, stop))
 
-    def _ints(self, builder: Builder, numbers: list[int]) -> Value:
+    def _ints(self, numbers: list[int]) -> Value:
         """A constant int64 list, shared."""
         if tuple(numbers) not in self.lists:
-            self.lists[tuple(numbers)] = builder.constant(numbers)
+            self.lists[tuple(numbers)] = Builder(self.local, self.module.opsets).constant(numbers)
         return self.lists[tuple(numbers)]
 
     def _uneven_sizes(self, node: Node, made: Node) -> None:

@@ -52,9 +52,9 @@ COLLECTIVES: dict[str, Collectives] = {
     "dlrm": Collectives(2, 6, "one for each table and perceptron; the loops of EmbeddingBag run whole"),
     "lstm": Collectives(0, 0, "states are whole"),
     "gru": Collectives(0, 0, "states are whole"),
-    "if": Collectives(2, 2, "the predicate's sum, and what the branches read"),
-    "loop": Collectives(1, 0, "what the body reads"),
-    "scan": Collectives(1, 0, "what the body reads"),
+    "if": Collectives(1, 4, "the predicate's sum; a sum for each branch, and what one of them reads"),
+    "loop": Collectives(0, 1, "one all-reduce for the perceptron of a trip"),
+    "scan": Collectives(0, 7, "the state at each of six steps, and all of them for the head"),
     "hf-gpt2": Collectives(1, 7, f"{_BLOCKS}, and for the vocabulary; {_FUSED}; {_MASK}"),
     "hf-llama": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
     "hf-bert": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
@@ -64,14 +64,12 @@ COLLECTIVES: dict[str, Collectives] = {
 }
 
 _STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
-_BODIES = "operators with bodies run whole on every rank"
 _BAGS = "EmbeddingBag is exported as a Loop, which runs whole"
 _BETWEEN = "shortcuts, the first and the last convolution are whole"
 MORE_THAN_ITS_SHARE: Exceptions = {
     **{("unet", ",".join(mesh)): (1.15, _BETWEEN) for mesh in MESHES if "tp" in mesh},
     **{("dlrm", ",".join(mesh)): (1.2, _BAGS) for mesh in MESHES if "tp" in mesh},
     **{(cell, ",".join(mesh)): (2.0, _STEPS) for cell in ("lstm", "gru") for mesh in MESHES if "tp" in mesh},
-    **{(kind, ",".join(mesh)): (prod(mesh.values()), _BODIES) for kind in ("if", "loop", "scan") for mesh in MESHES},
 }
 
 

@@ -1,7 +1,6 @@
 """Every family of irpar.models: partitioned, verified against ONNX Runtime, and its work divided among the ranks."""
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,6 @@ CASES = (
 )
 
 _STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
-_BODIES = "operators with bodies run whole on every rank, and what reads them alone"
 _FIRST = "the first convolution of a bottleneck and the shortcut are whole: their results are needed whole"
 MORE_THAN_ITS_SHARE: Exceptions = {
     ("resnet-preset=bottleneck", "tp"): (1.2, _FIRST),
@@ -70,11 +68,6 @@ MORE_THAN_ITS_SHARE: Exceptions = {
     ("recurrent", "dp,tp"): (2.0, _STEPS),
     ("recurrent-cell=gru-bidirectional=True-dynamic=True", "tp"): (2.0, _STEPS),
     ("recurrent-cell=gru-bidirectional=True-dynamic=True", "dp,tp"): (2.0, _STEPS),
-    **{
-        (f"control-kind={kind}", ",".join(mesh)): (prod(mesh.values()), _BODIES)
-        for kind in ("if", "loop", "scan")
-        for mesh in MESHES
-    },
 }
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Node, Value
 from irpar.ops import Kind, flops
 from irpar.ops.linear import carriers
-from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint
+from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
 from . import redistribution
 from .elimination import Elimination
+from .flow import Flow
 from .network import BYTES, Network
 from .placement import (
     IMPOSSIBLE,
@@ -64,19 +65,15 @@ class Choice:
     values: int
 
 
-def improve(
-    graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: Iterable[Value], network: Network = BYTES
-) -> Choice:
+def improve(flow: Flow, pinned: Iterable[Value], network: Network = BYTES) -> Choice:
     """Look for a cheaper way for values that are not pinned.
 
     Args:
-        graph: every tensor has a sharding.
-        mesh: of these.
-        views: nodes that may be cut.
+        flow: every tensor has a sharding. What passes the boundary of a body stays as it is.
         pinned: values that stay as they are.
         network: what communication costs, and computation, if it knows devices.
     """
-    return _Chooser(graph, mesh, views, set(pinned), network).run()
+    return _Chooser(flow, set(pinned), network).run()
 
 
 class _Chooser:
@@ -86,17 +83,21 @@ class _Chooser:
         states: per value its alternatives, the first as it is.
     """
 
-    def __init__(
-        self, graph: Graph, mesh: Mesh, views: Mapping[Node, RuleView], pinned: set[Value], network: Network
-    ) -> None:
+    def __init__(self, flow: Flow, pinned: set[Value], network: Network) -> None:
         self.network = network
-        self.graph = graph
-        self.mesh = mesh
-        self.views = views
+        self.flow = flow
+        self.mesh = flow.mesh
+        self.views: dict[Node, RuleView] = {}
+        for node in flow.nodes:
+            if node not in flow.ties:
+                self.views.update((node, view) for view in flow.views(node))
+        self.boundary = {value for node, ties in flow.ties.items() for value in node.results} | {
+            value for ties in flow.ties.values() for tie in ties for value in tie.inputs
+        }
         self.pinned = pinned
         self.states: dict[Value, list[Sharding]] = {}
         self.waiting: deque[tuple[Node, Value, Sharding]] = deque()
-        self.outputs = set(graph.outputs)
+        self.outputs = {value for graph in flow.trips for value in graph.outputs}
         self.known: dict[object, Price] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
@@ -110,7 +111,7 @@ class _Chooser:
         while self.waiting:
             node, value, state = self.waiting.popleft()
             self._follow(self.views[node], value, state)
-        for node in self.graph:
+        for node in self.flow.nodes:
             self._bound(node)
         self._bound_all()
         variables = [value for value, states in self.states.items() if len(states) > 1]
@@ -134,7 +135,7 @@ class _Chooser:
         return found
 
     def _may_change(self, value: Value) -> bool:
-        if value in self.pinned or value.is_constant or value.sharding is None:
+        if value in self.pinned or value in self.boundary or value.is_constant or value.sharding is None:
             return False
         nodes = value.users if value.node is None else (value.node, *value.users)
         return all(node.domain != "irpar" or node.is_return for node in nodes)
@@ -291,7 +292,7 @@ class _Chooser:
         self.work = max(1.0, float(sum(flops(node) for node in self.views)))
         problem = Elimination([len(self.states[value]) for value in variables])
         tables: list[tuple[list[int], np.ndarray]] = []
-        for node in self.graph:
+        for node in self.flow.nodes:
             for table in self._tables(node, number):
                 tables.append(table)
                 problem.add(*table)
@@ -328,12 +329,22 @@ class _Chooser:
             yield [number[value] for value in values], costs
 
     def _whole(self, node: Node, value: Value, state: Sharding) -> float:
-        """What one value costs at a node that needs its operands whole."""
+        """What one value costs at a node that needs its operands whole, or as they lie beyond a boundary."""
         if value not in node.inputs:
             return _NEVER if state.partial else 0.0
-        whole = Sharding.replicated(self.mesh, state.rank)
-        sent = redistribution.price(state, whole, value.shape, value.dtype.bits, self.network)
-        return sent[0] + _LAUNCH * (state != whole)
+        cost = 0.0
+        for target in dict.fromkeys(self._needs(node, value)):
+            if target is not None:
+                sent = redistribution.price(state, target, value.shape, value.dtype.bits, self.network)
+                cost += sent[0] + _LAUNCH * (state != target)
+        return cost * self.flow.usual_trips(value)
+
+    def _needs(self, node: Node, value: Value) -> list[Sharding | None]:
+        """How a node without a rule needs a value, for each time that it reads it."""
+        if node in self.flow.ties or self.flow.holder(node) is not None:
+            operands = self.flow.place(node, self.pinned.__contains__, self.network).operands
+            return [needed for needed, operand in zip(operands, node.operands, strict=True) if operand is value]
+        return [Sharding.replicated(self.mesh, len(value.shape))]
 
     def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
         """What a node costs; where computation has no price, never cut less than propagation would cut it."""
@@ -346,8 +357,9 @@ class _Chooser:
         """What a node costs; layers that are alike ask only once."""
         free = [self._is_free(value) for value in view.values]
         types = tuple(None if value is None else (value.shape, value.dtype.bits) for value in view.values)
-        key = (view.rule, types, tuple(lies), tuple(free), tuple(view.carriable(lies)))
+        times = self.flow.times(view)
+        key = (view.rule, types, tuple(lies), tuple(free), tuple(view.carriable(lies)), times)
         if key not in self.known:
-            situation = Situation(view, lies, free, self.network)
+            situation = Situation(view, lies, free, self.network, times)
             self.known[key] = situation.price(situation.choose())
         return self.known[key]

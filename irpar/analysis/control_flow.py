@@ -56,7 +56,7 @@ def infer_scan(bodies: Bodies, node: Node) -> Sequence[Type]:
     scanned = node.attributes["num_scan_inputs"]
     assert isinstance(scanned, int)
     states = len(node.operands) - scanned
-    in_axes = _axes(node, "scan_input_axes", scanned)
+    in_axes = scan_axes(node, "scan_input_axes", scanned)
     length: Dim = None
     for value, operand, axis in zip(body.inputs[states:], node.operands[states:], in_axes, strict=True):
         value.type, size = _remove(_type_of(operand), axis)
@@ -64,7 +64,7 @@ def infer_scan(bodies: Bodies, node: Node) -> Sequence[Type]:
     starts = [_type_of(operand) for operand in node.operands[:states]]
     types = _settle(bodies, node, body, body.inputs[:states], starts, slice(0, states))
     outputs = body.outputs[states:]
-    out_axes = _axes(node, "scan_output_axes", len(outputs))
+    out_axes = scan_axes(node, "scan_output_axes", len(outputs))
     return [*types, *(_insert(value.type, axis, length) for value, axis in zip(outputs, out_axes, strict=True))]
 
 
@@ -113,6 +113,32 @@ def _widen(before: Type, after: Type) -> Type:
     return common([before, after])
 
 
+def trip_count(node: Node) -> int | None:
+    """How often the body of a Loop or Scan runs; None where that is not known before. A branch may run or not: None."""
+    if node.op_type == "Loop":
+        (body,) = node.nested_graphs()
+        return _trips(node, body)
+    if node.op_type == "Scan" and not 0 < node.version < 9:
+        scanned = node.attributes["num_scan_inputs"]
+        assert isinstance(scanned, int)
+        axes = scan_axes(node, "scan_input_axes", scanned)
+        sizes = [_remove(value.type, axis)[1] for value, axis in zip(node.inputs[-scanned:], axes, strict=True)]
+        return next((size for size in sizes if type(size) is int), None)
+    return None
+
+
+def runs(graph: Graph | None) -> int | None:
+    """How often a graph runs, with all around it; None where that is not known before."""
+    count = 1
+    while graph is not None and graph.parent is not None:
+        each = trip_count(graph.parent)
+        if each is None:
+            return None
+        count *= each
+        graph = graph.parent.graph
+    return count
+
+
 def _trips(node: Node, body: Graph) -> int | None:
     """The trip count where it is a constant and nothing ends the loop early."""
     limit, flag = (*node.operands, None, None)[:2]
@@ -134,7 +160,8 @@ def _type_of(operand: Value | None) -> Type:
     return UNKNOWN if operand is None else operand.type
 
 
-def _axes(node: Node, name: str, count: int) -> tuple[int, ...]:
+def scan_axes(node: Node, name: str, count: int) -> tuple[int, ...]:
+    """The axes of an attribute of Scan, each 0 where it is left out."""
     axes = node.attributes.get(name)
     return tuple(axes) if isinstance(axes, Ints) else (0,) * count
 

@@ -3,17 +3,18 @@
 from irpar.ir import Graph, Node
 from irpar.ops import flops
 
+from .control_flow import trip_count
 from .liveness import value_bytes
 
 
 def node_flops(node: Node) -> int:
     """Floating-point operations of a node; 0 where a type is not static or the op has no definition.
 
-    An If counts its more expensive branch, a Loop or Scan one trip.
+    An If counts its more expensive branch, a Loop or Scan as many trips as are known before it runs, or one.
     """
     nested = [graph_flops(graph) for graph in node.nested_graphs()]
     if nested:
-        return max(nested)
+        return (trip_count(node) or 1) * max(nested)
     if not all(value.is_static for value in (*node.inputs, *node.results)):
         return 0
     return flops(node)

@@ -221,7 +221,7 @@ class CutClasses:
             if any(index for _, index in known):  # Inside a larger factor: cut only where that one is cut to 1.
                 continue
             places = tuple(place for place, _ in known)
-            if view.fills(factor, self.axes):
+            if view.fitting(factor, self.axes) == self.axes:
                 yield Cut(node, factor, kind, size, places)
             elif math.gcd(size, self.parts) > 1:
                 self.fitting.update(dict.fromkeys(places, math.gcd(size, self.parts)))
@@ -348,4 +348,4 @@ def _read(node: Node) -> Iterator[Value]:
     """The operands of a node, and what its bodies read of its graph."""
     yield from node.inputs
     if node.graph is not None:
-        yield from (value for value, _ in captured(node, node.graph))
+        yield from (value for value, _ in captured(node))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from irpar.ir import Graph, Node, tensor_type
 
+from .control_flow import trip_count
 from .cost import node_bytes, node_flops
 from .liveness import VIEWS, value_bytes
 
@@ -61,7 +62,7 @@ def node_seconds(node: Node, device: Device) -> float:
         return 0.0
     nested = [graph_seconds(graph, device) for graph in node.nested_graphs()]
     if nested:
-        return max(nested) + device.launch
+        return (trip_count(node) or 1) * max(nested) + device.launch
     return device.seconds(node_flops(node), _moved_bytes(node), _dtype(node))
 
 

@@ -52,9 +52,16 @@ def peak(graph: Graph) -> Peak:
 
 
 def bytes_at_rest(graph: Graph) -> int:
-    """The most bytes of inputs and results that a rank holds while it waits: at a collective, or when it has ended."""
+    """The most bytes of inputs and results that a rank holds while it waits: at a collective, or when it has ended.
+
+    At one in a body it holds what its holder holds, and at most what the body does.
+    """
     outputs = sum(map(value_bytes, dict.fromkeys(graph.outputs)))
-    return max(outputs, *(held for node, held in _held(graph) if node is None or node.domain == "irpar"))
+    return max(outputs, *(held for node, held in _held(graph) if node is None or _waits(node)))
+
+
+def _waits(node: Node) -> bool:
+    return node.domain == "irpar" or any(_waits(inner) for nested in node.nested_graphs() for inner in nested)
 
 
 def _held(graph: Graph) -> Iterator[tuple[Node | None, int]]:

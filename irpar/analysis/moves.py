@@ -2,49 +2,59 @@
 
 from collections.abc import Mapping
 
-from irpar.ir import Graph, Node, Use, Value
-from irpar.sharding import Mesh, Sharding
+from irpar.ir import Node, Use, Value
+from irpar.sharding import Sharding
 
 from . import redistribution
+from .flow import Flow
 from .network import Network
-from .placement import Placement, computation, place
+from .placement import Placement, computation
 
 
-def placements_of(graph: Graph, mesh: Mesh, network: Network) -> dict[Node, Placement]:
-    """How each node of a graph runs, of which every tensor has a sharding. Collectives stay as they are."""
-    return {node: _as_it_is(node) or place(node, mesh, lambda _: True, network) for node in graph}
+def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
+    """How each node runs, of which every tensor has a sharding. Collectives stay as they are.
+
+    The ends of bodies are among them: their operands are what passes the boundary.
+    """
+    return {node: _as_it_is(node) or flow.place(node, lambda _: True, network) for node in flow.nodes}
 
 
 def _as_it_is(node: Node) -> Placement | None:
-    if node.domain != "irpar":
+    if node.domain != "irpar" or node.is_return:
         return None
     lies = [tuple(value.sharding if value else None for value in values) for values in (node.operands, node.results)]
     return Placement(lies[0], lies[1], None, ())
 
 
-def captured(node: Node, graph: Graph) -> list[tuple[Value, Use]]:
-    """What the bodies of a node read from the graph around them: they run whole on every device."""
+def captured(node: Node) -> list[tuple[Value, Use]]:
+    """What the bodies of a node read from the graphs around them."""
+    bodies = [body for nested in node.nested_graphs() for body in nested.graphs()]
+    inside = set(bodies)
     return [
         (value, (inner, index))
-        for nested in node.nested_graphs()
-        for body in nested.graphs()
+        for body in bodies
         for inner in (*body, body.return_node)
         for index, value in enumerate(inner.operands)
-        if value is not None and value.owner is graph
+        if value is not None and value.owner not in inside
     ]
 
 
-def wanted_shardings(graph: Graph, mesh: Mesh, placements: Mapping[Node, Placement]) -> dict[Value, set[Sharding]]:
+def captured_whole(flow: Flow, node: Node) -> list[tuple[Value, Use]]:
+    """What a node reads inside bodies that run whole."""
+    return [] if node in flow.ties or not node.attributes else captured(node)
+
+
+def wanted_shardings(flow: Flow, placements: Mapping[Node, Placement]) -> dict[Value, set[Sharding]]:
     """The shardings that the readers of each value need, results of the graph included."""
     wanted: dict[Value, set[Sharding]] = {}
     for node, placement in placements.items():
         for value, needed in zip(node.operands, placement.operands, strict=True):
             if value is not None and needed is not None:
                 wanted.setdefault(value, set()).add(needed)
-        for value, _ in captured(node, graph):
+        for value, _ in captured_whole(flow, node):
             if value.sharding is not None:
-                wanted.setdefault(value, set()).add(Sharding.replicated(mesh, value.sharding.rank))
-    for value in graph.outputs:
+                wanted.setdefault(value, set()).add(Sharding.replicated(flow.mesh, value.sharding.rank))
+    for value in flow.graph.outputs:
         if value.sharding is not None:
             wanted.setdefault(value, set()).add(value.sharding)
     return wanted
@@ -61,17 +71,17 @@ def first_target(value: Value, wanted: set[Sharding]) -> Sharding:
     return value.sharding
 
 
-def cost_of_moves(graph: Graph, mesh: Mesh, network: Network) -> tuple[int, int]:
+def cost_of_moves(flow: Flow, network: Network) -> tuple[int, int]:
     """The cost of all moves, in the first unit of the network's keys, computation included; and their number.
 
-    As insert-redistribution does it: a value goes once to each sharding that its readers need.
+    As insert-redistribution does it: a value goes once to each sharding that its readers need. What is done in a loop
+    counts as often as the loop runs.
 
     Args:
-        graph: every tensor has a sharding.
-        mesh: of these.
+        flow: every tensor has a sharding.
         network: what communication costs.
     """
-    placements = placements_of(graph, mesh, network)
+    placements = placements_of(flow, network)
     given = {
         value: lies
         for node, placement in placements.items()
@@ -79,16 +89,20 @@ def cost_of_moves(graph: Graph, mesh: Mesh, network: Network) -> tuple[int, int]
         if lies is not None
     }
     total = launches = 0
-    for value, wanted in wanted_shardings(graph, mesh, placements).items():
+    for value, wanted in wanted_shardings(flow, placements).items():
+        times = flow.usual_trips(value)
         sent, count = _moves(value, given.get(value), wanted, network)
-        total += sent
-        launches += count
-    total += sum(
-        computation(node, placement.ways(mesh), network)
-        for node, placement in placements.items()
-        if node.domain != "irpar" and all(value.is_static for value in (*node.inputs, *node.results))
-    )
+        total += sent * times
+        launches += count * times
+    for node, placement in placements.items():
+        if node.domain != "irpar" and not placement.is_boundary and _is_static(node):
+            ways = flow.mesh.group_size([axis for axes in placement.factors for axis in axes])
+            total += computation(node, ways, network) * flow.usual_trips_of(node.graph)
     return total, launches
+
+
+def _is_static(node: Node) -> bool:
+    return all(value.is_static for value in (*node.inputs, *node.results))
 
 
 def _moves(value: Value, given: Sharding | None, wanted: set[Sharding], network: Network) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops import FactorRule, Kind, definition, factor_rule, why_replicated
 from irpar.ops.linear import carriers
-from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, filled_blocks, join_axes, split_axis
+from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, ceil_div, join_axes, split_axis
 
 from . import redistribution
 from .device import node_seconds
@@ -54,6 +54,7 @@ class Placement:
         rule: the rule that it follows; None: the node runs whole on every device.
         factors: what cuts each factor of the rule.
         carried: operands that it takes as partial values.
+        is_boundary: it holds bodies, or ends one: its values are whole, or lie as on the other side of the boundary.
     """
 
     operands: tuple[Sharding | None, ...]
@@ -61,23 +62,24 @@ class Placement:
     rule: FactorRule | None
     factors: FactorAxes
     carried: Carried = NOTHING
-
-    def ways(self, mesh: Mesh) -> int:
-        """The number of devices that share the work: those that hold elements of every factor."""
-        if self.rule is None:
-            return 1
-        sizes = zip(self.rule.sizes, self.factors, strict=True)
-        return math.prod(filled_blocks(size, mesh.group_size(axes)) for size, axes in sizes if axes)
+    is_boundary: bool = False
 
 
 class RuleView:
-    """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back."""
+    """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back.
 
-    def __init__(self, node: Node, rule: FactorRule, mesh: Mesh) -> None:
+    Args:
+        node: the node.
+        rule: how it may be cut.
+        mesh: the mesh.
+        values: what the rule is about, where these are not all operands and results.
+    """
+
+    def __init__(self, node: Node, rule: FactorRule, mesh: Mesh, values: Sequence[Value | None] | None = None) -> None:
         self.node = node
         self.mesh = mesh
         self.rule = rule
-        self.values: tuple[Value | None, ...] = (*node.operands, *node.results)
+        self.values: tuple[Value | None, ...] = tuple(values or (*node.operands, *node.results))
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
         self.must_divide = [False] * len(rule.sizes)
@@ -90,29 +92,15 @@ class RuleView:
                         self.must_divide[factor] = True
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
-        """The longest major part of `axes` that may cut a factor.
-
-        Evenly where it must; into blocks of which the last are empty where the rule accepts these. One element has
-        nothing to divide.
-        """
+        """The longest major part of `axes` that may cut a factor: evenly where it must, never into empty blocks."""
         if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE):
             return ()
         size = self.rule.sizes[factor]
         for count in range(len(axes), 0, -1):
             parts = self.mesh.group_size(axes[:count])
-            if size % parts == 0 or (not self.must_divide[factor] and self._takes(factor, parts)):
+            if size % parts == 0 or (not self.must_divide[factor] and (parts - 1) * ceil_div(size, parts) < size):
                 return axes[:count]
         return ()
-
-    def _takes(self, factor: int, parts: int) -> bool:
-        """Whether a factor may be cut in blocks of several sizes."""
-        size = self.rule.sizes[factor]
-        return filled_blocks(size, parts) == parts or (size > 1 and self.rule.accepts_empty[factor])
-
-    def fills(self, factor: int, axes: Axes) -> bool:
-        """Whether `axes` may cut a factor so that every device gets elements of it."""
-        parts = self.mesh.group_size(axes)
-        return self.fitting(factor, axes) == axes and filled_blocks(self.rule.sizes[factor], parts) == parts
 
     def project(self, tensor: int, dims: Sequence[Axes]) -> dict[int, Axes]:
         """The factor axes that a tensor's dim axes mean, as far as they fit.
@@ -247,7 +235,13 @@ def why_whole(node: Node) -> str:
     return f"the rule of {node.operator} does not cover these attributes or shapes"
 
 
-def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool], network: Network = BYTES) -> Placement:
+def place(
+    node: Node,
+    mesh: Mesh,
+    is_pinned: Callable[[Value], bool],
+    network: Network = BYTES,
+    times: Callable[[RuleView], Sequence[int] | None] = lambda _: None,
+) -> Placement:
     """Decide how a node runs, given the completed shardings of its values; see `Situation.choose`.
 
     Constants that nobody pinned cost nothing: they are written as they are needed.
@@ -257,7 +251,7 @@ def place(node: Node, mesh: Mesh, is_pinned: Callable[[Value], bool], network: N
         return whole_placement(node, mesh)
     lies = [None if value is None else value.sharding for value in view.values]
     free = [value is not None and value.is_constant and not is_pinned(value) for value in view.values]
-    return Situation(view, lies, free, network).choose()
+    return Situation(view, lies, free, network, times(view)).choose()
 
 
 def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
@@ -269,18 +263,19 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
         return True
     view = rule_view(node, mesh)
     if view is None:
-        return _runs_so(node, whole_placement(node, mesh))
+        return fits(node, whole_placement(node, mesh))
     lies = [None if value is None else value.sharding for value in view.values]
     # Axes of one device cut nothing, and may stand on any dim.
     known = [None if lie is None else _cutting(mesh, lie.axes) for lie in lies]
     factors = tuple(choices[0] for choices in suggested(view, known))
     return any(
-        placement is not None and _runs_so(node, placement)
+        placement is not None and fits(node, placement)
         for placement in (view.placement(factors, carried) for carried in view.carriable(lies))
     )
 
 
-def _runs_so(node: Node, placement: Placement) -> bool:
+def fits(node: Node, placement: Placement) -> bool:
+    """True where a node's operands and results lie as a placement needs and gives them."""
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
     return all(
         value is None or needed is None or value.sharding == needed or _blocks(value.sharding) == _blocks(needed)
@@ -342,12 +337,15 @@ class Situation:
         lies: per operand and result how it lies, or should lie; None where it is left out or no tensor.
         free: which of them cost nothing to bring anywhere.
         network: what communication costs.
+        times: how often each of them is moved, where that differs: what a body reads from outside of its loop is moved
+            once, what is made in it at each trip.
     """
 
     view: RuleView
     lies: Sequence[Sharding | None]
     free: Sequence[bool]
     network: Network = BYTES
+    times: Sequence[int] | None = None
 
     def choose(self) -> Placement:
         """The way to run the node.
@@ -371,22 +369,26 @@ class Situation:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
         view, count = self.view, self.view.operand_count
         total = launches = 0
-        operands = zip(view.values[:count], placement.operands, self.lies[:count], self.free[:count], strict=True)
-        for value, needed, lie, is_free in operands:
+        times = self.times or [1] * len(view.values)
+        operands = zip(
+            view.values[:count], placement.operands, self.lies[:count], self.free[:count], times[:count], strict=True
+        )
+        for value, needed, lie, is_free, often in operands:
             if value is None or needed is None or lie is None or is_free:
                 continue
-            total += redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)[0]
+            total += often * redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)[0]
             launches += lie.axes != needed.axes or lie.partial != needed.partial
-        for value, given, lie in zip(view.values[count:], placement.results, self.lies[count:], strict=True):
+        results = zip(view.values[count:], placement.results, self.lies[count:], times[count:], strict=True)
+        for value, given, lie, often in results:
             if value is None or given is None:
                 continue
             wanted = lie or given.with_partial(())
             if not set(wanted.partial) <= set(given.partial):
                 return IMPOSSIBLE
-            total += redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
+            total += often * redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
             launches += given != wanted
-        ways = placement.ways(view.mesh)
-        return total + computation(view.node, ways, self.network), -ways, launches
+        ways = view.mesh.group_size([axis for axes in placement.factors for axis in axes])
+        return total + times[-1] * computation(view.node, ways, self.network), -ways, launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:

@@ -23,11 +23,12 @@ from irpar.ops.collectives import KINDS, collective_axes, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
+from .control_flow import runs
 from .cost import graph_flops
 from .liveness import peak, value_bytes
 from .network import network_of
 from .parts import Part
-from .plan_schema import misfit
+from .plan_schema import known_times, misfit
 from .prediction import predict
 
 FORMAT = "irpar-plan/1"
@@ -199,7 +200,7 @@ def _collectives(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
     """One entry for each id, the sizes being the most that any program has."""
     found: dict[int, dict[str, Any]] = {}
     for graph in module.graphs:
-        for node in graph:
+        for node in graph.walk():
             if node.domain != "irpar" or node.op_type not in KINDS:
                 continue
             entry = _collective(node, mesh, module.conflicts.get(node.results[0].name))
@@ -221,7 +222,7 @@ def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, 
         "dtype": operand.dtype.text,
         "bytes": value_bytes(operand),
         "sent_bytes": sent_bytes(node, mesh),
-        "times": 1,
+        "times": runs(node.graph),
         "value": operand.source_name,
         "phase": node.phase,
         "reason": node.doc,
@@ -235,13 +236,13 @@ def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
         return []
     graph = module.graph
     listed: list[dict[str, Any]] = []
-    for value in graph.constants:
+    for value in (value for body in graph.graphs() for value in body.constants):
         size = value_bytes(value)
         if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
             known = module.decision(value.name)
             reason = known.why if known else "not annotated, and no reader needs a block of it"
             listed.append({"value": value.source_name, "bytes": size, "why": reason})
-    for node in graph:
+    for node in graph.walk():
         why = module.whole.get(node.results[0].name) if node.results else None
         if why is not None:
             known_size = all(value.is_static for value in node.results)
@@ -255,8 +256,8 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
     by_kind: dict[str, dict[str, int]] = {}
     for entry in collectives:
         kind = by_kind.setdefault(entry["kind"], {"collectives": 0, "sent_bytes": 0})
-        kind["collectives"] += entry["times"]
-        kind["sent_bytes"] += entry["times"] * entry["sent_bytes"]
+        kind["collectives"] += known_times(entry)
+        kind["sent_bytes"] += known_times(entry) * entry["sent_bytes"]
     return {
         "collectives": sum(kind["collectives"] for kind in by_kind.values()),
         "sent_bytes": sum(kind["sent_bytes"] for kind in by_kind.values()),
@@ -279,7 +280,8 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
                 for decision in decisions.get(value.name, ())
             ],
         }
-        for value in graph.values()
+        for body in graph.graphs()
+        for value in body.values()
         if value.sharding is not None
     ]
 

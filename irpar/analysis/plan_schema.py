@@ -2,7 +2,7 @@
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -100,11 +100,17 @@ class Collective(TypedDict):
     dtype: str
     bytes: int
     sent_bytes: int
-    times: int
+    times: int | None
     value: str
     phase: str | None
     reason: str | None
     conflict: ConflictEntry | None
+
+
+def known_times(entry: Mapping[str, Any]) -> int:
+    """How often a collective of plan.json runs; one in a body whose runs nobody knows before counts once."""
+    times: int | None = entry["times"]
+    return 1 if times is None else times
 
 
 class Replicated(TypedDict):

@@ -9,6 +9,7 @@ from irpar.sharding import Axis, Mesh
 from .device import graph_seconds
 from .network import Network
 from .network_algorithms import operand_of_ring_bytes
+from .plan_schema import known_times
 
 
 def predict(
@@ -29,7 +30,7 @@ def predict(
     """
     if not network.knows_seconds:
         return None
-    communication = sum(entry["times"] * collective_seconds(network, entry, mesh) for entry in collectives)
+    communication = sum(known_times(entry) * collective_seconds(network, entry, mesh) for entry in collectives)
     compute = None if network.device is None else max(graph_seconds(graph, network.device) for graph in graphs)
     return {
         "step_seconds": None if compute is None else compute + communication,

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from irpar.ir import Conflict, Module, Node, Value
 from irpar.ops import Kind
-from irpar.sharding import Reduction, Sharding, filled_blocks
+from irpar.sharding import Reduction, Sharding, block_sizes
 
+from .flow import Flow
 from .placement import Placement, why_whole
 from .redistribution import Step
 
@@ -19,16 +20,22 @@ _VERBS: dict[Reduction, str] = {
 }
 
 
+_DECIDING = {"If": 1, "Loop": 2}
+"""How many operands, the first, say whether and how often a body runs."""
+
+
 class Reasons:
     """Words for the collectives of one graph.
 
     Args:
         module: its log of decisions tells where a sharding comes from.
+        flow: the graph and the bodies in it.
         placements: how each node runs.
     """
 
-    def __init__(self, module: Module, placements: Mapping[Node, Placement]) -> None:
+    def __init__(self, module: Module, flow: Flow, placements: Mapping[Node, Placement]) -> None:
         self.module = module
+        self.flow = flow
         self.placements = placements
         self.outputs = set(module.graph.outputs)
 
@@ -37,25 +44,25 @@ class Reasons:
     def of_need(self, node: Node, value: Value, needed: Sharding) -> str:
         """Why an operand is brought to where its reader needs it."""
         lies = f"%{value.name} lies as {value.sharding}{self._because_of_move(value, needed)}"
+        if self.placements[node].is_boundary:
+            return f"{self._boundary(node, value, needed)}; {lies}"
         if self.placements[node].rule is None:
             return f"{node.title} needs it whole ({why_whole(node)}); {lies}"
-        lies += self._of_empty_blocks(node, value, needed)
+        assert value.sharding is not None
+        for dim, (size, cut) in enumerate(zip(value.shape, value.sharding.axes, strict=True)):
+            parts = needed.mesh.group_size(cut)
+            if cut != needed.axes[dim] and 0 in block_sizes(size, parts):
+                lies += f", where {size} over {parts} leaves a rank without elements"
         return f"{node.title} needs it as {needed}{_introduced(self._other_side(node, value, needed))}; {lies}"
 
-    def _of_empty_blocks(self, node: Node, value: Value, needed: Sharding) -> str:
-        """Where an operand is gathered because the operator does not run on blocks without elements."""
-        rule, lies = self.placements[node].rule, value.sharding
-        assert rule is not None
-        assert lies is not None
-        told = ""
-        for dim, parts_of_dim in enumerate(rule.operands[node.operands.index(value)]):
-            size, parts = value.shape[dim], lies.dim_parts(dim)
-            refused = [f for f in parts_of_dim if rule.kinds[f] is Kind.PASS and not rule.accepts_empty[f]]
-            if refused and lies.axes[dim] != needed.axes[dim] and filled_blocks(size, parts) < parts:
-                told += (
-                    f", where {size} over {parts} leaves a rank without elements, on which {node.op_type} cannot run"
-                )
-        return told
+    def _boundary(self, node: Node, value: Value, needed: Sharding) -> str:
+        """Why what passes the boundary of a body must lie in one way."""
+        holder = self.flow.holder(node)
+        if holder is not None:
+            return f"{holder.title} takes it out of its body as {needed}, as it lies on the other side"
+        if needed.is_replicated and value in node.operands[: _DECIDING.get(node.op_type, 0)]:
+            return f"{node.title} needs it whole: all devices must decide alike"
+        return f"{node.title} takes it into its body as {needed}"
 
     def of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
         """Why a result is brought to where its readers want it."""
@@ -96,7 +103,8 @@ class Reasons:
             lies, needed: from where and to where.
             steps: how.
         """
-        if lies.partial or self.placements[node].rule is None:
+        placement = self.placements[node]
+        if lies.partial or (placement.rule is None and not placement.is_boundary):
             return None
         is_read = value in node.inputs
         side = self._other_side(node, value, needed) if is_read else self._side_of_readers(value, lies, needed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from irpar.analysis.plan_schema import known_times
 from irpar.display import bytes_text, output, print_json, sharding_text
 from irpar.sharding import IrparError, nearest_names
 
@@ -98,7 +99,7 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
     if not entries:
         console.print("no annotation is in the way of another: nothing is moved but sums")
         return
-    sent = sum(entry["times"] * entry["sent_bytes"] for entry in entries)
+    sent = sum(map(_sent, entries))
     total = plan.totals["sent_bytes"]
     console.print(
         Text(f"{bytes_text(sent)} of {bytes_text(total)} are sent because tensors lie otherwise than they are needed"),
@@ -117,7 +118,7 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
 
 
 def _sent(entry: Entry) -> int:
-    return int(entry["times"] * entry["sent_bytes"])
+    return int(known_times(entry) * entry["sent_bytes"])
 
 
 def _told(entry: Entry) -> str:
@@ -239,6 +240,8 @@ def _unknown(plan: "Plan", target: str) -> IrparError:
 def _print_collective(console: "Console", entry: Entry) -> None:
     reduce = f" {entry['reduce']}" if entry["reduce"] else ""
     times = f", {entry['times']} times" if entry["times"] != 1 else ""
+    if entry["times"] is None:
+        times = ", as often as the body that it stands in runs"
     console.print()
     console.print(
         Text(f"{entry['id']}  {entry['kind']}{reduce} over {','.join(entry['axes'])} ({entry['group_size']} ranks)"),

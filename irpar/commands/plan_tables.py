@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from irpar.analysis.plan_schema import known_times
 from irpar.display import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text, table
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ def print_collectives(console: Console, plan: "Plan", more: str) -> None:
     made = table("sent each step", "over", "times", "per device", right=("times", "per device"))
     reasons: dict[str, list[Mapping[str, Any]]] = {}
     for (kind, axes), entries in _grouped(plan.collectives, lambda entry: (entry["kind"], ",".join(entry["axes"]))):
-        times = sum(entry["times"] for entry in entries)
-        sent = sum(entry["times"] * entry["sent_bytes"] for entry in entries)
+        times = sum(known_times(entry) for entry in entries)
+        sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
         made.add_row(kind, axes, f"{times:,}", bytes_text(sent))
         reasons |= {f"{kind}: {reason}": same for reason, same in _grouped(entries, _reason)}
     console.print(made)

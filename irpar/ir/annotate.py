@@ -186,8 +186,8 @@ def matching(pattern: str, known: Mapping[str, Sequence[T]]) -> list[T]:
 
 
 def named_values(module: Module) -> Iterable[tuple[str, Value]]:
-    """The values of all graphs, each with every name that annotations may call it."""
-    for graph in module.graphs:
+    """The values of all graphs and of the bodies in them, each with every name that annotations may call it."""
+    for graph in (inner for outer in module.graphs for inner in outer.graphs()):
         for value in graph.values():
             yield value.source_name, value
         yield from zip(graph.output_names, graph.outputs, strict=True)

@@ -354,6 +354,13 @@ class Graph:
         self.names.release(value)
         value.graph = None
 
+    def lift_constant(self, value: Value) -> None:
+        """Take over a constant of a graph that is nested in this one, where its readers see it as well: O(1)."""
+        assert value.graph is not None
+        del value.graph.constants[value]
+        self.constants[value] = None
+        value.graph = self
+
     @property
     def outputs(self) -> tuple[Value, ...]:
         """The results of the graph."""

@@ -1,11 +1,13 @@
 """One definition per operator: types, sharding rule, cost; a module per family."""
 
 from . import collective_checks  # noqa: F401 - the verifier's checks are there as soon as operators are
+from .bodies import OPEN_BODIES, has_open_bodies
 from .registry import OpDef, define, definition, definitions, factor_rule, flops
 from .replicate_only import why_replicated
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
 
 __all__ = [
+    "OPEN_BODIES",
     "FactorRule",
     "Kind",
     "OpDef",
@@ -16,6 +18,7 @@ __all__ = [
     "definitions",
     "factor_rule",
     "flops",
+    "has_open_bodies",
     "reshape_factors",
     "whole",
     "why_replicated",

@@ -3,7 +3,8 @@
     NonZero                      the size of its result depends on data
     com.microsoft.BeamSearch     it runs other graphs in a loop of its own
 
-Every operator of ONNX, and of ONNX Runtime's com.microsoft, has a rule or stands here.
+Every operator of ONNX, and of ONNX Runtime's com.microsoft, has a rule or stands here, but those of OPEN_BODIES, which
+are as their bodies are.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,7 @@ _ONNX: dict[str, tuple[str, ...]] = {
         "SplitToSequence",
     ),
     RANDOM: (*("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),),
-    BODY: ("If", "Loop", "Scan", "SequenceMap"),
+    BODY: ("SequenceMap",),
     MADE: ("BlackmanWindow", "Constant", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range"),
     SHAPE: ("Shape", "Size"),
     PLACE: ("EyeLike",),

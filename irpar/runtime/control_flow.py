@@ -1,11 +1,11 @@
-"""If, Loop, Scan, SequenceMap and calls of functions for the numpy engine: compiled once, run with one environment.
+"""What If, Loop and Scan do with their bodies, whoever runs these; and with SequenceMap and calls for the numpy engine.
 
 Nested graphs read values of the graphs around them, so all of a segment shares one environment (value to array);
 a function sees nothing but its operands and gets an environment of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,93 +14,92 @@ from irpar.ir import Graph, Node, Value, tensor_type
 from .errors import EngineError
 
 if TYPE_CHECKING:
-    from .numpy_engine import Body, Scope
+    from .numpy_engine import Scope
 
 Environment = dict[Value, Any]
 Operation = Callable[[list[Any], Environment], Sequence[Any]]
+
+
+class Trip(NamedTuple):
+    """One run of a body that is asked for: which one, and with what."""
+
+    body: Graph
+    inputs: Sequence[Any]
+
+
+Trips = Generator[Trip, Sequence[Any], Sequence[Any]]
+"""Yields one trip after the other, is sent what came out of each, and returns the results of the node."""
 
 
 def _truth(value: Any) -> bool:
     return bool(np.asarray(value).reshape(()))
 
 
-def _body(node: Node, name: str, scope: "Scope") -> "Body":
+def _body(node: Node, name: str) -> Graph:
     graph = node.attributes.get(name)
     if not isinstance(graph, Graph):
         raise EngineError(
             f"{node.op_type} has no graph {name!r}", where=f"node {node.label}", do="mend the model, or export it again"
         )
-    return scope.body(graph)
+    return graph
 
 
-def _if(node: Node, scope: "Scope") -> Operation:
-    branches = {True: _body(node, "then_branch", scope), False: _body(node, "else_branch", scope)}
-
-    def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        return branches[_truth(inputs[0])].call((), environment)
-
-    return run
+def _if(node: Node, inputs: Sequence[Any]) -> Trips:
+    return (yield Trip(_body(node, "then_branch" if _truth(inputs[0]) else "else_branch"), ()))
 
 
-def _loop(node: Node, scope: "Scope") -> Operation:
-    body = _body(node, "body", scope)
+def _loop(node: Node, inputs: Sequence[Any]) -> Trips:
+    body = _body(node, "body")
     carried = len(node.operands) - 2
-    scanned = len(body.outputs) - 1 - carried
-
-    def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(()))
-        going = inputs[1] is None or _truth(inputs[1])
-        state: Sequence[Any] = inputs[2:]
-        rows: list[list[Any]] = [[] for _ in range(scanned)]
-        count = 0
-        while going and (limit is None or count < limit):
-            results = body.call((np.asarray(count, np.int64), np.asarray(going), *state), environment)
-            going, state = _truth(results[0]), results[1 : 1 + carried]
-            for row, value in zip(rows, results[1 + carried :], strict=True):
-                row.append(value)
-            count += 1
-        stacked = [_stack(row, 0, body.outputs[1 + carried + index], node) for index, row in enumerate(rows)]
-        return [*state, *stacked]
-
-    return run
+    limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(()))
+    going = inputs[1] is None or _truth(inputs[1])
+    state: Sequence[Any] = inputs[2:]
+    rows: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - carried)]
+    count = 0
+    while going and (limit is None or count < limit):
+        results = yield Trip(body, (np.asarray(count, np.int64), np.asarray(going), *state))
+        going, state = _truth(results[0]), results[1 : 1 + carried]
+        for row, value in zip(rows, results[1 + carried :], strict=True):
+            row.append(value)
+        count += 1
+    stacked = [_stack(row, 0, body.outputs[1 + carried + index], node) for index, row in enumerate(rows)]
+    return [*state, *stacked]
 
 
-def _scan(node: Node, scope: "Scope") -> Operation:
+def _scan(node: Node, inputs: Sequence[Any]) -> Trips:
     if node.version and node.version < 9:
         raise EngineError("Scan of opset 8 cannot be computed", where=node.label, do="convert the model to opset 13")
-    body = _body(node, "body", scope)
+    body = _body(node, "body")
     scanned: int = node.attributes["num_scan_inputs"]  # type: ignore[assignment]
     carried = len(node.operands) - scanned
     produced = len(body.outputs) - carried
-    axes = _ints(node, "scan_input_axes", scanned)
     backward = _ints(node, "scan_input_directions", scanned)
-    result_axes = _ints(node, "scan_output_axes", produced)
     prepend = _ints(node, "scan_output_directions", produced)
+    state: Sequence[Any] = inputs[:carried]
+    axes = _ints(node, "scan_input_axes", scanned)
+    sources = [np.moveaxis(array, axis, 0) for array, axis in zip(inputs[carried:], axes, strict=True)]
+    lengths = {len(source) for source in sources}
+    if len(lengths) != 1:
+        raise ValueError(f"scan inputs have different lengths {sorted(lengths)}")
+    length = lengths.pop()
+    rows: list[list[Any]] = [[] for _ in range(produced)]
+    for step in range(length):
+        places = [length - 1 - step if reverse else step for reverse in backward]
+        items = [source[place] for source, place in zip(sources, places, strict=True)]
+        results = yield Trip(body, (*state, *items))
+        state = results[:carried]
+        for row, value in zip(rows, results[carried:], strict=True):
+            row.append(value)
+    result_axes = _ints(node, "scan_output_axes", produced)
+    stacked = [
+        _stack(row[::-1] if reverse else row, axis, value, node)
+        for row, axis, reverse, value in zip(rows, result_axes, prepend, body.outputs[carried:], strict=True)
+    ]
+    return [*state, *stacked]
 
-    def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        state: Sequence[Any] = inputs[:carried]
-        sources = [np.moveaxis(array, axis, 0) for array, axis in zip(inputs[carried:], axes, strict=True)]
-        lengths = {len(source) for source in sources}
-        if len(lengths) != 1:
-            raise ValueError(f"scan inputs have different lengths {sorted(lengths)}")
-        length = lengths.pop()
-        rows: list[list[Any]] = [[] for _ in range(produced)]
-        for step in range(length):
-            items = [
-                source[length - 1 - step if reverse else step]
-                for source, reverse in zip(sources, backward, strict=True)
-            ]
-            results = body.call((*state, *items), environment)
-            state = results[:carried]
-            for row, value in zip(rows, results[carried:], strict=True):
-                row.append(value)
-        stacked = [
-            _stack(row[::-1] if reverse else row, axis, value, node)
-            for row, axis, reverse, value in zip(rows, result_axes, prepend, body.outputs[carried:], strict=True)
-        ]
-        return [*state, *stacked]
 
-    return run
+TRIPS: Mapping[str, Callable[[Node, Sequence[Any]], Trips]] = {"If": _if, "Loop": _loop, "Scan": _scan}
+"""Operators of ai.onnx by what runs their bodies, given the node and its operands."""
 
 
 def _ints(node: Node, name: str, count: int) -> tuple[int, ...]:
@@ -120,8 +119,25 @@ def _stack(row: Sequence[Any], axis: int, value: Value, node: Node) -> Any:
     return np.empty(shape, type_.dtype.numpy)
 
 
+def _with_bodies(node: Node, scope: "Scope") -> Operation:
+    start = TRIPS[node.op_type]
+    bodies = {graph: scope.body(graph) for graph in node.nested_graphs()}
+
+    def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
+        trips = start(node, inputs)
+        try:
+            trip = next(trips)
+            while True:
+                trip = trips.send(bodies[trip.body].call(trip.inputs, environment))
+        except StopIteration as end:
+            results: Sequence[Any] = end.value
+            return results
+
+    return run
+
+
 def _sequence_map(node: Node, scope: "Scope") -> Operation:
-    body = _body(node, "body", scope)
+    body = scope.body(_body(node, "body"))
 
     def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
         results: list[list[Any]] = [[] for _ in body.outputs]
@@ -150,9 +166,7 @@ def call(node: Node, scope: "Scope") -> Operation:
 
 
 CONTROL_FLOW: Mapping[str, Callable[[Node, "Scope"], Operation]] = {
-    "If": _if,
-    "Loop": _loop,
-    "Scan": _scan,
+    **dict.fromkeys(TRIPS, _with_bodies),
     "SequenceMap": _sequence_map,
 }
 """Operators of ai.onnx that hold graphs: what compiles each."""

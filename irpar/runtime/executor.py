@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -12,18 +12,19 @@ import numpy as np
 
 from irpar.analysis.engines import unknown_nodes
 from irpar.analysis.parts import Part, parts_of
-from irpar.ir import Module, Value, tensor_type
+from irpar.ir import Module, Node, Value, tensor_type
 from irpar.ops.coords import COORDS
 from irpar.sharding import IrparError, Mesh
 
+from .control_flow import TRIPS, Trip, Trips
 from .engine import CompiledSegment, EngineSettings, make_engine
-from .errors import EngineError, ProgramError, RunError
+from .errors import EngineError, NodeError, ProgramError, RunError
 from .groups import Call, make_group, rank_text
 from .layout import TensorSpec, check_replicas, gather, scatter
 from .log import CollectiveLog
 from .memory import check_memory, run_bytes
 from .prepared import Prepared, PreparedPart, Preparer, check_parts
-from .program import CollectiveStep, ComputeStep
+from .program import BodiesStep, CollectiveStep, ComputeStep, Program
 from .specs import check_inputs, input_specs, output_specs, program_inputs, spec_of
 
 PARALLEL_SECONDS = 2e-4
@@ -168,14 +169,15 @@ class Executor:
         states = [_RankState(rank, self.mesh.coords(rank), part) for part in prepared.parts for rank in part.part.ranks]
         states.sort(key=lambda state: state.rank)
         for state in states:
-            state.take_inputs(given)
+            state.start(given)
         return states
 
     def _lockstep(self, states: Sequence["_RankState"]) -> None:
         """Compute up to the next collective on every rank, execute those that are complete, and so on."""
         waiting: dict[int, Call] = {}
         while True:
-            self._compute([state for state in states if state.rank not in waiting and state.compute is not None])
+            while computing := [state for state in states if state.rank not in waiting and state.compute is not None]:
+                self._compute(computing)
             for state in states:
                 if state.rank not in waiting and state.step is not None:
                     waiting[state.rank] = state.call()
@@ -309,40 +311,38 @@ def _parts(module: Module, mesh: Mesh) -> list[Part]:
 
 
 class _RankState:
-    """Where one rank is in its program, and the values that it holds."""
+    """Where one rank is in its program, and the values that it holds.
+
+    Attributes:
+        step: the step that comes next; None at the end.
+    """
 
     def __init__(self, rank: int, coords: tuple[int, ...], prepared: PreparedPart) -> None:
         self.rank = rank
         self.coords = coords
         self.graph = prepared.part.graph
         self._prepared = prepared
-        self._steps = prepared.program.steps
-        self._position = 0
-        self._segment = 0
         self._values: dict[Value, Any] = {}
-
-    @property
-    def step(self) -> ComputeStep | CollectiveStep | None:
-        """The step that comes next; None at the end."""
-        return self._steps[self._position] if self._position < len(self._steps) else None
+        self._steps = self._walk(prepared.program)
+        self.step: ComputeStep | CollectiveStep | None = None
 
     @property
     def compute(self) -> ComputeStep | None:
         """The step that comes next, where it is a segment."""
-        step = self.step
-        return step if isinstance(step, ComputeStep) else None
+        return self.step if isinstance(self.step, ComputeStep) else None
 
     @property
     def compiled(self) -> CompiledSegment:
         """The compiled segment that comes next."""
-        return self._prepared.compiled[self._segment]
+        assert isinstance(self.step, ComputeStep)
+        return self._prepared.compiled[self.step.segment]
 
     def read(self, value: Value) -> Any:
         """A value that the rank holds."""
         return self._prepared.constants.array(value) if value.is_constant else self._values[value]
 
-    def take_inputs(self, given: Mapping[str, Any]) -> None:
-        """Take this rank's blocks of the whole inputs, and its coordinates.
+    def start(self, given: Mapping[str, Any]) -> None:
+        """Take this rank's blocks of the whole inputs, and its coordinates, and come to the first step.
 
         Raises:
             RunError: a block does not have the shape that the program says.
@@ -360,6 +360,7 @@ class _RankState:
         for value in self.graph.inputs:
             if value.name == COORDS:
                 self._values[value] = np.asarray(self.coords, np.int64)
+        self.step = next(self._steps, None)
 
     def compute_step(self) -> None:
         """Run the segment that comes next."""
@@ -368,8 +369,7 @@ class _RankState:
         inputs = [self._values[value] for value in step.segment.inputs]
         results = self.compiled.run(inputs)
         self._values.update(zip(step.segment.outputs, results, strict=True))
-        self._segment += 1
-        self._advance(step.frees)
+        self.step = next(self._steps, None)
 
     def call(self) -> Call:
         """The collective that comes next, with this rank's operand."""
@@ -382,9 +382,42 @@ class _RankState:
         step = self.step
         assert isinstance(step, CollectiveStep)
         self._values[step.result] = result
-        self._advance(step.frees)
+        self.step = next(self._steps, None)
 
-    def _advance(self, frees: Iterable[Value]) -> None:
-        self._position += 1
-        for value in frees:
-            self._values.pop(value, None)
+    def _walk(self, program: Program) -> Iterator[ComputeStep | CollectiveStep]:
+        """The steps of a program, those of bodies as often as these run; each has been done when the next is asked."""
+        for step in program.steps:
+            if isinstance(step, BodiesStep):
+                yield from self._bodies(step)
+            else:
+                yield step
+            for value in step.frees:
+                self._values.pop(value, None)
+
+    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CollectiveStep]:
+        operands = [None if value is None else self.read(value) for value in step.node.operands]
+        trips = TRIPS[step.node.op_type](step.node, operands)
+        asked = _next_trip(trips, step.node, None)
+        while isinstance(asked, Trip):
+            self._values.update(zip(asked.body.inputs, asked.inputs, strict=True))
+            yield from self._walk(step.bodies[asked.body])
+            asked = _next_trip(trips, step.node, [self.read(value) for value in asked.body.outputs])
+        for body in step.bodies:
+            for value in (*body.inputs, *(output for output in body.outputs if output.owner is body)):
+                self._values.pop(value, None)
+        self._values.update(zip(step.node.results, asked, strict=True))
+
+
+def _next_trip(trips: Trips, node: Node, results: Sequence[Any] | None) -> Trip | Sequence[Any]:
+    """The next run of a body that a node asks for; at the end its results.
+
+    Raises:
+        NodeError: the node cannot be run with its operands, or with what came out of its body.
+    """
+    try:
+        return trips.send(results)  # type: ignore[arg-type]  # None starts it.
+    except StopIteration as end:
+        found: Sequence[Any] = end.value
+        return found
+    except ValueError as error:
+        raise NodeError(f"{node.operator} failed: {error}", where=f"node {node.label}") from error

@@ -74,7 +74,7 @@ class CollectiveLog:
             if expected != record:
                 found.append(f"collective id={record.id}: the plan has {expected[1:]}, executed was {record[1:]}")
         for entry in plan:
-            times, done = entry.get("times") or 1, counts.get(entry["id"], 0)
-            if times != done:
+            times, done = entry["times"], counts.get(entry["id"], 0)
+            if times is not None and times != done:
                 found.append(f"{entry['kind']} id={entry['id']} was executed {done} times, the plan has {times}")
         return found

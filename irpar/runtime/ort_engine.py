@@ -115,7 +115,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     kept = set(segment.outputs)
     for node in segment.nodes:
         for value in node.results:
-            if value not in kept and copies[value].has_uses:
+            if value not in kept and value.has_uses:
                 copies[value].type = UNKNOWN  # ONNX Runtime infers it; the model stays small.
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
     module = Module(graph, opsets=opsets)

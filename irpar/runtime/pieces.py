@@ -57,7 +57,7 @@ def _check_collectives(folder: Path, plan: Plan, modules: Sequence[Module]) -> N
     seen: set[int] = set()
     for entry, module in zip(plan.parts, modules, strict=True):
         name = entry["model"]
-        for node in module.graph:
+        for node in module.graph.walk():
             if node.domain != DOMAIN:
                 continue
             where = f"{folder}, {name}, node {node.label}"

@@ -1,6 +1,6 @@
 """Programs compiled for the parts that run them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.parts import Part
@@ -16,12 +16,12 @@ Key = tuple[int, tuple[Node, ...], tuple[Value, ...]]
 
 @dataclass(frozen=True, eq=False)
 class PreparedPart:
-    """A part with its program and a compiled segment for each of the program's segments."""
+    """A part with its program, and the program's segments compiled."""
 
     part: Part
     program: Program
     constants: Constants
-    compiled: tuple[CompiledSegment, ...]
+    compiled: Mapping[Segment, CompiledSegment]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Preparer:
             if program is None:
                 extra = [values[part.graph] for values in fetched.values() if part.graph in values]
                 program = programs[part.graph] = build_program(part.graph, extra)
-            compiled = tuple(self._compile(part, segment, constants, known) for segment in program.segments)
+            compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
             parts.append(PreparedPart(part, program, constants, compiled))
         return Prepared(tuple(parts), fetched)
 
@@ -85,8 +85,7 @@ class Preparer:
 def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:
     """The value of that source name in each graph that has it: the first in order, so as its producer makes it.
 
-    A value's own name, and the name of a graph's result, count where nothing has the source name. A graph of ranks that
-    hold no elements of it may have only what is made of it later, which lies otherwise: that one does not count.
+    A value's own name, and the name of a graph's result, count where nothing has the source name.
 
     Raises:
         InputError: no graph has it; the message lists the nearest names.
@@ -94,7 +93,7 @@ def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:
     found: dict[Graph, Value] = {}
     for graph in graphs:
         value = _find(graph, name)
-        if value is not None and all(value.sharding == other.sharding for other in found.values()):
+        if value is not None:
             found[graph] = value
     if found:
         return found

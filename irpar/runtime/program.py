@@ -3,11 +3,12 @@
 import heapq
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from irpar.ir import Function, Graph, Node, Value, captured_or_read
 
+from .control_flow import TRIPS
 from .errors import ProgramError
 from .groups.base import Collective
 
@@ -62,7 +63,21 @@ class CollectiveStep:
     frees: tuple[Value, ...]
 
 
-Step = ComputeStep | CollectiveStep
+@dataclass(frozen=True, eq=False)
+class BodiesStep:
+    """Run a node whose bodies hold collectives, trip by trip, then let go of `frees`.
+
+    Attributes:
+        node: an If, a Loop or a Scan.
+        bodies: what each of its bodies does.
+    """
+
+    node: Node
+    bodies: "Mapping[Graph, Program]"
+    frees: tuple[Value, ...]
+
+
+Step = ComputeStep | CollectiveStep | BodiesStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +96,31 @@ class Program:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The compute segments in order."""
-        return tuple(step.segment for step in self.steps if isinstance(step, ComputeStep))
+        """The compute segments in order, those of bodies among them."""
+        return tuple(step.segment for step in self.all_steps() if isinstance(step, ComputeStep))
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives in order."""
-        return tuple(step.collective for step in self.steps if isinstance(step, CollectiveStep))
+        """The collectives in order, those of bodies among them, each once."""
+        return tuple(step.collective for step in self.all_steps() if isinstance(step, CollectiveStep))
+
+    def all_steps(self) -> Iterator[Step]:
+        """All steps, each followed by those of its bodies."""
+        for step in self.steps:
+            yield step
+            if isinstance(step, BodiesStep):
+                for body in step.bodies.values():
+                    yield from body.all_steps()
 
 
 def is_collective(node: Node) -> bool:
     """True for nodes of the domain `irpar`."""
     return node.domain == "irpar"
+
+
+def communicates(node: Node) -> bool:
+    """True for collectives, and for nodes whose bodies hold some."""
+    return is_collective(node) or any(communicates(inner) for nested in node.nested_graphs() for inner in nested)
 
 
 def called_functions(nodes: Iterable[Node]) -> dict[Function, None]:
@@ -113,31 +141,32 @@ def build_program(graph: Graph, extra: Sequence[Value] = ()) -> Program:
     """Cut a local graph into as few segments as the order of its collectives allows.
 
     Collectives run in order of their ids, except where one needs the result of another with a greater id; this order
-    depends on nothing else, so that all ranks agree on it. Nodes that nothing needs are left out.
+    depends on nothing else, so that all ranks agree on it. A node whose bodies hold collectives takes its turn by the
+    least of their ids, and is a program in itself. Nodes that nothing needs are left out.
 
     Args:
-        graph: the local graph, in topological order.
+        graph: the local graph, or the body of a node, in topological order.
         extra: values of it to keep besides its results.
 
     Raises:
-        ProgramError: collectives in nested graphs, and `irpar` nodes that are no collectives.
+        ProgramError: collectives in functions and in bodies that are not run trip by trip, and `irpar` nodes that
+            are no collectives.
     """
     _check_nested(graph)
     outputs = tuple(dict.fromkeys((*graph.outputs, *extra)))
     reads = _live_reads(graph, outputs)
     slots, order = _schedule(graph, reads, outputs)
-    return Program(graph, _with_frees(_steps(graph, reads, slots, order, outputs), outputs), outputs)
+    return Program(graph, _with_frees(graph, _steps(graph, reads, slots, order, outputs), outputs), outputs)
 
 
 def _check_nested(graph: Graph) -> None:
     for node in graph:
-        for inner in (inner for nested in node.nested_graphs() for inner in nested.walk()):
-            if is_collective(inner):
-                raise ProgramError(
-                    f"irpar.{inner.op_type} inside the body of {node.op_type} cannot be executed yet",
-                    where=node.label,
-                    do="keep what the body reads whole (replicated), so that the body needs no communication",
-                )
+        if communicates(node) and not is_collective(node) and (node.domain or node.op_type not in TRIPS):
+            raise ProgramError(
+                f"{node.operator} holds a body with collectives, which cannot be executed",
+                where=node.label,
+                do="keep what the body reads whole (replicated), so that the body needs no communication",
+            )
     for function in called_functions(graph):
         if any(is_collective(inner) for inner in function.graph.walk()):
             raise ProgramError(
@@ -150,7 +179,7 @@ def _live_reads(graph: Graph, outputs: Iterable[Value]) -> dict[Node, tuple[Valu
     needed = {value.node for value in outputs if value.node is not None}
     found: dict[Node, tuple[Value, ...]] = {}
     for node in reversed(graph):
-        if node in needed or is_collective(node):
+        if node in needed or communicates(node):
             found[node] = tuple(dict.fromkeys(captured_or_read(node)))
             needed.update(value.node for value in found[node] if value.node is not None)
     return dict(reversed(found.items()))
@@ -220,8 +249,8 @@ def _collective_order(reads: dict[Node, tuple[Value, ...]]) -> list[Node]:
     order: list[Node] = []
 
     def enter(node: Node) -> None:
-        if is_collective(node):
-            heapq.heappush(waiting, (Collective.of(node).id, number[node], node))
+        if communicates(node):
+            heapq.heappush(waiting, (_turn(node), number[node], node))
         else:
             ready.append(node)
 
@@ -239,6 +268,13 @@ def _collective_order(reads: dict[Node, tuple[Value, ...]]) -> list[Node]:
             if not missing[reader]:
                 enter(reader)
     return order
+
+
+def _turn(node: Node) -> int:
+    """The id of a collective, or the least of those in the bodies of a node."""
+    if is_collective(node):
+        return Collective.of(node).id
+    return min(_turn(inner) for nested in node.nested_graphs() for inner in nested if communicates(inner))
 
 
 def _windows(
@@ -274,6 +310,7 @@ class _Draft:
     reads: tuple[Value, ...]
     segment: Segment | None = None
     collective: tuple[Collective, Value, Value] | None = None
+    bodies: tuple[Node, dict[Graph, Program]] | None = None
     writes: tuple[Value, ...] = field(default=())
 
 
@@ -297,10 +334,16 @@ def _steps(
             drafts.append(_segment(count, graph, nodes, reads, wanted))
             count += 1
         if slot < len(order):
-            node = order[slot]
-            operand, result = reads[node][0], node.result
-            drafts.append(_Draft((operand,), collective=(Collective.of(node), operand, result), writes=(result,)))
+            drafts.append(_communication(order[slot], reads))
     return drafts
+
+
+def _communication(node: Node, reads: dict[Node, tuple[Value, ...]]) -> _Draft:
+    if not is_collective(node):
+        bodies = {body: build_program(body) for body in node.nested_graphs()}
+        return _Draft(reads[node], bodies=(node, bodies), writes=node.results)
+    operand, result = reads[node][0], node.result
+    return _Draft((operand,), collective=(Collective.of(node), operand, result), writes=(result,))
 
 
 def _read_elsewhere(
@@ -327,16 +370,19 @@ def _segment(
     return _Draft(inputs, segment=segment, writes=outputs)
 
 
-def _with_frees(drafts: Sequence[_Draft], outputs: Sequence[Value]) -> tuple[Step, ...]:
-    """Let every step free what no later step reads."""
+def _with_frees(graph: Graph, drafts: Sequence[_Draft], outputs: Sequence[Value]) -> tuple[Step, ...]:
+    """Let every step free what no later step reads; what a body reads from around it is not its own to free."""
     later = set(outputs)
     steps: list[Step] = []
     for draft in reversed(drafts):
-        frees = tuple(value for value in dict.fromkeys((*draft.reads, *draft.writes)) if value not in later)
+        touched = dict.fromkeys((*draft.reads, *draft.writes))
+        frees = tuple(value for value in touched if value not in later and value.owner is graph)
         frees = tuple(value for value in frees if not value.is_constant)
         later.update(draft.reads)
         if draft.segment is not None:
             steps.append(ComputeStep(draft.segment, frees))
         elif draft.collective is not None:
             steps.append(CollectiveStep(*draft.collective, frees))
+        elif draft.bodies is not None:
+            steps.append(BodiesStep(*draft.bodies, frees))
     return tuple(reversed(steps))

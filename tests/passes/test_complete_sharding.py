@@ -103,44 +103,22 @@ def test_two_axes_on_one_dim_and_heads_of_a_reshape() -> None:
     )
 
 
-def test_a_dim_with_empty_blocks_is_carried() -> None:
-    # 5 over 4 is 2, 2, 1 and an empty block.
+def test_a_dim_that_would_have_empty_blocks_is_not_cut() -> None:
+    # 5 over 4 is 2, 2, 1 and an empty block: what follows from the weight is left whole.
     check(
         "complete-sharding",
         """
         mesh @m = ["tp"=4]
         graph @g(%x: f32[2, 3]) -> (%y) opset 21 {
           %w = constant : f32[3, 5@tp] data("w.bin", 0, 60)
-          %h = MatMul(%x, %w) : f32[2, 5]
-          %y = ReduceMax(%h) {keepdims=0} : f32[]
+          %y = MatMul(%x, %w) : f32[2, 5]
         }
         """,
         """
         mesh @m = ["tp"=4]
         graph @g(%x: f32[2, 3] replicated) -> (%y) opset 21 {
           %w = constant : f32[3, 5@tp] data("w.bin", 0, 60)
-          %h = MatMul(%x, %w) : f32[2, 5@tp]
-          %y = ReduceMax(%h) {keepdims=0} : f32[] replicated
-        }
-        """,
-    )
-
-
-def test_a_dim_of_one_element_is_cut_only_where_it_is_annotated() -> None:
-    check(
-        "complete-sharding",
-        """
-        mesh @m = ["dp"=4]
-        graph @g(%x: f32[1@dp, 3]) -> (%y) opset 21 {
-          %r = Relu(%x) : f32[1, 3]
-          %y = Sigmoid(%r) : f32[1@dp, 3]
-        }
-        """,
-        """
-        mesh @m = ["dp"=4]
-        graph @g(%x: f32[1@dp, 3]) -> (%y) opset 21 {
-          %r = Relu(%x) : f32[1, 3] replicated
-          %y = Sigmoid(%r) : f32[1@dp, 3]
+          %y = MatMul(%x, %w) : f32[2, 5] replicated
         }
         """,
     )
@@ -241,3 +219,31 @@ def test_the_result_of_a_gemm_that_is_taken_apart_keeps_its_reason() -> None:
     assert producer.op_type == "Add"
     assert [decision.why for decision in module.decisions["y"]] == ['annotated "y"']
     assert [name for name, _ in module.chain("z")] == ["z", "y"]
+
+
+def test_a_loop_lies_alike_on_both_sides_of_its_boundary() -> None:
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8], %w: f32[8, 8@tp]) -> (%y, %ys) opset 21 {
+          %n = constant : i64[] 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[], %c: bool[], %a: f32[4, 8]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[]
+            %o = MatMul(%a, %w) : f32[4, 8]
+            %r = Relu(%o) : f32[4, 8]
+          }} : f32[4, 8], f32[3, 4, 8]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8@tp], %w: f32[8, 8@tp]) -> (%y, %ys) opset 21 {
+          %n = constant : i64[] replicated 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8@tp]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[] replicated
+            %o = MatMul(%a, %w) : f32[4, 8@tp]
+            %r = Relu(%o) : f32[4, 8@tp]
+          }} : f32[4, 8@tp], f32[3, 4, 8@tp]
+        }
+        """,
+    )

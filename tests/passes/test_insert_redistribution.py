@@ -109,21 +109,52 @@ def test_a_whole_constant_is_written_in_blocks_where_blocks_are_read() -> None:
     )
 
 
-def test_a_body_reads_whole_values() -> None:
+def test_bodies_share_what_is_moved_for_them_before_they_run() -> None:
     module = run(
         "complete-sharding,insert-redistribution",
         """
         mesh @m = ["tp"=2]
         graph @g(%x: f32[8@tp, 4], %p: bool[]) -> (%y) opset 21 {
+          %zero = constant : i64[] 0
           %h = Relu(%x) : f32[8, 4]
-          %y = If(%p) {then_branch=graph() -> (%t) { %t = Neg(%h) : f32[8, 4] }, else_branch=graph() -> (%e) { %e = Abs(%h) : f32[8, 4] }} : f32[8, 4]
+          %y = If(%p) {
+            then_branch=graph() -> (%t) { %t = CumSum(%h, %zero) : f32[8, 4] },
+            else_branch=graph() -> (%e) { %e = CumSum(%h, %zero) {reverse=1} : f32[8, 4] }
+          } : f32[8, 4]
         }
         """,
     )
     gathers = [node for node in module.graph if node.op_type == "AllGather"]
     assert len(gathers) == 1
     (holder,) = (node for node in module.graph if node.op_type == "If")
-    assert {inner.inputs[0] for nested in holder.nested_graphs() for inner in nested} == {gathers[0].result}
+    assert {nested.first.inputs[0] for nested in holder.nested_graphs()} == {gathers[0].result}
+
+
+def test_what_comes_out_of_a_trip_is_brought_to_where_the_next_takes_it() -> None:
+    check(
+        "insert-redistribution",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8] replicated, %w: f32[8, 8@tp]) -> (%y) opset 21 {
+          %n = constant : i64[] replicated 3
+          %y = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8] replicated) -> (%d, %o) {
+            %d = Identity(%c) : bool[] replicated
+            %o = MatMul(%a, %w) : f32[4, 8@tp]
+          }} : f32[4, 8] replicated
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8] replicated, %w: f32[8, 8@tp]) -> (%y) opset 21 {
+          %n = constant : i64[] replicated 3
+          %y = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8] replicated) -> (%d, %o_1 as "o") {
+            %d = Identity(%c) : bool[] replicated
+            %o = MatMul(%a, %w) : f32[4, 8@tp]
+            %o_1 = irpar.AllGather(%o) {axes=["tp"], dim=1, id=0} : f32[4, 8] replicated doc "Loop of %y takes it out of its body as [_, _] replicated, as it lies on the other side; %o lies as [_, @tp]"
+          }} : f32[4, 8] replicated
+        }
+        """,
+    )
 
 
 def test_it_needs_complete_shardings_in_global_view() -> None:

@@ -1,8 +1,9 @@
 import pytest
 
+from irpar.analysis.flow import Flow
 from irpar.pass_manager import PassManager
 from irpar.passes.localize import distinct_programs
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError
 
 from .golden import check, read, run
 
@@ -80,65 +81,15 @@ def test_uneven_blocks_make_a_program_for_each_size() -> None:
 
 def test_members_of_one_group_agree_on_its_sizes() -> None:
     # 7 over (x, y) is 2, 2, 2, 1: ranks 0 and 2 both hold 2 rows, but their neighbours along y do not.
-    graph = read(
+    module = read(
         """
         mesh @m = ["x"=2, "y"=2]
         graph @g(%a: f32[7@(x,y)]) -> (%b) opset 21 {
           %b = Relu(%a) : f32[7@(x,y)]
         }
         """
-    ).graph
-    assert distinct_programs(graph, Mesh({"x": 2, "y": 2})) == [(0, 1), (2,), (3,)]
-
-
-def test_a_device_without_elements_computes_nothing() -> None:
-    # 3 over 4: the last device has no row of x, and no part of the sum; the weight that it would have read is gone.
-    check(
-        "localize",
-        """
-        mesh @m = ["tp"=4]
-        graph @g(%x: f32[3@tp, 6]) -> (%y, %t) opset 21 {
-          %w = constant : f32[6, 8] replicated data("w.bin", 0, 192)
-          %h = MatMul(%x, %w) : f32[3@tp, 8]
-          %y = irpar.AllGather(%h) {axes=["tp"], dim=0, id=0} : f32[3, 8] replicated
-          %m = ReduceMax(%h) {keepdims=0} : f32[] partial(max: tp)
-          %t = irpar.AllReduce(%m) {axes=["tp"], reduce="max", id=1} : f32[] replicated
-        }
-        """,
-        """
-        mesh @m = ["tp"=4]
-        graph local @g.0(%x: f32[1, 6] of [3@tp, 6]) -> (%y, %t) opset 21 ranks [0, 1, 2] {
-          %w = constant : f32[6, 8] of [6, 8] replicated data("w.bin", 0, 192)
-          %h = MatMul(%x, %w) : f32[1, 8] of [3@tp, 8]
-          %y = irpar.AllGather(%h) {axes=["tp"], dim=0, id=0, sizes=[1, 1, 1, 0]} : f32[3, 8] of [3, 8] replicated
-          %m = ReduceMax(%h) {keepdims=0} : f32[] of [] partial(max: tp)
-          %t = irpar.AllReduce(%m) {axes=["tp"], reduce="max", id=1} : f32[] of [] replicated
-        }
-        graph local @g.1(%x: f32[0, 6] of [3@tp, 6]) -> (%y, %t) opset 21 ranks [3] {
-          %h = constant : f32[0, 8] of [3@tp, 8] []
-          %m = constant : f32[] of [] partial(max: tp) -inf
-          %y = irpar.AllGather(%h) {axes=["tp"], dim=0, id=0, sizes=[1, 1, 1, 0]} : f32[3, 8] of [3, 8] replicated
-          %t = irpar.AllReduce(%m) {axes=["tp"], reduce="max", id=1} : f32[] of [] replicated
-        }
-        """,
     )
-
-
-def test_a_sum_over_no_elements_is_what_changes_no_sum() -> None:
-    module = run(
-        "complete-sharding,insert-redistribution,localize",
-        """
-        mesh @m = ["tp"=8]
-        graph @g(%a: f32[4, 9@tp], %b: f32[9@tp, 16]) -> (%y) opset 21 {
-          %y = MatMul(%a, %b) : f32[4, 16]
-        }
-        """,
-    )
-    assert [graph.ranks for graph in module.graphs] == [(0, 1, 2, 3), (4,), (5, 6, 7)]  # 2 2 2 2 1 0 0 0
-    expand, reduce = module.graphs[2]
-    assert (expand.op_type, reduce.op_type) == ("Expand", "AllReduce")
-    number, shape = (value.data.numpy().tolist() for value in expand.inputs)
-    assert (number, shape) == (0, [4, 16])
+    assert distinct_programs(Flow(module.graph, module.mesh)) == [(0, 1), (2,), (3,)]
 
 
 def test_baked_shapes_become_local() -> None:
@@ -234,3 +185,33 @@ def test_a_maximum_over_an_axis_of_one_device_is_whole() -> None:
         """,
     )
     assert module.graph.outputs[0].shape == ()
+
+
+def test_bodies_become_local() -> None:
+    check(
+        "localize",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[4, 8@tp], %w: f32[8, 8@tp]) -> (%y, %ys) opset 21 {
+          %n = constant : i64[] replicated 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8@tp]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[] replicated
+            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a lies as [_, @tp]"
+            %o = MatMul(%a_1, %w) : f32[4, 8@tp]
+            %r = Relu(%o) : f32[4, 8@tp]
+          }} : f32[4, 8@tp], f32[3, 4, 8@tp]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[4, 4] of [4, 8@tp], %w: f32[8, 4] of [8, 8@tp]) -> (%y, %ys) opset 21 ranks [0, 1] {
+          %n = constant : i64[] of [] replicated 3
+          %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] of [] replicated, %c: bool[] of [] replicated, %a: f32[4, 4] of [4, 8@tp]) -> (%d, %o, %r) {
+            %d = Identity(%c) : bool[] of [] replicated
+            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] of [4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a lies as [_, @tp]"
+            %o = MatMul(%a_1, %w) : f32[4, 4] of [4, 8@tp]
+            %r = Relu(%o) : f32[4, 4] of [4, 8@tp]
+          }} : f32[4, 4] of [4, 8@tp], f32[3, 4, 4] of [3, 4, 8@tp]
+        }
+        """,
+    )

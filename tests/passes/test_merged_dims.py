@@ -241,5 +241,6 @@ def test_random_programs_keep_the_numbers(module: Module) -> None:
     with Executor(changed, Mesh({"x": 1}), engine="numpy") as executor:
         found = executor.run({name: feeds[name] for name in (value.name for value in changed.graph.inputs)})
     for name, array in expected.items():
-        largest = float(np.max(np.abs(array), initial=1.0))
+        # Large numbers that cancel leave the rounding of the large ones.
+        largest = max(1.0, float(np.abs(array).max()))
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5 * largest)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from irpar.ir import ArrayTensor, DType, Graph, Node, TensorType, Value
 from irpar.runtime.errors import ProgramError
-from irpar.runtime.program import CollectiveStep, ComputeStep, Program, build_program
+from irpar.runtime.program import BodiesStep, CollectiveStep, ComputeStep, Program, build_program
 
 from .programs import MLP, mlp_weights, module
 
@@ -154,9 +154,28 @@ NESTED = """
 """
 
 
-def test_collectives_in_bodies_are_refused() -> None:
-    with pytest.raises(ProgramError, match="AllReduce inside the body of If cannot be executed yet"):
-        build_program(module(NESTED).graph)
+def test_a_node_whose_body_communicates_is_a_step_of_its_own() -> None:
+    program = build_program(module(NESTED).graph)
+    (step,) = program.steps
+    assert isinstance(step, BodiesStep)
+    assert [shape_of(body) for body in step.bodies.values()] == [[0], ["b"]]
+    assert [collective.id for collective in program.collectives] == [0]
+    # What a body reads from around it is freed by its holder: the body may run again.
+    assert all("x" not in names(inner.frees) for body in step.bodies.values() for inner in body.steps)
+    assert names(step.frees) == ["c", "x"]
+
+
+def test_collectives_in_bodies_that_are_not_run_trip_by_trip_are_refused() -> None:
+    text = """
+        mesh @m = ["tp"=2]
+        graph local @g(%s: seq<f32[4]>) -> (%y) opset 21 ranks [0, 1] {
+          %y = SequenceMap(%s) {body = graph @b(%x: f32[4] of [4]) -> (%a) {
+            %a = irpar.AllReduce(%x) {axes=["tp"], reduce="sum", id=0} : f32[4] of [4]
+          }} : seq<f32[4]>
+        }
+    """
+    with pytest.raises(ProgramError, match="SequenceMap holds a body with collectives"):
+        build_program(module(text).graph)
 
 
 @pytest.mark.parametrize(

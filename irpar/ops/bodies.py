@@ -1,0 +1,11 @@
+"""Operators that hold graphs through whose boundaries shardings pass."""
+
+from irpar.ir import Node
+
+OPEN_BODIES = frozenset({("", "If"), ("", "Loop"), ("", "Scan")})
+"""(domain, operator); others that hold graphs run them whole."""
+
+
+def has_open_bodies(node: Node) -> bool:
+    """Whether the bodies of a node are sharded with the graph around it; not those of Scan of opset 8."""
+    return node.identity in OPEN_BODIES and not (node.op_type == "Scan" and 0 < node.version < 9)
