@@ -1,7 +1,7 @@
 """complete-sharding: from the annotated values to a sharding for every value."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,7 @@ from irpar.analysis.flow import Flow
 from irpar.analysis.moves import cost_of_moves
 from irpar.analysis.network import network_of
 from irpar.analysis.placement import Axes, Placement, RuleView
+from irpar.analysis.rounds import Rounds, passes_all_on
 from irpar.analysis.symbols import require_static
 from irpar.ir import UNKNOWN, Decision, Module, Node, Value, rewrite, tensor_type
 from irpar.ops import Kind, definition
@@ -29,13 +30,18 @@ class CompleteSharding(Pass):
     nothing. The numbers are the same whatever it decides: what does not fit is redistributed by insert-redistribution.
 
     Sweeps go forward and backward over the nodes whose values changed, until none does; every change adds axes, so the
-    work is linear in nodes times mesh axes. Compare GSPMD, section 3.5 (Xu et al., 2021). With `strategy=cost` the
-    values around conflicts are then chosen anew, a bounded amount of work for each node (irpar.analysis.choice); the
-    choice is kept where the moves that would really be made cost less.
+    work is linear in nodes times mesh axes. Compare GSPMD, section 3.5 (Xu et al., 2021). There is a round for each
+    priority of annotated dims; what one has decided stays (compare Shardy's propagation, OpenXLA, 2024). With
+    `op-priorities`, each round goes through operators that pass all dims on before it goes through the others.
+
+    With `strategy=cost` the values around conflicts are then chosen anew, a bounded amount of work for each node
+    (irpar.analysis.choice), but never against what rounds before the last have decided; the choice is kept where the
+    moves that would really be made cost less.
     """
 
     name = "complete-sharding"
     strategy: Literal["cost", "propagate"] = "cost"
+    op_priorities: bool = False
 
     def run(self, module: Module) -> PassResult:
         """Complete the main graph and the bodies in it.
@@ -56,7 +62,8 @@ class CompleteSharding(Pass):
         mesh = module.mesh
         flow = Flow(module.graph, mesh)
         rewritten = sum(rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias}) for graph in flow.trips)
-        completion = _Completion(module, Flow(module.graph, mesh) if rewritten else flow)
+        flow = Flow(module.graph, mesh) if rewritten else flow
+        completion = _Completion(module, flow, has_op_priorities=self.op_priorities)
         decided = completion.run(is_chosen=self.strategy == "cost")
         return PassResult(
             bool(decided or rewritten), statistics={"decided values": decided, "chosen values": completion.chosen}
@@ -71,7 +78,7 @@ class _Completion:
     backward  nothing new
     """
 
-    def __init__(self, module: Module, flow: Flow) -> None:
+    def __init__(self, module: Module, flow: Flow, *, has_op_priorities: bool) -> None:
         self.module = module
         self.flow = flow
         self.mesh = flow.mesh
@@ -80,6 +87,8 @@ class _Completion:
         self.axes: dict[Value, list[Axes]] = {}
         self.views: dict[Node, tuple[RuleView, ...]] = {}
         self.dirty: set[Node] = set()
+        self.rounds = Rounds()
+        self.has_op_priorities = has_op_priorities
         self.chosen = 0
         self.network = network_of(module.network)
 
@@ -92,17 +101,7 @@ class _Completion:
             for value in node.results:
                 if value not in ruled:
                     self.open.pop(value, None)
-        self.dirty = {node for node, views in self.views.items() if views}
-        # A holder is visited before its bodies and after them: what goes round in a loop arrives in one sweep.
-        order = [self.flow.holder(node) or node for node in self.flow.nodes]
-        forward = True
-        while self.dirty:
-            waiting, self.dirty = self.dirty, set()
-            for node in order if forward else reversed(order):
-                if node in waiting or (node in self.dirty and node in self.views):
-                    self.dirty.discard(node)
-                    self._visit(node)
-            forward = not forward
+        self._propagate()
         for value, axes in self.axes.items():
             if value.sharding is None or not value.sharding.is_settled:
                 value.sharding = Sharding.of_axes(self.mesh, axes)
@@ -111,9 +110,40 @@ class _Completion:
         self._lift_constants()
         return free
 
+    def _propagate(self) -> None:
+        """Carry axes along, round by round."""
+        ruled = {node for node, views in self.views.items() if views}
+        phases = [ruled]
+        if self.has_op_priorities:
+            phases.insert(0, {node for node in ruled if all(passes_all_on(view.rule) for view in self.views[node])})
+        self.dirty = set(ruled)
+        for priority in self.rounds:
+            for value, dim, said in self.rounds.begin(priority):
+                self.axes[value][dim] = said.axes
+                if value in self.open:  # The results of a node without a rule get nothing.
+                    self.open[value][dim] = said.is_open
+                self.dirty.update(ruled.intersection(self.flow.neighbours(value)))
+            for nodes in phases:
+                self._sweep(nodes)
+            if not self.rounds.is_final:
+                every = (view for views in self.views.values() for view in views)
+                self.rounds.end({view: self._merged(view) for view in every}, self.axes)
+
+    def _sweep(self, nodes: Set[Node]) -> None:
+        """Visit some nodes, forward and backward, until their values change no more."""
+        # A holder is visited before its bodies and after them: what goes round in a loop arrives in one sweep.
+        order = [node for each in self.flow.nodes if (node := self.flow.holder(each) or each) in nodes]
+        forward = True
+        while not self.dirty.isdisjoint(nodes):
+            for node in order if forward else reversed(order):
+                if node in self.dirty:
+                    self.dirty.discard(node)
+                    self._visit(node)
+            forward = not forward
+
     def _choose(self) -> bool:
         """Let values around conflicts lie so that least is sent; False where nothing is better than it is."""
-        chosen = improve(self.flow, self.pinned, self.network).shardings
+        chosen = improve(self.flow, self.pinned, self.network, self.rounds.kept).shardings
         if not chosen:
             return False
         changed = [*chosen, *self._free_constants()]
@@ -130,13 +160,25 @@ class _Completion:
             return False
         self.chosen = len(chosen)
         for value in chosen:
-            self.module.decisions.pop(value.name, None)
+            told = self.module.decisions.pop(value.name, ())
+            why = [why for why in told if why.axes and self._is_kept(value, why.axes)]
+            if why:
+                self.module.decisions[value.name] = why
         self._explain(chosen)
         return True
 
+    def _is_kept(self, value: Value, names: Sequence[str]) -> bool:
+        """Whether mesh axes cut a value because a round before the last has decided so."""
+        return {axis.name for axes in self.rounds.kept.get(value, ()) for axis in axes}.issuperset(names)
+
     def _explain(self, chosen: Mapping[Value, Sharding]) -> None:
         """Log which value brought each axis to those that were chosen to lie so."""
-        waiting = {(value, axis.name) for value, sharding in chosen.items() for axis in sharding.all_axes}
+        waiting = {
+            (value, axis.name)
+            for value, sharding in chosen.items()
+            for axis in sharding.all_axes
+            if not self._is_kept(value, [axis.name])
+        }
         while waiting:
             found = [
                 (value, name, why) for value, name in waiting if (why := self._chosen_because(value, name, waiting))
@@ -196,8 +238,9 @@ class _Completion:
                 )
             self.pinned.add(value)
             free += not value.sharding.is_settled
-            self.open[value] = [dim.is_open for dim in value.sharding.dims]
-            self.axes[value] = list(value.sharding.axes)
+            now = self.rounds.add(value, value.sharding)
+            self.open[value] = [dim.is_open for dim in now]
+            self.axes[value] = [dim.axes for dim in now]
         return free
 
     def _refuse_closed_bodies(self) -> None:
@@ -220,7 +263,10 @@ class _Completion:
                     self._extend(node, view, tensor, value, factors)
 
     def _merged(self, view: RuleView) -> list[Axes]:
-        """Per factor the axes on which the values agree; of two factors that want one axis the earlier keeps it."""
+        """Per factor the axes on which the values agree; of two factors that want one axis the earlier keeps it.
+
+        What earlier rounds have decided goes before both.
+        """
         merged: list[Axes] = [()] * len(view.rule.sizes)
         clash: list[Axes | None] = [None] * len(view.rule.sizes)
         for tensor, value in enumerate(view.values):
@@ -238,13 +284,16 @@ class _Completion:
         for factor, common in enumerate(clash):
             if common is not None:
                 merged[factor] = common
-        taken: list[Axis] = []
+        held = self.rounds.held.get(view) or [()] * len(merged)
+        taken = [axis for axes in held for axis in axes]
         order = sorted(range(len(merged)), key=lambda factor: view.rule.kinds[factor] is Kind.REDUCE)
         for factor in order:
-            if are_disjoint(self.mesh, [*taken, *merged[factor]]):
-                taken.extend(merged[factor])
+            count = len(held[factor])
+            more = merged[factor][count:]
+            if merged[factor][:count] == held[factor] and are_disjoint(self.mesh, [*taken, *more]):
+                taken.extend(more)
             else:
-                merged[factor] = ()
+                merged[factor] = held[factor]
         return merged
 
     def _extend(self, node: Node, view: RuleView, tensor: int, value: Value, factors: list[Axes]) -> None:
@@ -258,6 +307,7 @@ class _Completion:
             if len(axes) <= len(old) or axes[: len(old)] != old or not self.open[value][dim]:
                 continue
             others = [axis for other, cut in enumerate(current) if other != dim for axis in cut]
+            others += self.rounds.waiting_axes(value)
             if are_disjoint(self.mesh, [*others, *axes]):
                 current[dim] = axes
                 added.extend(axes[len(old) :])
@@ -280,13 +330,14 @@ class _Completion:
 
     def _decision(self, node: Node, view: RuleView, value: Value, name: str) -> Decision:
         """Which other value of the node brought a mesh axis."""
+        when = self.rounds.title
         for other in view.values:
             if other is None or other is value:
                 continue
             axes = self.axes.get(other, [])
             if any(axis.name == name for cut in axes for axis in cut):
-                return Decision(f"follows %{other.name} through {node.title}", other.name, (name,))
-        return Decision(f"follows {node.title}", axes=(name,))
+                return Decision(f"follows %{other.name} through {node.title}{when}", other.name, (name,))
+        return Decision(f"follows {node.title}{when}", axes=(name,))
 
     def _free_constants(self) -> list[Value]:
         return [value for graph in self.flow.trips for value in graph.constants if value not in self.pinned]

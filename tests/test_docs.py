@@ -93,7 +93,7 @@ def test_the_sections_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text(code("shardings.md", "yaml")[0])
     file = read_shardings(tmp_path / "all.yaml")
     assert file.layout is not None
-    assert (len(file.tensors), len(file.ops), len(file.layout.rules)) == (4, 2, 2)
+    assert (len(file.tensors), len(file.ops), len(file.layout.rules)) == (6, 2, 2)
 
 
 def test_the_plan_has_the_fields_of_the_page(tmp_path: Path) -> None:

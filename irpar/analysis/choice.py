@@ -65,15 +65,21 @@ class Choice:
     values: int
 
 
-def improve(flow: Flow, pinned: Iterable[Value], network: Network = BYTES) -> Choice:
+def improve(
+    flow: Flow,
+    pinned: Iterable[Value],
+    network: Network = BYTES,
+    kept: Mapping[Value, Sequence[Axes]] | None = None,
+) -> Choice:
     """Look for a cheaper way for values that are not pinned.
 
     Args:
         flow: every tensor has a sharding. What passes the boundary of a body stays as it is.
         pinned: values that stay as they are.
         network: what communication costs, and computation, if it knows devices.
+        kept: values that keep these axes of their dims, and may only get others beside them.
     """
-    return _Chooser(flow, set(pinned), network).run()
+    return _Chooser(flow, set(pinned), network, kept or {}).run()
 
 
 class _Chooser:
@@ -83,7 +89,7 @@ class _Chooser:
         states: per value its alternatives, the first as it is.
     """
 
-    def __init__(self, flow: Flow, pinned: set[Value], network: Network) -> None:
+    def __init__(self, flow: Flow, pinned: set[Value], network: Network, kept: Mapping[Value, Sequence[Axes]]) -> None:
         self.network = network
         self.flow = flow
         self.mesh = flow.mesh
@@ -95,6 +101,7 @@ class _Chooser:
             value for ties in flow.ties.values() for tie in ties for value in tie.inputs
         }
         self.pinned = pinned
+        self.kept = kept
         self.states: dict[Value, list[Sharding]] = {}
         self.waiting: deque[tuple[Node, Value, Sharding]] = deque()
         self.outputs = {value for graph in flow.trips for value in graph.outputs}
@@ -209,11 +216,16 @@ class _Chooser:
             return
         assert value.sharding is not None
         states = self.states.setdefault(value, [value.sharding])
-        if state in states or len(states) == MOST_STATES:
+        if state in states or len(states) == MOST_STATES or not self._keeps(value, state):
             return
         states.append(state)
         nodes = value.users if value.node is None else (value.node, *value.users)
         self.waiting.extend((node, value, state) for node in nodes if node in self.views)
+
+    def _keeps(self, value: Value, state: Sharding) -> bool:
+        """Whether an alternative of a value leaves what is to be kept."""
+        kept = self.kept.get(value, ())
+        return all(axes[: len(old)] == old for axes, old in zip(state.axes, kept, strict=bool(kept)))
 
     def _follow(self, view: RuleView, value: Value, state: Sharding) -> None:
         """What an alternative of one value of a node means for the others."""

@@ -19,7 +19,7 @@ class AnnotationError(IrparError):
 
 @dataclass(frozen=True)
 class Annotation:
-    """One entry of `--shardings`: a name or glob, and per dim None, an axis, or a list of axes ("?" last: open).
+    """One entry of `--shardings`: a name or glob, and per dim None, an axis, or a list of axes, "?" and "priority=1".
 
     `where` is the place that messages name, such as `shardings.yaml, line 7`; `said` what the user wrote there, where
     that was not the pattern itself.

@@ -81,6 +81,126 @@ def test_closed_dims_and_pins_stay() -> None:
     )
 
 
+TORN = """
+mesh @m = ["dp"=2, "tp"=4]
+graph @g(%x: f32[64@tp{x}, 128]) -> (%y) opset 21 {{
+  %w1 = constant : f32[128, 512@tp{w1}] data("w.bin", 0, 262144)
+  %w2 = constant : {w2} data("w.bin", 262144, 262144)
+  %h = MatMul(%x, %w1) : f32[64{h}, 512{k}]
+  %a = Relu(%h) : f32[64{h}, 512{k}]
+  %y = MatMul(%a, %w2) : f32[64{h}, 128]{whole}
+}}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["propagate", "cost"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"w1": "!1"}, {"h": "@tp", "k": "", "w2": "f32[512, 128] replicated", "whole": ""}),
+        ({"x": "!1"}, {"h": "", "k": "@tp", "w2": "f32[512@tp, 128]", "whole": " replicated"}),
+        ({"x": "!9", "w1": "!2"}, {"h": "", "k": "@tp", "w2": "f32[512@tp, 128]", "whole": " replicated"}),
+    ],
+    ids=["rows first", "columns first", "columns before rows"],
+)
+def test_what_an_earlier_round_decides_stays(before: dict[str, str], after: dict[str, str], strategy: str) -> None:
+    plain = {"x": "", "w1": "", "w2": "f32[512, 128]", "h": "", "k": "", "whole": ""}
+    module = check(
+        f"complete-sharding{{strategy={strategy}}}", TORN.format(**plain | before), TORN.format(**plain | after)
+    )
+    assert not PassManager.parse(f"complete-sharding{{strategy={strategy}}}").run(module).changed
+
+
+def test_reasons_say_which_round_decided() -> None:
+    plain = {"x": "!1", "w1": "", "w2": "f32[512, 128]", "h": "", "k": "", "whole": ""}
+    module = run("complete-sharding", TORN.format(**plain))
+    told = module.decision("a", "tp")
+    assert told is not None
+    assert told.why == "follows %h through Relu of %a at priority 0"
+
+
+def test_later_rounds_add_axes_to_what_earlier_ones_left() -> None:
+    check(
+        "complete-sharding{strategy=propagate}",
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%x: f32[8@dp, 4], %m: f32[8@(dp,tp)!1, 4], %n: f32[8?!2, 4]) -> (%z) opset 21 {
+          %y = Add(%x, %m) : f32[8, 4]
+          %v = Relu(%y) : f32[8, 4]
+          %z = Mul(%v, %n) : f32[8, 4]
+        }
+        """,
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%x: f32[8@dp, 4], %m: f32[8@(dp,tp), 4], %n: f32[8@(dp,tp), 4]) -> (%z) opset 21 {
+          %y = Add(%x, %m) : f32[8@(dp,tp), 4]
+          %v = Relu(%y) : f32[8@(dp,tp), 4]
+          %z = Mul(%v, %n) : f32[8@(dp,tp), 4]
+        }
+        """,
+    )
+
+
+def test_no_dim_takes_the_axes_for_which_another_waits() -> None:
+    check(
+        "complete-sharding{strategy=propagate}",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[8@tp, 4], %w: f32[8?, 4@tp!1]) -> (%z) opset 21 {
+          %y = Add(%x, %w) : f32[8, 4]
+          %z = Relu(%y) : f32[8, 4]
+        }
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[8@tp, 4], %w: f32[8, 4@tp]) -> (%z) opset 21 {
+          %y = Add(%x, %w) : f32[8@tp, 4]
+          %z = Relu(%y) : f32[8@tp, 4]
+        }
+        """,
+    )
+
+
+def test_open_dims_take_minor_axes_and_closed_ones_none_at_any_priority() -> None:
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%x: f32[8@(dp,tp), 4], %o: f32[8@dp?!1, 4], %c: f32[8!1, 4!2]) -> (%z, %v) opset 21 {
+          %y = Relu(%x) : f32[8, 4]
+          %z = Add(%y, %o) : f32[8, 4]
+          %v = Add(%y, %c) : f32[8, 4]
+        }
+        """,
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%x: f32[8@(dp,tp), 4], %o: f32[8@(dp,tp), 4], %c: f32[8, 4] replicated) -> (%z, %v) opset 21 {
+          %y = Relu(%x) : f32[8@(dp,tp), 4]
+          %z = Add(%y, %o) : f32[8@(dp,tp), 4]
+          %v = Add(%y, %c) : f32[8@(dp,tp), 4]
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize(("option", "cut"), [("false", "8@tp, 64"), ("true", "8, 64@tp")])
+def test_op_priorities_go_through_elementwise_operators_first(option: str, cut: str) -> None:
+    program = """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[8@tp, 32]{whole}) -> (%z) opset 21 {{
+          %w = constant : f32[32, 64]{whole} data("w.bin", 0, 8192)
+          %h = MatMul(%x, %w) : f32[{cut}]
+          %a = Relu(%h) : f32[{cut}]
+          %z = Neg(%a) : f32[8, 64@tp]
+        }}
+        """
+    module = run(
+        f"complete-sharding{{strategy=propagate, op-priorities={option}}}", program.format(cut="8, 64", whole="")
+    )
+    assert f"%a = Relu(%h) : f32[{cut}]" in str(module)
+    assert f"%h = MatMul(%x, %w) : f32[{cut}]" in str(module)
+
+
 def test_two_axes_on_one_dim_and_heads_of_a_reshape() -> None:
     check(
         "complete-sharding",
