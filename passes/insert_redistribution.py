@@ -8,8 +8,9 @@ from irpar.analysis.moves import captured_whole, first_target, placements_of, wa
 from irpar.analysis.network import network_of
 from irpar.analysis.placement import has_rank, why_whole
 from irpar.analysis.reasons import Reasons
-from irpar.analysis.redistribution import Step, plan
+from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
 from irpar.ir import Builder, Decision, Graph, Module, Node, Value
+from irpar.ops.collectives import FREE
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Sharding
 
@@ -21,14 +22,21 @@ class InsertRedistribution(Pass):
     Before: global view, every tensor value of the main graph, and of the bodies of If, Loop and Scan in it, has a
     sharding (complete-sharding).
     After: global view; each node's operands lie as its factor rule needs them, its results are what the rule gives;
-    the collectives in between (irpar.AllReduce, AllGather, ReduceScatter, AllToAll, and AllSlice, which sends
-    nothing) have ids in program order and say in their doc why they are there. Each value is redistributed once for
-    each sharding that its readers need, in the graph where it is made: what a loop reads from outside is moved before
-    the loop. What comes out of a body is brought to how it lies outside, or goes into the next trip. The paths are the
-    cheapest by the network of the module: see irpar.analysis.redistribution.
+    the collectives in between (irpar.AllReduce, AllGather, ReduceScatter, AllToAll, CollectivePermute, and AllSlice and
+    MakePartial, which send nothing) have ids in program order and say in their doc why they are there. Each value is
+    redistributed once for each sharding that its readers need, in the graph where it is made: what a loop reads from
+    outside is moved before the loop. What comes out of a body is brought to how it lies outside, or goes into the next
+    trip. The paths are the cheapest by the network of the module, over blocks that are not larger than those of both
+    ends and a chunk: see irpar.analysis.redistribution.
+
+    Options:
+        planner: optimal, or fast: paths of at most 1.1 times the cost, for graphs with very many different ones.
+        chunk_kb: kB that a block on the way may be above the larger of both ends.
     """
 
     name = "insert-redistribution"
+    planner: Planner = "optimal"
+    chunk_kb: float = CHUNK_BYTES / 1024
 
     def run(self, module: Module) -> PassResult:
         """Insert into the main graph and the bodies in it."""
@@ -40,7 +48,7 @@ class InsertRedistribution(Pass):
                 raise IrparError(
                     f"%{value.name} has no sharding yet", do="run complete-sharding before insert-redistribution"
                 )
-        insertion = _Insertion(module, flow)
+        insertion = _Insertion(module, flow, self)
         count = insertion.run()
         return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})
 
@@ -53,8 +61,9 @@ class _Insertion:
               y = irpar.AllReduce(p) {axes=["tp"]} : [8@dp, 64]
     """
 
-    def __init__(self, module: Module, flow: Flow) -> None:
+    def __init__(self, module: Module, flow: Flow, options: InsertRedistribution) -> None:
         self.module = module
+        self.options = options
         self.flow = flow
         self.mesh = flow.mesh
         self.network = network_of(module.network)
@@ -130,7 +139,10 @@ class _Insertion:
         known = self.moved.get((value, target))
         if known is not None:
             return known
-        steps = plan(value.sharding, target, value.shape, value.dtype.bits, self.network)
+        planned = self._planned(value, value.sharding, target)
+        steps = planned.steps
+        if planned.peak_bytes > planned.ends_bytes + self._chunk_bytes:
+            reason += f"; uneven blocks leave no way through less than {planned.peak_bytes} bytes a device"
         if value.is_constant and all(step.op == "AllSlice" for step in steps):
             result = self.flow.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
             result.sharding = target
@@ -142,12 +154,27 @@ class _Insertion:
             result = value
             for step in steps:
                 result = self._step(result, step, before, value.node, reason)
-                if conflict is not None and step.op != "AllSlice":
+                if conflict is not None and step.op not in FREE:
                     self.module.conflicts[result.name] = conflict
             moves = " and ".join(step.op for step in steps)
             self.module.decide(result.name, Decision(f"{moves} of %{value.name}", follows=value.name))
         self.moved[value, target] = result
         return result
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return int(self.options.chunk_kb * 1024)
+
+    def _planned(self, value: Value, source: Sharding, target: Sharding) -> Redistribution:
+        return redistribution(
+            source,
+            target,
+            value.shape,
+            value.dtype.bits,
+            self.network,
+            planner=self.options.planner,
+            chunk_bytes=self._chunk_bytes,
+        )
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:
         attributes: dict[str, object] = {"axes": [str(axis) for axis in step.axes]}
@@ -156,6 +183,10 @@ class _Insertion:
                 attributes |= {"split_dim": step.dims[0], "concat_dim": step.dims[1]}
             case "AllGather" | "ReduceScatter" | "AllSlice":
                 attributes["dim"] = step.dims[0]
+            case "CollectivePermute":
+                attributes["pairs"] = list(step.pairs)
+            case "MakePartial":
+                attributes["reduce"] = step.after.reduce
         if step.op in ("AllReduce", "ReduceScatter"):
             assert value.sharding is not None
             attributes["reduce"] = value.sharding.reduce
@@ -168,7 +199,7 @@ class _Insertion:
         result.source = value.source
         assert result.node is not None
         result.node.doc = reason
-        if step.op == "AllSlice":
+        if step.op in FREE:
             self.slices += 1
         else:
             self.collectives += 1
@@ -178,7 +209,7 @@ class _Insertion:
         """Ids in program order, equal on all ranks since they all run programs made from this one."""
         number = 0
         for node in self.flow.graph.walk():
-            if node.domain == "irpar" and node.op_type != "AllSlice":
+            if node.domain == "irpar" and node.op_type not in FREE:
                 node.set_attribute("id", number)
                 number += 1
 

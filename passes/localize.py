@@ -3,14 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from irpar.analysis.flow import Flow
 from irpar.analysis.placement import has_rank
 from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
 from irpar.ops.collectives import collective_axes
-from irpar.ops.coords import block_start
+from irpar.ops.coords import block_index, block_start
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_sizes, ceil_div, is_even, local_shape
+from irpar.sharding import (
+    Axis,
+    IrparError,
+    Mesh,
+    Sharding,
+    block_sizes,
+    ceil_div,
+    is_even,
+    local_shape,
+    permuted_shapes,
+)
 
 
 @dataclass(frozen=True)
@@ -18,8 +30,8 @@ class Localize(Pass):
     """Rewrite the graph as the program that each device runs.
 
     Before: global view, operands lie as their readers need them (insert-redistribution).
-    After: local view: types are per-device blocks, AllSlice is a Slice at an offset computed from `irpar.coords`,
-    target shapes and the like are the local ones. There is one local graph for each distinct program: one when every
+    After: local view: types are per-device blocks, AllSlice is a Slice at an offset computed from `irpar.coords`
+    and MakePartial a Where on the position along its axes, target shapes and the like are the local ones. There is one local graph for each distinct program: one when every
     cut divides, more when blocks differ in size. Constants keep their whole tensors; who writes or runs a part slices.
     """
 
@@ -64,10 +76,12 @@ def distinct_programs(flow: Flow) -> list[tuple[int, ...]]:
                 if dim.axes and not is_even(size, mesh.group_size(dim.axes)):
                     uneven[size, dim.axes] = None
     sizes = [(axes, block_sizes(size, mesh.group_size(axes))) for size, axes in uneven]
+    permutes = [node for node in flow.graph.walk() if _is_uneven_permute(node)] if uneven else []
     programs: dict[tuple[object, ...], list[int]] = {}
     for rank, coords in enumerate(mesh.all_coords()):
         key = tuple(tuple(_blocks_around(mesh, coords, axes, blocks)) for axes, blocks in sizes)
-        programs.setdefault(key, []).append(rank)
+        shapes = tuple(tuple(_operand_shapes(node, coords)) for node in permutes)
+        programs.setdefault((key, shapes), []).append(rank)
     return [tuple(ranks) for ranks in programs.values()]
 
 
@@ -82,6 +96,21 @@ def _blocks_around(
         first = position // group * group
         found.append(tuple(blocks[first : first + group]))
     return found
+
+
+def _operand_shapes(node: Node, coords: Sequence[int]) -> list[int]:
+    """The shapes of the operands of a CollectivePermute in the group around a device, one after the other."""
+    value = node.inputs[0]
+    assert value.sharding is not None
+    return permuted_shapes(value.sharding, value.shape, collective_axes(node), coords)
+
+
+def _is_uneven_permute(node: Node) -> bool:
+    if node.domain != "irpar" or node.op_type != "CollectivePermute":
+        return False
+    value = node.inputs[0]
+    assert value.sharding is not None
+    return not all(is_even(size, value.sharding.dim_parts(dim)) for dim, size in enumerate(value.shape))
 
 
 class _Localizer:
@@ -132,6 +161,9 @@ class _Localizer:
         """Let the copy of a node be what a device runs."""
         if node.domain == "irpar" and node.op_type == "AllSlice":
             self._slice(node, made)
+            return
+        if node.domain == "irpar" and node.op_type == "MakePartial":
+            self._make_partial(node, made)
             return
         for value, local in zip(node.results, made.results, strict=True):
             self._localize_type(value, local)
@@ -188,6 +220,22 @@ class _Localizer:
         start, stop = self._block_bounds(axes, ceil_div(whole.shape[dim], result.sharding.dim_parts(dim)))
         self._replace(node, made, [builder.op("Slice", [made.inputs[0], start, stop, self._ints([dim])])])
 
+    def _make_partial(self, node: Node, made: Node) -> None:
+        """MakePartial: of what all hold, the first keeps it and the others take what changes nothing."""
+        (whole,), result = made.inputs, node.result
+        assert result.sharding is not None
+        assert made.graph is not None
+        neutral = {"sum": 0, "prod": 1}.get(result.sharding.reduce)
+        builder = Builder(made.graph, self.module.opsets, before=made, like=node)
+        if neutral is None:
+            self._replace(node, made, [builder.op("Identity", [whole], type=whole.type)])
+            return
+        position = block_index(builder, self.mesh, collective_axes(node))
+        zero = builder.constant(np.asarray(0, np.int64), "number_0")
+        is_first = builder.op("Equal", [position, zero], type=TensorType(DType.BOOL, ()))
+        nothing = builder.constant(np.full((), neutral, whole.dtype.numpy), "neutral")
+        self._replace(node, made, [builder.op("Where", [is_first, whole, nothing], type=whole.type)])
+
     def _block_bounds(self, axes: Sequence[Axis], block: int) -> tuple[Value, Value]:
         """Where the own block of a dim starts and ends, as Slice takes it: int64[1], made once for each cut."""
         builder = Builder(self.local, self.module.opsets)
@@ -218,6 +266,8 @@ class _Localizer:
         match node.op_type:
             case "AllGather":
                 self._set_sizes(made, "sizes", shape, before, node.attributes["dim"], node)
+            case "CollectivePermute" if _is_uneven_permute(node):
+                made.set_attribute("shapes", _operand_shapes(node, self.coords))
             case "ReduceScatter":
                 self._set_sizes(made, "sizes", shape, after, node.attributes["dim"], node)
             case "AllToAll":

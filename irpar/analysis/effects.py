@@ -6,12 +6,12 @@ from functools import cache
 import onnx
 
 from irpar.ir import Function, Node
-from irpar.ops.collectives import KINDS
+from irpar.ops.collectives import FREE, KINDS
 
 COLLECTIVES = frozenset(KINDS)
 """Collectives that all members of a group take part in."""
 
-_ANYWHERE_PURE = frozenset({"AllSlice", "Return"})
+_ANYWHERE_PURE = FREE | {"Return"}
 
 # ONNX counts these among the non-deterministic, though they are as deterministic as what they hold or read.
 _DETERMINISTIC = frozenset({"If", "Loop", "Scan", "SequenceMap", "AffineGrid"})

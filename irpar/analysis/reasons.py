@@ -117,7 +117,7 @@ class Reasons:
             node=node.title,
             needed=str(needed),
             needed_because=side,
-            rematerialized="AllGather" in ops and "AllSlice" in ops,
+            rematerialized="AllGather" in ops and "AllSlice" in ops[ops.index("AllGather") :],
             avoid=f'annotate "{name}" as {_spec_text(needed)}',
         )
 

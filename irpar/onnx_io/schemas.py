@@ -29,6 +29,7 @@ _KINDS = {
     "split_dim": (_AttrType.INT, True, "the dim whose blocks are sent"),
     "concat_dim": (_AttrType.INT, True, "the dim along which received blocks are joined"),
     "pairs": (_AttrType.INTS, True, "source and target positions in the group, in turn"),
+    "shapes": (_AttrType.INTS, False, "shapes of the members' operands, one after the other, where they differ"),
     "root": (_AttrType.INT, True, "position in the group"),
     "sizes": (_AttrType.INTS, False, "block size of each member along dim, where they differ"),
     "split_sizes": (_AttrType.INTS, False, "block size of each member along split_dim, where they differ"),
@@ -49,12 +50,17 @@ _COLLECTIVES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         "Member i sends block j of split_dim to member j and joins what it receives along concat_dim.",
     ),
     "CollectivePermute": (
-        ("axes", "pairs", "id"),
+        ("axes", "pairs", "id", "shapes"),
         (),
         "Sends whole tensors between positions; who receives nothing gets zeros.",
     ),
     "Broadcast": (("axes", "root", "id"), (), "All get the tensor of the root."),
     "AllSlice": (("axes", "dim"), (), "Each keeps its own block along dim; exists in global view only."),
+    "MakePartial": (
+        ("axes", "reduce"),
+        (),
+        "The first keeps what all hold, so that reducing gives it again; exists in global view only.",
+    ),
 }
 """Per collective: its attributes, the attributes that name dims whose size may change, and what it does."""
 
@@ -67,6 +73,9 @@ def _inference(changing: tuple[str, ...]) -> Callable[[Any], None]:
         made = onnx.TypeProto()
         made.CopyFrom(type_)
         dims = made.tensor_type.shape.dim
+        if context.get_attribute("shapes") is not None:
+            for dim in dims:
+                dim.Clear()
         for name in changing:
             attribute = context.get_attribute(name)
             place = attribute.i if attribute is not None else 0

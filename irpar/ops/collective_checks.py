@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from irpar.ir import Module, Node, Strings, register_check, tensor_type
-from irpar.sharding import REDUCTIONS, Axis, Sharding, ShardingError, check_disjoint, common_atoms
+from irpar.sharding import REDUCTIONS, Axis, Sharding, ShardingError, check_disjoint, common_atoms, is_permutation
 
-from .collectives import COLLECTIVES, DOMAIN, collective_axes
-from .facts import text_attribute
+from .collectives import COLLECTIVES, DOMAIN, FREE, collective_axes
+from .facts import ints_attribute, text_attribute
 from .registry import definition
 
 Atoms = tuple[Axis, ...]
 State = tuple[tuple[Atoms, ...], frozenset[Axis]]
 """The axes of each dim, major first, and the partial ones, all split into parts that compare."""
 
-REDUCING = frozenset({"AllReduce", "ReduceScatter"})
+REDUCING = frozenset({"AllReduce", "ReduceScatter", "MakePartial"})
 DIMS = {
     "AllGather": ("dim",),
     "ReduceScatter": ("dim",),
@@ -38,7 +38,10 @@ def check_collective(module: Module, node: Node) -> Iterator[str]:
     except ShardingError as error:
         yield f"runs over axes that cannot be: {error.what}"
         return
-    yield from _sharding_problems(node, before, after)
+    if node.op_type == "CollectivePermute":
+        yield from _permutation_problems(node, before, after)
+    else:
+        yield from _sharding_problems(node, before, after)
     yield from _type_problems(node)
 
 
@@ -55,7 +58,7 @@ def _attribute_problems(node: Node) -> Iterator[str]:
             collective_axes(node)
         except ShardingError as error:
             yield f"runs over axes that cannot be: {error.what}"
-    if node.op_type != "AllSlice" and not isinstance(node.attributes.get("id"), int):
+    if node.op_type not in FREE and not isinstance(node.attributes.get("id"), int):
         yield "has no attribute id, a number"
     if node.op_type in REDUCING and node.attributes.get("reduce") not in REDUCTIONS:
         yield f"has no attribute reduce, one of {', '.join(REDUCTIONS)}"
@@ -81,10 +84,20 @@ def _sharding_problems(node: Node, before: Sharding, after: Sharding) -> Iterato
         yield f"cannot run over {', '.join(map(str, axes))} on an operand that lies as {before}"
     elif expected != state(after):
         yield f"takes {before} over {', '.join(map(str, axes))} to another sharding than {after}"
-    elif expected[1] and after.reduce != before.reduce:
+    elif before.partial and expected[1] and after.reduce != before.reduce:
         yield f"leaves partial values of {before.reduce}, not of {after.reduce}"
     if node.op_type in REDUCING and before.partial and node.attributes["reduce"] != before.reduce:
         yield f"reduces by {text_attribute(node, 'reduce')} what is partial({before.reduce})"
+
+
+def _permutation_problems(node: Node, before: Sharding, after: Sharding) -> Iterator[str]:
+    """Blocks may move within one sharding (to a neighbour, as for a halo), or to where another one has them."""
+    axes, pairs = collective_axes(node), ints_attribute(node, "pairs") or ()
+    count, targets = before.mesh.group_size(axes), pairs[1::2]
+    if len(pairs) % 2 or len(set(targets)) < len(targets) or not all(0 <= place < count for place in pairs):
+        yield f"has pairs {list(pairs)}, which are no senders and receivers in turn among {count} devices"
+    elif before != after and not is_permutation(before, after, axes, pairs):
+        yield f"does not take {before} over {', '.join(map(str, axes))} to {after} by the pairs {list(pairs)}"
 
 
 def _dim(node: Node, name: str = "dim") -> int:
@@ -135,6 +148,11 @@ def _all_slice(node: Node, state: State, axes: Atoms) -> State | None:
     return None if held & set(axes) else _gained(state, _dim(node), axes)
 
 
+def _make_partial(node: Node, state: State, axes: Atoms) -> State | None:
+    held = {axis for dim in state[0] for axis in dim} | state[1]
+    return None if held & set(axes) else (state[0], state[1] | frozenset(axes))
+
+
 def _unchanged(node: Node, state: State, axes: Atoms) -> State | None:
     return state
 
@@ -145,7 +163,7 @@ _AFTER: dict[str, Callable[[Node, State, Atoms], State | None]] = {
     "ReduceScatter": _reduce_scatter,
     "AllToAll": _all_to_all,
     "AllSlice": _all_slice,
-    "CollectivePermute": _unchanged,
+    "MakePartial": _make_partial,
     "Broadcast": _unchanged,
 }
 """The sharding after a collective; None where it cannot run on such an operand."""

@@ -102,6 +102,18 @@ def _shape_all_to_all(node: Node) -> Shape:
     return _with_dim(divided, concat, _gathered(shape[concat], ints_attribute(node, "concat_sizes"), group))
 
 
+def _shape_permute(node: Node) -> Shape:
+    """The shape of the member whose block this one gets, where `shapes` tells those of all; else the operand's."""
+    shape, shapes = _local_shape(node), ints_attribute(node, "shapes")
+    if shapes is None:
+        return shape
+    group, pairs = _group(node), ints_attribute(node, "pairs") or ()
+    source = dict(zip(pairs[1::2], pairs[::2], strict=True)).get(group.position)
+    if source is None:
+        return shape
+    return shapes[source * len(shape) : (source + 1) * len(shape)]
+
+
 def _infer(local: Callable[[Node], Shape]) -> Callable[[Node], Sequence[Type]]:
     """Whole types stay as they are; local ones follow from the attributes."""
 
@@ -183,10 +195,11 @@ COLLECTIVES = {
     "AllGather": _Collective(_shape_all_gather, _elements_all_gather),
     "ReduceScatter": _Collective(_shape_reduce_scatter, _elements_reduce_scatter),
     "AllToAll": _Collective(_shape_all_to_all, _elements_all_to_all),
-    "CollectivePermute": _Collective(_shape_kept, _elements_all),
+    "CollectivePermute": _Collective(_shape_permute, _elements_all),
     "Broadcast": _Collective(_shape_kept, _elements_all),
-    # Free, and in global view only: localize turns it into ONNX operators.
+    # Free, and in global view only: localize turns them into ONNX operators.
     "AllSlice": _Collective(_shape_reduce_scatter, _elements_none),
+    "MakePartial": _Collective(_shape_kept, _elements_none),
 }
 
 
@@ -199,6 +212,10 @@ KINDS = {
     "Broadcast": "broadcast",
 }
 """What plan.json calls the collectives that send."""
+
+
+FREE = frozenset({"AllSlice", "MakePartial"})
+"""The operators that send nothing, have no id, and stand in global view only."""
 
 
 def is_collective(node: Node) -> bool:

@@ -14,6 +14,7 @@ from .blocks import (
 )
 from .errors import IrparError, ShardingError, nearest_names
 from .mesh import Axis, Mesh
+from .permutation import is_permutation, permutation, permuted_shapes
 from .sharding import (
     REDUCTIONS,
     DimSharding,
@@ -45,12 +46,15 @@ __all__ = [
     "check_disjoint",
     "common_atoms",
     "is_even",
+    "is_permutation",
     "is_priority",
     "join_axes",
     "local_region",
     "local_shape",
     "minor_gather_is_aligned",
     "nearest_names",
+    "permutation",
+    "permuted_shapes",
     "split_axis",
     "with_priority",
 ]

@@ -41,6 +41,7 @@ class Collective:
         root: the position that Broadcast sends from.
         sizes: block sizes along `dim` where they differ.
         split_sizes, concat_sizes: block sizes of AllToAll where they differ.
+        shapes: shapes of the operands of CollectivePermute where they differ, one after the other.
         label: what messages call it: its source, the operand, the reason.
     """
 
@@ -56,6 +57,7 @@ class Collective:
     sizes: tuple[int, ...] | None = None
     split_sizes: tuple[int, ...] | None = None
     concat_sizes: tuple[int, ...] | None = None
+    shapes: tuple[int, ...] | None = None
     label: str = field(default="", compare=False)
 
     @classmethod

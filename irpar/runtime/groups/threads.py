@@ -118,6 +118,15 @@ def _all_to_all_shapes(collective: Collective, shapes: Sequence[Shape]) -> list[
     return _blocks_of(collective.concat_sizes, collective.concat_dim, shapes)
 
 
+def _permute_shapes(collective: Collective, shapes: Sequence[Shape]) -> list[Shape]:
+    if collective.shapes is None:
+        return _equal(collective, shapes)
+    rank, listed = len(shapes[0]), collective.shapes
+    if len(listed) != rank * len(shapes):
+        return [()] * len(shapes)
+    return [listed[member * rank : (member + 1) * rank] for member in range(len(shapes))]
+
+
 def _all_reduce(collective: Collective, operands: Sequence[Array]) -> list[Array]:
     return [reduce_arrays(operands, collective.reduce)] * len(operands)
 
@@ -189,7 +198,7 @@ SHAPES: dict[str, Callable[[Collective, Sequence[Shape]], list[Shape]]] = {
     "AllGather": _gather_shapes,
     "ReduceScatter": _equal,
     "AllToAll": _all_to_all_shapes,
-    "CollectivePermute": _equal,
+    "CollectivePermute": _permute_shapes,
     "Broadcast": _equal,
 }
 """Per kind: the operand shapes that members must have, given those that they have."""

@@ -1,0 +1,232 @@
+"""How to get a tensor from one sharding to another at the least cost, by default with the fewest sent bytes.
+
+A shortest path over shardings, whose edges are the collectives, over blocks that are never larger than those of the two
+ends and a chunk; compare Rink, Paszke, Tillet & Schmid, Memory-efficient array redistribution through portable
+collective communication (arXiv 2112.01075).
+
+    [@x, _] -> [_, @y]     AllSlice(y, dim 1) is free and halves what AllGather(x, dim 0) then sends
+    [@x, _] -> [_, @x]     AllToAll(x, split 1, concat 0)
+    [@x, @y] -> [@y, @x]   CollectivePermute, where x and y are of one size
+    [_, _] partial(x) -> [@x, _]     ReduceScatter(x, dim 0)
+    [_, _] -> [_, _] partial(x)      MakePartial(x) is free: the first device of x keeps the value
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from irpar.ops.collectives import FREE, KINDS
+from irpar.sharding import Axis, IrparError, Sharding, ceil_shape, join_axes, permutation
+
+from ..network import BYTES, Key, Network, add_keys
+from ..network_algorithms import ring_bytes
+from .problem import Names, common_axes, problem_of
+from .solve import Planner, names_at, solve
+from .space import Move
+
+__all__ = ["CHUNK_BYTES", "Planner", "Redistribution", "Step", "cost", "plan", "price", "redistribution"]
+
+CHUNK_BYTES = 1 << 20
+"""How far above the larger block of both ends a block on the way may be, 1 MiB: below it memory is not the question."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective (or AllSlice or MakePartial, which send nothing) and the tensor's sharding after it.
+
+    Attributes:
+        op: the op type in domain `irpar`.
+        axes: the mesh axes it runs over, major first.
+        dims: AllGather, AllSlice, ReduceScatter: (dim,); AllToAll: (split dim, concat dim); others: ().
+        after: the sharding after it.
+        sent_bytes: bytes that a device sends, by the ring model.
+        pairs: of CollectivePermute: positions that send and receive, in turn.
+    """
+
+    op: str
+    axes: tuple[Axis, ...]
+    dims: tuple[int, ...]
+    after: Sharding
+    sent_bytes: int
+    pairs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """The steps from one sharding to another.
+
+    Attributes:
+        steps: in order.
+        key: what they cost by the network, comparable (`Network.key`).
+        peak_bytes: the largest block that a device holds on the way, both ends included.
+        ends_bytes: the larger block of the two ends.
+    """
+
+    steps: tuple[Step, ...]
+    key: Key
+    peak_bytes: int
+    ends_bytes: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a device sends."""
+        return sum(step.sent_bytes for step in self.steps)
+
+    def then(self, other: "Redistribution") -> "Redistribution":
+        """The steps of this one, and then those of another."""
+        return Redistribution(
+            self.steps + other.steps,
+            add_keys(self.key, other.key),
+            max(self.peak_bytes, other.peak_bytes),
+            max(self.ends_bytes, other.ends_bytes),
+        )
+
+
+def redistribution(
+    source: Sharding,
+    target: Sharding,
+    shape: Sequence[int],
+    itemsize_bits: int,
+    network: Network = BYTES,
+    *,
+    planner: Planner = "optimal",
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Redistribution:
+    """The cheapest way from `source` to `target`.
+
+    Args:
+        source: where the tensor is; may be partial.
+        target: where it should be; where it is partial over axes that the source is not, the first device along
+            these keeps the value.
+        shape: the whole tensor's.
+        itemsize_bits: bits of one element.
+        network: what communication costs.
+        planner: optimal, or fast: at most 1.1 times the cost of optimal.
+        chunk_bytes: how far above the larger block of both ends a block may be on the way. Where uneven blocks leave no
+            such way, it is the cheapest of those with the least peak: see `Redistribution.peak_bytes`.
+
+    Raises:
+        IrparError: the shardings are of two meshes.
+    """
+    if source.mesh != target.mesh:
+        raise IrparError(
+            f"cannot redistribute from {source} to {target}: they are of two meshes",
+            do="redistribute within one mesh; see cross_mesh for what to send from one mesh to another",
+        )
+    return _planned(source.closed(), target.closed(), tuple(shape), itemsize_bits, network, planner, chunk_bytes)
+
+
+def plan(
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES
+) -> tuple[Step, ...]:
+    """The cheapest steps; arguments as for `redistribution`."""
+    return redistribution(source, target, shape, itemsize_bits, network).steps
+
+
+def cost(source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES) -> int:
+    """Bytes that a device sends for the cheapest steps; arguments as for `redistribution`."""
+    return redistribution(source, target, shape, itemsize_bits, network).sent_bytes
+
+
+def price(
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES
+) -> Key:
+    """What the cheapest steps cost by the network, comparable (`Network.key`); arguments as for `redistribution`."""
+    if source.axes == target.axes and source.partial == target.partial:
+        return network.nothing
+    return redistribution(source, target, shape, itemsize_bits, network).key
+
+
+@lru_cache(maxsize=65536)
+def _planned(
+    source: Sharding,
+    target: Sharding,
+    shape: tuple[int, ...],
+    bits: int,
+    network: Network,
+    planner: Planner,
+    chunk_bytes: int,
+) -> Redistribution:
+    if source == target:
+        size = _block_bytes(source, shape, bits)
+        return Redistribution((), network.nothing, size, size)
+    between = _stop_between(source, target)
+    if between is not None:
+        there = _planned(source, between, shape, bits, network, planner, chunk_bytes)
+        return there.then(_planned(between, target, shape, bits, network, planner, chunk_bytes))
+    runs = common_axes(source, target)
+    assert runs is not None
+    problem, names = problem_of(source, target, runs, shape, bits, network)
+    solution = solve(problem, names, network, planner, chunk_bytes)
+    steps = _steps(solution.moves, names_at(problem, names, solution.granularity), source, target, shape, bits)
+    key, before = network.nothing, source
+    for step in steps:
+        if step.op not in FREE:
+            operand = _operand_bytes(step, before, shape, bits)
+            key = add_keys(key, network.key(KINDS[step.op], step.axes, operand, source.mesh))
+        before = step.after
+    return Redistribution(steps, key, solution.peak_bytes, solution.ends_bytes)
+
+
+def _stop_between(source: Sharding, target: Sharding) -> Sharding | None:
+    """Where a tensor must pass on its way, if there is such a place."""
+    if source.partial and target.partial and source.reduce != target.reduce:
+        return source.with_partial(())
+    if common_axes(source, target) is not None:
+        return None
+    # Sub-axes whose cuts do not divide each other (of 6: by 2 and by 3) meet only in the whole tensor.
+    whole = Sharding.replicated(source.mesh, source.rank)
+    if source.axes != whole.axes:
+        kept = whole.with_partial(source.partial, source.reduce)
+        return whole if common_axes(kept, target) is None else kept
+    return whole
+
+
+def _steps(
+    moves: Sequence[Move], names: Names, source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int
+) -> tuple[Step, ...]:
+    """Moves by the names of axes and dims; the last ends in the very words of the target."""
+    mesh, steps, before = names.mesh, list[Step](), source
+    for index, move in enumerate(moves):
+        dims, partial = move.after
+        reduce = source.reduce if source.partial else target.reduce
+        after = target
+        if index < len(moves) - 1:
+            joined = [join_axes(mesh, axes) for axes in names.of_dims(dims)]
+            after = Sharding.of_axes(mesh, joined, join_axes(mesh, names.of_atoms(partial)), reduce)
+        if move.op == "CollectivePermute":
+            axes, pairs = permutation(before, after)
+        else:
+            axes, pairs = join_axes(mesh, names.of_atoms(move.atoms)), ()
+        step = Step(move.op, axes, tuple(names.dims[dim] for dim in move.dims), after, 0, pairs)
+        last = steps[-1] if steps else None
+        if last is not None and step.op == last.op == "AllSlice" and step.dims == last.dims:
+            before = source if len(steps) == 1 else steps[-2].after
+            step = Step("AllSlice", join_axes(mesh, (*last.axes, *step.axes)), step.dims, after, 0)
+            steps.pop()
+        elif step.op not in FREE:
+            sent = ring_bytes(KINDS[step.op], mesh.group_size(axes), _operand_bytes(step, before, shape, bits))
+            step = Step(step.op, step.axes, step.dims, after, sent, pairs)
+        steps.append(step)
+        before = after
+    return tuple(steps)
+
+
+def _block_bytes(sharding: Sharding, shape: Sequence[int], bits: int) -> int:
+    return _bytes(ceil_shape(sharding, shape), bits)
+
+
+def _operand_bytes(step: Step, before: Sharding, shape: Sequence[int], bits: int) -> int:
+    """What a device holds before a step; of uneven blocks padded."""
+    block = list(ceil_shape(before, shape))
+    if step.op in ("ReduceScatter", "AllToAll"):
+        dim = step.dims[0]
+        block[dim] = before.mesh.group_size(step.axes) * ceil_shape(step.after, shape)[dim]
+    return _bytes(block, bits)
+
+
+def _bytes(block: Sequence[int], bits: int) -> int:
+    elements = 1
+    for size in block:
+        elements *= size
+    return -(-elements * bits // 8)

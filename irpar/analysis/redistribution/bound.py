@@ -1,0 +1,105 @@
+"""A lower bound of what a redistribution costs: as if any atom could be taken for any other of its size.
+
+What remains of a state then is into how many blocks each dim is cut; there are few such states. All of them get
+their distance to the goal by one search backwards. The bound is exact for redistributions that need no permutation.
+
+    [@x, @y] -> [@y, @x] on x=2, y=4: 2 x 4 -> 4 x 2 blocks, so at least the AllToAll over 2 devices
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from .prices import BytePrices, Prices, divisors
+from .space import Counts, prime_factors
+
+Bound = Callable[[Counts], int | None]
+"""From counts to the least cost from there; None where the goal cannot be reached."""
+
+_LAUNCH_BITS = 64
+
+
+def bound_of_bytes(product: int, start: Counts, goal: Counts, whole_bytes: int) -> Bound:
+    """The bound by bytes.
+
+    Args:
+        product: devices along all atoms.
+        start, goal: the counts of both ends.
+        whole_bytes: of the whole tensor.
+    """
+    unit = product * product
+    known = _units(product, start[-1], goal)
+    mask = (1 << _LAUNCH_BITS) - 1
+
+    def bound(counts: Counts) -> int | None:
+        cost = known.get(counts)
+        if cost is None:
+            return None
+        return ((cost >> _LAUNCH_BITS) * whole_bytes // unit << _LAUNCH_BITS) + (cost & mask)
+
+    return bound
+
+
+@lru_cache(maxsize=8192)
+def _units(product: int, partial: int, goal: Counts) -> dict[Counts, int]:
+    """For a tensor of product**2 bytes: all blocks are whole numbers of bytes, however it is cut."""
+    return distances(product, partial, goal, product * product, BytePrices())
+
+
+def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices: Prices) -> dict[Counts, int]:
+    """The least cost from all counts to the goal.
+
+    Args:
+        product: devices along all atoms.
+        partial: how many partial values there are at the start.
+        goal: where to.
+        whole_bytes: of the whole tensor.
+        prices: what collectives cost.
+    """
+    found: dict[Counts, int] = {}
+    queue = [(0, goal)]
+    best = {goal: 0}
+    while queue:
+        cost, counts = heapq.heappop(queue)
+        if counts in found:
+            continue
+        found[counts] = cost
+        for before, op, n, operand in _before(product, partial, goal, counts, whole_bytes):
+            more = cost + (prices.least(op, n, operand) if op else 0)
+            if before not in found and more < best.get(before, more + 1):
+                best[before] = more
+                heapq.heappush(queue, (more, before))
+    return found
+
+
+def _before(
+    product: int, partial: int, goal: Counts, counts: Counts, whole_bytes: int
+) -> Iterator[tuple[Counts, str, int, int]]:
+    """What leads to counts in one step: the counts before, the operator ("" where it is free), n, its operand."""
+    cut = math.prod(counts[:-1])
+    size = whole_bytes // cut
+    here = counts[-1]
+    free = product // (cut * here)
+    for dim, count in enumerate(counts[:-1]):
+        for n in divisors(free):
+            yield _with(counts, {dim: count * n}), "AllGather", n, size // n
+        for n in divisors(count):
+            rest = count // n
+            for other, many in enumerate(counts[:-1]):
+                if other != dim:
+                    yield _with(counts, {dim: rest, other: many * n}), "AllToAll", n, size
+            if partial % (here * n) == 0:
+                yield _with(counts, {dim: rest, len(counts) - 1: here * n}), "ReduceScatter", n, size * n
+        for n in set(prime_factors(count)):
+            yield _with(counts, {dim: count // n}), "", n, 0
+    for n in divisors(free):
+        if partial % (here * n) == 0:
+            yield _with(counts, {len(counts) - 1: here * n}), "AllReduce", n, size
+    for n in divisors(here):
+        if goal[-1] % here == 0:
+            yield _with(counts, {len(counts) - 1: here // n}), "", n, 0
+
+
+def _with(counts: Counts, changed: dict[int, int]) -> Counts:
+    return tuple(changed.get(place, count) for place, count in enumerate(counts))
