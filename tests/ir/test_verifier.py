@@ -164,7 +164,7 @@ BROKEN_TEXTS = {
     "a whole that nothing cuts": (local_text("%y = Op() : f32[2] of [8]"), "but no sharding cuts it"),
     "AllSlice in a local graph": (
         local_text('%y = irpar.AllSlice(%x) {axes=["tp"], dim=0} : f32[2]', "(%x: f32[8]) -> ()"),
-        "is in a local graph; localize turns it into plain slices",
+        "is in a local graph; localize turns it into plain ONNX operators",
     ),
     "wrong numbers in a local graph": (
         local_text("%c = constant : f32[1] of [4@tp] tensor(f32[3] [1.0, 2.0, 3.0])"),

@@ -171,7 +171,7 @@ def _planned(
 def _stop_between(source: Sharding, target: Sharding) -> Sharding | None:
     """Where a tensor must pass on its way, if there is such a place."""
     if source.partial and target.partial and source.reduce != target.reduce:
-        return source.with_partial(())
+        return target.with_partial(())
     if common_axes(source, target) is not None:
         return None
     # Sub-axes whose cuts do not divide each other (of 6: by 2 and by 3) meet only in the whole tensor.
