@@ -22,9 +22,9 @@ links:
   - {name: slow, latency: 1e-3, bandwidth: 1e6}
 """
 MOVE = """\
-mesh @m = ["x"=4, "y"=2]
-graph @g(%x: f32[64@x, 32@y]) -> (%y) opset 21 {
-  %y = Relu(%x) : f32[64, 32] replicated
+mesh @m = ["x"=2, "y"=2]
+graph @g(%x: f32[32@y, 64@x]) -> (%y) opset 21 {
+  %y = Relu(%x) : f32[32, 64] replicated
 }
 """
 

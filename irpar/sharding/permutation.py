@@ -1,7 +1,7 @@
 """Which device must send its block to which, where two shardings cut a tensor into the same blocks."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from .axes import common_atoms, join_axes
 from .blocks import local_shape
@@ -52,7 +52,11 @@ def permutation(before: Sharding, after: Sharding) -> tuple[tuple[Axis, ...], Pa
 def is_permutation(before: Sharding, after: Sharding, axes: Sequence[Axis], pairs: Sequence[int]) -> bool:
     """Whether sending blocks within the groups over `axes` by `pairs` brings a tensor from one sharding to another."""
     mesh = before.mesh
-    if mesh != after.mesh or not set(_moved_axes(before, after)) <= set(_refined(before, after, axes)):
+    if mesh != after.mesh or len(pairs) % 2:
+        return False
+    moved = _moved_axes(before, after)
+    atoms = common_atoms(mesh, (*moved, *axes))
+    if not {atom for axis in moved for atom in atoms[axis]} <= {atom for axis in axes for atom in atoms[axis]}:
         return False
     coords = list(_members(mesh, axes))
     received: dict[_Holding, tuple[int, ...]] = {}
@@ -69,12 +73,6 @@ def is_permutation(before: Sharding, after: Sharding, axes: Sequence[Axis], pair
 def permuted_shapes(sharding: Sharding, shape: Sequence[int], axes: Sequence[Axis], coords: Sequence[int]) -> list[int]:
     """The shapes of the blocks that the members of the group around `coords` hold, one after the other."""
     return [size for member in _members(sharding.mesh, axes, coords) for size in local_shape(sharding, shape, member)]
-
-
-def _refined(before: Sharding, after: Sharding, axes: Iterable[Axis]) -> list[Axis]:
-    axes = tuple(axes)
-    atoms = common_atoms(before.mesh, (*before.all_axes, *after.all_axes, *axes))
-    return [atom for axis in axes for atom in atoms[axis]]
 
 
 def _moved_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:

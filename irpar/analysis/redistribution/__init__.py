@@ -21,7 +21,7 @@ from irpar.sharding import Axis, IrparError, Sharding, ceil_shape, join_axes, pe
 from ..network import BYTES, Key, Network, add_keys
 from ..network_algorithms import ring_bytes
 from .problem import Names, common_axes, problem_of
-from .solve import Planner, names_at, solve
+from .solution import Planner, names_at, solve
 from .space import Move
 
 __all__ = ["CHUNK_BYTES", "Planner", "Redistribution", "Step", "cost", "plan", "price", "redistribution"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from irpar.analysis.network import BYTES, Network, add_keys, network_of
 from irpar.analysis.redistribution import Step, cost, plan, price, search
-from irpar.analysis.redistribution.solve import forget
+from irpar.analysis.redistribution.solution import forget
 from irpar.ops.collectives import FREE, KINDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, ceil_shape, local_region
 

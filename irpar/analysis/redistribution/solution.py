@@ -5,7 +5,7 @@ from typing import Literal
 
 from ..network import Network
 from .bound import Bound, bound_of_bytes, distances
-from .prices import PART_BITS, BytePrices, NetworkPrices, Prices
+from .prices import BytePrices, NetworkPrices, Prices
 from .problem import Names, Problem, refined
 from .search import Path, Search
 from .space import Move, space_of
@@ -17,7 +17,6 @@ MOST_ATOMS = 6
 WEIGHTS = {"optimal": 1.0, "fast": 1.1}
 """How far above the least cost a planner may end."""
 _MOST_KNOWN = 1 << 16
-_EXCHANGES = frozenset({"AllToAll", "CollectivePermute", "ReduceScatter"})
 _known: dict[tuple[Problem, Network, Planner, int], "Solution"] = {}
 
 
@@ -74,13 +73,12 @@ def _solved(problem: Problem, names: Names, network: Network, planner: Planner, 
     path = _within(search, chunk_bytes, weight)
     finer = _finer(problem, names)
     most = search.ends_bytes + chunk_bytes
-    if finer is None or (path.peak_bytes <= most and _is_simple(path, problem)):
+    if finer is None:
         return Solution(path.moves, "given", path.peak_bytes, search.ends_bytes)
     granularity, fine_problem, fine_names = finer
     fine = _search(fine_problem, fine_names, network)
     least = fine.bound(fine.space.counts(fine_problem.start))
-    is_close = least is not None and path.cost >> PART_BITS <= (least >> PART_BITS) * weight
-    if path.peak_bytes <= most and is_close:
+    if path.peak_bytes <= most and least is not None and path.cost <= least * int(weight * 20) // 20:
         return Solution(path.moves, "given", path.peak_bytes, search.ends_bytes)
     better = _within(fine, chunk_bytes, weight)
     if (max(better.peak_bytes, most), better.cost) < (max(path.peak_bytes, most), path.cost):
@@ -94,16 +92,6 @@ def _within(search: Search, chunk_bytes: int, weight: float) -> Path:
     path = path or search.shortest(search.least_peak(), weight)
     assert path is not None, "reducing, gathering everything and slicing always works"
     return path
-
-
-def _is_simple(path: Path, problem: Problem) -> bool:
-    """True where finer atoms cannot help: nothing is exchanged between devices, or all of it at once.
-
-    Partial values are reduced faster where devices that hold the same share the work.
-    """
-    if problem.start[1] and problem.used < len(problem.sizes):
-        return False
-    return sum(move.op in _EXCHANGES for move in path.moves) < 2
 
 
 def _used_only(problem: Problem) -> Problem:
