@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.ops.rule_proof import Sample, cut, run_cut, same, works_by  # noqa: E402
 from tests.ops.samples import SAMPLES  # noqa: E402
-from tests.ops.test_rules import CONSERVATIVE  # noqa: E402
+from tests.ops.test_rules import CONSERVATIVE, empty_blocks_are_right  # noqa: E402
 
 PARTS = (2, 3)
 Operator = tuple[str, str]
@@ -39,15 +39,16 @@ def known_operators() -> dict[Operator, list[int]]:
     return found
 
 
-def proven(sample: Sample) -> tuple[int, int]:
-    """How many cuts that the rule allows gave the right numbers, and how many that it forbids did not.
+def proven(sample: Sample) -> tuple[int, int, int]:
+    """How many cuts that the rule allows gave the right numbers, of how many that left a device without elements, and
+    how many that it forbids did not.
 
     Raises:
         AssertionError: one did otherwise.
     """
     rule = factor_rule(sample.node)
     assert rule is not None, f"{sample} has no rule"
-    allowed = forbidden = 0
+    allowed = empty = forbidden = 0
     for factor, kind in enumerate(rule.kinds):
         for parts in PARTS:
             if kind is Kind.REPLICATE:
@@ -60,7 +61,11 @@ def proven(sample: Sample) -> tuple[int, int]:
                 if how is not None:
                     assert same(sample, run_cut(sample, how)), f"{sample}: {rule} allows too much"
                     allowed += 1
-    return allowed, forbidden
+        if rule.accepts_empty[factor]:
+            found = empty_blocks_are_right(sample, rule, factor)
+            assert found is not False, f"{sample}: {rule} accepts empty blocks"
+            empty += found is True
+    return allowed, empty, forbidden
 
 
 def named(operator: Operator) -> str:
@@ -87,8 +92,9 @@ def main() -> int:
         print(f"  {named(operator):50} {why}")
     if "--prove" in sys.argv[1:]:
         counts = [proven(sample) for sample in SAMPLES]
-        allowed, forbidden = (sum(count[side] for count in counts) for side in (0, 1))
-        print(f"\nproven: {allowed} cuts that rules allow are right, {forbidden} that they forbid are wrong")
+        allowed, empty, forbidden = (sum(count[side] for count in counts) for side in range(3))
+        print(f"\nproven: {allowed} cuts that rules allow are right, {forbidden} that they forbid are wrong;")
+        print(f"{empty} cuts that leave a device without elements are right")
     print(f"\n{'domain':26} {'rule':>5} {'proven':>7} {'replicate only':>15}")
     for domain in sorted({domain for domain, _ in (*ruled, *REPLICATE_ONLY)}):
         columns = (

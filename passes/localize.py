@@ -8,9 +8,9 @@ import numpy as np
 from irpar.analysis.flow import Flow
 from irpar.analysis.placement import has_rank
 from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
-from irpar.ops import definition
 from irpar.ops.collectives import collective_axes
-from irpar.ops.coords import block_index, block_start
+from irpar.ops.coords import COORDS, block_index, block_start
+from irpar.ops.local_node import localized
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import (
     Axis,
@@ -131,6 +131,8 @@ class _Localizer:
         self.values: dict[Value, Value] = {}
         self.bounds: dict[tuple[tuple[Axis, ...], int], tuple[Value, Value]] = {}
         self.lists: dict[tuple[int, ...], Value] = {}
+        self.left: dict[Value, None] = {}
+        """What nodes that are gone have read."""
 
     def run(self) -> Graph:
         """Returns the local graph."""
@@ -141,7 +143,25 @@ class _Localizer:
         for node in self.whole:
             self._localize(node, self.local.append(clone_node(node, self.values, self.local.names)))
         self.local.set_outputs([self.values[value] for value in self.whole.outputs], self.whole.output_names)
+        self._remove_unread()
         return self.local
+
+    def _remove_unread(self) -> None:
+        """Take out what only nodes that are gone have read: constants, and what was computed for them."""
+        waiting = list(self.left)
+        while waiting:
+            value = waiting.pop()
+            if value.is_constant and value.graph is not None and not value.has_uses:
+                value.graph.remove_constant(value)
+            node = value.node
+            if node is None or node.graph is None or node.domain == "irpar" or any(True for _ in node.nested_graphs()):
+                continue  # What communicates, or may, does so on all devices.
+            if not any(result.has_uses for result in node.results):
+                waiting.extend(node.inputs)
+                node.erase()
+        coords = self.local.names.table.get(COORDS)
+        if coords is not None and not coords.has_uses:
+            self.local.remove_input(coords)
 
     def _local_value(self, value: Value) -> Value:
         made = self.values[value] = clone_value(value)
@@ -174,12 +194,10 @@ class _Localizer:
         if node in self.flow.ties:
             for body, copy in zip(node.nested_graphs(), made.nested_graphs(), strict=True):
                 self._localize_body(body, copy)
-            return
-        found = definition(node)
-        if found is not None and found.localize is not None and self._is_cut(node):
+        if self._is_cut(node):
             assert made.graph is not None
             builder = Builder(made.graph, self.module.opsets, before=made, like=made)
-            replaced = found.localize(node, made, builder)
+            replaced = localized(node, made, builder)
             if replaced is not None:
                 self._replace(node, made, replaced)
 
@@ -198,6 +216,7 @@ class _Localizer:
         )
 
     def _replace(self, node: Node, made: Node, values: Sequence[Value]) -> None:
+        read = made.inputs
         for whole, old, new in zip(node.results, made.results, values, strict=True):
             self._localize_type(whole, new)
             new.source = old.source
@@ -207,6 +226,7 @@ class _Localizer:
         made.erase()
         for value, name in zip(values, names, strict=True):
             value.rename(name)
+        self.left.update(dict.fromkeys(read))
 
     def _slice(self, node: Node, made: Node) -> None:
         """AllSlice: the block starts at (position along the new axes) * (block size) of what the device holds."""

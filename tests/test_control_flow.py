@@ -56,6 +56,11 @@ PASSED_THROUGH = """
       y, same, again, all = Loop(n, go, x, x, z) <body = b (int64 i, bool c, float[8,4] a, float[8,4] k, float[8,4] l)
         => (bool d, float[8,4] o, float[8,4] m, float[8,4] p, float[8,4] q) {
         d = Identity(c)  o = Add(a, l)  m = Identity(k)  p = Identity(o)  q = Identity(z) }> }"""
+TWO_STATES = """
+    g (float[3,4] x, float[5] k0, float[3,6,4] xs) => (float[3,4] h, float[5] k, float[3,6,4] hs) {
+      h, k, hs = Scan <num_scan_inputs=1, scan_input_axes=[1], scan_output_axes=[1],
+        body = b (float[3,4] a, float[5] c, float[3,4] xt) => (float[3,4] o, float[5] d, float[3,4] r) {
+        o = Add(a, xt)  d = Neg(c)  r = Tanh(o) }> (x, k0, xs) }"""
 NO_TRIPS = """
     g (float[8,16] x, float[16,16] w, int64 n, bool go) => (float[8,16] y) {
       y = Loop(n, go, x) <body = b (int64 i, bool c, float[8,16] a) => (bool d, float[8,16] o) {
@@ -76,6 +81,10 @@ PROGRAMS: dict[str, tuple[str, dict[str, int], Cuts, list[str]]] = {
         ["all_gather tp 6"],
     ),
     "uneven state and batch": (RECURRENT, {"dp": 3}, {"x": ["dp", None, None]}, []),
+    "ranks without a batch": (RECURRENT, {"dp": 5}, {"x": ["dp", None, None]}, []),
+    "one of two states without rows": (TWO_STATES, {"dp": 4}, {"x": ["dp", None], "k0": [None]}, []),
+    "trips without rows": (REPEATED, {"dp": 5}, {"x": ["dp", None]}, []),
+    "a sum over nothing in each trip": (REPEATED, {"tp": 12}, {"w1": [None, "tp"]}, ["all_reduce tp 5"]),
     "uneven columns": (RECURRENT, {"tp": 3}, {"wh": [None, "tp"]}, ["all_gather tp 6"]),
     "the scanned axis is cut": (RECURRENT, {"tp": 2}, {"x": [None, "tp", None]}, ["all_gather tp 1"]),
     "megatron in a loop": (
@@ -241,7 +250,7 @@ def loops(draw: st.DrawFn) -> tuple[str, dict[str, int], Cuts]:
         text = f"""{head} => ({row} y, float[{trips},{rows},{width}] ys) {{
           y, ys = Scan <num_scan_inputs=1, body = b ({row} a, {row} z0) => ({row} {last}, {row} r) {{
             {body.replace("z)", "z0)")}  r = Abs({last}) }}> (x, xs) }}"""
-    mesh = draw(st.sampled_from([{"p": 2}, {"p": 3}, {"p": 2, "q": 2}]))
+    mesh = draw(st.sampled_from([{"p": 2}, {"p": 3}, {"p": 5}, {"p": 2, "q": 2}, {"p": 4, "q": 2}]))
     names = {"x": 2, "z": 2, "w": 2, "v": 2, "xs": 3, "y": 2, "ys": 3, last: 2, "a": 2, "r": 2}
     cuts: Cuts = {}
     for name in draw(st.lists(st.sampled_from(sorted(names)), unique=True, min_size=1, max_size=3)):

@@ -221,7 +221,7 @@ class CutClasses:
             if any(index for _, index in known):  # Inside a larger factor: cut only where that one is cut to 1.
                 continue
             places = tuple(place for place, _ in known)
-            if view.fitting(factor, self.axes) == self.axes:
+            if view.fills(factor, self.axes):
                 yield Cut(node, factor, kind, size, places)
             elif math.gcd(size, self.parts) > 1:
                 self.fitting.update(dict.fromkeys(places, math.gcd(size, self.parts)))

@@ -96,8 +96,7 @@ def cost_of_moves(flow: Flow, network: Network) -> tuple[int, int]:
         launches += count * times
     for node, placement in placements.items():
         if node.domain != "irpar" and not placement.is_boundary and _is_static(node):
-            ways = flow.mesh.group_size([axis for axes in placement.factors for axis in axes])
-            total += computation(node, ways, network) * flow.usual_trips_of(node.graph)
+            total += computation(node, placement.ways(flow.mesh), network) * flow.usual_trips_of(node.graph)
     return total, launches
 
 

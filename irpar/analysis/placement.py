@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops import FactorRule, Kind, definition, factor_rule, why_replicated
 from irpar.ops.linear import carriers
-from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, ceil_div, join_axes, split_axis
+from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, filled_blocks, join_axes, split_axis
 
 from . import redistribution
 from .device import node_seconds
@@ -64,6 +64,13 @@ class Placement:
     carried: Carried = NOTHING
     is_boundary: bool = False
 
+    def ways(self, mesh: Mesh) -> int:
+        """The number of devices that share the work: those that hold elements of every factor."""
+        if self.rule is None:
+            return 1
+        sizes = zip(self.rule.sizes, self.factors, strict=True)
+        return math.prod(filled_blocks(size, mesh.group_size(axes)) for size, axes in sizes if axes)
+
 
 class RuleView:
     """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back.
@@ -92,15 +99,29 @@ class RuleView:
                         self.must_divide[factor] = True
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
-        """The longest major part of `axes` that may cut a factor: evenly where it must, never into empty blocks."""
+        """The longest major part of `axes` that may cut a factor.
+
+        Evenly where it must; into blocks of which the last are empty where the rule accepts these. One element has
+        nothing to divide.
+        """
         if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE):
             return ()
         size = self.rule.sizes[factor]
         for count in range(len(axes), 0, -1):
             parts = self.mesh.group_size(axes[:count])
-            if size % parts == 0 or (not self.must_divide[factor] and (parts - 1) * ceil_div(size, parts) < size):
+            if size % parts == 0 or (not self.must_divide[factor] and self._takes(factor, parts)):
                 return axes[:count]
         return ()
+
+    def _takes(self, factor: int, parts: int) -> bool:
+        """Whether a factor may be cut in blocks of several sizes."""
+        size = self.rule.sizes[factor]
+        return filled_blocks(size, parts) == parts or (size > 1 and self.rule.accepts_empty[factor])
+
+    def fills(self, factor: int, axes: Axes) -> bool:
+        """Whether `axes` may cut a factor so that every device gets elements of it."""
+        parts = self.mesh.group_size(axes)
+        return self.fitting(factor, axes) == axes and filled_blocks(self.rule.sizes[factor], parts) == parts
 
     def project(self, tensor: int, dims: Sequence[Axes]) -> dict[int, Axes]:
         """The factor axes that a tensor's dim axes mean, as far as they fit.
@@ -387,7 +408,7 @@ class Situation:
                 return IMPOSSIBLE
             total += often * redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
             launches += given != wanted
-        ways = view.mesh.group_size([axis for axes in placement.factors for axis in axes])
+        ways = placement.ways(view.mesh)
         return total + times[-1] * computation(view.node, ways, self.network), -ways, launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:

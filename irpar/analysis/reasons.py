@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from irpar.ir import Conflict, Module, Node, Value
 from irpar.ops import Kind
-from irpar.sharding import Reduction, Sharding, block_sizes
+from irpar.sharding import Reduction, Sharding, filled_blocks
 
 from .flow import Flow
 from .placement import Placement, why_whole
@@ -48,11 +48,7 @@ class Reasons:
             return f"{self._boundary(node, value, needed)}; {lies}"
         if self.placements[node].rule is None:
             return f"{node.title} needs it whole ({why_whole(node)}); {lies}"
-        assert value.sharding is not None
-        for dim, (size, cut) in enumerate(zip(value.shape, value.sharding.axes, strict=True)):
-            parts = needed.mesh.group_size(cut)
-            if cut != needed.axes[dim] and 0 in block_sizes(size, parts):
-                lies += f", where {size} over {parts} leaves a rank without elements"
+        lies += self._of_empty_blocks(node, value, needed)
         return f"{node.title} needs it as {needed}{_introduced(self._other_side(node, value, needed))}; {lies}"
 
     def _boundary(self, node: Node, value: Value, needed: Sharding) -> str:
@@ -63,6 +59,21 @@ class Reasons:
         if needed.is_replicated and value in node.operands[: _DECIDING.get(node.op_type, 0)]:
             return f"{node.title} needs it whole: all devices must decide alike"
         return f"{node.title} takes it into its body as {needed}"
+
+    def _of_empty_blocks(self, node: Node, value: Value, needed: Sharding) -> str:
+        """Where an operand is gathered because the operator does not run on blocks without elements."""
+        rule, lies = self.placements[node].rule, value.sharding
+        assert rule is not None
+        assert lies is not None
+        told = ""
+        for dim, parts_of_dim in enumerate(rule.operands[node.operands.index(value)]):
+            size, parts = value.shape[dim], lies.dim_parts(dim)
+            refused = [f for f in parts_of_dim if rule.kinds[f] is Kind.PASS and not rule.accepts_empty[f]]
+            if refused and lies.axes[dim] != needed.axes[dim] and filled_blocks(size, parts) < parts:
+                told += (
+                    f", where {size} over {parts} leaves a rank without elements, on which {node.op_type} cannot run"
+                )
+        return told
 
     def of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
         """Why a result is brought to where its readers want it."""

@@ -331,6 +331,8 @@ def is_left_out(value: Value) -> bool:
     """Whether a result need not be named: nothing reads it, it stands for nothing, and it is optional."""
     if value.has_uses or value.source is not None or value.node is None:
         return False
+    if any(True for _ in value.node.nested_graphs()):
+        return False  # ONNX Runtime crashes on a Loop whose final state is left out.
     option = _option(value.node, value.index)
     if value.type is UNKNOWN:
         return option is not defs.OpSchema.FormalParameterOption.Single

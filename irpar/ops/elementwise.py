@@ -115,7 +115,8 @@ def _rule_cast_like(node: Node) -> FactorRule:
     """Of the second operand only the dtype counts, so that it may lie in any way."""
     rule = RuleBuilder()
     dims = rule.dims(shape_of(node, 0))
-    return rule.done([dims, rule.dims(shape_of(node, 1))], [dims])
+    like = rule.dims(shape_of(node, 1))
+    return rule.done([dims, like], [dims], runs_empty=(factor for parts in like for factor in parts))
 
 
 for _name in ("Cast", "BitCast"):

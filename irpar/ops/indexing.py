@@ -75,10 +75,6 @@ def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Va
     mesh, axes = data.sharding.mesh, data.sharding.dims[axis].axes
     size, rows = size_of[axis], needed(local, 0).shape[axis]
     result = local.result
-    if rows == 0:
-        zero = builder.constant(np.zeros((), result.dtype.numpy), "zero")
-        target = builder.constant(np.asarray(result.shape, np.int64), "shape")
-        return [typed_like(result, "Expand", [zero, target], None, builder)]
     start = block_start(builder, mesh, axes, ceil_div(size, mesh.group_size(axes)))
     index = _from_start(needed(local, 1), size, builder)
     other = _nothing(index, size, result.dtype, builder)

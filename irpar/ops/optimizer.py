@@ -42,7 +42,8 @@ def _rule_step(node: Node) -> FactorRule:
     rest: list[list[DimFactors]] = parameters * (2 + KEPT[node.op_type])
     results = parameters * (1 + KEPT[node.op_type])
     scalars = [whole(len(shape or ())) for shape in shapes_of(node)[:2]]
-    return rule.done([*scalars, *rest], results[: len(node.results)])
+    # Elementwise, so that one parameter may be empty beside others that are not.
+    return rule.done([*scalars, *rest], results[: len(node.results)], runs_empty=range(len(rule.sizes)))
 
 
 def _cost_step(node: Node) -> int:

@@ -105,9 +105,7 @@ def _localize_mean(whole_node: Node, local: Node, builder: Builder) -> list[Valu
         return None
     result = local.result
     dtype = result.dtype
-    # The mean of nothing is not a number; its sum is 0.
-    reduction = "ReduceMean" if count else "ReduceSum"
-    mean = typed_like(result, reduction, local.operands, local.attributes, builder)
+    mean = typed_like(result, "ReduceMean", local.operands, local.attributes, builder)
     share = builder.constant(np.asarray(count / total, dtype=dtype.numpy), "share")
     return [typed_like(result, "Mul", [mean, share], None, builder)]
 

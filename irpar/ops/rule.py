@@ -5,7 +5,7 @@ A rule gives every dim of every operand and result a list of factors, major firs
 Compare Shardy's sharding rules (OpenXLA RFC, 2024) and GSPMD, section 3.4 (Xu et al., 2021).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -39,6 +39,7 @@ class FactorRule:
         sizes: size of each factor.
         kinds: what cutting each factor means.
         reduce: the reduction of the REDUCE factors.
+        runs_empty: factors of which engines take blocks without elements, though some result has elements then.
     """
 
     operands: tuple[TensorFactors, ...]
@@ -46,6 +47,7 @@ class FactorRule:
     sizes: tuple[int, ...]
     kinds: tuple[Kind, ...]
     reduce: Reduction = "sum"
+    runs_empty: frozenset[int] = frozenset()
 
     @cached_property
     def places(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -56,6 +58,22 @@ class FactorRule:
                 for index, factor in enumerate(parts):
                     found[factor].append((tensor, dim, index))
         return tuple(map(tuple, found))
+
+    @cached_property
+    def accepts_empty(self) -> tuple[bool, ...]:
+        """Per factor, whether it may be cut so that a device is left without elements of it.
+
+        5 over 4 is 2, 2, 1, 0. The last device then computes nothing: where the factor stands in all results these are
+        empty, and where it is reduced they are what is neutral in the reduction (`irpar.ops.local_node`). A factor that
+        stands in some results only would need an engine that runs the op without elements.
+        """
+        first = len(self.operands)
+        found = []
+        for factor, kind in enumerate(self.kinds):
+            stands_in = {tensor for tensor, _, _ in self.places[factor] if tensor >= first}
+            passes = kind is Kind.PASS and (factor in self.runs_empty or len(stands_in) == len(self.results))
+            found.append(passes or kind is Kind.REDUCE)
+        return tuple(found)
 
     def __str__(self) -> str:
         names = _names(len(self.sizes))
@@ -107,10 +125,16 @@ class RuleBuilder:
         operands: Sequence[Sequence[DimFactors]],
         results: Sequence[Sequence[DimFactors]],
         reduce: Reduction = "sum",
+        runs_empty: Iterable[int] = (),
     ) -> FactorRule:
         """The rule."""
         return FactorRule(
-            tuple(map(tuple, operands)), tuple(map(tuple, results)), tuple(self.sizes), tuple(self.kinds), reduce
+            tuple(map(tuple, operands)),
+            tuple(map(tuple, results)),
+            tuple(self.sizes),
+            tuple(self.kinds),
+            reduce,
+            frozenset(runs_empty),
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import UNKNOWN, Dim, DType, Type, dtype_of_numpy
-from irpar.sharding import Sharding, block_range, local_region
+from irpar.sharding import Sharding, block_range, filled_blocks, local_region
 
 from .errors import ReplicaError, RunError
 from .reduction import reduce_arrays
@@ -73,9 +73,9 @@ def gather(blocks: Mapping[int, Any], sharding: Sharding | None, shape: Sequence
     if sharding is None or sharding.is_replicated or shape is None:
         return first
     if math.prod(sharding.dim_parts(dim) for dim in range(sharding.rank)) == 1:
-        return _reduced(blocks, sharding)[(0,) * sharding.rank]
+        return _reduced(blocks, sharding, shape)[(0,) * sharding.rank]
     whole = np.empty(tuple(shape), first.dtype)
-    for place, block in _reduced(blocks, sharding).items():
+    for place, block in _reduced(blocks, sharding, shape).items():
         region = [
             block_range(size, sharding.dim_parts(dim), index)
             for dim, (size, index) in enumerate(zip(shape, place, strict=True))
@@ -98,11 +98,12 @@ def _places(blocks: Mapping[int, Any], sharding: Sharding) -> dict[tuple[tuple[i
     return found
 
 
-def _reduced(blocks: Mapping[int, Any], sharding: Sharding) -> dict[tuple[int, ...], Array]:
-    """Every block once, reduced over the partial axes in order of position."""
+def _reduced(blocks: Mapping[int, Any], sharding: Sharding, shape: Sequence[int]) -> dict[tuple[int, ...], Array]:
+    """Every block that has elements once, reduced over the partial axes in order of position."""
     held = _places(blocks, sharding)
     terms = range(sharding.mesh.group_size(sharding.partial))
-    places = product(*(range(sharding.dim_parts(dim)) for dim in range(sharding.rank)))
+    counts = (max(1, filled_blocks(size, sharding.dim_parts(dim))) for dim, size in enumerate(shape))
+    places = product(*map(range, counts))
     found = {}
     for place in places:
         missing = [term for term in terms if (place, term) not in held]

@@ -1,5 +1,6 @@
 """The engine `ort`: one ONNX Runtime session for each segment and part, shared by the ranks of the part."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,11 @@ from irpar.analysis.effects import schema_of
 from irpar.analysis.engines import has_kernel
 from irpar.ir import (
     UNKNOWN,
+    ArrayTensor,
     DType,
     ExternalTensor,
     Graph,
+    Ints,
     Module,
     Node,
     Tensor,
@@ -112,15 +115,37 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
         made = graph.append(clone_node(node, copies, graph.names))
         for inner in (made, *(inner for nested in made.nested_graphs() for inner in nested.walk())):
             _strip_node(inner, names)
+            if inner.identity == ("", "Scan"):
+                _spare_empty(inner, copies)
     kept = set(segment.outputs)
     for node in segment.nodes:
         for value in node.results:
-            if value not in kept and value.has_uses:
+            if value not in kept and copies[value].has_uses:
                 copies[value].type = UNKNOWN  # ONNX Runtime infers it; the model stays small.
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
     module = Module(graph, opsets=opsets)
     module.functions = {function.key: function for function in segment.functions()}
     return to_proto(module, graph, constant=weights.proto)
+
+
+def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
+    """Let constants stand for what a Scan collects where it has no elements.
+
+    ONNX Runtime (1.31) divides by zero where it stacks such results along another axis than the first, and takes the
+    process down.
+    """
+    axes, scanned = scan.attributes.get("scan_output_axes"), scan.attributes.get("num_scan_inputs")
+    if not isinstance(axes, Ints) or not isinstance(scanned, int) or scan.graph is None:
+        return
+    collected = scan.results[len(scan.operands) - scanned :]
+    is_empty = [value.is_static and 0 in value.shape for value in collected]
+    constants = {}
+    for value in itertools.compress(collected, is_empty):
+        constants[value] = scan.graph.add_constant(ArrayTensor(np.zeros(value.shape, value.dtype.numpy), value.dtype))
+        value.replace_uses(constants[value])
+        value.type = UNKNOWN
+    copies.update({value: constants[copy] for value, copy in copies.items() if copy in constants})
+    scan.set_attribute("scan_output_axes", Ints(0 if skip else axis for axis, skip in zip(axes, is_empty, strict=True)))
 
 
 def _strip_node(node: Node, names: Counter[str]) -> None:

@@ -85,7 +85,8 @@ class Preparer:
 def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:
     """The value of that source name in each graph that has it: the first in order, so as its producer makes it.
 
-    A value's own name, and the name of a graph's result, count where nothing has the source name.
+    A value's own name, and the name of a graph's result, count where nothing has the source name. A graph of ranks that
+    hold no elements of it may have only what is made of it later, which lies otherwise: that one does not count.
 
     Raises:
         InputError: no graph has it; the message lists the nearest names.
@@ -93,7 +94,7 @@ def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:
     found: dict[Graph, Value] = {}
     for graph in graphs:
         value = _find(graph, name)
-        if value is not None:
+        if value is not None and all(value.sharding == other.sharding for other in found.values()):
             found[graph] = value
     if found:
         return found

@@ -29,6 +29,11 @@ def block_sizes(size: int, parts: int) -> list[int]:
     return [stop - start for start, stop in (block_range(size, parts, index) for index in range(parts))]
 
 
+def filled_blocks(size: int, parts: int) -> int:
+    """How many of these blocks have elements: of 5 cut into 4, which is 2, 2, 1, 0, there are 3."""
+    return ceil_div(size, ceil_div(size, parts)) if size else 0
+
+
 def is_even(size: int, parts: int) -> bool:
     """True where all blocks are equal."""
     return size % parts == 0

@@ -69,7 +69,28 @@ def test_nodes_without_a_rule_run_whole_and_say_why() -> None:
     assert why_whole(call) == "a function call: open it with inline-functions"
 
 
-def test_empty_blocks_are_avoided() -> None:
-    # 5 over 4 would leave the last device without a row.
-    _, placement = placed("graph @g(%x: f32[5@x]) -> (%y) opset 21 { %y = Relu(%x) : f32[5@x] }", mesh='"x"=4')
-    assert texts(placement) == (["[_] replicated"], ["[_] replicated"])
+def test_empty_blocks_cut_like_others() -> None:
+    # 5 over 4 leaves the last device without a row: three share the work.
+    node, placement = placed("graph @g(%x: f32[5@x]) -> (%y) opset 21 { %y = Relu(%x) : f32[5@x] }", mesh='"x"=4')
+    assert texts(placement) == (["[@x]"], ["[@x]"])
+    assert node.result.sharding is not None
+    assert placement.ways(node.result.sharding.mesh) == 3
+
+
+def test_one_element_is_not_cut() -> None:
+    text = "graph @g(%x: f32[1@x, 8]) -> (%y) opset 21 { %y = Relu(%x) : f32[1@x, 8] }"
+    _, placement = placed(text, mesh='"x"=4')
+    assert texts(placement) == (["[_, _] replicated"], ["[_, _] replicated"])
+
+
+def test_a_query_without_elements_is_not_attended_with() -> None:
+    """Where keys and values are results too, these have elements: the device would have to run the op."""
+    text = """graph @g(%q: f32[2, 4, 5@x, 8], %k: f32[2, 4, 6, 8] replicated, %v: f32[2, 4, 6, 8] replicated,
+                       %pk: f32[2, 4, 3, 8] replicated, %pv: f32[2, 4, 3, 8] replicated) -> (%y) opset 23 {{
+      {results} = Attention(%q, %k, %v, _, %pk, %pv) : {types} }}"""
+    alone = text.format(results="%y", types="f32[2, 4, 5@x, 8]").replace(", _, %pk, %pv", "")
+    assert texts(placed(alone, mesh='"x"=4')[1])[1] == ["[_, _, @x, _]"]
+    types = "f32[2, 4, 5@x, 8], f32[2, 4, 9, 8] replicated, f32[2, 4, 9, 8] replicated"
+    beside = text.format(results="%y, %nk, %nv", types=types)
+    assert texts(placed(beside, mesh='"x"=4')[1])[1][0] == "[_, _, _, _] replicated"
+    assert texts(placed(beside, mesh='"x"=3')[1])[1][0] == "[_, _, @x, _]"

@@ -31,6 +31,29 @@ def run(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, {"x": np.array([-1, 0, 1, 2], np.float32)}), strict=True))
 
 
+def test_results_of_a_loop_keep_their_names() -> None:
+    """ONNX Runtime crashes where the final state of a Loop is left out."""
+    graph = Graph()
+    x = graph.add_input("x", F32)
+    trips = graph.add_constant(ArrayTensor(np.array(3, np.int64)), "trips")
+    body = Graph("body", names=graph.names)
+    number, go, state = (
+        body.add_input(name, TensorType(dtype, shape))
+        for name, dtype, shape in (("n", DType.I64, ()), ("go", DType.BOOL, ()), ("state", DType.F32, (4,)))
+    )
+    assert not number.has_uses
+    kept, added = body.append(Node("Identity", [go], version=21)), body.append(Node("Add", [state, x], version=21))
+    kept.result.type, added.result.type = TensorType(DType.BOOL, ()), F32
+    body.set_outputs([kept.result, added.result, added.result])
+    loop = graph.append(Node("Loop", [trips, None, x], {"body": body}, results=2, version=21))
+    loop.results[1].type = TensorType(DType.F32, (3, 4))
+    graph.set_outputs([loop.results[1]], ["y"])
+    proto = to_proto(Module(graph, opsets={"": 21}))
+    (node,) = (node for node in proto.graph.node if node.op_type == "Loop")
+    assert all(node.output)
+    assert run(proto)["y"].tolist() == [[-2, 0, 2, 4], [-3, 0, 3, 6], [-4, 0, 4, 8]]
+
+
 def test_results_take_the_names_outside() -> None:
     graph, _, r = relu_graph()
     graph.set_outputs([r], ["y"])

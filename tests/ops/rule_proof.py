@@ -1,6 +1,7 @@
 """Factor rules against the numbers: cut a factor, run every block, put the results together as the rule says."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,11 +15,13 @@ from onnx.reference import ReferenceEvaluator
 from irpar.ir import ArrayTensor, Builder, Graph, Node, Tensor, TensorType, Value, clone_node, plain_attribute
 from irpar.ir.attributes import Floats, Ints, Strings
 from irpar.kernels import lookup
-from irpar.ops import FactorRule, Kind, definition
+from irpar.ops import FactorRule, Kind
 from irpar.ops.coords import COORDS
-from irpar.sharding import Axis, Mesh, Reduction, Sharding, ceil_div, local_region
+from irpar.ops.local_node import localized
+from irpar.sharding import Axis, Mesh, Reduction, Sharding, filled_blocks, local_region
 
 Array = np.ndarray[Any, Any]
+Engine = Callable[[Graph, Mapping[str, Array], Mapping[str, int]], list[Array]]
 REDUCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "max": np.maximum,
@@ -109,9 +112,13 @@ class Sample:
     @cached_property
     def whole(self) -> list[Array]:
         """The results over whole tensors."""
+        return self.whole_by(run)
+
+    def whole_by(self, engine: "Engine") -> list[Array]:
+        """The results over whole tensors by one engine."""
         graph = self.node.graph
         assert graph is not None
-        return run(graph, self.feeds(graph), self.opsets)
+        return engine(graph, self.feeds(graph), self.opsets)
 
 
 # -- running a graph ------------------------------------------------------------------------------------------------
@@ -119,6 +126,10 @@ class Sample:
 
 NEWEST = 26
 """Of ONNX's operator sets the newest that ONNX Runtime knows."""
+
+
+class NoKernelError(Exception):
+    """irpar has no kernel for an operator."""
 
 
 def run(graph: Graph, feeds: Mapping[str, Array], versions: Mapping[str, int] | int) -> list[Array]:
@@ -145,19 +156,25 @@ def run(graph: Graph, feeds: Mapping[str, Array], versions: Mapping[str, int] | 
             if "is not a registered function/op" not in str(error):
                 raise
     if any(node.domain in ("com.microsoft", "ai.onnx.preview.training") for node in graph):
-        return _by_kernels(graph, feeds, opsets)
+        return run_kernels(graph, feeds, opsets)
     with np.errstate(all="ignore"):
         return [np.asarray(found) for found in ReferenceEvaluator(model).run(None, dict(feeds))]
 
 
-def _by_kernels(graph: Graph, feeds: Mapping[str, Array], opsets: Mapping[str, int]) -> list[Array]:
+def run_kernels(graph: Graph, feeds: Mapping[str, Array], opsets: Mapping[str, int]) -> list[Array]:
+    """The results of a graph by irpar's kernels.
+
+    Raises:
+        NoKernelError: there is none for an operator.
+    """
     numbers: dict[Value, Array] = {value: feeds[value.name] for value in graph.inputs}
     for value in graph.constants:
         assert value.data is not None
         numbers[value] = value.data.numpy()
     for node in graph:
         kernel = lookup(node.domain, node.op_type, opsets[node.domain])
-        assert kernel is not None, f"nothing runs {node.operator}"
+        if kernel is None:
+            raise NoKernelError(node.operator)
         attributes = {name: plain_attribute(attribute) for name, attribute in node.attributes.items()}
         operands = [None if value is None else numbers[value] for value in node.operands]
         numbers.update(zip(node.results, kernel(np, operands, attributes, len(node.results)), strict=True))
@@ -217,11 +234,22 @@ class Cut:
 
 
 def cut(rule: FactorRule, node: Node, factor: int, parts: int) -> Cut | None:
-    """A way to cut a factor into `parts`, or None where there is none.
+    """A way to cut a factor into `parts`, or None where there is none, or where a block would be empty.
 
     A minor factor of a compound dim can only be cut when the ones before it are cut down to single indices; a factor of
-    a compound dim must divide; no block may be empty.
+    a compound dim must divide.
     """
+    return None if filled_blocks(rule.sizes[factor], parts) < parts else _cut(rule, node, factor, parts)
+
+
+def cut_with_empty_block(rule: FactorRule, node: Node, factor: int) -> Cut | None:
+    """A way to cut a factor into as few parts as leave a device without elements, or None where it must divide."""
+    size = rule.sizes[factor]
+    parts = next(parts for parts in itertools.count(2) if filled_blocks(size, parts) < parts)
+    return _cut(rule, node, factor, parts)
+
+
+def _cut(rule: FactorRule, node: Node, factor: int, parts: int) -> Cut | None:
     majors: dict[int, None] = {}
     must_divide = False
     waiting = [factor]
@@ -230,8 +258,7 @@ def cut(rule: FactorRule, node: Node, factor: int, parts: int) -> Cut | None:
         waiting.extend(set(found) - set(majors))
         majors.update(dict.fromkeys(found))
         must_divide |= divides
-    size = rule.sizes[factor]
-    if (parts - 1) * ceil_div(size, parts) >= size or (must_divide and size % parts):
+    if must_divide and rule.sizes[factor] % parts:
         return None
     if any(rule.kinds[major] in (Kind.REPLICATE, Kind.PERMUTE) for major in majors):
         return None
@@ -254,8 +281,13 @@ def _majors(rule: FactorRule, node: Node, factor: int) -> tuple[list[int], bool]
     return majors, must_divide
 
 
-def run_cut(sample: Sample, how: Cut) -> list[Array]:
+def run_cut(sample: Sample, how: Cut, engine: Engine = run) -> list[Array]:
     """The results put together from what all devices compute on their blocks.
+
+    Args:
+        sample: the node.
+        how: it is cut.
+        engine: what runs the blocks: `run` or `run_kernels`.
 
     Raises:
         AssertionError: blocks have other shapes than the rule says, or copies differ.
@@ -266,7 +298,7 @@ def run_cut(sample: Sample, how: Cut) -> list[Array]:
         if value is not None:
             value.sharding = how.sharding(factors, is_result=False)
     shardings = [how.sharding(factors, is_result=True) for factors in rule.results]
-    blocks = {coords: run_block(sample, whole, how, shardings, coords) for coords in how.mesh.all_coords()}
+    blocks = {coords: run_block(sample, whole, how, shardings, coords, engine) for coords in how.mesh.all_coords()}
     return [
         _assemble(sharding, value.shape, {coords: found[index] for coords, found in blocks.items()})
         for index, (sharding, value) in enumerate(zip(shardings, whole.results, strict=True))
@@ -274,7 +306,7 @@ def run_cut(sample: Sample, how: Cut) -> list[Array]:
 
 
 def run_block(
-    sample: Sample, whole: Node, how: Cut, shardings: Sequence[Sharding], coords: tuple[int, ...]
+    sample: Sample, whole: Node, how: Cut, shardings: Sequence[Sharding], coords: tuple[int, ...], engine: Engine
 ) -> list[Array]:
     """What the device at `coords` computes: the local copy of the node, mended by the op's `localize`."""
     graph = Graph("block")
@@ -306,7 +338,7 @@ def run_block(
         assert all(node.attributes.get(name, 1) != 0 for name in ("group", "num_heads", "q_num_heads", "kv_num_heads"))
     if COORDS in graph.names.table:
         feeds[COORDS] = np.asarray(coords, np.int64)
-    found = run(graph, feeds, sample.opsets)
+    found = engine(graph, feeds, sample.opsets)
     assert [array.shape for array in found] == expected
     return found
 
@@ -315,10 +347,7 @@ def _localize(whole: Node, local: Node, opsets: dict[str, int]) -> None:
     graph = local.graph
     assert graph is not None
     graph.set_outputs(local.results)
-    found = definition(whole)
-    if found is None or found.localize is None:
-        return
-    replaced = found.localize(whole, local, Builder(graph, opsets, before=local, like=local))
+    replaced = localized(whole, local, Builder(graph, opsets, before=local, like=local))
     if replaced is not None:
         assert [value.type for value in replaced] == [value.type for value in local.results]
         local.replace(replaced)
@@ -347,9 +376,10 @@ def _assemble(sharding: Sharding, shape: tuple[int, ...], blocks: Mapping[tuple[
     return result
 
 
-def same(sample: Sample, found: Sequence[Array]) -> bool:
-    """True where results agree with those over whole tensors."""
-    return all(close(a, b, sample.tolerance) for a, b in zip(found, sample.whole, strict=True))
+def same(sample: Sample, found: Sequence[Array], engine: Engine = run) -> bool:
+    """True where results agree with those of the engine over whole tensors."""
+    whole = sample.whole if engine is run else sample.whole_by(engine)
+    return all(close(a, b, sample.tolerance) for a, b in zip(found, whole, strict=True))
 
 
 def close(a: Array, b: Array, tolerance: float) -> bool:
@@ -381,6 +411,11 @@ def with_factor(rule: FactorRule, operand: int, dim: int, size: int) -> FactorRu
     factors[dim] = (len(rule.sizes),)
     operands = (*rule.operands[:operand], tuple(factors), *rule.operands[operand + 1 :])
     return replace(rule, operands=operands, sizes=(*rule.sizes, size), kinds=(*rule.kinds, Kind.REPLICATE))
+
+
+def taking_empty_blocks(rule: FactorRule, factor: int) -> FactorRule:
+    """The rule with a factor of which engines are said to take blocks without elements."""
+    return replace(rule, runs_empty=rule.runs_empty | {factor})
 
 
 def works_by(sample: Sample, rule: FactorRule, factor: int, parts: int) -> str | None:

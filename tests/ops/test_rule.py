@@ -33,6 +33,16 @@ def test_a_reshape_has_compound_factors(before: tuple[int, ...], after: tuple[in
     assert reshape_text(before, after) == text
 
 
+def test_a_rule_says_where_a_device_may_be_left_without_elements() -> None:
+    rule = RuleBuilder()
+    rows, inner, places, halo = (rule.factor(5, kind) for kind in (Kind.PASS, Kind.REDUCE, Kind.PASS, Kind.REPLICATE))
+    operands = [[(rows,), (inner,), (places,), (halo,)]]
+    # Rows stand in both results, places in one: a device without places would still have to give the other.
+    results = [[(rows,), (places,)], [(rows,)]]
+    assert rule.done(operands, results).accepts_empty == (True, True, False, False)
+    assert rule.done(operands, results, runs_empty=[places]).accepts_empty == (True, True, True, False)
+
+
 @st.composite
 def regroupings(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Two shapes of equal size, made of the same small numbers in other groups."""

@@ -5,9 +5,22 @@ from dataclasses import replace
 import onnx.defs
 import pytest
 
-from irpar.ops import Kind, definitions, factor_rule
+from irpar.ops import FactorRule, Kind, definitions, factor_rule
 
-from .rule_proof import Sample, cut, relaxed, run_cut, same, with_factor, works_by
+from .rule_proof import (
+    NoKernelError,
+    Sample,
+    cut,
+    cut_with_empty_block,
+    relaxed,
+    run,
+    run_cut,
+    run_kernels,
+    same,
+    taking_empty_blocks,
+    with_factor,
+    works_by,
+)
 from .samples import SAMPLES
 
 PARTS = (2, 3)
@@ -46,6 +59,49 @@ def test_allowed_cuts_are_right(sample: Sample) -> None:
                 how = cut(rule, sample.node, factor, parts)
                 if how is not None:
                     assert same(sample, run_cut(sample, how)), f"{rule}: factor {factor} over {parts}"
+
+
+ENGINES = (run, run_kernels)
+
+
+def empty_blocks_are_right(sample: Sample, rule: FactorRule, factor: int) -> bool | None:
+    """Whether a cut that leaves a device without elements gives the right numbers in all engines; None: no such cut."""
+    how = cut_with_empty_block(rule, sample.node, factor)
+    if how is None:
+        return None
+    for engine in ENGINES:
+        try:
+            if not same(sample, run_cut(sample, how, engine), engine):
+                return False
+        except NoKernelError:
+            continue
+    return True
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+def test_empty_blocks_are_right_where_a_rule_accepts_them(sample: Sample) -> None:
+    rule = factor_rule(sample.node)
+    assert rule is not None
+    for factor, accepts in enumerate(rule.accepts_empty):
+        if accepts:
+            assert empty_blocks_are_right(sample, rule, factor) is not False, f"{rule}: factor {factor}"
+
+
+def test_empty_blocks_are_wrong_where_a_rule_does_not_accept_them() -> None:
+    tried = set()
+    for sample in SAMPLES:
+        rule = factor_rule(sample.node)
+        assert rule is not None
+        for factor, accepts in enumerate(rule.accepts_empty):
+            if rule.kinds[factor] is Kind.PASS and not accepts:
+                found: bool | None
+                try:
+                    found = empty_blocks_are_right(sample, taking_empty_blocks(rule, factor), factor)
+                except Exception:  # an engine that refuses its block proves the ban as well as a wrong number
+                    found = False
+                assert not found, f"{sample} {rule}: factor {factor}"
+                tried.update([sample.operator] if found is False else [])
+    assert tried == {"Attention"}, "a query without elements beside keys and values that go on to the next step"
 
 
 WITHOUT_AN_ENGINE = {("GlobalLpPool", 22), ("MaxRoiPool", 22)}

@@ -223,22 +223,44 @@ def test_two_axes_on_one_dim_and_heads_of_a_reshape() -> None:
     )
 
 
-def test_a_dim_that_would_have_empty_blocks_is_not_cut() -> None:
-    # 5 over 4 is 2, 2, 1 and an empty block: what follows from the weight is left whole.
+def test_a_dim_with_empty_blocks_is_carried() -> None:
+    # 5 over 4 is 2, 2, 1 and an empty block.
     check(
         "complete-sharding",
         """
         mesh @m = ["tp"=4]
         graph @g(%x: f32[2, 3]) -> (%y) opset 21 {
           %w = constant : f32[3, 5@tp] data("w.bin", 0, 60)
-          %y = MatMul(%x, %w) : f32[2, 5]
+          %h = MatMul(%x, %w) : f32[2, 5]
+          %y = ReduceMax(%h) {keepdims=0} : f32[]
         }
         """,
         """
         mesh @m = ["tp"=4]
         graph @g(%x: f32[2, 3] replicated) -> (%y) opset 21 {
           %w = constant : f32[3, 5@tp] data("w.bin", 0, 60)
-          %y = MatMul(%x, %w) : f32[2, 5] replicated
+          %h = MatMul(%x, %w) : f32[2, 5@tp]
+          %y = ReduceMax(%h) {keepdims=0} : f32[] replicated
+        }
+        """,
+    )
+
+
+def test_a_dim_of_one_element_is_cut_only_where_it_is_annotated() -> None:
+    check(
+        "complete-sharding",
+        """
+        mesh @m = ["dp"=4]
+        graph @g(%x: f32[1@dp, 3]) -> (%y) opset 21 {
+          %r = Relu(%x) : f32[1, 3]
+          %y = Sigmoid(%r) : f32[1@dp, 3]
+        }
+        """,
+        """
+        mesh @m = ["dp"=4]
+        graph @g(%x: f32[1@dp, 3]) -> (%y) opset 21 {
+          %r = Relu(%x) : f32[1, 3] replicated
+          %y = Sigmoid(%r) : f32[1@dp, 3]
         }
         """,
     )

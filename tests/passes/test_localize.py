@@ -92,6 +92,56 @@ def test_members_of_one_group_agree_on_its_sizes() -> None:
     assert distinct_programs(Flow(module.graph, module.mesh)) == [(0, 1), (2,), (3,)]
 
 
+def test_a_device_without_elements_computes_nothing() -> None:
+    # 3 over 4: the last device has no row of x, and no part of the sum; the weight that it would have read is gone.
+    check(
+        "localize",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[3@tp, 6]) -> (%y, %t) opset 21 {
+          %w = constant : f32[6, 8] replicated data("w.bin", 0, 192)
+          %h = MatMul(%x, %w) : f32[3@tp, 8]
+          %y = irpar.AllGather(%h) {axes=["tp"], dim=0, id=0} : f32[3, 8] replicated
+          %m = ReduceMax(%h) {keepdims=0} : f32[] partial(max: tp)
+          %t = irpar.AllReduce(%m) {axes=["tp"], reduce="max", id=1} : f32[] replicated
+        }
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph local @g.0(%x: f32[1, 6] of [3@tp, 6]) -> (%y, %t) opset 21 ranks [0, 1, 2] {
+          %w = constant : f32[6, 8] of [6, 8] replicated data("w.bin", 0, 192)
+          %h = MatMul(%x, %w) : f32[1, 8] of [3@tp, 8]
+          %y = irpar.AllGather(%h) {axes=["tp"], dim=0, id=0, sizes=[1, 1, 1, 0]} : f32[3, 8] of [3, 8] replicated
+          %m = ReduceMax(%h) {keepdims=0} : f32[] of [] partial(max: tp)
+          %t = irpar.AllReduce(%m) {axes=["tp"], reduce="max", id=1} : f32[] of [] replicated
+        }
+        graph local @g.1(%x: f32[0, 6] of [3@tp, 6]) -> (%y, %t) opset 21 ranks [3] {
+          %h = constant : f32[0, 8] of [3@tp, 8] []
+          %m = constant : f32[] of [] partial(max: tp) -inf
+          %y = irpar.AllGather(%h) {axes=["tp"], dim=0, id=0, sizes=[1, 1, 1, 0]} : f32[3, 8] of [3, 8] replicated
+          %t = irpar.AllReduce(%m) {axes=["tp"], reduce="max", id=1} : f32[] of [] replicated
+        }
+        """,
+    )
+
+
+def test_a_sum_over_no_elements_is_what_changes_no_sum() -> None:
+    module = run(
+        "complete-sharding,insert-redistribution,localize",
+        """
+        mesh @m = ["tp"=8]
+        graph @g(%a: f32[4, 9@tp], %b: f32[9@tp, 16]) -> (%y) opset 21 {
+          %y = MatMul(%a, %b) : f32[4, 16]
+        }
+        """,
+    )
+    assert [graph.ranks for graph in module.graphs] == [(0, 1, 2, 3), (4,), (5, 6, 7)]  # 2 2 2 2 1 0 0 0
+    expand, reduce = module.graphs[2]
+    assert (expand.op_type, reduce.op_type) == ("Expand", "AllReduce")
+    number, shape = (value.data.numpy().tolist() for value in expand.inputs)
+    assert (number, shape) == (0, [4, 16])
+
+
 def test_baked_shapes_become_local() -> None:
     module = run(
         "complete-sharding,insert-redistribution,localize",

@@ -61,6 +61,13 @@ def test_blocks_that_are_missing_or_misshapen() -> None:
         gather({rank: np.zeros(2) for rank in range(8)}, sharding, (7,))
 
 
+def test_blocks_without_elements_need_not_be_there() -> None:
+    blocks = {rank: np.arange(rank, rank + 1.0) for rank in range(3)}
+    for missing in ({}, {3: np.zeros(0)}):
+        whole = gather({**blocks, **missing}, Sharding.of_spec(MESH, ["tp"]), (3,))
+        np.testing.assert_array_equal(whole, [0, 1, 2])
+
+
 def test_replicas_that_differ() -> None:
     sharding = Sharding.of_spec(MESH, ["dp"])
     blocks = {rank: np.full(2, rank // 4, np.float32) for rank in range(8)}

@@ -14,6 +14,7 @@ from irpar.sharding import (
     block_range,
     block_sizes,
     ceil_shape,
+    filled_blocks,
     is_even,
     local_region,
     local_shape,
@@ -30,6 +31,7 @@ MESH = Mesh({"dp": 2, "tp": 4})
 def test_sizes(size: int, parts: int, sizes: list[int]) -> None:
     assert block_sizes(size, parts) == sizes
     assert is_even(size, parts) == (len(set(sizes)) == 1)
+    assert filled_blocks(size, parts) == sum(block > 0 for block in sizes)
 
 
 @given(st.integers(0, 50), st.integers(1, 12))
@@ -37,6 +39,7 @@ def test_blocks_tile_a_dim(size: int, parts: int) -> None:
     ranges = [block_range(size, parts, index) for index in range(parts)]
     assert [place for start, stop in ranges for place in range(start, stop)] == list(range(size))
     assert block_sizes(size, parts) == sorted(block_sizes(size, parts), reverse=True)
+    assert filled_blocks(size, parts) == parts - block_sizes(size, parts).count(0)
 
 
 @given(st.integers(0, 9), st.integers(0, 9))

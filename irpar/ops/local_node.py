@@ -1,0 +1,107 @@
+"""What takes the place of a node in the program of one device: nothing where it has no elements, or the op's hook."""
+
+from collections.abc import Callable
+from math import prod
+
+import ml_dtypes
+import numpy as np
+
+from irpar.ir import ArrayTensor, Builder, DType, Node, Value
+from irpar.sharding import Reduction
+
+from .local import typed_like
+from .registry import definition, factor_rule
+from .rule import Kind
+
+_INLINE = 16
+"""Elements of a constant that stands in the program; of more, one number is expanded."""
+
+
+def localized(whole: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """Values that take over from the results of a local node, or None where the node stays, its operands mended.
+
+    Args:
+        whole: the node in global view, with the shardings that it runs with.
+        local: its copy in a local graph, the local types set.
+        builder: inserts before it.
+    """
+    found = without_elements(whole, local, builder)
+    if found is not None:
+        return found
+    hook = getattr(definition(whole), "localize", None)
+    made = None if hook is None else hook(whole, local, builder)
+    return None if made is None else list(made)
+
+
+def without_elements(whole: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """What a node gives on a device that holds no elements of what is cut, so that no engine runs it there.
+
+    x : [5@tp, 64] over tp=4 is 2, 2, 1, 0         Relu(x) on the last device is a constant f32[0, 64]
+    a : [8, 5@tp], b : [5@tp, 6]                   MatMul(a, b), partial sums, is zeros [8, 6] there
+
+    Returns:
+        A value for each result; None where the node has something to compute.
+    """
+    communicates = any(inner.domain == "irpar" for nested in local.nested_graphs() for inner in nested.walk())
+    if communicates or not all(value.is_static for value in (*local.inputs, *local.results)):
+        return None
+    if local.results and not any(map(_elements, local.results)):
+        return [_filled(value, 0, builder) for value in local.results]
+    if all(map(_elements, local.inputs)):
+        return None
+    rule = factor_rule(whole)
+    if rule is None:
+        return None
+    for value, factors in zip(local.operands, rule.operands, strict=True):
+        for dim, parts in enumerate(factors):
+            is_reduced = any(rule.kinds[factor] is Kind.REDUCE for factor in parts)
+            if value is not None and is_reduced and value.shape[dim] == 0:
+                return [_filled(result, neutral(rule.reduce, result.dtype), builder) for result in local.results]
+    return None
+
+
+def _elements(value: Value) -> int:
+    return prod(value.shape)
+
+
+def _filled(result: Value, number: object, builder: Builder) -> Value:
+    """A value like a result, every element a number."""
+    dtype, shape = result.dtype, result.shape
+    if prod(shape) <= _INLINE:
+        made = builder.constant(ArrayTensor(np.full(shape, number, dtype.numpy), dtype), result.name)
+        made.sharding, made.global_shape = result.sharding, result.global_shape
+        return made
+    scalar = builder.constant(ArrayTensor(np.full((), number, dtype.numpy), dtype), "neutral")
+    target = builder.constant(np.asarray(shape, np.int64), "shape")
+    return typed_like(result, "Expand", [scalar, target], None, builder)
+
+
+def neutral(reduce: Reduction, dtype: DType) -> object:
+    """What changes nothing in a reduction of elements of a type."""
+    return _NEUTRAL[reduce](dtype)
+
+
+def _least(dtype: DType) -> object:
+    if dtype.is_integer:
+        return ml_dtypes.iinfo(dtype.numpy).min
+    with np.errstate(all="ignore"):
+        infinite = np.asarray(-np.inf).astype(dtype.numpy)
+    return infinite if np.isneginf(infinite.astype(np.float64)) else ml_dtypes.finfo(dtype.numpy).min
+
+
+def _greatest(dtype: DType) -> object:
+    if dtype.is_integer:
+        return ml_dtypes.iinfo(dtype.numpy).max
+    with np.errstate(all="ignore"):
+        infinite = np.asarray(np.inf).astype(dtype.numpy)
+    return infinite if np.isposinf(infinite.astype(np.float64)) else ml_dtypes.finfo(dtype.numpy).max
+
+
+_NEUTRAL: dict[Reduction, Callable[[DType], object]] = {
+    "sum": lambda _: 0,
+    "prod": lambda _: 1,
+    "max": _least,
+    "min": _greatest,
+    "and": lambda dtype: np.invert(np.zeros((), dtype.numpy)),
+    "or": lambda _: 0,
+}
