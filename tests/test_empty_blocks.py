@@ -16,6 +16,7 @@ from irpar.sharding import filled_blocks
 from .random_graphs import Draw
 from .random_programs import Program, Spec, UnsteadyError, check, draw_program, partitioned
 from .test_odd_shardings import PROGRAMS, Specs, ids
+from .written import model_of_text
 
 # -- written programs -----------------------------------------------------------------------------------------------
 
@@ -91,6 +92,19 @@ def test_a_weight_without_elements_is_written_and_read(tmp_path: Path) -> None:
     (weight,) = (constant for constant in model.graph.initializer if constant.name == "table")
     assert list(weight.dims) == [0, 6]
     opened.verify().check()
+
+
+def test_what_does_not_run_without_elements_is_told(tmp_path: Path) -> None:
+    text = """g (float[2,4,5,8] x, float[2,4,6,8] k, float[2,4,6,8] v, float[2,4,3,8] pk, float[2,4,3,8] pv)
+      => (float[2,4,5,8] y, float[2,4,9,8] nk, float[2,4,9,8] nv) {
+      q = Relu(x)  y, nk, nv = Attention(q, k, v, , pk, pv) }"""
+    onnx.save(model_of_text(text, opset=23), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    module.shard("x", [None, None, "x", None])
+    partition = irpar.partition(module, irpar.Mesh({"x": 4}))
+    partition.verify().check()
+    reason = partition.plan.collectives[0]["reason"]
+    assert "5 over 4 leaves a rank without elements, on which Attention cannot run" in reason
 
 
 # -- random programs ------------------------------------------------------------------------------------------------
