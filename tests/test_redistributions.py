@@ -15,7 +15,7 @@ from .written import model_of_text
 Spec = list[list[str] | None]
 
 MESHES = [{"x": 4}, {"x": 2, "y": 2}, {"x": 2, "y": 3}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}]
-SHAPES = [(8, 12), (7, 9), (10, 6), (5, 12), (6, 5, 4), (9,), (16,)]
+SHAPES = [(8, 12), (7, 9), (10, 6), (5, 12), (3, 8), (6, 5, 4), (9,), (16,)]
 
 
 def partitioned(folder: Path, mesh: irpar.Mesh, shape: tuple[int, ...], source: Spec, target: Spec) -> irpar.Partition:
@@ -28,17 +28,12 @@ def partitioned(folder: Path, mesh: irpar.Mesh, shape: tuple[int, ...], source: 
     return irpar.partition(module, mesh)
 
 
-def has_empty_blocks(sharding: irpar.Sharding, shape: tuple[int, ...]) -> bool:
-    parts = [sharding.dim_parts(dim) for dim in range(len(shape))]
-    return any(-(-size // count) * (count - 1) >= size for size, count in zip(shape, parts, strict=True))
-
-
 def drawn(seed: int) -> tuple[irpar.Mesh, tuple[int, ...], Spec, Spec]:
     draw = random.Random(seed)
     mesh = irpar.Mesh(draw.choice(MESHES))
     shape = draw.choice(SHAPES)
     atoms = [part for name, size in mesh.axes.items() for part in prime_parts(name, size)]
-    every = [sharding for sharding in shardings(mesh, atoms, len(shape)) if not has_empty_blocks(sharding, shape)]
+    every = shardings(mesh, atoms, len(shape))
     return mesh, shape, draw.choice(every).spec(), draw.choice(every).spec()
 
 

@@ -175,6 +175,20 @@ class Network:
             known = self._seconds[key] = self.launch + self._best(kind, levels, local_bytes)
         return known
 
+    def link_between(self, first: int, second: int) -> int:
+        """The number of the innermost link that joins two devices, by their ids; 0 where there are no links."""
+        for number, link in enumerate(self.links):
+            if link.devices is None or first // link.devices == second // link.devices:
+                return number
+        return max(0, len(self.links) - 1)
+
+    def seconds_between(self, first: int, second: int, size: int) -> float:
+        """Seconds that one device takes to send `size` bytes to another; of the network `bytes` just their number."""
+        if not self.links:
+            return float(size)
+        speed = self.links[self.link_between(first, second)].speed_of("permute")
+        return speed.latency + size / speed.bandwidth
+
     # -- which links -----------------------------------------------------------------------------------------------
 
     def levels(self, axes: tuple[Axis, ...], mesh: Mesh) -> tuple[Level, ...]:
