@@ -37,9 +37,12 @@ def _whole_if_possible(mesh: Mesh, axis: Axis) -> Axis:
 def common_atoms(mesh: Mesh, axes: Iterable[Axis]) -> dict[Axis, tuple[Axis, ...]]:
     """Each axis as a run of the smallest sub-axes that all of `axes` are made of.
 
-    `[tp, tp:(1)2]` of an axis of 8 gives `{tp: (tp:(1)2, tp:(2)4), tp:(1)2: (tp:(1)2,)}`.
+    `[tp, tp:(1)2]` of an axis of 8 gives `{tp: (tp:(1)2, tp:(2)4), tp:(1)2: (tp:(1)2,)}`; an axis of one device is made
+    of none.
     """
     axes = tuple(axes)
+    if all(axis.size is None and mesh.axis_size(axis) > 1 for axis in axes):
+        return {axis: (axis,) for axis in axes}
     cuts: dict[str, set[int]] = {}
     for axis in axes:
         found = cuts.setdefault(axis.name, set())

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from .axes import common_atoms, join_axes
 from .blocks import local_shape
@@ -16,6 +17,7 @@ _Holding = tuple[tuple[int, ...], int]
 """What a device holds: the number of its block in each dim, and which of the partial values."""
 
 
+@lru_cache(maxsize=4096)
 def permutation(before: Sharding, after: Sharding) -> tuple[tuple[Axis, ...], Pairs]:
     """The axes over which blocks must move to get from one sharding to another, and from where to where.
 

@@ -5,7 +5,7 @@ import pytest
 from irpar.ir import DType, Graph, Module, Node, TensorType, VerifyError, verify
 from irpar.ops import definition, definitions
 from irpar.ops.collectives import COLLECTIVES, FREE, KINDS, is_collective, sent_bytes
-from irpar.sharding import Axis, Mesh, Sharding, local_shape
+from irpar.sharding import Axis, Mesh, Sharding, local_shape, permutation, permuted_shapes
 
 MESH = Mesh({"dp": 2, "tp": 4})
 TP = Axis("tp")
@@ -25,7 +25,7 @@ def collective(
     module = Module(graph)
     module.set_mesh(before.mesh)
     operand = graph.add_input("x", TensorType(DType.F32, shape))
-    named = {"axes": ["tp"], **({} if op == "AllSlice" else {"id": 0}), **attributes}
+    named = {"axes": ["tp"], **({} if op in FREE else {"id": 0}), **attributes}
     node = graph.append(Node(op, [operand], named, domain="irpar", version=1))
     operand.sharding, node.result.sharding = before, after
     node.result.type = TensorType(DType.F32, shape)
@@ -145,6 +145,31 @@ def test_a_slice_sends_nothing() -> None:
     assert inferred(node) == TensorType(DType.F32, (8, 16))
 
 
+@pytest.mark.parametrize("rank", [None, *range(8)])
+def test_a_permutation_takes_blocks_to_where_another_sharding_has_them(rank: int | None) -> None:
+    """f32[7, 9]: the blocks that change places are of other sizes; `shapes` tells those of all members."""
+    before, after = Sharding.of_spec(MESH, [["dp", "tp"], None]), Sharding.of_spec(MESH, [["tp", "dp"], None])
+    axes, pairs = permutation(before, after)
+    attributes: dict[str, object] = {"axes": list(map(str, axes)), "pairs": list(pairs)}
+    if rank is not None:
+        attributes["shapes"] = permuted_shapes(before, (7, 9), axes, MESH.coords(rank))
+    node = collective("CollectivePermute", before, after, (7, 9), rank, **attributes)
+    assert inferred(node) == node.result.type
+    assert node.graph is not None
+    module = Module(node.graph)
+    module.set_mesh(MESH)
+    verify(module)
+
+
+def test_shares_of_a_whole_value() -> None:
+    node = collective("MakePartial", sharding(None), sharding(None, partial="tp"), (8,), reduce="sum")
+    assert sent_bytes(node, MESH) == 0
+    assert node.graph is not None
+    module = Module(node.graph)
+    module.set_mesh(MESH)
+    verify(module)
+
+
 def test_a_group_of_one_sends_nothing() -> None:
     mesh = Mesh({"tp": 1})
     before = sharding("tp", None, mesh=mesh)
@@ -172,6 +197,41 @@ WRONG = {
     "an unknown axis": ("AllGather", sharding("tp"), sharding(None), {"dim": 0, "axes": ["pp"]}, 'no axis "pp"'),
     "no axes": ("AllGather", sharding("tp"), sharding(None), {"dim": 0, "axes": None}, "no attribute axes"),
     "no id": ("AllGather", sharding("tp"), sharding(None), {"dim": 0, "id": None}, "no attribute id"),
+    "pairs that two get": (
+        "CollectivePermute",
+        sharding("tp"),
+        sharding("tp"),
+        {"pairs": [0, 1, 2, 1]},
+        "has pairs [0, 1, 2, 1], which are no senders and receivers",
+    ),
+    "pairs outside the group": (
+        "CollectivePermute",
+        sharding("tp"),
+        sharding("tp"),
+        {"pairs": [0, 4]},
+        "in turn among 4 devices",
+    ),
+    "pairs that lead elsewhere": (
+        "CollectivePermute",
+        Sharding.of_spec(MESH, [["dp", "tp"]]),
+        Sharding.of_spec(MESH, [["tp", "dp"]]),
+        {"axes": ["dp", "tp"], "pairs": [n for rank in range(8) for n in (rank, rank)]},
+        "does not take [@(dp,tp)] over dp, tp to [@(tp,dp)]",
+    ),
+    "a permutation to other blocks": (
+        "CollectivePermute",
+        sharding("tp"),
+        sharding("dp"),
+        {"axes": ["dp", "tp"], "pairs": [n for rank in range(8) for n in (rank, rank)]},
+        "does not take [@tp] over dp, tp to [@dp]",
+    ),
+    "shares of what is cut": (
+        "MakePartial",
+        sharding("tp"),
+        sharding("tp", partial="dp"),
+        {"reduce": "sum"},
+        "cannot run over tp",
+    ),
     "a slice of what is held": ("AllSlice", sharding("tp"), sharding("tp"), {"dim": 0}, "cannot run over tp"),
 }
 

@@ -265,3 +265,40 @@ def test_bodies_become_local() -> None:
         }
         """,
     )
+
+
+def test_shares_of_a_whole_value() -> None:
+    """Of a sum the first device of tp keeps the value and the others take zeros; a maximum is its own share."""
+    text = """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%x: f32[8@dp, 64]) -> (%y) opset 21 {{
+          %s = irpar.MakePartial(%x) {{axes=["tp"], reduce="{0}"}} : f32[8@dp, 64] partial({0}: tp)
+          %y = irpar.AllReduce(%s) {{axes=["tp"], reduce="{0}", id=0}} : f32[8@dp, 64]
+        }}
+        """
+    (local,) = run("localize", text.format("sum")).graphs
+    assert [node.op_type for node in local] == ["Gather", "Equal", "Where", "AllReduce"]
+    where = next(node for node in local if node.op_type == "Where")
+    assert where.result.sharding is not None
+    assert str(where.result.sharding) == "[@dp, _] partial(sum: tp)"
+    assert where.result.shape == (4, 64)
+    (local,) = run("localize", text.format("max")).graphs
+    assert [node.op_type for node in local] == ["Identity", "AllReduce"]
+
+
+def test_blocks_of_other_sizes_change_places() -> None:
+    """7 over (x, y) is 2, 2, 2, 1: every rank's program says what all members hold."""
+    module = run(
+        "insert-redistribution,localize",
+        """
+        mesh @m = ["x"=2, "y"=2]
+        graph @g(%a: f32[7@(x,y)]) -> (%b) opset 21 {
+          %b = Relu(%a) : f32[7@(y,x)]
+        }
+        """,
+    )
+    assert sorted(rank for graph in module.graphs for rank in graph.ranks) == [0, 1, 2, 3]
+    for graph in module.graphs:
+        permute = next(node for node in graph if node.op_type == "CollectivePermute")
+        assert list(permute.attributes["shapes"]) == [2, 2, 2, 1]
+        assert list(permute.attributes["pairs"]) == [0, 0, 1, 2, 2, 1, 3, 3]

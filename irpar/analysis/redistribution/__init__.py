@@ -150,12 +150,11 @@ def _planned(
     if source == target:
         size = _block_bytes(source, shape, bits)
         return Redistribution((), network.nothing, size, size)
-    between = _stop_between(source, target)
-    if between is not None:
-        there = _planned(source, between, shape, bits, network, planner, chunk_bytes)
-        return there.then(_planned(between, target, shape, bits, network, planner, chunk_bytes))
     runs = common_axes(source, target)
-    assert runs is not None
+    if runs is None or (source.partial and target.partial and source.reduce != target.reduce):
+        stop = _stop_between(source, target)
+        there = _planned(source, stop, shape, bits, network, planner, chunk_bytes)
+        return there.then(_planned(stop, target, shape, bits, network, planner, chunk_bytes))
     problem, names = problem_of(source, target, runs, shape, bits, network)
     solution = solve(problem, names, network, planner, chunk_bytes)
     steps = _steps(solution.moves, names_at(problem, names, solution.granularity), source, target, shape, bits)
@@ -168,18 +167,16 @@ def _planned(
     return Redistribution(steps, key, solution.peak_bytes, solution.ends_bytes)
 
 
-def _stop_between(source: Sharding, target: Sharding) -> Sharding | None:
-    """Where a tensor must pass on its way, if there is such a place."""
+def _stop_between(source: Sharding, target: Sharding) -> Sharding:
+    """Where a tensor must pass: the reduced value, if the target is partial by another reduction, or the whole tensor.
+
+    Sub-axes whose cuts do not divide each other (of 6: by 2 and by 3) meet only there.
+    """
     if source.partial and target.partial and source.reduce != target.reduce:
         return target.with_partial(())
-    if common_axes(source, target) is not None:
-        return None
-    # Sub-axes whose cuts do not divide each other (of 6: by 2 and by 3) meet only in the whole tensor.
     whole = Sharding.replicated(source.mesh, source.rank)
-    if source.axes != whole.axes:
-        kept = whole.with_partial(source.partial, source.reduce)
-        return whole if common_axes(kept, target) is None else kept
-    return whole
+    shares = whole.with_partial(source.partial, source.reduce)
+    return shares if source.axes != whole.axes and common_axes(shares, target) is not None else whole
 
 
 def _steps(

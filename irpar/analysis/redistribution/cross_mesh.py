@@ -5,7 +5,7 @@ device lacks comes to it once, from a holder that is near and has least to send.
 may come to one of them and be gathered there; partial values are reduced first, where they are.
 
     [@x] on x=4 (devices 0-3) -> [@y] on y=2 (devices 4, 5)      0 -> 4, 1 -> 4, 2 -> 5, 3 -> 5, a quarter each
-    [_] on x=4 -> [_] on y=2                                     two eighths from each of 0-3 ... one AllGather(y)
+    [_] on x=4 -> [_] on y=2                                     0 -> 4, 1 -> 4, 2 -> 5, 3 -> 5, one half each
 """
 
 import itertools
