@@ -1,13 +1,14 @@
 """localize: from whole-tensor shapes with shardings to per-device shapes with collectives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from irpar.analysis.flow import Flow
+from irpar.analysis.origins import cutting_names
 from irpar.analysis.placement import has_rank
-from irpar.ir import Builder, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
+from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops.collectives import collective_axes
 from irpar.ops.coords import COORDS, block_index, block_start
 from irpar.ops.local_node import localized
@@ -144,6 +145,7 @@ class _Localizer:
             self._localize(node, self.local.append(clone_node(node, self.values, self.local.names)))
         self.local.set_outputs([self.values[value] for value in self.whole.outputs], self.whole.output_names)
         self._remove_unread()
+        self._keep_names()
         return self.local
 
     def _remove_unread(self) -> None:
@@ -162,6 +164,31 @@ class _Localizer:
         coords = self.local.names.table.get(COORDS)
         if coords is not None and not coords.has_uses:
             self.local.remove_input(coords)
+
+    def _keep_names(self) -> None:
+        """Values keep their names, under which the module logs decisions and conflicts; what is new makes way."""
+        table = self.local.names.table
+        for value, local in self.values.items():
+            if local.name != value.name:
+                other = table.get(value.name)
+                if other is not None:
+                    other.rename(self.local.names.fresh(value.name))
+                local.rename(value.name)
+        known = set(self.values.values())
+        for value in (value for body in self.local.graphs() for value in body.values()):
+            if value.sharding is not None and value not in known and value.name not in self.module.decisions:
+                self._explain(value, known)
+
+    def _explain(self, value: Value, known: set[Value]) -> None:
+        """Log that a value is a step on the way to one that the whole graph has."""
+        step = value
+        while step not in known and (user := next(iter(step.users), None)) is not None and user.results:
+            step = user.results[0]
+        if step in known:
+            why = Decision(f"a step of computing %{step.name}", step.name)
+            axes = cutting_names(self.mesh, value.sharding)
+            for decision in [replace(why, axes=(name,)) for name in axes] or [why]:
+                self.module.decide(value.name, decision)
 
     def _local_value(self, value: Value) -> Value:
         made = self.values[value] = clone_value(value)

@@ -144,10 +144,11 @@ def _annotations(draw: Draw, maker: GraphMaker, mesh: irpar.Mesh) -> dict[str, S
     named = [found for found in maker.tensors if found.name in read]
     cut = [found for found in named if found.shape] or named
     chosen = [draw(st.sampled_from(cut)) for _ in range(draw(st.integers(1, 5)))]
-    return {found.name: _spec(draw, len(found.shape), mesh) for found in chosen}
+    return {found.name: draw_spec(draw, len(found.shape), mesh) for found in chosen}
 
 
-def _spec(draw: Draw, rank: int, mesh: irpar.Mesh) -> Spec:
+def draw_spec(draw: Draw, rank: int, mesh: irpar.Mesh) -> Spec:
+    """How a tensor of a rank lies; each axis of the mesh, or its parts, cuts at most one dim."""
     dims: list[list[str]] = [[] for _ in range(rank)]
     pieces = [piece.format(name) for name, size in mesh.axes.items() for piece in draw(st.sampled_from(_PIECES[size]))]
     for piece in draw(st.permutations(pieces)):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from .control_flow import runs
 from .cost import graph_flops
 from .liveness import peak, value_bytes
 from .network import network_of
+from .origins import cutting_names
 from .parts import Part
 from .plan_schema import known_times, misfit
 from .prediction import predict
@@ -174,7 +175,7 @@ def make_plan(
         replicated=_replicated(module, mesh),
         totals=_totals(collectives, max(costs.values())),
         original=original,
-        values=_values(graph, module.decisions),
+        values=_values(graph, mesh, module.decisions),
         network=module.network,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
     )
@@ -266,24 +267,38 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
     }
 
 
-def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
-    """All values with a sharding, and why they are cut so; one that nothing cuts has no reasons."""
-    return [
-        {
-            "name": value.name,
-            "source": value.source_name,
-            "shape": list(value.whole_shape),
-            "sharding": value.sharding.spec(),
-            "partial": [str(axis) for axis in value.sharding.partial],
-            "why": [
-                {"why": decision.why, "follows": decision.follows, "axes": list(decision.axes)}
-                for decision in decisions.get(value.name, ())
-            ],
-        }
+def _values(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
+    """All values with a sharding, and why they lie so; outputs under the names that they have outside, too."""
+    rows = [
+        _value(value, value.name, value.source_name, mesh, decisions.get(value.name, ()))
         for body in graph.graphs()
         for value in body.values()
         if value.sharding is not None
     ]
+    known = {name for row in rows for name in (row["name"], row["source"])}
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        if name not in known and value.sharding is not None:
+            same = Decision(f"is %{value.name}", value.name)
+            axes = cutting_names(mesh, value.sharding)
+            rows.append(_value(value, name, name, mesh, [replace(same, axes=(axis,)) for axis in axes] or [same]))
+    return rows
+
+
+def _value(value: Value, name: str, source: str, mesh: Mesh, decisions: Sequence[Decision]) -> dict[str, Any]:
+    assert value.sharding is not None
+    axes = set(cutting_names(mesh, value.sharding))
+    return {
+        "name": name,
+        "source": source,
+        "shape": list(value.whole_shape),
+        "sharding": value.sharding.spec(),
+        "partial": [str(axis) for axis in value.sharding.partial],
+        "why": [
+            {"why": decision.why, "follows": decision.follows, "axes": list(decision.axes)}
+            for decision in decisions
+            if not decision.axes or axes & set(decision.axes)
+        ],
+    }
 
 
 def read_plan(folder: Path) -> Plan:

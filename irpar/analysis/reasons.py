@@ -1,23 +1,36 @@
 """Why a collective is there, in words, and which annotations it stands between."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from irpar.ir import Conflict, Module, Node, Value
 from irpar.ops import Kind
-from irpar.sharding import Reduction, Sharding, filled_blocks
+from irpar.sharding import Sharding
 
 from .flow import Flow
-from .placement import Placement, why_whole
+from .origins import VERBS, why_given_up
+from .placement import Placement
 from .redistribution import Step
 
-_VERBS: dict[Reduction, str] = {
-    "sum": "sums",
-    "prod": "multiplies",
-    "max": "takes the maximum",
-    "min": "takes the minimum",
-    "and": "takes all",
-    "or": "takes any",
-}
+_REDUCTIONS = frozenset({"AllReduce", "ReduceScatter", "AllSlice"})
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two ways in which a value should lie.
+
+    Attributes:
+        text: why.
+        origin: the name of the value that the chain of steps ends at: what was annotated.
+    """
+
+    text: str
+    origin: str | None = None
+
+    @property
+    def introduced(self) -> str:
+        """The text behind a colon."""
+        return f": {self.text}" if self.text else ""
 
 
 _DECIDING = {"If": 1, "Loop": 2}
@@ -43,13 +56,12 @@ class Reasons:
 
     def of_need(self, node: Node, value: Value, needed: Sharding) -> str:
         """Why an operand is brought to where its reader needs it."""
-        lies = f"%{value.name} lies as {value.sharding}{self._because_of_move(value, needed)}"
+        assert value.sharding is not None
+        lies, needs = self._sides(node, value, value.sharding, needed)
         if self.placements[node].is_boundary:
-            return f"{self._boundary(node, value, needed)}; {lies}"
-        if self.placements[node].rule is None:
-            return f"{node.title} needs it whole ({why_whole(node)}); {lies}"
-        lies += self._of_empty_blocks(node, value, needed)
-        return f"{node.title} needs it as {needed}{_introduced(self._other_side(node, value, needed))}; {lies}"
+            return f"{needs.text}; %{value.name} lies as {value.sharding}{lies.introduced}"
+        way = f" as {needed}" if self.placements[node].rule is not None else ""
+        return f"{node.title} needs it{way}{needs.introduced}; %{value.name} lies as {value.sharding}{lies.introduced}"
 
     def _boundary(self, node: Node, value: Value, needed: Sharding) -> str:
         """Why what passes the boundary of a body must lie in one way."""
@@ -58,29 +70,17 @@ class Reasons:
             return f"{holder.title} takes it out of its body as {needed}, as it lies on the other side"
         if needed.is_replicated and value in node.operands[: _DECIDING.get(node.op_type, 0)]:
             return f"{node.title} needs it whole: all devices must decide alike"
+        if value in node.results:
+            return f"{node.title} gives it as it lies in its body, {needed}"
         return f"{node.title} takes it into its body as {needed}"
-
-    def _of_empty_blocks(self, node: Node, value: Value, needed: Sharding) -> str:
-        """Where an operand is gathered because the operator does not run on blocks without elements."""
-        rule, lies = self.placements[node].rule, value.sharding
-        assert rule is not None
-        assert lies is not None
-        told = ""
-        for dim, parts_of_dim in enumerate(rule.operands[node.operands.index(value)]):
-            size, parts = value.shape[dim], lies.dim_parts(dim)
-            refused = [f for f in parts_of_dim if rule.kinds[f] is Kind.PASS and not rule.accepts_empty[f]]
-            if refused and lies.axes[dim] != needed.axes[dim] and filled_blocks(size, parts) < parts:
-                told += (
-                    f", where {size} over {parts} leaves a rank without elements, on which {node.op_type} cannot run"
-                )
-        return told
 
     def of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
         """Why a result is brought to where its readers want it."""
         if given.partial:
             return self._of_partial(node, given)
-        told = f"{node.title} gives %{value.name} as {given}; its readers want {target}"
-        return told + _introduced(self._side_of_readers(value, given, target))
+        gives, wants = self._sides(node, value, given, target)
+        told = f"{node.title} gives %{value.name} as {given}{gives.introduced}"
+        return f"{told}; its readers want {target}{wants.introduced}"
 
     def _of_partial(self, node: Node, given: Sharding) -> str:
         axes = ", ".join(map(str, given.partial))
@@ -90,7 +90,7 @@ class Reasons:
                 f"%{operand.name}{self.because(operand, given.partial[0].name)}"
                 for operand in self._cut_operands(maker)
             ]
-            reasons.append(f"{maker.title} {_VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}")
+            reasons.append(f"{maker.title} {VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}")
         return "; ".join(reasons)
 
     def because(self, value: Value, axis: str | None = None) -> str:
@@ -106,7 +106,7 @@ class Reasons:
     def conflict(
         self, node: Node, value: Value, lies: Sharding, needed: Sharding, steps: Sequence[Step]
     ) -> Conflict | None:
-        """The two sides between which a value is moved; None where a sum is reduced, or an operator has no rule.
+        """The two sides between which a value is moved; None where parts are only reduced, or a reader has no rule.
 
         Args:
             node: its reader, or what gives it.
@@ -114,59 +114,108 @@ class Reasons:
             lies, needed: from where and to where.
             steps: how.
         """
-        placement = self.placements[node]
-        if lies.partial or (placement.rule is None and not placement.is_boundary):
-            return None
         is_read = value in node.inputs
-        side = self._other_side(node, value, needed) if is_read else self._side_of_readers(value, lies, needed)
+        placement = self.placements[node]
+        if is_read and placement.rule is None and not placement.is_boundary:
+            return None
         ops = [step.op for step in steps]
-        name = value.source_name
+        if lies.partial and _REDUCTIONS.issuperset(ops):
+            return None
+        one, other = self._sides(node, value, lies, needed)
+        is_direct = "AllGather" not in ops or "AllSlice" not in ops[ops.index("AllGather") :]
         return Conflict(
-            value=name,
+            value=value.source_name,
             lies=str(lies),
-            because=self._because_of_move(value, needed, lies).strip(" ()"),
+            because=one.text,
             node=node.title,
             needed=str(needed),
-            needed_because=side,
-            rematerialized="AllGather" in ops and "AllSlice" in ops[ops.index("AllGather") :],
-            avoid=f'annotate "{name}" as {_spec_text(needed)}',
+            needed_because=other.text,
+            rematerialized=not is_direct,
+            avoid=self._ways_out(value, needed if is_read else lies, (one, other), is_direct=is_direct),
         )
 
-    # -- the two sides --------------------------------------------------------------------------------------------
+    def _sides(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> "tuple[Side, Side]":
+        """Why a value lies as it does, and why it is needed otherwise."""
+        contested = _contested(lies, needed)
+        own = self._annotation(value, contested)
+        if value in node.inputs:
+            return own, self._other_side(node, value, needed, lies) or Side("that sends least")
+        mine = self._other_side(node, value, lies, needed) or Side("that sends least")
+        return mine, self._side_of_readers(value, needed, contested) or own
 
-    def _because_of_move(self, value: Value, needed: Sharding, lies: Sharding | None = None) -> str:
-        lies = lies or value.sharding
-        assert lies is not None
-        kept = set(zip(needed.axes, range(needed.rank), strict=True))
-        moved = [cut[0].name for dim, cut in enumerate(lies.axes) if cut and (cut, dim) not in kept]
-        return self.because(value, moved[0] if moved else None)
-
-    def _other_side(self, node: Node, value: Value, needed: Sharding) -> str:
-        """Which other value of a node is cut by the axes that an operand gives up or takes."""
+    def _annotation(self, value: Value, contested: set[str]) -> "Side":
+        """What a value's own contested axes go back to."""
         assert value.sharding is not None
+        axis = next((axis.name for axis in value.sharding.all_axes if axis.name in contested), None)
+        return Side(self.because(value, axis).strip(" ()"), self._origin(value, axis))
+
+    def _origin(self, value: Value, axis: str | None) -> str | None:
+        """The name of the value at which the chain of steps ends."""
+        chain = self.module.chain(value.name, axis)
+        return chain[-1][0] if chain else None
+
+    def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding) -> "Side | None":
+        """Why a value cannot lie as elsewhere at a node, or what else the contested axes cut there."""
         placement = self.placements[node]
-        contested = _contested(value.sharding, needed)
-        pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
+        if placement.is_boundary:
+            return Side(self._boundary(node, value, here))
+        contested = _contested(here, elsewhere)
+        pairs = list(zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True))
+        tensor = next(number for number, (other, _) in enumerate(pairs) if other is value)
+        why = why_given_up(node, placement, tensor, here.mesh, elsewhere, here)
         for other, needs in pairs:
             if other is None or needs is None or other is value:
                 continue
-            names = {axis.name for cut in needs.axes for axis in cut} & contested
+            held = {axis.name for axis in other.sharding.all_axes} if other.sharding is not None else set()
+            names = {axis.name for axis in needs.all_axes} & contested & held
             if names:
-                return f"it reads %{other.name} as {needs}{self.because(other, min(names))}"
-        return ""
+                verb = "gives" if other in node.results else "reads"
+                text = f"it {verb} %{other.name} as {needs}{self.because(other, min(names))}"
+                return Side(why or text, self._origin(other, min(names)))
+        return Side(why) if why else None
 
-    def _side_of_readers(self, value: Value, given: Sharding, target: Sharding) -> str:
-        contested = _contested(given, target)
+    def _side_of_readers(self, value: Value, needed: Sharding, contested: set[str]) -> "Side | None":
+        """What the readers of a value want; None where its own annotation says so."""
+        annotation = self.module.annotated.get(value.name)
+        if annotation is not None:
+            said = Sharding.of_spec(needed.mesh, annotation.spec).axes
+            if all(axes[: len(named)] == named for axes, named in zip(needed.axes, said, strict=True)):
+                return None
         for reader in value.users:
             if reader not in self.placements:
                 continue
-            for other, needs in zip(reader.operands, self.placements[reader].operands, strict=True):
+            placement = self.placements[reader]
+            shardings = (*placement.operands, *placement.results)
+            for other, needs in zip((*reader.operands, *reader.results), shardings, strict=True):
                 names = {axis.name for axis in needs.all_axes} & contested if needs is not None else set()
                 if other is not None and other is not value and names:
-                    return f"{reader.title} reads %{other.name} as {needs}{self.because(other, min(names))}"
-        if value in self.outputs:
-            return f"it is an output{self.because(value)}"
-        return ""
+                    verb = "gives" if other in reader.results else "reads"
+                    text = f"{reader.title} {verb} %{other.name} as {needs}{self.because(other, min(names))}"
+                    return Side(text, self._origin(other, min(names)))
+        return None
+
+    def _ways_out(self, value: Value, wanted: Sharding, sides: "tuple[Side, Side]", *, is_direct: bool) -> str:
+        """The annotations with which a value would not be moved, the least change first.
+
+        Args:
+            value: what is moved.
+            wanted: how it should lie for that.
+            sides: why it lies as it does, and why it is needed otherwise.
+            is_direct: it is moved without being gathered and cut again. Otherwise an annotation on a value that had
+                none would only move this on to what gives it.
+        """
+        annotated = self.module.annotated
+        ways = []
+        if value.name in annotated or is_direct:
+            ways.append(f'annotate "{value.source_name}" as {_spec_text(wanted)}')
+        origins = dict.fromkeys(side.origin for side in reversed(sides) if side.origin != value.name)
+        named = [name for name in origins if name is not None and name in annotated]
+        if value.name in annotated and len(named) < len(sides) and not is_direct:
+            named.append(value.name)
+        ways += [
+            f"leave out the annotation {title}" for title in dict.fromkeys(annotated[name].title for name in named)
+        ]
+        return ", or ".join(ways) or f'annotate "{value.source_name}" as {_spec_text(wanted)}'
 
     # -- sums -----------------------------------------------------------------------------------------------------
 
@@ -201,10 +250,6 @@ class Reasons:
 def _contested(a: Sharding, b: Sharding) -> set[str]:
     """The names of axes that lie otherwise in two shardings."""
     return {axis.name for one, other in zip(a.axes, b.axes, strict=True) if one != other for axis in (*one, *other)}
-
-
-def _introduced(side: str) -> str:
-    return f": {side}" if side else ""
 
 
 def _spec_text(sharding: Sharding) -> str:

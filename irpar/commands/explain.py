@@ -230,7 +230,8 @@ def _unknown(plan: "Plan", target: str) -> IrparError:
     return IrparError(
         f'the plan tells nothing of "{target}"',
         notes=nearest_names(target, names),
-        do="give a tensor that is cut or is 1 kB or larger, or the id of a collective: see `irpar explain OUT`",
+        do="give a tensor of the program, or the id of a collective: see `irpar explain OUT`; what nothing reads, or "
+        "is computed before the model runs, is not in it",
     )
 
 

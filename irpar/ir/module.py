@@ -193,10 +193,15 @@ class Module:
         self.decisions.setdefault(name, []).append(decision)
 
     def decision(self, name: str, axis: str | None = None) -> Decision | None:
-        """Why a value is cut by an axis; without one, the first decision about it."""
+        """Why a value is cut by an axis: a decision about this axis goes before one about the sharding altogether.
+
+        Without an axis, the first decision about the value.
+        """
         known = self.decisions.get(name, ())
-        about = [decision for decision in known if not decision.axes or axis in decision.axes]
-        return next(iter(about), known[0] if known else None)
+        if axis is None:
+            return known[0] if known else None
+        about = (decision for decision in known if axis in decision.axes)
+        return next(about, next((decision for decision in known if not decision.axes), None))
 
     def chain(self, name: str, axis: str | None = None) -> list[tuple[str, Decision]]:
         """The decisions that lead to a value's cut by an axis, from the value back to an annotation."""
