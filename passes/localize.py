@@ -7,11 +7,14 @@ import numpy as np
 
 from irpar.analysis.flow import Flow
 from irpar.analysis.origins import cutting_names
-from irpar.analysis.placement import has_rank
+from irpar.analysis.placement import has_rank, placement_as_it_lies, spread_axes
+from irpar.analysis.reasons import reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
+from irpar.ops import definition
 from irpar.ops.collectives import collective_axes
 from irpar.ops.coords import COORDS, block_index, block_start
 from irpar.ops.local_node import localized
+from irpar.ops.spread import LocalProgram, Spread
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import (
     Axis,
@@ -32,9 +35,10 @@ class Localize(Pass):
 
     Before: global view, operands lie as their readers need them (insert-redistribution).
     After: local view: types are per-device blocks, AllSlice is a Slice at an offset computed from `irpar.coords`,
-    MakePartial a Where on the position along its axes, target shapes and the like are the local ones. There is one
-    local graph for each distinct program: one when every cut divides, more when blocks differ in size. Constants keep
-    their whole tensors; who writes or runs a part slices.
+    MakePartial a Where on the position along its axes, target shapes and the like are the local ones; a node that works
+    along dims which are cut is a local program, with collectives of its own. There is one local graph for each distinct
+    program: one when every cut divides, more when blocks differ in size. Constants keep their whole tensors; who writes
+    or runs a part slices.
     """
 
     name = "localize"
@@ -134,6 +138,7 @@ class _Localizer:
         self.lists: dict[tuple[int, ...], Value] = {}
         self.left: dict[Value, None] = {}
         """What nodes that are gone have read."""
+        self.has_programs = False
 
     def run(self) -> Graph:
         """Returns the local graph."""
@@ -146,6 +151,8 @@ class _Localizer:
         self.local.set_outputs([self.values[value] for value in self.whole.outputs], self.whole.output_names)
         self._remove_unread()
         self._keep_names()
+        if self.has_programs:
+            self._number()
         return self.local
 
     def _remove_unread(self) -> None:
@@ -221,12 +228,37 @@ class _Localizer:
         if node in self.flow.ties:
             for body, copy in zip(node.nested_graphs(), made.nested_graphs(), strict=True):
                 self._localize_body(body, copy)
+        found = definition(node)
+        if found is not None and found.spread is not None and self._spread(node, made, found.spread):
+            return
         if self._is_cut(node):
             assert made.graph is not None
             builder = Builder(made.graph, self.module.opsets, before=made, like=made)
             replaced = localized(node, made, builder)
             if replaced is not None:
                 self._replace(node, made, replaced)
+
+    def _spread(self, node: Node, made: Node, spread: Spread) -> bool:
+        """Write the local program of a node where the dims along which it works are cut; False where they are not."""
+        placement = placement_as_it_lies(node, self.mesh)
+        axes = () if placement is None else spread_axes(node, placement.rule, placement.factors)
+        if self.mesh.group_size(axes) == 1:
+            return False
+        assert made.graph is not None
+        builder = Builder(made.graph, self.module.opsets, before=made, like=made)
+        program = LocalProgram(node, made, builder, axes, spread.dims(node) or ())
+        results = spread.write(program)
+        for collective in program.made:
+            collective.doc = reason_of_program(self.module, node, axes)
+        self._replace(node, made, results)
+        self.has_programs = True
+        return True
+
+    def _number(self) -> None:
+        """Number the collectives anew, in program order; all ranks have the same, though in blocks of other sizes."""
+        collectives = (node for node in self.local.walk() if node.domain == "irpar")
+        for number, node in enumerate(collectives):
+            node.set_attribute("id", number)
 
     def _localize_body(self, body: Graph, copy: Graph) -> None:
         for value in (*body.inputs, *body.constants):

@@ -8,7 +8,7 @@ from irpar.sharding import Sharding
 from . import redistribution
 from .flow import Flow
 from .network import Network
-from .placement import Placement, computation
+from .placement import Placement, computation, program_cost
 
 
 def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
@@ -96,7 +96,10 @@ def cost_of_moves(flow: Flow, network: Network) -> tuple[int, int]:
         launches += count * times
     for node, placement in placements.items():
         if node.domain != "irpar" and not placement.is_boundary and _is_static(node):
-            total += computation(node, placement.ways(flow.mesh), network) * flow.usual_trips_of(node.graph)
+            times = flow.usual_trips_of(node.graph)
+            spent, collectives = program_cost(node, placement, flow.mesh, network)
+            total += (computation(node, placement.ways(flow.mesh), network) + spent) * times
+            launches += collectives * times
     return total, launches
 
 

@@ -10,9 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Node, Value, tensor_type
-from irpar.ops import FactorRule, Kind, definition, factor_rule, why_replicated
+from irpar.ops import FactorRule, Kind, definition, factor_rule, spread_factors, why_replicated
 from irpar.ops.linear import carriers
-from irpar.sharding import Axis, Mesh, Reduction, Sharding, are_disjoint, filled_blocks, join_axes, split_axis
+from irpar.sharding import (
+    Axis,
+    Mesh,
+    Reduction,
+    Sharding,
+    are_disjoint,
+    ceil_shape,
+    filled_blocks,
+    join_axes,
+    split_axis,
+)
 
 from . import redistribution
 from .device import node_seconds
@@ -89,6 +99,7 @@ class RuleView:
         self.values: tuple[Value | None, ...] = tuple(values or (*node.operands, *node.results))
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
+        self.spread = spread_factors(node, rule) if values is None else frozenset()
         self.must_divide = [False] * len(rule.sizes)
         for value, factors in zip(self.values, self.tensors, strict=True):
             if value is None:
@@ -104,7 +115,7 @@ class RuleView:
         Evenly where it must; into blocks of which the last are empty where the rule accepts these. One element has
         nothing to divide.
         """
-        if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE):
+        if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE) and factor not in self.spread:
             return ()
         size = self.rule.sizes[factor]
         for count in range(len(axes), 0, -1):
@@ -116,7 +127,10 @@ class RuleView:
     def _takes(self, factor: int, parts: int) -> bool:
         """Whether a factor may be cut in blocks of several sizes."""
         size = self.rule.sizes[factor]
-        return filled_blocks(size, parts) == parts or (size > 1 and self.rule.accepts_empty[factor])
+        if filled_blocks(size, parts) == parts:
+            return True
+        # In a local program every device takes part.
+        return size > 1 and self.rule.accepts_empty[factor] and factor not in self.spread
 
     def fills(self, factor: int, axes: Axes) -> bool:
         """Whether `axes` may cut a factor so that every device gets elements of it."""
@@ -187,6 +201,8 @@ class RuleView:
     def placement(self, factors: FactorAxes, carried: Carried = NOTHING) -> Placement | None:
         """What the node needs and gives under factor axes; None where they are impossible."""
         reduced = self.partial_axes(factors)
+        if any(factors[factor] for factor in self.spread) and not self._fills_all(factors):
+            return None
         if not are_disjoint(self.mesh, [*(axis for axes in factors for axis in axes), *carried.axes]):
             return None
         if reduced and carried.axes and carried.reduce != self.rule.reduce:
@@ -206,6 +222,10 @@ class RuleView:
         count = self.operand_count
         return Placement(tuple(shardings[:count]), tuple(shardings[count:]), self.rule, factors, carried)
 
+    def _fills_all(self, factors: FactorAxes) -> bool:
+        """Whether every device has elements of all factors, as a local program needs it."""
+        return all(not axes or self.fills(factor, axes) for factor, axes in enumerate(factors))
+
     def carriable(self, lies: Sequence[Sharding | None]) -> list[Carried]:
         """The ways in which partial operands may stay partial, and last: none does."""
         found = [NOTHING]
@@ -217,6 +237,29 @@ class RuleView:
                 if axes:
                     found.insert(0, Carried(places, axes, reduce))
         return found
+
+
+def spread_axes(node: Node, rule: FactorRule | None, factors: FactorAxes) -> Axes:
+    """The axes that cut the factors along which the local program of a node works, major first."""
+    if rule is None:
+        return ()
+    return tuple(axis for factor in sorted(spread_factors(node, rule)) for axis in factors[factor])
+
+
+def program_cost(node: Node, placement: Placement, mesh: Mesh, network: Network) -> tuple[int, int]:
+    """What the local program of a node sends, in the first unit of the network's keys, and its collectives."""
+    axes = spread_axes(node, placement.rule, placement.factors)
+    if not axes:
+        return 0, 0
+    found = definition(node)
+    assert found is not None
+    assert found.spread is not None
+    blocks = [
+        None if value is None or needed is None else ceil_shape(needed, value.shape)
+        for value, needed in zip(node.operands, placement.operands, strict=True)
+    ]
+    sent = found.spread.sends(node, blocks, mesh.group_size(axes))
+    return sum(network.key(each.kind, axes, each.bytes, mesh)[0] for each in sent), len(sent)
 
 
 def has_rank(value: Value) -> bool:
@@ -282,17 +325,24 @@ def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
     """
     if node.domain == "irpar":
         return True
+    return placement_as_it_lies(node, mesh) is not None
+
+
+def placement_as_it_lies(node: Node, mesh: Mesh) -> Placement | None:
+    """How a node runs on blocks as its operands and results lie; None where it cannot."""
     view = rule_view(node, mesh)
     if view is None:
-        return fits(node, whole_placement(node, mesh))
+        whole = whole_placement(node, mesh)
+        return whole if fits(node, whole) else None
     lies = [None if value is None else value.sharding for value in view.values]
     # Axes of one device cut nothing, and may stand on any dim.
     known = [None if lie is None else _cutting(mesh, lie.axes) for lie in lies]
     factors = tuple(choices[0] for choices in suggested(view, known))
-    return any(
-        placement is not None and fits(node, placement)
-        for placement in (view.placement(factors, carried) for carried in view.carriable(lies))
-    )
+    for carried in view.carriable(lies):
+        placement = view.placement(factors, carried)
+        if placement is not None and fits(node, placement):
+            return placement
+    return None
 
 
 def fits(node: Node, placement: Placement) -> bool:
@@ -380,7 +430,8 @@ class Situation:
         carriable = view.carriable(self.lies)
         if len(carriable) == 1 and all(len(choices) <= 2 for choices in options):
             agreed = tuple(choices[0] for choices in options)
-            if _agrees(view, agreed, known):
+            # A local program may cost more than to bring the values together.
+            if _agrees(view, agreed, known) and not spread_axes(view.node, view.rule, agreed):
                 placement = view.placement(agreed)
                 if placement is not None:
                     return placement
@@ -408,6 +459,9 @@ class Situation:
                 return IMPOSSIBLE
             total += often * redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
             launches += given != wanted
+        spent, collectives = program_cost(view.node, placement, view.mesh, self.network)
+        total += times[-1] * spent
+        launches += collectives
         ways = placement.ways(view.mesh)
         return total + times[-1] * computation(view.node, ways, self.network), -ways, launches
 

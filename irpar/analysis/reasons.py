@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from irpar.ir import Conflict, Module, Node, Value
 from irpar.ops import Kind
-from irpar.sharding import Sharding
+from irpar.sharding import Axis, Sharding
 
 from .flow import Flow
 from .origins import VERBS, why_given_up
@@ -95,11 +95,7 @@ class Reasons:
 
     def because(self, value: Value, axis: str | None = None) -> str:
         """The annotation that a value's sharding, or its cut by an axis, goes back to; in brackets."""
-        chain = self.module.chain(value.name, axis)
-        if not chain:
-            return ""
-        name, decision = chain[-1]
-        return f" ({decision.why})" if name == value.name else f" (as %{name}: {decision.why})"
+        return _because(self.module, value, axis)
 
     # -- conflicts ------------------------------------------------------------------------------------------------
 
@@ -245,6 +241,22 @@ class Reasons:
             if operand is not None
             and any(rule.kinds[f] is Kind.REDUCE and placement.factors[f] for parts in dims for f in parts)
         ]
+
+
+def reason_of_program(module: Module, node: Node, axes: Sequence[Axis]) -> str:
+    """Why the local program of a node communicates."""
+    value = node.inputs[0]
+    names = ", ".join(map(str, axes))
+    cut = f"{names}, which {'cuts' if len(axes) == 1 else 'cut'} %{value.name}{_because(module, value, axes[0].name)}"
+    return f"{node.title} works along {cut}"
+
+
+def _because(module: Module, value: Value, axis: str | None) -> str:
+    chain = module.chain(value.name, axis)
+    if not chain:
+        return ""
+    name, decision = chain[-1]
+    return f" ({decision.why})" if name == value.name else f" (as %{name}: {decision.why})"
 
 
 def _contested(a: Sharding, b: Sharding) -> set[str]:

@@ -21,6 +21,11 @@ from .facts import (
 )
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
+from .spread import Spread
+from .spread_normalization import SPREADS as STATISTICS
+from .spread_search import SPREADS as SEARCHES
+
+SPREADS: dict[str, Spread] = {**STATISTICS, **SEARCHES}
 
 FLOPS_PER_ELEMENT = {
     "Softmax": 5,  # maximum, difference, exponential, sum, quotient
@@ -83,7 +88,7 @@ for _name, _axes in {
     "MeanVarianceNormalization": _mean_variance_axes,
     "LRN": _channel_axis,
 }.items():
-    define(OpDef("", _name, same_type, _along(_axes), cost_per_element))
+    define(OpDef("", _name, same_type, _along(_axes), cost_per_element, spread=SPREADS.get(_name)))
 
 
 # -- LayerNormalization, RMSNormalization ---------------------------------------------------------------------------
@@ -116,8 +121,8 @@ def _rule_trailing(node: Node) -> FactorRule:
     return rule.done([dims, *others], [dims, statistics, statistics][: len(node.results)])
 
 
-define(OpDef("", "LayerNormalization", _infer_layer_norm, _rule_trailing, cost_per_element))
-define(OpDef("", "RMSNormalization", _infer_rms_norm, _rule_trailing, cost_per_element))
+for _name, _infer in {"LayerNormalization": _infer_layer_norm, "RMSNormalization": _infer_rms_norm}.items():
+    define(OpDef("", _name, _infer, _rule_trailing, cost_per_element, spread=SPREADS[_name]))
 
 
 # -- normalisations of images: (batch, channels, ...) ---------------------------------------------------------------
@@ -170,5 +175,6 @@ def _rule_batch_norm(node: Node) -> FactorRule | None:
 
 
 define(OpDef("", "GroupNormalization", same_type, _rule_group_norm, cost_per_element, _localize_group_norm))
-define(OpDef("", "InstanceNormalization", same_type, _rule_instance_norm, cost_per_element))
+_INSTANCE = "InstanceNormalization"
+define(OpDef("", _INSTANCE, same_type, _rule_instance_norm, cost_per_element, spread=SPREADS[_INSTANCE]))
 define(OpDef("", "BatchNormalization", _infer_batch_norm, _rule_batch_norm, cost_per_element))

@@ -27,6 +27,7 @@ from .facts import (
 from .local import typed_like
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
+from .spread_search import SPREADS
 
 PARTIAL: dict[str, Reduction] = {
     "ReduceSum": "sum",
@@ -163,8 +164,8 @@ def _rule_top_k(node: Node) -> FactorRule:
 
 
 for _name in ("ArgMax", "ArgMin"):
-    define(OpDef("", _name, _infer_arg, _rule_arg, _cost_input))
-define(OpDef("", "TopK", _infer_top_k, _rule_top_k, _cost_input))
+    define(OpDef("", _name, _infer_arg, _rule_arg, _cost_input, spread=SPREADS[_name]))
+define(OpDef("", "TopK", _infer_top_k, _rule_top_k, _cost_input, spread=SPREADS["TopK"]))
 
 
 # -- CumSum, CumProd ------------------------------------------------------------------------------------------------
@@ -183,4 +184,4 @@ def _rule_cumulative(node: Node) -> FactorRule:
 
 
 for _name in ("CumSum", "CumProd"):
-    define(OpDef("", _name, same_type, _rule_cumulative, _cost_input))
+    define(OpDef("", _name, same_type, _rule_cumulative, _cost_input, spread=SPREADS[_name]))

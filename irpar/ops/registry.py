@@ -11,7 +11,8 @@ from irpar.ir import Builder, Node, Type, Value, tensor_type
 from irpar.sharding import IrparError
 
 from .facts import CannotTellError, refers_to_call
-from .rule import FactorRule
+from .rule import FactorRule, Kind
+from .spread import Spread
 
 Infer = Callable[[Node], Sequence[Type] | None]
 Rule = Callable[[Node], FactorRule | None]
@@ -63,6 +64,7 @@ class OpDef:
             graph already; `builder` inserts before it. Returns None when it only changed operands or attributes of
             `local`, else one value for each result of `local`, of the same type: the caller lets these take over
             uses, names and facts of the results and erases `local`.
+        spread: the local program for factors that the rule needs whole.
     """
 
     domain: str
@@ -71,6 +73,7 @@ class OpDef:
     rule: Rule | None = None
     flops: Cost | None = None
     localize: Localize | None = None
+    spread: Spread | None = None
 
 
 _DEFINITIONS: dict[tuple[str, str], OpDef] = {}
@@ -196,6 +199,19 @@ def factor_rule(node: Node) -> FactorRule | None:
     """The factor rule of a node with static types, or None: every operand and result must be whole."""
     found = definition(node)
     return found.rule(node) if found is not None and found.rule is not None else None
+
+
+def spread_factors(node: Node, rule: FactorRule) -> frozenset[int]:
+    """The factors that a rule needs whole, and that may be cut all the same: a local program works along them."""
+    found = definition(node)
+    if found is None or found.spread is None:
+        return frozenset()
+    try:
+        dims = found.spread.dims(node)
+    except CannotTellError:
+        dims = None
+    standing = [factor for dim in dims or () for factor in rule.operands[0][dim]]
+    return frozenset(factor for factor in standing if rule.kinds[factor] is Kind.REPLICATE)
 
 
 def flops(node: Node) -> int:

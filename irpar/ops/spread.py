@@ -1,0 +1,155 @@
+"""Local programs: how operators run on blocks of what their rules need whole, with communication of their own.
+
+y = Softmax(x : [8, 256@tp])      each device takes the maximum of its block; all_reduce(max) of [8, 1]; exponentials;
+                                  their sum; all_reduce(sum) of [8, 1]; quotients. Twice 8 numbers are sent, no rows
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import Builder, DType, Node, TensorType, Value
+from irpar.sharding import Axis, Reduction, Sharding
+
+from .facts import needed
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective of a local program, before it is made.
+
+    Attributes:
+        kind: as plan.json calls it.
+        elements: of the operand that one device holds, of uneven blocks the largest.
+        bits: of an element.
+    """
+
+    kind: str
+    elements: int
+    bits: int
+
+    @property
+    def bytes(self) -> int:
+        """Of the operand."""
+        return -(-self.elements * self.bits // 8)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The local program of an operator, for factors that its rule needs whole.
+
+    Attributes:
+        sends: its collectives for a node, given the (largest) block of each operand.
+        write: writes it; gives one value for each result of the node.
+        dims: the dims of the first operand along which it works; the factors that stand there may be cut. None: this
+            node has none.
+    """
+
+    sends: Callable[[Node, Sequence[Shape | None], int], Sequence[Sent]]
+    write: "Callable[[LocalProgram], Sequence[Value]]"
+    dims: Callable[[Node], Sequence[int] | None]
+
+
+class LocalProgram:
+    """Writes the local program of one node.
+
+    Args:
+        whole: the node in global view: whole types, and shardings.
+        local: its local copy.
+        builder: inserts before it.
+        axes: the mesh axes that cut the dims along which the program works.
+        dims: these dims, of the first operand.
+
+    Attributes:
+        made: the collectives, for whoever numbers and explains them.
+    """
+
+    def __init__(self, whole: Node, local: Node, builder: Builder, axes: Sequence[Axis], dims: Sequence[int]) -> None:
+        self.whole = whole
+        self.local = local
+        self.builder = builder
+        self.axes = tuple(axes)
+        self.dims = tuple(dims)
+        self.data = needed(local, 0)
+        self.origin = needed(whole, 0)
+        assert self.origin.sharding is not None
+        self.lies = self.origin.sharding
+        self.mesh = self.lies.mesh
+        self.parts = self.mesh.group_size(self.axes)
+        self.made: list[Node] = []
+
+    # -- what is computed on one device -----------------------------------------------------------------------------
+
+    def op(
+        self,
+        op_type: str,
+        operands: Sequence[Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: DType | None = None,
+    ) -> Value:
+        """A node; its result is as the first operand but for what is given."""
+        first = operands[0]
+        assert first is not None
+        type_ = TensorType(dtype or first.dtype, tuple(first.shape if shape is None else shape))
+        return self.builder.op(op_type, operands, attributes, type=type_)
+
+    def constant(self, number: float, dtype: DType) -> Value:
+        """A scalar."""
+        return self.builder.constant(np.asarray(number, dtype.numpy), "number")
+
+    def ints(self, numbers: Sequence[int]) -> Value:
+        """A list of int64."""
+        return self.builder.constant(np.asarray(list(numbers), np.int64), "numbers")
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """The value in another type."""
+        if value.dtype is dtype:
+            return value
+        return self.op("Cast", [value], {"to": dtype.value}, dtype=dtype)
+
+    def reduced(self, op_type: str, value: Value, dims: Sequence[int]) -> Value:
+        """A reduction of the block; its dims stay with size 1."""
+        shape = [1 if dim in dims else size for dim, size in enumerate(value.shape)]
+        since = 13 if op_type == "ReduceSum" else 18
+        if self.builder.opsets.get("", since) >= since:
+            return self.op(op_type, [value, self.ints(dims)], {"keepdims": 1}, shape=shape)
+        return self.op(op_type, [value], {"keepdims": 1, "axes": tuple(dims)}, shape=shape)
+
+    # -- what is sent -----------------------------------------------------------------------------------------------
+
+    def all_reduce(self, value: Value, reduce: Reduction) -> Value:
+        """The reduction of a value of which `dims` have size 1 over the devices that hold blocks of them."""
+        axes = [() if dim in self.dims else cut for dim, cut in enumerate(self.lies.axes)]
+        after = Sharding.of_axes(self.mesh, axes)
+        shape = tuple(1 if dim in self.dims else size for dim, size in enumerate(self.origin.shape))
+        value.sharding, value.global_shape = after.with_partial(self.axes, reduce), shape
+        return self._collective("AllReduce", value, {"reduce": reduce}, value.shape, after, shape)
+
+    def all_gather(self, value: Value, dim: int) -> Value:
+        """The blocks of all devices side by side along a dim, of which each holds as much."""
+        cut = list(self.lies.axes)
+        before = Sharding.of_axes(self.mesh, [self.axes if at == dim else axes for at, axes in enumerate(cut)])
+        after = Sharding.of_axes(self.mesh, [() if at == dim else axes for at, axes in enumerate(cut)])
+        total = value.shape[dim] * self.parts
+        whole = tuple(total if at == dim else size for at, size in enumerate(self.origin.shape))
+        value.sharding, value.global_shape = before, whole
+        shape = tuple(total if at == dim else size for at, size in enumerate(value.shape))
+        return self._collective("AllGather", value, {"dim": dim}, shape, after, whole)
+
+    def _collective(
+        self, op_type: str, value: Value, attributes: dict[str, Any], shape: Shape, after: Sharding, whole: Shape
+    ) -> Value:
+        attributes |= {"axes": [str(axis) for axis in self.axes], "id": 0}
+        type_ = TensorType(value.dtype, shape)
+        result = self.builder.op(op_type, [value], attributes, type=type_, domain="irpar")
+        result.sharding, result.global_shape = after, whole
+        result.source = self.origin.source
+        assert result.node is not None
+        self.made.append(result.node)
+        return result

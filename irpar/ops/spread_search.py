@@ -1,0 +1,209 @@
+"""Local programs of ArgMax, ArgMin, Hardmax, TopK, CumSum and CumProd over a dim that devices hold in blocks."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import DType, Node, TensorType, Value
+from irpar.sharding import ceil_div
+
+from .coords import block_index, block_start
+from .facts import axis_attribute, axis_of, int_attribute, needed_ints, result_shape, shape_of, tensor_of
+from .spread import LocalProgram, Sent, Shape, Spread
+
+Array = np.ndarray[Any, Any]
+
+_PLACE = DType.I32
+"""In which places are sent: half the bytes of ONNX's int64."""
+_NUMBERS = (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64)
+"""What ONNX Runtime takes the greatest of and sums, narrow floats as f32."""
+
+
+def _searched(dtype: DType) -> DType:
+    return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
+
+
+def _axis(node: Node, default: int) -> tuple[int] | None:
+    if tensor_of(node, 0).dtype not in _NUMBERS:
+        return None
+    return (axis_attribute(node, len(shape_of(node, 0)), default),)
+
+
+def _others(shape: Shape | None, axis: int) -> int:
+    return prod(size for dim, size in enumerate(shape or ()) if dim != axis)
+
+
+# -- ArgMax, ArgMin, Hardmax ----------------------------------------------------------------------------------------
+
+
+def _arg_dims(node: Node) -> Sequence[int] | None:
+    return _axis(node, 0)
+
+
+def _hardmax_dims(node: Node) -> Sequence[int] | None:
+    return _axis(node, -1) if node.version >= 13 else None
+
+
+def _sends_best(dims: Callable[[Node], Sequence[int] | None]) -> Callable[..., list[Sent]]:
+    def sends(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
+        (axis,) = dims(node) or (0,)
+        rows = _others(blocks[0], axis)
+        bits = _searched(tensor_of(node, 0).dtype).bits
+        return [Sent("all_gather", rows, bits), Sent("all_gather", rows, _PLACE.bits)]
+
+    return sends
+
+
+def _best_place(program: LocalProgram, op_type: str, *, last: int = 0) -> Value:
+    """The place of the greatest or least in the whole axis, which stays with size 1: int64.
+
+    Blocks follow each other in order, so that the first (or last) of equal ones is that of the first (or last) block.
+    """
+    (axis,) = program.dims
+    data = program.cast(program.data, _searched(program.data.dtype))
+    best = program.reduced("ReduceMax" if op_type == "ArgMax" else "ReduceMin", data, program.dims)
+    search = {"axis": axis, "keepdims": 1, "select_last_index": last}
+    place = program.op(op_type, [data], search, shape=best.shape, dtype=DType.I64)
+    block = ceil_div(program.origin.shape[axis], program.parts)
+    start = block_start(program.builder, program.mesh, program.axes, block)
+    place = program.cast(program.op("Add", [place, start]), _PLACE)
+    bests, places = program.all_gather(best, axis), program.all_gather(place, axis)
+    winner = program.op(op_type, [bests], search, shape=best.shape, dtype=DType.I64)
+    found = program.op("GatherElements", [places, winner], {"axis": axis}, shape=best.shape)
+    return program.cast(found, DType.I64)
+
+
+def _arg(program: LocalProgram) -> list[Value]:
+    node = program.whole
+    found = _best_place(program, node.op_type, last=int_attribute(node, "select_last_index", 0))
+    if int_attribute(node, "keepdims", 1):
+        return [found]
+    shape = tuple(size for dim, size in enumerate(found.shape) if dim not in program.dims)
+    return [program.op("Squeeze", [found, program.ints(program.dims)], shape=shape)]
+
+
+def _hardmax(program: LocalProgram) -> list[Value]:
+    """1 where the greatest is, for each row the first."""
+    (axis,) = program.dims
+    block = ceil_div(program.origin.shape[axis], program.parts)
+    start = block_start(program.builder, program.mesh, program.axes, block)
+    here = program.op("Sub", [_best_place(program, "ArgMax"), start])
+    size = program.data.shape[axis]
+    trailing = [1] * (len(program.data.shape) - axis - 1)
+    places = program.builder.constant(np.arange(size, dtype=np.int64).reshape([size, *trailing]), "places")
+    hit = program.op("Equal", [here, places], shape=program.data.shape, dtype=DType.BOOL)
+    return [program.cast(hit, program.data.dtype)]
+
+
+# -- TopK -----------------------------------------------------------------------------------------------------------
+
+
+def _top_k_dims(node: Node) -> Sequence[int] | None:
+    return _axis(node, -1) if node.version >= 11 else None
+
+
+def _candidates(node: Node, parts: int) -> int:
+    """How many elements of its block each device names: k, or all."""
+    (axis,) = _top_k_dims(node) or (0,)
+    return min(result_shape(node)[axis], ceil_div(shape_of(node, 0)[axis], parts))
+
+
+def _sends_candidates(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
+    (axis,) = _top_k_dims(node) or (0,)
+    count = _others(blocks[0], axis) * _candidates(node, parts)
+    return [Sent("all_gather", count, bits) for bits in (_searched(tensor_of(node, 0).dtype).bits, _PLACE.bits)]
+
+
+def _top_k(program: LocalProgram) -> list[Value]:
+    """The best of each block, then the best of these. Equal ones come in the order of their places, as ONNX says."""
+    (axis,) = program.dims
+    node, dtype = program.whole, program.data.dtype
+    largest = int_attribute(node, "largest", 1)
+    data = program.cast(program.data, _searched(dtype))
+    count = _candidates(node, program.parts)
+    mine = min(count, data.shape[axis])
+    values, places = _searched_block(program, data, mine, {"axis": axis, "largest": largest, "sorted": 1})
+    block = ceil_div(program.origin.shape[axis], program.parts)
+    start = block_start(program.builder, program.mesh, program.axes, block)
+    places = program.cast(program.op("Add", [places, start]), _PLACE)
+    if mine < count:  # A shorter block has less to offer than the others.
+        worst = _least(data.dtype) if largest else _greatest(data.dtype)
+        values = _padded(program, values, axis, count - mine, worst)
+        places = _padded(program, places, axis, count - mine, np.asarray(program.origin.shape[axis], np.int32))
+    all_values, all_places = program.all_gather(values, axis), program.all_gather(places, axis)
+    search = {"axis": axis, "largest": largest, "sorted": int_attribute(node, "sorted", 1)}
+    best, winners = _searched_block(program, all_values, result_shape(node)[axis], search)
+    found = program.op("GatherElements", [all_places, winners], {"axis": axis}, shape=winners.shape)
+    return [program.cast(best, dtype), program.cast(found, DType.I64)][: len(node.results)]
+
+
+def _searched_block(program: LocalProgram, data: Value, count: int, search: dict[str, int]) -> tuple[Value, Value]:
+    shape = tuple(count if dim == search["axis"] else size for dim, size in enumerate(data.shape))
+    node = program.builder.node("TopK", [data, program.ints([count])], search, results=2)
+    values, places = node.results
+    values.type, places.type = TensorType(data.dtype, shape), TensorType(DType.I64, shape)
+    return values, places
+
+
+def _padded(program: LocalProgram, value: Value, axis: int, count: int, filler: Array) -> Value:
+    shape = [count if dim == axis else size for dim, size in enumerate(value.shape)]
+    number = program.builder.constant(filler, "filler")
+    more = program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=value.dtype)
+    total = [size + (count if dim == axis else 0) for dim, size in enumerate(value.shape)]
+    return program.op("Concat", [value, more], {"axis": axis}, shape=total)
+
+
+def _least(dtype: DType) -> Array:
+    limits = np.iinfo(dtype.numpy).min if dtype.is_integer else -np.inf
+    return np.asarray(limits, dtype.numpy)
+
+
+def _greatest(dtype: DType) -> Array:
+    limits = np.iinfo(dtype.numpy).max if dtype.is_integer else np.inf
+    return np.asarray(limits, dtype.numpy)
+
+
+# -- CumSum, CumProd ------------------------------------------------------------------------------------------------
+
+
+def _cumulative_dims(node: Node) -> Sequence[int] | None:
+    if tensor_of(node, 0).dtype not in (DType.F32, DType.F64, DType.I32, DType.I64):
+        return None
+    return (axis_of(needed_ints(node, 1)[0], len(shape_of(node, 0))),)
+
+
+def _sends_totals(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
+    (axis,) = _cumulative_dims(node) or (0,)
+    return [Sent("all_gather", _others(blocks[0], axis), tensor_of(node, 0).dtype.bits)]
+
+
+def _cumulative(program: LocalProgram) -> list[Value]:
+    """The block's own sums, and before them the totals of the blocks before it (Blelloch, 1990, section 1.3)."""
+    (axis,) = program.dims
+    node, dtype = program.whole, program.data.dtype
+    is_sum = node.op_type == "CumSum"
+    reduce, combine = ("ReduceSum", "Add") if is_sum else ("ReduceProd", "Mul")
+    totals = program.all_gather(program.reduced(reduce, program.data, program.dims), axis)
+    trailing = [1] * (len(program.data.shape) - axis - 1)
+    order = program.builder.constant(np.arange(program.parts).reshape([program.parts, *trailing]), "order")
+    place = block_index(program.builder, program.mesh, program.axes)
+    is_before = "Greater" if int_attribute(node, "reverse", 0) else "Less"
+    before = program.op(is_before, [order, place], dtype=DType.BOOL)
+    neutral = program.constant(0 if is_sum else 1, dtype)
+    counted = program.op("Where", [before, totals, neutral], shape=totals.shape, dtype=dtype)
+    offset = program.reduced(reduce, counted, program.dims)
+    own = program.op(node.op_type, list(program.local.operands), node.attributes)
+    return [program.op(combine, [own, offset])]
+
+
+SPREADS: dict[str, Spread] = {
+    "ArgMax": Spread(_sends_best(_arg_dims), _arg, _arg_dims),
+    "ArgMin": Spread(_sends_best(_arg_dims), _arg, _arg_dims),
+    "Hardmax": Spread(_sends_best(_hardmax_dims), _hardmax, _hardmax_dims),
+    "TopK": Spread(_sends_candidates, _top_k, _top_k_dims),
+    "CumSum": Spread(_sends_totals, _cumulative, _cumulative_dims),
+    "CumProd": Spread(_sends_totals, _cumulative, _cumulative_dims),
+}
+"""Operator to its local program."""
