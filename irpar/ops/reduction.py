@@ -27,6 +27,7 @@ from .facts import (
 from .local import typed_like
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
+from .spread_normalization import reductions
 from .spread_search import SPREADS
 
 PARTIAL: dict[str, Reduction] = {
@@ -123,7 +124,7 @@ for _name in PARTIAL:
         )
     )
 for _name in NONLINEAR:
-    define(OpDef("", _name, _infer_reduce, _rule_reduce, _cost_reduce))
+    define(OpDef("", _name, _infer_reduce, _rule_reduce, _cost_reduce, spread=reductions(_reduced_axes)[_name]))
 
 
 # -- ArgMax, ArgMin, TopK: the axis is whole ------------------------------------------------------------------------

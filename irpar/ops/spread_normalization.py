@@ -1,4 +1,4 @@
-"""Local programs of Softmax and of normalisations: statistics of blocks, reduced over the devices that hold them."""
+"""Local programs of Softmax, normalisations and norms: statistics of blocks, reduced over the devices that hold them."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -7,6 +7,8 @@ from irpar.ir import DType, Node, Value
 
 from .facts import axes_of, axis_attribute, float_attribute, int_attribute, ints_attribute, shape_of, tensor_of
 from .spread import LocalProgram, Sent, Shape, Spread
+
+Dims = Callable[[Node], Sequence[int]]
 
 _NARROW = (DType.F16, DType.BF16)
 """Computed in f32, as ONNX Runtime does, and sent so."""
@@ -20,11 +22,11 @@ def _is_float(node: Node) -> bool:
     return tensor_of(node, 0).dtype in (DType.F16, DType.BF16, DType.F32, DType.F64)
 
 
-def _statistics(count: int) -> Callable[[Node, Sequence[Shape | None], int], list[Sent]]:
+def _statistics(count: int, dims_of: Dims) -> Callable[[Node, Sequence[Shape | None], int], list[Sent]]:
     """`count` all-reduces of what is left when the dims are reduced."""
 
     def sends(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
-        shape, dims = blocks[0] or (), _DIMS[node.op_type](node) or ()
+        shape, dims = blocks[0] or (), dims_of(node)
         elements = prod(size for dim, size in enumerate(shape) if dim not in dims)
         return [Sent("all_reduce", elements, _computed(tensor_of(node, 0).dtype).bits)] * count
 
@@ -169,11 +171,47 @@ _WRITERS: dict[str, tuple[int, Callable[[LocalProgram], list[Value]]]] = {
 }
 
 
-def _float_dims(op_type: str) -> Callable[[Node], Sequence[int] | None]:
-    return lambda node: _DIMS[op_type](node) if _is_float(node) else None
+# -- norms ----------------------------------------------------------------------------------------------------------
 
 
-SPREADS: dict[str, Spread] = {
-    op_type: Spread(_statistics(count), write, _float_dims(op_type)) for op_type, (count, write) in _WRITERS.items()
-}
+def _norm(program: LocalProgram) -> list[Value]:
+    """ReduceL2, ReduceLogSum: a function of the sum of all blocks."""
+    data = program.cast(program.data, _computed(program.data.dtype))
+    is_length = program.whole.op_type == "ReduceL2"
+    terms = program.op("Mul", [data, data]) if is_length else data
+    total = program.all_reduce(program.reduced("ReduceSum", terms, program.dims), "sum")
+    return [_without_dims(program, program.op("Sqrt" if is_length else "Log", [total]))]
+
+
+def _log_sum_exp(program: LocalProgram) -> list[Value]:
+    """m + log(sum(exp(x - m))) with the maximum m of all blocks, so that no exponential is too large."""
+    data = program.cast(program.data, _computed(program.data.dtype))
+    most = program.all_reduce(program.reduced("ReduceMax", data, program.dims), "max")
+    # A maximum that is infinite would leave inf - inf.
+    huge = program.op("IsInf", [most], dtype=DType.BOOL)
+    most = program.op("Where", [huge, program.constant(0, data.dtype), most], shape=most.shape, dtype=data.dtype)
+    exponentials = program.op("Exp", [program.op("Sub", [data, most])])
+    total = program.all_reduce(program.reduced("ReduceSum", exponentials, program.dims), "sum")
+    return [_without_dims(program, program.op("Add", [program.op("Log", [total]), most]))]
+
+
+def _without_dims(program: LocalProgram, value: Value) -> Value:
+    value = program.cast(value, program.data.dtype)
+    if int_attribute(program.whole, "keepdims", 1):
+        return value
+    shape = tuple(size for dim, size in enumerate(value.shape) if dim not in program.dims)
+    return program.op("Squeeze", [value, program.ints(program.dims)], shape=shape)
+
+
+def _spread(count: int, write: Callable[[LocalProgram], list[Value]], dims: Dims) -> Spread:
+    return Spread(_statistics(count, dims), write, lambda node: dims(node) if _is_float(node) else None)
+
+
+def reductions(dims: Dims) -> dict[str, Spread]:
+    """The local programs of the reductions that do something to a sum; `dims` are those that a node reduces."""
+    writers = {"ReduceL2": (1, _norm), "ReduceLogSum": (1, _norm), "ReduceLogSumExp": (2, _log_sum_exp)}
+    return {op_type: _spread(count, write, dims) for op_type, (count, write) in writers.items()}
+
+
+SPREADS = {op_type: _spread(count, write, _DIMS[op_type]) for op_type, (count, write) in _WRITERS.items()}
 """Operator to its local program, over the dims that it normalises."""

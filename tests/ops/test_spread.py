@@ -50,6 +50,9 @@ def nodes(draw: st.DrawFn, name: str) -> tuple[onnx.NodeProto, dict[str, np.ndar
             others = {"scale": normals(shape[1]), "shift": normals(shape[1])}
         case "MeanVarianceNormalization":
             attributes = {"axes": sorted({axis, draw(st.integers(0, rank - 1))})}
+        case "ReduceL2" | "ReduceLogSum" | "ReduceLogSumExp":
+            attributes = {"keepdims": draw(st.integers(0, 1))}
+            others = {"axes": np.array(sorted({axis, draw(st.integers(0, rank - 1))}))}
         case "LpNormalization":
             attributes = {"axis": axis, "p": draw(st.integers(1, 2))}
         case "ArgMax" | "ArgMin":
@@ -70,6 +73,8 @@ def nodes(draw: st.DrawFn, name: str) -> tuple[onnx.NodeProto, dict[str, np.ndar
     data = normals(*shape)
     if name in ("ArgMax", "ArgMin", "TopK", "Hardmax"):
         data = np.round(data * 2)  # with equal elements
+    if name == "ReduceLogSum":
+        data = np.abs(data)
     if name == "CumProd":
         data = np.clip(np.abs(data), 0.7, 1.3).astype(np.float32)
     node = helper.make_node(name, ["x", *others], results, **attributes)

@@ -184,7 +184,7 @@ def test_it_runs_once() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "graph @g(%x: f32[8@tp, 4]) -> (%y) opset 21 { %y = Softmax(%x) {axis=0} : f32[8@tp, 4] }",
+        "graph @g(%x: f32[2, 8@tp, 4]) -> (%y) opset 21 { %y = LRN(%x) {size=3} : f32[2, 8@tp, 4] }",
         "graph @g(%x: f32[8@tp]) -> (%y) opset 21 { %y = Relu(%x) : f32[8] replicated }",
         "graph @g(%a: f32[8, 4@tp], %b: f32[4@tp, 8]) -> (%y) opset 21 { %y = MatMul(%a, %b) : f32[8, 8] replicated }",
         "graph @g(%x: f32[8@tp]) -> (%n) opset 21 { %n = NonZero(%x) : i64[1, _] replicated }",
@@ -302,3 +302,29 @@ def test_blocks_of_other_sizes_change_places() -> None:
         permute = next(node for node in graph if node.op_type == "CollectivePermute")
         assert list(permute.attributes["shapes"]) == [2, 2, 2, 1]
         assert list(permute.attributes["pairs"]) == [0, 0, 1, 2, 2, 1, 3, 3]
+
+
+def test_a_local_program_works_along_a_dim_that_is_cut() -> None:
+    check(
+        "localize",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8, 64@tp]) -> (%y) opset 21 {
+          %y = LpNormalization(%x) {p=1} : f32[8, 64@tp]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[8, 32] of [8, 64@tp]) -> (%y) opset 21 ranks [0, 1] {
+          %numbers = constant : i64[1] [1]
+          %number = constant : f32[] 0.0
+          %number_1 = constant : f32[] 1.0
+          %v_1 = Abs(%x) : f32[8, 32]
+          %v_2 = ReduceSum(%v_1, %numbers) {keepdims=1} : f32[8, 1] of [8, 1] partial(sum: tp)
+          %v_3 = irpar.AllReduce(%v_2) {reduce="sum", axes=["tp"], id=0} : f32[8, 1] of [8, 1] replicated doc "LpNormalization of %y works along tp, which cuts %x"
+          %v_4 = Equal(%v_3, %number) : bool[8, 1]
+          %v_5 = Where(%v_4, %number_1, %v_3) : f32[8, 1]
+          %y = Div(%x, %v_5) : f32[8, 32] of [8, 64@tp]
+        }
+        """,
+    )
