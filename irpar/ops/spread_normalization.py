@@ -1,4 +1,4 @@
-"""Local programs of Softmax, normalisations and norms: statistics of blocks, reduced over the devices that hold them."""
+"""Local programs of Softmax, normalisations and norms: statistics of blocks, reduced over their devices."""
 
 from collections.abc import Callable, Sequence
 from math import prod
