@@ -462,8 +462,10 @@ class Situation:
         spent, collectives = program_cost(view.node, placement, view.mesh, self.network)
         total += times[-1] * spent
         launches += collectives
-        ways = placement.ways(view.mesh)
-        return total + times[-1] * computation(view.node, ways, self.network), -ways, launches
+        ways = view.mesh.group_size([axis for axes in placement.factors for axis in axes])
+        total += times[-1] * computation(view.node, ways, self.network)
+        # What a local program saves in work is little beside its launches, so that it does not decide between equals.
+        return total, -ways // view.mesh.group_size(spread_axes(view.node, view.rule, placement.factors)), launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
