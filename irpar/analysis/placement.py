@@ -448,8 +448,8 @@ class Situation:
         for value, needed, lie, is_free, often in operands:
             if value is None or needed is None or lie is None or is_free:
                 continue
-            total += often * redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)[0]
-            launches += lie.axes != needed.axes or lie.partial != needed.partial
+            moved = redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)
+            total, launches = total + often * moved[0], launches + moved[-1]
         results = zip(view.values[count:], placement.results, self.lies[count:], times[count:], strict=True)
         for value, given, lie, often in results:
             if value is None or given is None:
@@ -457,12 +457,12 @@ class Situation:
             wanted = lie or given.with_partial(())
             if not set(wanted.partial) <= set(given.partial):
                 return IMPOSSIBLE
-            total += often * redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)[0]
-            launches += given != wanted
+            moved = redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)
+            total, launches = total + often * moved[0], launches + moved[-1]
         spent, collectives = program_cost(view.node, placement, view.mesh, self.network)
         total += times[-1] * spent
         launches += collectives
-        ways = view.mesh.group_size([axis for axes in placement.factors for axis in axes])
+        ways = placement.ways(view.mesh)
         total += times[-1] * computation(view.node, ways, self.network)
         # What a local program saves in work is little beside its launches, so that it does not decide between equals.
         return total, -ways // view.mesh.group_size(spread_axes(view.node, view.rule, placement.factors)), launches

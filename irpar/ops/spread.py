@@ -149,7 +149,7 @@ class LocalProgram:
         type_ = TensorType(value.dtype, shape)
         result = self.builder.op(op_type, [value], attributes, type=type_, domain="irpar")
         result.sharding, result.global_shape = after, whole
-        result.source = self.origin.source
+        value.source = result.source = self.origin.source
         assert result.node is not None
         self.made.append(result.node)
         return result
