@@ -4,18 +4,21 @@ next one can be chosen by the numbers (no logarithm of 0, no rounding of what ro
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Literal
 
 import numpy as np
 import onnx
 import onnxruntime
-from hypothesis import strategies as st
 from onnx import helper
 
+from irpar.kernels import KernelError, lookup
+
+from .ops.rule_proof import NEWEST
+
 Array = np.ndarray[Any, Any]
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 F32, F64, I32, I64, BOOL = (np.dtype(name) for name in ("float32", "float64", "int32", "int64", "bool"))
 U8, I8 = np.dtype("uint8"), np.dtype("int8")
@@ -86,25 +89,55 @@ def is_short(array: Array) -> bool:
 
 @dataclass
 class GraphMaker:
-    """A graph under construction; `draw` decides everything.
+    """A graph under construction; `random` decides everything.
 
     Attributes:
-        draw: hypothesis's.
-        opset: version of the operator set.
+        random: what is drawn next.
+        opsets: version of the operator set of each domain.
+        engine: what must be able to run every node; with "numpy" what ONNX Runtime lacks is computed by irpar's kernels.
         tensors: every value so far.
         nodes: in order.
         weights: constants.
-        counts: nodes by operator.
         unrun: operators that ONNX Runtime refused to run, by how often.
     """
 
-    draw: Draw
-    opset: int
+    random: Random
+    opsets: Mapping[str, int]
+    engine: Literal["ort", "numpy"] = "ort"
     tensors: list[Tensor] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
     unrun: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operator set."""
+        return self.opsets[""]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Nodes by operator."""
+        return Counter(operator_of(node) for node in self.nodes)
+
+    @property
+    def has_kernels(self) -> bool:
+        """True where irpar's own kernels can run every node so far."""
+        return all(self._has_kernel(node) for node in self.nodes)
+
+    def _has_kernel(self, node: onnx.NodeProto) -> bool:
+        return node.op_type in ("If", "Loop") or lookup(node.domain, node.op_type, self.opsets[node.domain]) is not None
+
+    def attempt(self, grow: Callable[["GraphMaker"], object]) -> bool:
+        """Let something be drawn; False, and nothing is changed, where it does not fit here."""
+        lists = (self.tensors, self.weights, self.nodes)
+        before = [len(things) for things in lists]
+        try:
+            grow(self)
+        except UnfitError:
+            for things, count in zip(lists, before, strict=True):
+                del things[count:]
+            return False
+        return True
 
     # -- drawing ------------------------------------------------------------------------------------------------
 
@@ -112,17 +145,17 @@ class GraphMaker:
         """An int from low to high, both included."""
         if low > high:
             raise UnfitError
-        return int(self.draw(st.integers(low, high)))
+        return self.random.randint(low, high)
 
     def one_of(self, choices: Sequence[Any]) -> Any:
         """One of several."""
         if not choices:
             raise UnfitError
-        return self.draw(st.sampled_from(list(choices)))
+        return self.random.choice(choices)
 
     def coin(self) -> bool:
         """Yes or no."""
-        return bool(self.draw(st.booleans()))
+        return self.random.random() < 0.5
 
     def size(self) -> int:
         """The size of a dim."""
@@ -145,7 +178,7 @@ class GraphMaker:
         """Some axes, in any order, counted from either end."""
         if rank < least:
             raise UnfitError
-        chosen = self.draw(st.lists(st.integers(0, rank - 1), min_size=least, max_size=rank, unique=True))
+        chosen = self.random.sample(range(rank), self.number(least, rank))
         return [axis - rank if self.coin() else axis for axis in chosen]
 
     # -- operands -----------------------------------------------------------------------------------------------
@@ -162,7 +195,7 @@ class GraphMaker:
         """A new input or weight: quarters between low and high."""
         if math.prod(shape) > MOST_ELEMENTS:
             raise UnfitError
-        random = np.random.default_rng(len(self.tensors))
+        random = np.random.default_rng(self.number(0, 9999))
         dtype = np.dtype(dtype)
         if dtype.kind == "f":
             array = random.integers(math.ceil(low * 4), math.floor(high * 4), shape, endpoint=True) / 4
@@ -265,60 +298,99 @@ class GraphMaker:
             raise UnfitError
         if NOT_EMPTY.search(op) and not all(found.array.size for found in operands if found is not None):
             raise UnfitError
-        names = [f"v{sum(len(node.output) for node in self.nodes) + index}" for index in range(results)]
-        proto = helper.make_node(op, ["" if found is None else found.name for found in operands], names, **attributes)
+        names = ["" if found is None else found.name for found in operands]
+        proto = helper.make_node(op, names, self.new_names(results), **attributes)
         return self.append(proto, [found for found in operands if found is not None])
 
-    def append(self, proto: onnx.NodeProto, reads: Sequence[Tensor]) -> list[Tensor]:
-        """Compute a node from the tensors that it reads, its bodies included, and append it."""
+    def append(self, proto: onnx.NodeProto, reads: Sequence[Tensor], *, is_limited: bool = True) -> list[Tensor]:
+        """Compute a node from the tensors that it reads, its bodies included, and append it.
+
+        Raises:
+            UnfitError: no engine runs it; or, `is_limited`, its results are too large.
+        """
         arrays = self._compute(proto, reads)
-        for array in arrays:
+        for array in arrays if is_limited else ():
             if array.size > MOST_ELEMENTS:
                 raise UnfitError
             if array.dtype.kind == "f" and not (np.isfinite(array).all() and np.abs(array).max(initial=0) <= LARGEST):
                 raise UnfitError
         exact = all(found.is_exact for found in reads)
-        is_sharp = exact and proto.op_type in EXACT
+        is_sharp = exact and not proto.domain and proto.op_type in EXACT
         made = [
             Tensor(name, array, "node", is_short(array) and (array.dtype.kind != "f" or is_sharp))
             for name, array in zip(proto.output, arrays, strict=True)
         ]
         self.nodes.append(proto)
         self.tensors.extend(made)
-        self.counts[proto.op_type] += 1
         return made
 
+    def new_names(self, count: int) -> list[str]:
+        """Names for the results of the next node."""
+        first = sum(len(node.output) for node in self.nodes)
+        return [f"v{first + index}" for index in range(count)]
+
     def _compute(self, proto: onnx.NodeProto, reads: Sequence[Tensor]) -> list[Array]:
+        if self.engine == "numpy" and not self._has_kernel(proto):
+            raise UnfitError
         inputs = {found.name: found for found in reads}
-        graph = helper.make_graph(
-            [proto],
-            "node",
-            [
-                helper.make_tensor_value_info(name, _onnx_type(found.dtype), found.shape)
-                for name, found in inputs.items()
-            ],
-            [onnx.ValueInfoProto(name=name) for name in proto.output],
-        )
+        infos = [
+            helper.make_tensor_value_info(name, onnx_type(found.dtype), found.shape) for name, found in inputs.items()
+        ]
+        graph = helper.make_graph([proto], "node", infos, [onnx.ValueInfoProto(name=name) for name in proto.output])
         try:
-            return run_model(model_of(graph, self.opset), {name: found.array for name, found in inputs.items()})
+            return run_model(model_of(graph, self.opsets), {name: found.array for name, found in inputs.items()})
         except Exception as error:
-            self.unrun[f"{proto.op_type}: {str(error)[:100]}"] += 1
+            if self.engine == "numpy" and proto.op_type not in ("If", "Loop"):
+                return self._by_kernel(proto, inputs)
+            self.unrun[f"{operator_of(proto)}: {str(error)[:100]}"] += 1
+            raise UnfitError from error
+
+    def _by_kernel(self, proto: onnx.NodeProto, inputs: Mapping[str, Tensor]) -> list[Array]:
+        kernel = lookup(proto.domain, proto.op_type, self.opsets[proto.domain])
+        assert kernel is not None
+        attributes = {found.name: _plain(helper.get_attribute_value(found)) for found in proto.attribute}
+        operands = [inputs[name].array if name else None for name in proto.input]
+        try:
+            return [np.asarray(array) for array in kernel(np, operands, attributes, len(proto.output))]
+        except KernelError as error:
             raise UnfitError from error
 
 
-def _onnx_type(dtype: np.dtype[Any]) -> int:
+def _plain(attribute: Any) -> Any:
+    """An attribute as kernels take it."""
+    if isinstance(attribute, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(attribute)
+    if isinstance(attribute, list):
+        return [_plain(entry) for entry in attribute]
+    return attribute.decode() if isinstance(attribute, bytes) else attribute
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """The operator with its domain, as irpar's nodes have it."""
+    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
+
+
+def onnx_type(dtype: np.dtype[Any]) -> int:
+    """ONNX's number for an element type."""
     return int(helper.np_dtype_to_tensor_dtype(dtype))
 
 
-def model_of(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
+def model_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> onnx.ModelProto:
     """A model that ONNX Runtime loads."""
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-def run_model(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
-    """The outputs of a model in ONNX Runtime, on one thread."""
+def run_model(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
+    """The outputs of a model in ONNX Runtime, on one thread.
+
+    Raises:
+        Exception: it cannot run it.
+    """
+    if any(entry.domain == "" and entry.version > NEWEST for entry in model.opset_import):
+        raise NotImplementedError("ONNX Runtime does not know the operator set yet")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(array) for array in session.run(None, inputs)]
+    return [np.asarray(array) for array in session.run(None, dict(inputs))]

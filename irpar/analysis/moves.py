@@ -81,7 +81,11 @@ def cost_of_moves(flow: Flow, network: Network) -> tuple[int, int]:
         flow: every tensor has a sharding.
         network: what communication costs.
     """
-    placements = placements_of(flow, network)
+    return cost_of_placements(flow, placements_of(flow, network), network)
+
+
+def cost_of_placements(flow: Flow, placements: Mapping[Node, Placement], network: Network) -> tuple[int, int]:
+    """As `cost_of_moves`, with the nodes run in these ways."""
     given = {
         value: lies
         for node, placement in placements.items()

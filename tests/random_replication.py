@@ -1,0 +1,146 @@
+"""Work that every device repeats though nothing forces it to: nodes that could be cut in more ways and send no more.
+
+x : [8@x, 64] -> Softmax over the last dim -> y    run whole after an all-gather of x: unforced, y could be cut as x is
+x : [8, 64@x] -> Softmax over the last dim -> y    forced: the rule needs the dim whole
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import irpar
+from irpar.analysis.moves import cost_of_placements, placements_of
+from irpar.analysis.network import Network, network_of
+from irpar.analysis.placement import Placement, RuleView, rule_view, suggested
+from irpar.ir import Module, Node, clone_module
+from irpar.network_file import find_network
+from irpar.pass_manager import PassManager
+
+from .random_programs import Program, loaded
+
+MOST_WAYS = 64
+MOST_COMPLETED = 4
+"""Of the ways to cut a node more these many are looked at, those that cut it most first."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a node with a rule runs.
+
+    Attributes:
+        operator: of the node.
+        ways: into how many pieces its work is cut.
+        could: the same if it were cut wherever the rule allows what its operands and results suggest.
+        unforced: what it could do instead at no higher cost; "" where it could not.
+    """
+
+    operator: str
+    ways: int
+    could: int
+    unforced: str
+
+
+def runs(program: Program, folder: Path) -> list[Run]:
+    """How each node with a rule runs."""
+    module = loaded(program, folder)
+    module.network = find_network(program.network).text
+    irpar.api.know_ranks(module)
+    module.set_mesh(program.mesh)
+    passes = program.pipeline.split(",")
+    completion = passes[-3]
+    PassManager.parse(",".join(passes[:-3])).run(module)
+    before = clone_module(module)
+    PassManager.parse(completion).run(module)
+    return _Look(program, module, before, completion).runs()
+
+
+class _Look:
+    """One look at a completed module."""
+
+    def __init__(self, program: Program, module: Module, before: Module, completion: str) -> None:
+        self.program = program
+        self.graph = module.graph
+        self.before = before
+        self.completion = completion
+        self.network: Network = network_of(module.network)
+        self.mesh = module.mesh
+        self.placements = placements_of(self.graph, self.mesh, self.network)
+        self.cost = cost_of_placements(self.graph, self.mesh, self.placements, self.network)[0]
+        self.work = _work(self.mesh, self.placements)
+
+    def runs(self) -> list[Run]:
+        """How each node with a rule runs."""
+        return [
+            self._run(node, view, self.placements[node])
+            for node in self.graph
+            if node.domain != "irpar" and (view := rule_view(node, self.mesh)) is not None
+        ]
+
+    def _run(self, node: Node, view: RuleView, placement: Placement) -> Run:
+        ways = _ways(self.mesh, placement)
+        others = sorted(
+            (found for found in _alternatives(view) if _ways(self.mesh, found) > ways), key=lambda found: -_ways(self.mesh, found)
+        )
+        could = max((_ways(self.mesh, found) for found in others), default=ways)
+        for other in others[:MOST_COMPLETED]:
+            how = self._no_dearer(node, other)
+            if how:
+                return Run(node.operator, ways, could, f"{node!r} as {_text(other)}, {how}")
+        return Run(node.operator, ways, could, "")
+
+    def _no_dearer(self, node: Node, other: Placement) -> str:
+        """What the program costs with this placement of a node, where that is no more; else ""."""
+        alone = cost_of_placements(self.graph, self.mesh, {**self.placements, node: other}, self.network)[0]
+        if alone <= self.cost:
+            return f"for {alone} instead of {self.cost}"
+        if self.program.strategy == "propagate":
+            return ""
+        cost, work = self._completed(node, other)
+        return f"for {cost} instead of {self.cost} with all that follows" if (cost, work) < (self.cost, self.work) else ""
+
+    def _completed(self, node: Node, other: Placement) -> tuple[int, float]:
+        """What the program costs, and the work of a device, where completion starts with a node that is cut so."""
+        module = clone_module(self.before)
+        values = {value.name: value for value in module.graph.values()}
+        pairs = zip((*node.operands, *node.results), (*other.operands, *other.results), strict=True)
+        for value, sharding in pairs:
+            if value is None or sharding is None or value.is_constant:
+                continue
+            mine = values.get(value.name)
+            if mine is not None and mine.sharding is None:
+                mine.sharding = sharding.with_partial(())
+        PassManager.parse(self.completion).run(module)
+        placements = placements_of(module.graph, self.mesh, self.network)
+        return cost_of_placements(module.graph, self.mesh, placements, self.network)[0], _work(self.mesh, placements)
+
+
+def _alternatives(view: RuleView) -> Iterator[Placement]:
+    """The ways to run a node that the shardings of its values suggest."""
+    lies = [None if value is None else value.sharding for value in view.values]
+    options = suggested(view, [None if lie is None else lie.axes for lie in lies])
+    for factors in itertools.islice(itertools.product(*options), MOST_WAYS):
+        for carried in view.carriable(lies):
+            placement = view.placement(factors, carried)
+            if placement is not None:
+                yield placement
+
+
+def _ways(mesh: irpar.Mesh, placement: Placement) -> int:
+    """Into how many pieces the work is cut."""
+    return mesh.group_size([axis for axes in placement.factors for axis in axes])
+
+
+def _work(mesh: irpar.Mesh, placements: Mapping[Node, Placement]) -> float:
+    """Elements of results that a device computes."""
+    return sum(
+        sum(math.prod(value.shape) for value in node.results) / _ways(mesh, placement)
+        for node, placement in placements.items()
+        if placement.rule is not None
+    )
+
+
+def _text(placement: Placement) -> str:
+    operands, results = (", ".join(map(str, found)) for found in (placement.operands, placement.results))
+    return f"({operands}) -> ({results})"
