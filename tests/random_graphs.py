@@ -99,6 +99,7 @@ class GraphMaker:
         nodes: in order.
         weights: constants.
         unrun: operators that ONNX Runtime refused to run, by how often.
+        rounds: there is a half that engines may round to either side.
     """
 
     random: Random
@@ -108,6 +109,7 @@ class GraphMaker:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
     unrun: Counter[str] = field(default_factory=Counter)
+    rounds: bool = False
 
     @property
     def opset(self) -> int:

@@ -133,7 +133,7 @@ def _program(maker: GraphMaker) -> Program:
         _read(maker, outputs),
     )
     domains = {node.domain for node in maker.nodes} | {""}
-    engines = ("numpy",) if maker.engine == "numpy" else ("ort", "numpy") if maker.has_kernels else ("ort",)
+    engines = ("numpy",) if maker.engine == "numpy" else ("ort", "numpy") if maker.has_kernels and not maker.rounds else ("ort",)
     return Program(
         model_of(graph, {domain: version for domain, version in maker.opsets.items() if domain in domains}),
         mesh,

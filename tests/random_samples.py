@@ -38,6 +38,8 @@ KERNELS_ONLY = frozenset(
 )
 """What ONNX Runtime does not run on a CPU: the original is computed node by node, these by irpar's own kernels."""
 
+ROUNDING = ("QLinear", "QuantizeLinear")
+"""What rounds sums times scales: irpar's kernels may round a half to another side than ONNX Runtime's."""
 WITHOUT_A_KERNEL = {("Swish", 26)}
 """Operators of opsets in which ONNX Runtime lacks them."""
 
@@ -172,6 +174,7 @@ def plant(m: GraphMaker, sample: Sample) -> None:
     names = ["" if found is None else found.name for found in operands]
     while not names[-1]:
         names.pop()
+    m.rounds |= sample.op.startswith(ROUNDING)
     attributes = {name: _attribute(value) for name, value in sample.node.attributes.items()}
     proto = helper.make_node(sample.op, names, m.new_names(sample.results), domain=sample.domain, **attributes)
     m.append(proto, [found for found in operands if found is not None], is_limited=False)

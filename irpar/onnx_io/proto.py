@@ -328,8 +328,11 @@ class ModelWriter:
 
 
 def is_left_out(value: Value) -> bool:
-    """Whether a result need not be named: nothing reads it, it stands for nothing, and it is optional."""
-    if value.has_uses or value.source is not None or value.node is None:
+    """Whether a result need not be named: nothing reads it, it stands for nothing, and it is optional.
+
+    ONNX Runtime refuses a Loop whose collected results have no name.
+    """
+    if value.has_uses or value.source is not None or value.node is None or any(value.node.nested_graphs()):
         return False
     if any(True for _ in value.node.nested_graphs()):
         return False  # ONNX Runtime crashes on a Loop whose final state is left out.

@@ -13,7 +13,9 @@ from .errors import OnnxError, text_of
 from .older import check_text, finish, prepare
 
 OLDEST_OPSET = 13
-NEWEST_OPSET = 26
+NEWEST_OPSET = 28
+NEWEST_OPSET_OF_ORT = 26
+"""What ONNX Runtime 1.31 takes for released."""
 NEWEST_IR_READ = 14
 NEWEST_IR_WRITTEN = 13
 """ONNX Runtime 1.31 loads up to this one."""

@@ -31,6 +31,7 @@ from irpar.ir import (
 )
 from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
+from irpar.onnx_io.versions import NEWEST_OPSET_OF_ORT
 
 from .control_flow import CONTROL_FLOW
 from .engine import Constants, EngineSettings
@@ -123,7 +124,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
             if value not in kept and copies[value].has_uses:
                 copies[value].type = UNKNOWN  # ONNX Runtime infers it; the model stays small.
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
-    module = Module(graph, opsets=opsets)
+    module = Module(graph, opsets=_known_opsets(graph, opsets))
     module.functions = {function.key: function for function in segment.functions()}
     return to_proto(module, graph, constant=weights.proto)
 
@@ -146,6 +147,15 @@ def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
         value.type = UNKNOWN
     copies.update({value: constants[copy] for value, copy in copies.items() if copy in constants})
     scan.set_attribute("scan_output_axes", Ints(0 if skip else axis for axis, skip in zip(axes, is_empty, strict=True)))
+
+
+def _known_opsets(graph: Graph, opsets: dict[str, int]) -> dict[str, int]:
+    """The operator sets of a segment; ONNX's own in a version that ONNX Runtime loads, if its operators are the same."""
+    if opsets.get("", 0) <= NEWEST_OPSET_OF_ORT:
+        return opsets
+    schemas = [schema_of("", node.op_type, node.version) for node in graph.walk() if node.domain == ""]
+    is_known = all(schema is not None and schema.since_version <= NEWEST_OPSET_OF_ORT for schema in schemas)
+    return {**opsets, "": NEWEST_OPSET_OF_ORT} if is_known else opsets
 
 
 def _strip_node(node: Node, names: Counter[str]) -> None:

@@ -334,7 +334,7 @@ RECURSIVE = """g (float[2] x) => (float[2] y) { y = local.f(x) }
         ("m.ClearField('graph')", "not an ONNX model: it has no graph"),
         ("m.ir_version = 0", "no IR version"),
         ("m.ir_version = 15", "IR version 15 is newer"),
-        ("m.opset_import[0].version = 27", "opset 27 is newer than irpar reads"),
+        ("m.opset_import[0].version = 29", "opset 29 is newer than irpar reads"),
         ("m.opset_import.add(domain='irpar', version=2)", "version 2 of irpar's operators"),
         ("m.opset_import.add(domain='ai.onnx', version=20)", "opset versions 21 and 20"),
         ("m.training_info.add()", "training_info"),
