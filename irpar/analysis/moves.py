@@ -8,7 +8,7 @@ from irpar.sharding import Sharding
 from . import redistribution
 from .flow import Flow
 from .network import Network
-from .placement import Placement, computation, program_cost
+from .placement import Placement, computation, is_cut_when_written, program_cost
 
 
 def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
@@ -114,7 +114,7 @@ def _is_static(node: Node) -> bool:
 def _moves(value: Value, given: Sharding | None, wanted: set[Sharding], network: Network) -> tuple[int, int]:
     """The cost of all moves of one value, and their number."""
     lies = value.sharding
-    if lies is None:
+    if lies is None or is_cut_when_written(value, lies):
         return 0, 0
     moves: set[tuple[Sharding, Sharding]] = set()
     if given is not None and given != lies:

@@ -382,6 +382,11 @@ def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...
     return all(dims is None or view.assemble(tensor, factors) == dims for tensor, dims in enumerate(known))
 
 
+def is_cut_when_written(value: Value, lies: Sharding) -> bool:
+    """True where any block of a value costs nothing: a constant that is whole is written as its readers need it."""
+    return value.is_constant and lies.is_replicated
+
+
 Price = tuple[int, int, int]
 """(what it costs, minus the number of ways the work is cut, collectives).
 
@@ -446,7 +451,7 @@ class Situation:
             view.values[:count], placement.operands, self.lies[:count], self.free[:count], times[:count], strict=True
         )
         for value, needed, lie, is_free, often in operands:
-            if value is None or needed is None or lie is None or is_free:
+            if value is None or needed is None or lie is None or is_free or is_cut_when_written(value, lie):
                 continue
             moved = redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)
             total, launches = total + often * moved[0], launches + moved[-1]
