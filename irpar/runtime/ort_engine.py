@@ -121,8 +121,11 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     kept = set(segment.outputs)
     for node in segment.nodes:
         for value in node.results:
-            if value not in kept and copies[value].has_uses:
-                copies[value].type = UNKNOWN  # ONNX Runtime infers it; the model stays small.
+            copy = copies[value]
+            if value not in kept and copy.has_uses and not any(reader.domain for reader in copy.users):
+                # ONNX Runtime infers it, and the model stays small. Its own operators do not take a size that it cannot
+                # infer, such as that of a block which is cut by coordinates.
+                copy.type = UNKNOWN
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
     module = Module(graph, opsets=_known_opsets(graph, opsets))
     module.functions = {function.key: function for function in segment.functions()}
