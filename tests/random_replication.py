@@ -81,7 +81,8 @@ class _Look:
     def _run(self, node: Node, view: RuleView, placement: Placement) -> Run:
         ways = _ways(self.mesh, placement)
         others = sorted(
-            (found for found in _alternatives(view) if _ways(self.mesh, found) > ways), key=lambda found: -_ways(self.mesh, found)
+            (found for found in _alternatives(view) if _ways(self.mesh, found) > ways),
+            key=lambda found: -_ways(self.mesh, found),
         )
         could = max((_ways(self.mesh, found) for found in others), default=ways)
         for other in others[:MOST_COMPLETED]:
@@ -98,7 +99,9 @@ class _Look:
         if self.program.strategy == "propagate":
             return ""
         cost, work = self._completed(node, other)
-        return f"for {cost} instead of {self.cost} with all that follows" if (cost, work) < (self.cost, self.work) else ""
+        return (
+            f"for {cost} instead of {self.cost} with all that follows" if (cost, work) < (self.cost, self.work) else ""
+        )
 
     def _completed(self, node: Node, other: Placement) -> tuple[int, float]:
         """What the program costs, and the work of a device, where completion starts with a node that is cut so."""

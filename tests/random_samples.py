@@ -3,7 +3,7 @@ what the graph has, given anew, or moved there by another node."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from random import Random
 from typing import Literal
@@ -14,7 +14,6 @@ from onnx import helper
 
 from irpar.ir import Tensor as NodeTensor
 from irpar.ir.attributes import Floats, Ints, Strings
-from irpar.kernels import lookup
 
 from .ops.rule_proof import NEWEST, Array, Constant, Sample
 from .ops.samples import SAMPLES
@@ -54,7 +53,7 @@ class Planted:
     """
 
     operator: Operator
-    samples: Mapping[Opsets, Sequence[Sample]]
+    samples: Mapping[Opsets, Sequence[Sample]] = field(repr=False)
 
     @property
     def engine(self) -> Literal["ort", "numpy"]:
@@ -209,7 +208,11 @@ def _can_stand_for(found: Tensor, array: Array) -> bool:
     if array.dtype.kind == "b" or not array.size:
         return True
     # Places and lengths may have to be apart, or in order.
-    return array.dtype.kind == "f" and found.is_exact and bool(found.array.min() >= array.min() and found.array.max() <= array.max())
+    return (
+        array.dtype.kind == "f"
+        and found.is_exact
+        and bool(found.array.min() >= array.min() and found.array.max() <= array.max())
+    )
 
 
 def _transposed(m: GraphMaker, array: Array) -> None:
@@ -231,7 +234,9 @@ def _joined(m: GraphMaker, array: Array) -> None:
     axis = m.axis(array.ndim) % array.ndim
     place = m.number(1, array.shape[axis] - 1)
     halves = np.split(array, [place], axis)
-    m.node("Concat", [m.given(half.copy(), m.number(0, 3) == 0 and bool(n)) for n, half in enumerate(halves)], axis=axis)
+    m.node(
+        "Concat", [m.given(half.copy(), m.number(0, 3) == 0 and bool(n)) for n, half in enumerate(halves)], axis=axis
+    )
 
 
 def _sliced(m: GraphMaker, array: Array) -> None:

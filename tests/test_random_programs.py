@@ -21,7 +21,7 @@ from irpar.ops import definitions
 from .random_graphs import Array
 from .random_programs import Outcome, Program, Spec, UnsteadyError, check, partitioned, programs
 from .random_replication import Run, runs
-from .random_samples import groups
+from .random_samples import MICROSOFT, groups
 from .random_smallest import smallest
 
 ANY_TIME = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
@@ -41,8 +41,9 @@ class Tally:
         self.runs: dict[str, list[Run]] = defaultdict(list)
 
     def check(self, program: Program) -> None:
-        """Check one program; every tenth is saved, opened and run from disk too."""
-        outcome, found = _outcome(program, saved=self.ends.total() % 10 == 0)
+        """Check one program; inside every third, every tenth from disk too."""
+        number = self.ends.total()
+        outcome, found = _outcome(program, is_inside=number % 3 == 0, is_saved=number % 10 == 0)
         self.drawn.update(program.drawn)
         self.collectives.update(outcome.collectives)
         self.ends[_reason(outcome.refusal)] += 1
@@ -57,7 +58,11 @@ class Tally:
         return [run for found in self.runs.values() for run in found if run.unforced]
 
     def report(self) -> None:
-        """Print what was drawn and what came of it; refuse a run in which too much was refused or repeated."""
+        """Print what was drawn and what came of it; refuse a run in which too much was refused or repeated.
+
+        In the table: nodes of programs; of partitions those that are cut, run whole, and repeat work though nothing
+        forces them to; nodes of programs that were refused.
+        """
         print(f"\n{self.ends.total()} programs: {dict(self.ends)}\ncollectives: {dict(self.collectives)}")
         print(f"\n{'operator':48} drawn   cut whole unforced refused")
         for operator in sorted({*self.drawn, *self.runs}, key=lambda name: (-self.drawn[name], name)):
@@ -66,24 +71,30 @@ class Tally:
             unforced = sum(bool(run.unforced) for run in found)
             counts = f"{cut:5} {len(found) - cut:5} {unforced:8} {self.refused[operator]:7}"
             print(f"{operator:48} {self.drawn[operator]:5} {counts}")
-        count = sum(map(len, self.runs.values()))
-        print(f"\nrepeated though nothing forces it: {len(self.unforced)} of {count} nodes with a rule")
+        known = [run for found in self.runs.values() for run in found]
+        reached = sum(run.could > 1 for run in known)
+        print(
+            f"\nof {len(known)} nodes with a rule annotations reach {reached}; "
+            f"{sum(run.ways > 1 for run in known)} are cut, {sum(run.ways < run.could for run in known)} could be cut more, "
+            f"and nothing forces {len(self.unforced)} of these to repeat work:"
+        )
         for operator, run in {run.operator: run for run in self.unforced}.items():
             print(f"  {operator}: {run.unforced}")
         refused = self.ends.total() - self.ends["right"]
         assert refused < MOST * self.ends.total(), self.ends
-        assert len(self.unforced) < MOST * count
+        assert len(self.unforced) < MOST * reached
         assert {"all_gather", "all_reduce", "all_to_all", "reduce_scatter"} <= set(self.collectives)
 
 
-def _outcome(program: Program, *, saved: bool) -> tuple[Outcome, list[Run]]:
+def _outcome(program: Program, *, is_inside: bool, is_saved: bool) -> tuple[Outcome, list[Run]]:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            outcome = check(program, Path(folder), saved=saved)
+            outcome = check(program, Path(folder), is_inside=is_inside, is_saved=is_saved)
         except UnsteadyError:
             return Outcome("the original has no steady answer"), []
         except Exception as error:
-            small = smallest(program, lambda other: _fails(other, type(error)))
+            how = type(error)
+            small = smallest(program, lambda other: _fails(other, how))
             raise AssertionError(f"{small!r}\nof {program!r}\n{traceback.format_exc()}") from None
         return outcome, [] if outcome.refusal else runs(program, Path(folder))
 
@@ -91,7 +102,7 @@ def _outcome(program: Program, *, saved: bool) -> tuple[Outcome, list[Run]]:
 def _fails(program: Program, how: type[Exception]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            check(program, Path(folder), saved=True)
+            check(program, Path(folder), is_saved=True)
         except UnsteadyError:
             return False
         except Exception as error:
@@ -145,7 +156,8 @@ def test_many_random_programs() -> None:
 
 def parsed(text: str, mesh: dict[str, int], annotations: dict[str, Spec], opset: int = 21) -> Program:
     """A program in ONNX's text form; inputs are quarters, 0 and 1 for ids."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')
+    imports = f'"": {opset}, "{MICROSOFT}": 1' if MICROSOFT in text else f'"": {opset}'
+    model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> {text}")
     random = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
     for value in model.graph.input:
@@ -153,7 +165,8 @@ def parsed(text: str, mesh: dict[str, int], annotations: dict[str, Spec], opset:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         numbers = random.integers(-8, 9, shape) / 4 if dtype.kind == "f" else random.integers(0, 2, shape)
         inputs[value.name] = np.asarray(numbers).astype(dtype)
-    return Program(model, irpar.Mesh(mesh), annotations, inputs)
+    engines = ("ort",) if MICROSOFT in text else ("ort", "numpy")
+    return Program(model, irpar.Mesh(mesh), annotations, inputs, engines=engines)
 
 
 FAILED: dict[str, Program] = {
@@ -225,12 +238,39 @@ FAILED: dict[str, Program] = {
         {"x": 2},
         {"n": [None, ["x"]], "z": [["x"], None]},
     ),
+    "a Loop whose collected results nobody reads in the end": parsed(
+        "g (float[4, 6] x, float[4, 6] y) => (float[4, 6] z, float[4, 4] w) <int64 n = {2}> {"
+        'z, s = Loop(n, "", x) <body = b (int64 i, bool go, float[4, 6] in) => (bool on, float[4, 6] out, float[4, 6] all)'
+        "{ on = Identity(go) out = Add(in, x) all = Identity(out) }> c = ReduceSum<keepdims = 0>(s)"
+        "w = Gemm<beta = 0.0, transB = 1>(x, y, c) }",
+        {"x": 2},
+        {"y": [["x"], None]},
+    ),
+    "an operand of one of ONNX Runtime's own operators, cut by coordinates": parsed(
+        "g (float[5, 64] x, uint8[6, 4, 8] w, float[24] s, float[8] c) => (float[5, 6] z)"
+        "<int64[1] one = {1}, int64[1] seven = {7}, int64[1] zero = {0}> { b = Slice(c, one, seven, zero) z = "
+        'com.microsoft.MatMulNBits<K = 64, N = 6, bits = 4, block_size = 16>(x, w, s, "", "", b) }',
+        {"x": 2},
+        {"s": [["x"]]},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FAILED)
 def test_draws_that_failed_once(name: str, tmp_path: Path) -> None:
-    assert check(FAILED[name], tmp_path, saved=True).refusal == ""
+    assert check(FAILED[name], tmp_path, is_saved=True).refusal == ""
+
+
+def test_a_constant_that_is_read_twice_is_cut_for_nothing(tmp_path: Path) -> None:
+    program = parsed(
+        "g (float[4] x) => (float[4] z) <float[4] c = {1, -2, 3, 4}> { y = CastLike(c, c) z = Add(x, y) }",
+        {"x": 2},
+        {"y": [["x"]], "c": [None]},
+    )
+    assert [(run.operator, run.ways, run.unforced) for run in runs(program, tmp_path)] == [
+        ("CastLike", 2, ""),
+        ("Add", 2, ""),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
 
 
 def _known_opsets(graph: Graph, opsets: dict[str, int]) -> dict[str, int]:
-    """The operator sets of a segment; ONNX's own in a version that ONNX Runtime loads, if its operators are the same."""
+    """The operator sets of a segment; ONNX's own in a version that ONNX Runtime loads, if operators are the same."""
     if opsets.get("", 0) <= NEWEST_OPSET_OF_ORT:
         return opsets
     schemas = [schema_of("", node.op_type, node.version) for node in graph.walk() if node.domain == ""]

@@ -247,3 +247,17 @@ def test_a_zero_point_that_is_left_out_by_an_empty_name() -> None:
     with Executor(program, ONE, engine="ort") as executor:
         found = executor.run({"x": np.arange(4, dtype=np.int8).reshape(1, 2, 2), "s": np.float32(0.5)})["y"]
     np.testing.assert_array_equal(found, [[[0, 1], [0.5, 1.5]]])
+
+
+def test_an_operator_set_that_onnx_runtime_does_not_know_yet() -> None:
+    text = """
+        graph @g(%x: f32[8]) -> (%y) opset 28 {
+          %a = Relu(%x) : f32[8]
+          %y = OPERATOR(%a) : f32[8]
+        }
+    """
+    x = np.arange(-4, 4, dtype=np.float32)
+    with Executor(module(text.replace("OPERATOR", "Neg")), ONE, engine="ort") as executor:
+        np.testing.assert_array_equal(executor.run({"x": x})["y"], -np.maximum(x, 0))
+    with pytest.raises(EngineError, match=r"(?s)support for domain ai.onnx is till opset.*numpy"):
+        Executor(module(text.replace("OPERATOR", "Celu")), ONE, engine="ort").run({"x": x})
