@@ -99,7 +99,7 @@ class GraphMaker:
         nodes: in order.
         weights: constants.
         unrun: operators that ONNX Runtime refused to run, by how often.
-        rounds: there is a half that engines may round to either side.
+        rounds: engines may give other numbers: they round a half to either side, or ONNX Runtime is wrong.
     """
 
     random: Random

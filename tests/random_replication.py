@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import irpar
+from irpar.analysis.flow import Flow
 from irpar.analysis.moves import cost_of_placements, placements_of
 from irpar.analysis.network import Network, network_of
 from irpar.analysis.placement import Placement, RuleView, rule_view, suggested
@@ -61,20 +62,20 @@ class _Look:
 
     def __init__(self, program: Program, module: Module, before: Module, completion: str) -> None:
         self.program = program
-        self.graph = module.graph
+        self.flow = Flow(module.graph, module.mesh)
         self.before = before
         self.completion = completion
         self.network: Network = network_of(module.network)
         self.mesh = module.mesh
-        self.placements = placements_of(self.graph, self.mesh, self.network)
-        self.cost = cost_of_placements(self.graph, self.mesh, self.placements, self.network)[0]
+        self.placements = placements_of(self.flow, self.network)
+        self.cost = cost_of_placements(self.flow, self.placements, self.network)[0]
         self.work = _work(self.mesh, self.placements)
 
     def runs(self) -> list[Run]:
         """How each node with a rule runs."""
         return [
             self._run(node, view, self.placements[node])
-            for node in self.graph
+            for node in self.flow.graph
             if node.domain != "irpar" and (view := rule_view(node, self.mesh)) is not None
         ]
 
@@ -93,7 +94,7 @@ class _Look:
 
     def _no_dearer(self, node: Node, other: Placement) -> str:
         """What the program costs with this placement of a node, where that is no more; else ""."""
-        alone = cost_of_placements(self.graph, self.mesh, {**self.placements, node: other}, self.network)[0]
+        alone = cost_of_placements(self.flow, {**self.placements, node: other}, self.network)[0]
         if alone <= self.cost:
             return f"for {alone} instead of {self.cost}"
         if self.program.strategy == "propagate":
@@ -115,8 +116,9 @@ class _Look:
             if mine is not None and mine.sharding is None:
                 mine.sharding = sharding.with_partial(())
         PassManager.parse(self.completion).run(module)
-        placements = placements_of(module.graph, self.mesh, self.network)
-        return cost_of_placements(module.graph, self.mesh, placements, self.network)[0], _work(self.mesh, placements)
+        flow = Flow(module.graph, self.mesh)
+        placements = placements_of(flow, self.network)
+        return cost_of_placements(flow, placements, self.network)[0], _work(self.mesh, placements)
 
 
 def _alternatives(view: RuleView) -> Iterator[Placement]:

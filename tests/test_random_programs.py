@@ -83,7 +83,7 @@ class Tally:
         refused = self.ends.total() - self.ends["right"]
         assert refused < MOST * self.ends.total(), self.ends
         assert len(self.unforced) < MOST * reached
-        assert {"all_gather", "all_reduce", "all_to_all", "reduce_scatter"} <= set(self.collectives)
+        assert {"all_gather", "all_reduce", "all_to_all"} <= set(self.collectives)
 
 
 def _outcome(program: Program, *, is_inside: bool, is_saved: bool) -> tuple[Outcome, list[Run]]:
