@@ -14,6 +14,7 @@ from onnx import helper
 
 from irpar.ir import Tensor as NodeTensor
 from irpar.ir.attributes import Floats, Ints, Strings
+from irpar.onnx_io.versions import OLDEST_OPSET
 
 from .ops.rule_proof import NEWEST, Array, Constant, Sample
 from .ops.samples import SAMPLES
@@ -97,6 +98,8 @@ def _opsets_of(sample: Sample) -> Iterator[Opsets]:
             version = {"": opset, CLASSIC: classic}.get(sample.domain, 1)
             if (sample.op, opset) in WITHOUT_A_KERNEL:
                 continue
+            if opset < OLDEST_OPSET and not onnx.defs.has(sample.op, sample.domain):
+                continue  # ONNX's version converter does not know it.
             if opset <= newest and _since(sample, version) == _since(sample, sample.version):
                 yield opset, classic
 
