@@ -145,7 +145,8 @@ class Group:
         return f"{self.salt}: {', '.join('.'.join(planted.operator) for planted in self.planted)}"
 
 
-def groups(size: int, salt: str) -> list[Group]:
+@cache
+def groups(size: int, salt: str) -> tuple[Group, ...]:
     """Every operator with a rule in one of the groups, at most `size` in each."""
     operators = list(plantable())
     Random(salt).shuffle(operators)
@@ -158,7 +159,7 @@ def groups(size: int, salt: str) -> list[Group]:
                 break
         else:
             made.append([planted])
-    return [Group(tuple(found), f"{salt}/{number}") for number, found in enumerate(made)]
+    return tuple(Group(tuple(found), f"{salt}/{number}") for number, found in enumerate(made))
 
 
 # -- planting -------------------------------------------------------------------------------------------------------
