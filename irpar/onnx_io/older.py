@@ -45,9 +45,10 @@ def prepare(model: onnx.ModelProto, version: int) -> None:
         _unsqueeze_slopes(model)
 
 
-def finish(model: onnx.ModelProto, version: int) -> None:
-    """Mend what the converter made of a model of opset `version`."""
+def finish(before: onnx.ModelProto, model: onnx.ModelProto, version: int) -> None:
+    """Mend what the converter made of a model of opset `version`, which `before` is."""
     if version < 11:
+        _keep_names(before.graph, model.graph)
         constants = _constants(model.graph)
         for graph in reversed(list(_graphs(model.graph))):
             _keep_places(graph, version, constants)
@@ -60,6 +61,28 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         for attribute in node.attribute:
             for nested in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 yield from _graphs(nested)
+
+
+_REPLACED = {"Upsample": "Resize", "Scatter": "ScatterElements"}
+"""Operators for which the converter makes new nodes; the results of these have names that nobody knows."""
+
+
+def _keep_names(before: onnx.GraphProto, graph: onnx.GraphProto) -> None:
+    """Give results that the converter made anew the names that they had; annotations go by them."""
+    old = {name for node in before.node for name in node.output}
+    left = {name for node in graph.node for name in node.output}
+    names: dict[str, str] = {}
+    for operator, other in _REPLACED.items():
+        gone = [node.output[0] for node in before.node if node.op_type == operator and node.output[0] not in left]
+        made = [node.output[0] for node in graph.node if node.op_type == other and node.output[0] not in old]
+        if len(gone) == len(made):
+            names.update(zip(made, gone, strict=True))
+    for inner in _graphs(graph) if names else ():
+        for node in inner.node:
+            for fields in (node.input, node.output):
+                fields[:] = [names.get(name, name) for name in fields]
+        for value in (*inner.output, *inner.value_info):
+            value.name = names.get(value.name, value.name)
 
 
 def _flatten_hardmax(graph: onnx.GraphProto) -> None:

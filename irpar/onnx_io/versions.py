@@ -119,7 +119,7 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
         converted = version_converter.convert_version(slim, OLDEST_OPSET)
     except Exception as error:  # the converter raises what its C++ code throws
         raise _refusal(model, version, str(error), _named_ops(model, str(error))) from None
-    finish(converted, version)
+    finish(slim, converted, version)
     _restore(model, converted, large)
     if _interface(converted) != _interface(model):
         raise _refusal(model, version, "it changes the types of the model's inputs or results", [])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -143,3 +144,15 @@ def test_scan_of_opset_8_keeps_its_batch_dim(backward: int) -> None:
 def test_scan_with_sequence_lengths_is_refused() -> None:
     with pytest.raises(OnnxError, match=r'(?s)sequence lengths is not supported.*Scan of "y".*do: export'):
         to_module(scan("lengths"))
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (9, "g (float[1, 2, 3, 4] x, float[4] s) => (float[1, 2, 6, 8] z) { y = Upsample(x, s) z = Relu(y) }"),
+        (10, "g (float[6, 5] x, int64[5, 3] i, float[5, 3] s) => (float[6, 5] z) { y = Scatter(x, i, s) z = Relu(y) }"),
+    ],
+)
+def test_results_keep_their_names(version: int, text: str) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["": {version}]> {text}')
+    assert {"y", "z"} <= {value.source_name for value in to_module(model).graph.values()}
