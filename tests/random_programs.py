@@ -95,12 +95,13 @@ class Program:
         return irpar.api.DEFAULT_PIPELINE.replace(name, f"{name}{{strategy={self.strategy}}}")
 
 
+Draw = Callable[[st.SearchStrategy[Any]], Any]
 SEEDS = st.integers(0, 2**24 - 1)
 """Small enough for hypothesis to draw them evenly."""
 
 
 @st.composite
-def programs(draw: Callable[[st.SearchStrategy[Any]], Any], group: Group | None = None, count: int = 5) -> Program:
+def programs(draw: Draw, group: Group | None = None, count: int = 5) -> Program:
     """A program of `count` operators of a group among others, of which hypothesis draws the seeds; None: of any group."""
     group = group or draw(st.sampled_from(groups(25, "any")))
 
@@ -232,14 +233,14 @@ class UnsteadyError(Exception):
     """The original gives other numbers node by node than as a whole: nothing can be compared with it."""
 
 
-def check(program: Program, folder: Path, *, is_inside: bool = True, is_saved: bool = False) -> Outcome:
+def check(program: Program, folder: Path, *, inside: bool = True, saved: bool = False) -> Outcome:
     """Partition a program and run it on all ranks; every output must be what ONNX Runtime computes on the original.
 
     Args:
         program: the program.
         folder: for files.
-        is_inside: look at intermediate values too.
-        is_saved: save the partition, open and run it.
+        inside: look at intermediate values too.
+        saved: save the partition, open and run it.
 
     Raises:
         AssertionError: it is not, ranks differ, or the plan is not what was executed.
@@ -257,9 +258,9 @@ def check(program: Program, folder: Path, *, is_inside: bool = True, is_saved: b
     _check_annotations(partition, program)
     for engine in program.engines:
         _check_run(partition, engine, program, expected)
-    if is_inside:
+    if inside:
         _check_inside(partition, program)
-    if is_saved:
+    if saved:
         partition.save(folder / "out", force=True)
         _check_run(irpar.Partition.open(folder / "out"), program.engines[0], program, expected)
     return Outcome("", Counter(entry["kind"] for entry in partition.plan.collectives))

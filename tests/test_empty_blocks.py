@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import irpar
 from irpar.sharding import filled_blocks
 
-from .random_graphs import Draw
-from .random_programs import Program, Spec, UnsteadyError, check, draw_program, partitioned
+from . import random_programs
+from .random_programs import Draw, Program, Spec, UnsteadyError, check, partitioned
 from .test_odd_shardings import PROGRAMS, Specs, ids
 from .written import model_of_text
 
@@ -116,7 +116,7 @@ PIECES = {8: ("{0}", "{0}:(1)2", "{0}:(2)4", "{0}:(1)4"), 12: ("{0}", "{0}:(1)4"
 @st.composite
 def programs(draw: Draw) -> Program:
     """A random program, whose annotated values are cut over more devices than most dims have elements."""
-    program = draw_program(draw, 8)
+    program: Program = draw(random_programs.programs(count=2))
     mesh = irpar.Mesh(draw(st.sampled_from(MESHES)))
     return replace(program, mesh=mesh, annotations={n: _spec(draw, s, mesh) for n, s in program.annotations.items()})
 

@@ -43,7 +43,7 @@ class Tally:
     def check(self, program: Program) -> None:
         """Check one program; inside every third, every tenth from disk too."""
         number = self.ends.total()
-        outcome, found = _outcome(program, is_inside=number % 3 == 0, is_saved=number % 10 == 0)
+        outcome, found = _outcome(program, inside=number % 3 == 0, saved=number % 10 == 0)
         self.drawn.update(program.drawn)
         self.collectives.update(outcome.collectives)
         self.ends[_reason(outcome.refusal)] += 1
@@ -86,10 +86,10 @@ class Tally:
         assert {"all_gather", "all_reduce", "all_to_all"} <= set(self.collectives)
 
 
-def _outcome(program: Program, *, is_inside: bool, is_saved: bool) -> tuple[Outcome, list[Run]]:
+def _outcome(program: Program, *, inside: bool, saved: bool) -> tuple[Outcome, list[Run]]:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            outcome = check(program, Path(folder), is_inside=is_inside, is_saved=is_saved)
+            outcome = check(program, Path(folder), inside=inside, saved=saved)
         except UnsteadyError:
             return Outcome("the original has no steady answer"), []
         except Exception as error:
@@ -102,7 +102,7 @@ def _outcome(program: Program, *, is_inside: bool, is_saved: bool) -> tuple[Outc
 def _fails(program: Program, how: type[Exception]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            check(program, Path(folder), is_saved=True)
+            check(program, Path(folder), saved=True)
         except UnsteadyError:
             return False
         except Exception as error:
@@ -258,7 +258,7 @@ FAILED: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", FAILED)
 def test_draws_that_failed_once(name: str, tmp_path: Path) -> None:
-    assert check(FAILED[name], tmp_path, is_saved=True).refusal == ""
+    assert check(FAILED[name], tmp_path, saved=True).refusal == ""
 
 
 def test_a_constant_that_is_read_twice_is_cut_for_nothing(tmp_path: Path) -> None:
