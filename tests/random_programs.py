@@ -209,6 +209,11 @@ def _annotations(maker: GraphMaker, mesh: irpar.Mesh) -> dict[str, Spec]:
     return {found.name: _spec(random, len(found.shape), mesh) for found in chosen}
 
 
+def draw_spec(draw: Draw, rank: int, mesh: irpar.Mesh) -> Spec:
+    """How a tensor of a rank lies; each axis of the mesh, or its parts, cuts at most one dim."""
+    return _spec(Random(draw(SEEDS)), rank, mesh)
+
+
 def _spec(random: Random, rank: int, mesh: irpar.Mesh) -> Spec:
     dims: list[list[str]] = [[] for _ in range(rank)]
     pieces = [piece.format(name) for name, size in mesh.axes.items() for piece in random.choice(_PIECES[size])]

@@ -19,8 +19,7 @@ from irpar.ir import Conflict, Module, Node, clone_module
 from irpar.ops.collectives import collective_axes
 from irpar.pass_manager import PassManager
 
-from .random_graphs import Draw
-from .random_programs import MESHES, Program, draw_spec, programs
+from .random_programs import MESHES, Draw, Program, draw_spec, programs
 from .test_random_programs import ANY_TIME
 from .written import PROGRAMS, Specs
 

@@ -119,7 +119,7 @@ class _Origins:
         roots = [cut for cut in self.lost if self._is_annotated(*cut)]
         for cut in roots:
             del self.lost[cut]
-        reached = self._spread(roots, self._logged())
+        reached = [*roots, *self._spread(roots, self._logged())]
         for step in (self._sharing, self._beside):
             if self.lost:
                 reached += self._spread(reached, step)
