@@ -239,19 +239,21 @@ class _Localizer:
                 self._replace(node, made, replaced)
 
     def _spread(self, node: Node, made: Node, spread: Spread) -> bool:
-        """Write the local program of a node where the dims along which it works are cut; False where they are not."""
+        """Write the local program of a node where the dims along which it works are cut; False where the node stays."""
         placement = placement_as_it_lies(node, self.mesh)
         axes = () if placement is None else spread_axes(node, placement.rule, placement.factors)
         if self.mesh.group_size(axes) == 1:
             return False
         assert made.graph is not None
         builder = Builder(made.graph, self.module.opsets, before=made, like=made)
-        program = LocalProgram(node, made, builder, axes, spread.dims(node) or ())
+        program = LocalProgram(node, made, builder, axes, spread.dims(node) or (), self.local.ranks)
         results = spread.write(program)
         for collective in program.made:
             collective.doc = reason_of_program(self.module, node, axes)
-        self._replace(node, made, results)
         self.has_programs = True
+        if results is None:
+            return False
+        self._replace(node, made, results)
         return True
 
     def _number(self) -> None:

@@ -101,11 +101,15 @@ class RuleView:
         self.operand_count = len(rule.operands)
         self.spread = spread_factors(node, rule) if values is None else frozenset()
         self.must_divide = [False] * len(rule.sizes)
+        self.least = list(rule.sizes)
         for value, factors in zip(self.values, self.tensors, strict=True):
             if value is None:
                 continue
             for dim, parts in enumerate(factors):
-                if len(parts) > 1 or (parts and rule.sizes[parts[0]] != value.shape[dim]):
+                if len(parts) == 1 and parts[0] in self.spread:
+                    # Its local program takes blocks of any sizes.
+                    self.least[parts[0]] = min(self.least[parts[0]], value.shape[dim])
+                elif len(parts) > 1 or (parts and rule.sizes[parts[0]] != value.shape[dim]):
                     for factor in parts:
                         self.must_divide[factor] = True
 
@@ -120,6 +124,8 @@ class RuleView:
         size = self.rule.sizes[factor]
         for count in range(len(axes), 0, -1):
             parts = self.mesh.group_size(axes[:count])
+            if factor in self.spread and filled_blocks(self.least[factor], parts) < parts:
+                continue  # In a local program every device takes part.
             if size % parts == 0 or (not self.must_divide[factor] and self._takes(factor, parts)):
                 return axes[:count]
         return ()
@@ -129,8 +135,7 @@ class RuleView:
         size = self.rule.sizes[factor]
         if filled_blocks(size, parts) == parts:
             return True
-        # In a local program every device takes part.
-        return size > 1 and self.rule.accepts_empty[factor] and factor not in self.spread
+        return size > 1 and self.rule.accepts_empty[factor]
 
     def fills(self, factor: int, axes: Axes) -> bool:
         """Whether `axes` may cut a factor so that every device gets elements of it."""
@@ -258,8 +263,12 @@ def program_cost(node: Node, placement: Placement, mesh: Mesh, network: Network)
         None if value is None or needed is None else ceil_shape(needed, value.shape)
         for value, needed in zip(node.operands, placement.operands, strict=True)
     ]
-    sent = found.spread.sends(node, blocks, mesh.group_size(axes))
-    return sum(network.key(each.kind, axes, each.bytes, mesh)[0] for each in sent), len(sent)
+    first = placement.operands[0]
+    assert first is not None
+    cut = {dim: first.axes[dim] for dim in found.spread.dims(node) or () if first.axes[dim]}
+    sent = found.spread.sends(node, blocks, {dim: mesh.group_size(axes) for dim, axes in cut.items()})
+    keys = (network.key(each.kind, axes if each.dim is None else cut[each.dim], each.bytes, mesh) for each in sent)
+    return sum(key[0] for key in keys), len(sent)
 
 
 def has_rank(value: Value) -> bool:

@@ -211,7 +211,7 @@ def spread_factors(node: Node, rule: FactorRule) -> frozenset[int]:
     except CannotTellError:
         dims = None
     standing = [factor for dim in dims or () for factor in rule.operands[0][dim]]
-    return frozenset(factor for factor in standing if rule.kinds[factor] is Kind.REPLICATE)
+    return frozenset(factor for factor in standing if rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE))
 
 
 def flops(node: Node) -> int:

@@ -10,13 +10,11 @@ from .facts import (
     CannotTellError,
     axes_of,
     axis_attribute,
-    axis_of,
     broadcast_dims,
     dims_of,
     int_attribute,
     ints_attribute,
     ints_of,
-    ints_operand,
     needed,
     needed_ints,
     operand,
@@ -30,6 +28,7 @@ from .facts import (
 from .local import set_target
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
+from .spread_shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
 
 # -- Transpose ------------------------------------------------------------------------------------------------------
 
@@ -185,15 +184,18 @@ def _known(dims: Sequence[Dim]) -> Dim:
 
 
 def _rule_concat(node: Node) -> FactorRule:
-    """The axis is whole, the other dims pass."""
+    """Along the axis elements move to other blocks, the other dims pass."""
     return _rule_along(node, axis_attribute(node, len(result_shape(node))))
 
 
 def _rule_along(node: Node, axis: int) -> FactorRule:
-    """Operands and results of one shape but for the axis, which is whole; vectors that say how to cut are whole."""
+    """Operands and results of one shape but for the axis; vectors that say how to cut are whole."""
     rule = RuleBuilder()
     shape = result_shape(node)
-    dims: list[DimFactors] = [() if dim == axis else rule.dims([size])[0] for dim, size in enumerate(shape)]
+    length = max(value.shape[axis] for value in (*node.inputs[:1], *node.results))
+    dims: list[DimFactors] = [
+        (rule.factor(length, Kind.PERMUTE),) if dim == axis else rule.dims([size])[0] for dim, size in enumerate(shape)
+    ]
     operands = [dims if place == 0 or node.op_type == "Concat" else whole(1) for place in range(len(node.operands))]
     if any(len(found) != len(shape) for found in result_shapes(node)):
         raise CannotTellError("results of different rank")
@@ -223,31 +225,20 @@ def _infer_split(node: Node) -> Sequence[Type]:
 
 
 def _rule_split(node: Node) -> FactorRule:
-    """The axis is whole, the other dims pass."""
+    """Along the axis elements move to other blocks, the other dims pass."""
     return _rule_along(node, axis_attribute(node, len(shape_of(node, 0)), 0))
 
 
-define(OpDef("", "Concat", _infer_concat, _rule_concat))
-define(OpDef("", "Split", _infer_split, _rule_split))
+define(OpDef("", "Concat", _infer_concat, _rule_concat, spread=CONCAT.spread()))
+define(OpDef("", "Split", _infer_split, _rule_split, spread=SPLIT.spread()))
 
 
 # -- Slice, Pad, Tile, Expand ---------------------------------------------------------------------------------------
 
 
-def _slices(node: Node, rank: int) -> dict[int, tuple[int, int, int]]:
-    """Axis to (start, end, step)."""
-    starts, ends = needed_ints(node, 1), needed_ints(node, 2)
-    axes = ints_operand(node, 3)
-    steps = ints_operand(node, 4) or (1,) * len(starts)
-    places = range(len(starts)) if axes is None else [axis_of(axis, rank) for axis in axes]
-    if not len(places) == len(starts) == len(ends) == len(steps) or 0 in steps:
-        raise CannotTellError("starts, ends, axes and steps do not fit each other")
-    return dict(zip(places, zip(starts, ends, steps, strict=True), strict=True))
-
-
 def _infer_slice(node: Node) -> Sequence[Type]:
     dims = list(dims_of(node, 0))
-    for axis, cut in _slices(node, len(dims)).items():
+    for axis, cut in slices(node, len(dims)).items():
         dims[axis] = _sliced_size(dims[axis], cut)
     return [tensor_of(node, 0).with_shape(tuple(dims))]
 
@@ -276,37 +267,28 @@ def _is_full(size: int, cut: tuple[int, int, int]) -> bool:
 def _rule_slice(node: Node) -> FactorRule:
     """Dims that are taken whole pass; those that are cut are whole."""
     shape = shape_of(node, 0)
-    partial = {axis for axis, cut in _slices(node, len(shape)).items() if not _is_full(shape[axis], cut)}
+    partial = {axis for axis, cut in slices(node, len(shape)).items() if not _is_full(shape[axis], cut)}
     return _rule_except(node, partial)
 
 
 def _rule_except(node: Node, changed: set[int]) -> FactorRule:
-    """Dims pass but for the changed ones; all operands but the first are whole."""
+    """Dims pass; along the changed ones elements move to other blocks. All operands but the first are whole."""
     rule = RuleBuilder()
-    shape = shape_of(node, 0)
-    dims = [rule.dims([size], Kind.REPLICATE if dim in changed else Kind.PASS)[0] for dim, size in enumerate(shape)]
-    result: list[DimFactors] = [() if dim in changed else factors for dim, factors in enumerate(dims)]
+    shape, result = shape_of(node, 0), result_shape(node)
+    dims = [
+        rule.dims([max(size, after)], Kind.PERMUTE if dim in changed else Kind.PASS)[0]
+        for dim, (size, after) in enumerate(zip(shape, result, strict=True))
+    ]
     others = [() if other is None else whole(len(other)) for other in shapes_of(node)[1:]]
-    return rule.done([dims, *others], [result])
+    return rule.done([dims, *others], [dims])
 
 
-define(OpDef("", "Slice", _infer_slice, _rule_slice))
-
-
-def _pads(node: Node, rank: int) -> dict[int, tuple[int, int]]:
-    """Axis to (before, after)."""
-    pads = needed_ints(node, 1)
-    axes = ints_operand(node, 3)
-    places = range(rank) if axes is None else [axis_of(axis, rank) for axis in axes]
-    half = len(pads) // 2
-    if len(pads) != 2 * len(places):
-        raise CannotTellError("pads of another rank")
-    return dict(zip(places, zip(pads[:half], pads[half:], strict=True), strict=True))
+define(OpDef("", "Slice", _infer_slice, _rule_slice, spread=SLICE.spread()))
 
 
 def _infer_pad(node: Node) -> Sequence[Type]:
     dims = list(dims_of(node, 0))
-    for axis, (before, after) in _pads(node, len(dims)).items():
+    for axis, (before, after) in pads_of(node, len(dims)).items():
         size = dims[axis]
         dims[axis] = size if before + after == 0 or size is None else size + (before + after)
     return [tensor_of(node, 0).with_shape(tuple(dims))]
@@ -314,10 +296,10 @@ def _infer_pad(node: Node) -> Sequence[Type]:
 
 def _rule_pad(node: Node) -> FactorRule:
     """Dims without padding pass, in every mode."""
-    return _rule_except(node, {axis for axis, pads in _pads(node, len(shape_of(node, 0))).items() if pads != (0, 0)})
+    return _rule_except(node, {axis for axis, pads in pads_of(node, len(shape_of(node, 0))).items() if pads != (0, 0)})
 
 
-define(OpDef("", "Pad", _infer_pad, _rule_pad))
+define(OpDef("", "Pad", _infer_pad, _rule_pad, spread=PAD.spread()))
 
 
 def _infer_tile(node: Node) -> Sequence[Type]:
@@ -333,7 +315,7 @@ def _rule_tile(node: Node) -> FactorRule:
     return _rule_except(node, {dim for dim, count in enumerate(needed_ints(node, 1)) if count != 1})
 
 
-define(OpDef("", "Tile", _infer_tile, _rule_tile))
+define(OpDef("", "Tile", _infer_tile, _rule_tile, spread=TILE.spread()))
 
 
 def _infer_expand(node: Node) -> Sequence[Type]:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import Builder, DType, Node, TensorType, Value
-from irpar.sharding import Axis, Reduction, Sharding
+from irpar.sharding import Axis, Reduction, Sharding, local_shape
 
 from .facts import needed
 
 Shape = tuple[int, ...]
+Cuts = Mapping[int, int]
+"""Dim of the first operand to the number of blocks, for those along which a local program works and which are cut."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Sent:
         kind: as plan.json calls it.
         elements: of the operand that one device holds, of uneven blocks the largest.
         bits: of an element.
+        dim: it runs over the axes that cut this dim of the first operand; None: over those of all dims together.
     """
 
     kind: str
     elements: int
     bits: int
+    dim: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -43,14 +47,16 @@ class Spread:
     """The local program of an operator, for factors that its rule needs whole.
 
     Attributes:
-        sends: its collectives for a node, given the (largest) block of each operand.
-        write: writes it; gives one value for each result of the node.
+        sends: its collectives for a node, given the (largest) block of each operand, and into how many blocks each of
+            the dims is cut.
+        write: writes it; gives one value for each result of the node, or None where it only changed operands and
+            attributes of the local node, which stays.
         dims: the dims of the first operand along which it works; the factors that stand there may be cut. None: this
             node has none.
     """
 
-    sends: Callable[[Node, Sequence[Shape | None], int], Sequence[Sent]]
-    write: "Callable[[LocalProgram], Sequence[Value]]"
+    sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
+    write: "Callable[[LocalProgram], Sequence[Value] | None]"
     dims: Callable[[Node], Sequence[int] | None]
 
 
@@ -63,12 +69,21 @@ class LocalProgram:
         builder: inserts before it.
         axes: the mesh axes that cut the dims along which the program works.
         dims: these dims, of the first operand.
+        ranks: that run the local graph.
 
     Attributes:
         made: the collectives, for whoever numbers and explains them.
     """
 
-    def __init__(self, whole: Node, local: Node, builder: Builder, axes: Sequence[Axis], dims: Sequence[int]) -> None:
+    def __init__(
+        self,
+        whole: Node,
+        local: Node,
+        builder: Builder,
+        axes: Sequence[Axis],
+        dims: Sequence[int],
+        ranks: Sequence[int] = (0,),
+    ) -> None:
         self.whole = whole
         self.local = local
         self.builder = builder
@@ -80,6 +95,7 @@ class LocalProgram:
         self.lies = self.origin.sharding
         self.mesh = self.lies.mesh
         self.parts = self.mesh.group_size(self.axes)
+        self.ranks = tuple(ranks)
         self.made: list[Node] = []
 
     # -- what is computed on one device -----------------------------------------------------------------------------
@@ -142,10 +158,32 @@ class LocalProgram:
         shape = tuple(total if at == dim else size for at, size in enumerate(value.shape))
         return self._collective("AllGather", value, {"dim": dim}, shape, after, whole)
 
+    def permute(self, value: Value, dim: int, pairs: Sequence[tuple[int, int]]) -> Value:
+        """What the first device of each pair has along a dim, on the second; zeros where nothing comes."""
+        block = local_shape(self.lies, self.origin.shape, self.mesh.coords(self.ranks[0]))
+        kept = [at == dim or value.shape[at] == block[at] for at in range(len(block))]
+        axes = [cut if keep else () for cut, keep in zip(self.lies.axes, kept, strict=True)]
+        sizes = zip(self.origin.shape, value.shape, kept, strict=True)
+        whole = [size if keep else mine for size, mine, keep in sizes]
+        whole[dim] = value.shape[dim] * self.lies.dim_parts(dim)
+        value.sharding, value.global_shape = Sharding.of_axes(self.mesh, axes), tuple(whole)
+        flat = [position for pair in pairs for position in pair]
+        along = self.lies.axes[dim]
+        return self._collective(
+            "CollectivePermute", value, {"pairs": flat}, value.shape, value.sharding, tuple(whole), along
+        )
+
     def _collective(
-        self, op_type: str, value: Value, attributes: dict[str, Any], shape: Shape, after: Sharding, whole: Shape
+        self,
+        op_type: str,
+        value: Value,
+        attributes: dict[str, Any],
+        shape: Shape,
+        after: Sharding,
+        whole: Shape,
+        axes: Sequence[Axis] | None = None,
     ) -> Value:
-        attributes |= {"axes": [str(axis) for axis in self.axes], "id": 0}
+        attributes |= {"axes": [str(axis) for axis in (self.axes if axes is None else axes)], "id": 0}
         type_ = TensorType(value.dtype, shape)
         result = self.builder.op(op_type, [value], attributes, type=type_, domain="irpar")
         result.sharding, result.global_shape = after, whole

@@ -6,7 +6,7 @@ from math import prod
 from irpar.ir import DType, Node, Value
 
 from .facts import axes_of, axis_attribute, float_attribute, int_attribute, ints_attribute, shape_of, tensor_of
-from .spread import LocalProgram, Sent, Shape, Spread
+from .spread import Cuts, LocalProgram, Sent, Shape, Spread
 
 Dims = Callable[[Node], Sequence[int]]
 
@@ -22,10 +22,10 @@ def _is_float(node: Node) -> bool:
     return tensor_of(node, 0).dtype in (DType.F16, DType.BF16, DType.F32, DType.F64)
 
 
-def _statistics(count: int, dims_of: Dims) -> Callable[[Node, Sequence[Shape | None], int], list[Sent]]:
+def _statistics(count: int, dims_of: Dims) -> Callable[[Node, Sequence[Shape | None], Cuts], list[Sent]]:
     """`count` all-reduces of what is left when the dims are reduced."""
 
-    def sends(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
+    def sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
         shape, dims = blocks[0] or (), dims_of(node)
         elements = prod(size for dim, size in enumerate(shape) if dim not in dims)
         return [Sent("all_reduce", elements, _computed(tensor_of(node, 0).dtype).bits)] * count

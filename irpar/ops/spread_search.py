@@ -11,7 +11,7 @@ from irpar.sharding import ceil_div
 
 from .coords import block_index, block_start
 from .facts import axis_attribute, axis_of, int_attribute, needed_ints, result_shape, shape_of, tensor_of
-from .spread import LocalProgram, Sent, Shape, Spread
+from .spread import Cuts, LocalProgram, Sent, Shape, Spread
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ def _hardmax_dims(node: Node) -> Sequence[int] | None:
 
 
 def _sends_best(dims: Callable[[Node], Sequence[int] | None]) -> Callable[..., list[Sent]]:
-    def sends(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
+    def sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
         (axis,) = dims(node) or (0,)
         rows = _others(blocks[0], axis)
         bits = _searched(tensor_of(node, 0).dtype).bits
@@ -110,9 +110,9 @@ def _candidates(node: Node, parts: int) -> int:
     return min(result_shape(node)[axis], ceil_div(shape_of(node, 0)[axis], parts))
 
 
-def _sends_candidates(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
+def _sends_candidates(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
     (axis,) = _top_k_dims(node) or (0,)
-    count = _others(blocks[0], axis) * _candidates(node, parts)
+    count = _others(blocks[0], axis) * _candidates(node, prod(cuts.values()))
     return [Sent("all_gather", count, bits) for bits in (_searched(tensor_of(node, 0).dtype).bits, _PLACE.bits)]
 
 
@@ -174,7 +174,7 @@ def _cumulative_dims(node: Node) -> Sequence[int] | None:
     return (axis_of(needed_ints(node, 1)[0], len(shape_of(node, 0))),)
 
 
-def _sends_totals(node: Node, blocks: Sequence[Shape | None], parts: int) -> list[Sent]:
+def _sends_totals(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
     (axis,) = _cumulative_dims(node) or (0,)
     return [Sent("all_gather", _others(blocks[0], axis), tensor_of(node, 0).dtype.bits)]
 

@@ -1,0 +1,178 @@
+"""Local programs that bring elements of a dim to the devices that need them, for operators that put them elsewhere.
+
+y = Concat(a : [4@tp], b : [4@tp])     4 devices hold a row of each; the first wants rows 0 and 1 of a, the last those
+                                       of b: two rounds, in which each device sends and receives one row at most
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import DType, Node, TensorType, Value
+from irpar.sharding import block_range
+from irpar.sharding.exchange import Exchange, Indices, plan_exchange
+
+from .coords import block_index
+from .facts import needed
+from .spread import Cuts, LocalProgram, Sent, Shape, Spread
+
+MOST_PLACES = 1 << 20
+"""Elements along a dim, for all devices together, up to which an exchange is planned."""
+
+Wanted = Callable[[Node, int, int], Sequence[Indices]]
+"""(node, dim, parts): per device the elements that it wants, numbered through the operands that lie in blocks."""
+
+
+def blocks_of(size: int, parts: int) -> list[range]:
+    """The elements of each block of a dim."""
+    return [range(*block_range(size, parts, at)) for at in range(parts)]
+
+
+@lru_cache(maxsize=4096)
+def _planned(sources: tuple[int, ...], wanted: tuple[bytes, ...], zero_fill: bool) -> Exchange:
+    rows = [np.frombuffer(row, np.int64) for row in wanted]
+    return plan_exchange(sources, rows, zero_fill=zero_fill)
+
+
+def planned(sources: Sequence[int], wanted: Sequence[Indices], *, zero_fill: bool) -> Exchange:
+    """`plan_exchange`, each problem once: layers are alike."""
+    return _planned(tuple(sources), tuple(np.asarray(row, np.int64).tobytes() for row in wanted), zero_fill)
+
+
+def sends(exchange: Exchange, block: Shape, dim: int, bits: int) -> list[Sent]:
+    """The rounds of an exchange along a dim of a block."""
+    others = prod(size for at, size in enumerate(block) if at != dim)
+    return [Sent("permute", step.size * others, bits, dim) for step in exchange.rounds]
+
+
+def perform(
+    program: LocalProgram, exchange: Exchange, sources: Sequence[Value], dim: int, fill: "np.ndarray[Any, Any] | None"
+) -> Value:
+    """Write an exchange: what the device wants, along a dim of its blocks of the sources.
+
+    Args:
+        program: writes.
+        exchange: the plan.
+        sources: the local blocks; all lie alike in the other dims.
+        dim: along which.
+        fill: what stands for missing elements; None: there are none, or zeros do.
+    """
+    axes = program.lies.axes[dim]
+    ours = {program.mesh.position(program.mesh.coords(rank), axes) for rank in program.ranks}
+    held = sources[0] if len(sources) == 1 else _joined(program, sources, dim)
+    has = [held]
+    for step in exchange.rounds:
+        has.append(program.permute(_taken(program, held, dim, list(step.rows), ours), dim, step.pairs))
+    total = sum(value.shape[dim] for value in has)
+    if any(total in exchange.rows[at] for at in ours):
+        number = program.builder.constant(np.asarray(0 if fill is None else fill, held.dtype.numpy), "fill")
+        shape = tuple(1 if at == dim else size for at, size in enumerate(held.shape))
+        has.append(program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=held.dtype))
+    return _taken(program, _joined(program, has, dim), dim, list(exchange.rows), ours)
+
+
+def _joined(program: LocalProgram, values: Sequence[Value], dim: int) -> Value:
+    if len(values) == 1:
+        return values[0]
+    total = sum(value.shape[dim] for value in values)
+    shape = tuple(total if at == dim else size for at, size in enumerate(values[0].shape))
+    return program.op("Concat", values, {"axis": dim}, shape=shape)
+
+
+def _taken(program: LocalProgram, value: Value, dim: int, rows: Sequence[Indices | None], ours: set[int]) -> Value:
+    """The elements of a row along a dim: slices where all our devices take the same, else looked up by place."""
+    mine = [row for at, row in enumerate(rows) if at in ours and row is not None]
+    if not mine:
+        # We send nothing in this round; what we hold is as good as anything.
+        size = next(len(row) for row in rows if row is not None)
+        mine = [np.zeros(size, np.int64)]
+    if all(np.array_equal(row, mine[0]) for row in mine):
+        return _sliced(program, value, dim, mine[0])
+    width = len(mine[0])
+    table = np.stack(
+        [np.zeros(width, np.int64) if row is None or at not in ours else row for at, row in enumerate(rows)]
+    )
+    place = block_index(program.builder, program.mesh, program.lies.axes[dim])
+    known = program.builder.constant(table, "places")
+    row = program.builder.op("Gather", [known, place], {"axis": 0}, type=TensorType(DType.I64, (width,)))
+    shape = tuple(width if at == dim else size for at, size in enumerate(value.shape))
+    return program.op("Gather", [value, row], {"axis": dim}, shape=shape)
+
+
+def _sliced(program: LocalProgram, value: Value, dim: int, row: Indices) -> Value:
+    """The elements of a row as slices side by side."""
+    if len(row) == value.shape[dim] and np.array_equal(row, np.arange(len(row))):
+        return value
+    if not len(row):
+        runs = [row]
+    else:
+        runs = np.split(row, np.flatnonzero(np.diff(row) != 1) + 1)
+    if len(runs) > 8:
+        shape = tuple(len(row) if at == dim else size for at, size in enumerate(value.shape))
+        return program.op("Gather", [value, program.ints(row.tolist())], {"axis": dim}, shape=shape)
+    made = []
+    for run in runs:
+        start = int(run[0]) if len(run) else 0
+        ends = [program.ints([number]) for number in (start, start + len(run), dim)]
+        shape = tuple(len(run) if at == dim else size for at, size in enumerate(value.shape))
+        made.append(program.op("Slice", [value, *ends], shape=shape))
+    return _joined(program, made, dim)
+
+
+# -- operators that put elements elsewhere --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moving:
+    """An operator that puts elements of its operands elsewhere along some dims.
+
+    Attributes:
+        dims: along which dims it does so and may be cut, None where it may not.
+        wanted: per device the elements that its block of the result, or of all results one after the other, has.
+        rest: what is left to do when the elements along some dims are there: gives the results, or None where it
+            changed the local node.
+        sources: how many of its first operands lie in blocks; None: all.
+        fill: the element that FILL stands for; None: zero.
+    """
+
+    dims: Callable[[Node], Sequence[int] | None]
+    wanted: Wanted
+    rest: Callable[[LocalProgram, Value, Sequence[int]], Sequence[Value] | None]
+    sources: int | None = 1
+    fill: "Callable[[Node], np.ndarray[Any, Any] | None]" = lambda node: None
+
+    def spread(self) -> Spread:
+        """Its local program."""
+        return Spread(self._sends, self._write, self.dims)
+
+    def _plan(self, node: Node, dim: int, parts: int) -> Exchange:
+        sizes = [value.shape[dim] for value in node.inputs[: self.sources]]
+        fill = self.fill(node)
+        return planned(sizes, self.wanted(node, dim, parts), zero_fill=fill is None or not fill)
+
+    def _sends(self, node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
+        shape = list(blocks[0] or ())
+        found = []
+        for dim, parts in sorted(cuts.items()):
+            exchange = self._plan(node, dim, parts)
+            found.extend(sends(exchange, tuple(shape), dim, needed(node, 0).dtype.bits))
+            shape[dim] = max(map(len, exchange.rows))
+        return found
+
+    def _write(self, program: LocalProgram) -> Sequence[Value] | None:
+        node = program.whole
+        cut = [dim for dim in sorted(program.dims) if program.lies.dim_parts(dim) > 1]
+        values: Sequence[Value] = program.local.inputs[: self.sources]
+        for dim in cut:
+            exchange = self._plan(node, dim, program.lies.dim_parts(dim))
+            values = [perform(program, exchange, values, dim, self.fill(node))]
+        return self.rest(program, values[0], cut)
+
+
+def is_small(node: Node, dims: Sequence[int]) -> bool:
+    """Whether the dims of a node's tensors are short enough to plan an exchange."""
+    return all(value.shape[dim] <= MOST_PLACES for value in (*node.inputs[:1], *node.results) for dim in dims)

@@ -1,0 +1,170 @@
+"""Concat, Split, Slice, Pad and Tile along dims that are cut: which elements each block of the result has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import Node, Value
+from irpar.sharding.exchange import FILL, Indices
+
+from .facts import (
+    CannotTellError,
+    axis_attribute,
+    axis_of,
+    ints_operand,
+    needed_ints,
+    operand,
+    result_shape,
+    result_shapes,
+    shape_of,
+    text_attribute,
+)
+from .spread import LocalProgram
+from .spread_exchange import Moving, blocks_of, is_small
+
+# -- Concat, Split --------------------------------------------------------------------------------------------------
+
+
+def _axis_dims(node: Node) -> Sequence[int] | None:
+    dims = (axis_attribute(node, len(result_shape(node)), 0),)
+    return dims if is_small(node, dims) else None
+
+
+def _wanted_of_concat(node: Node, dim: int, parts: int) -> list[Indices]:
+    return [np.array(block, np.int64) for block in blocks_of(result_shape(node)[dim], parts)]
+
+
+def _wanted_of_split(node: Node, dim: int, parts: int) -> list[Indices]:
+    sizes = [shape[dim] for shape in result_shapes(node)]
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    blocks = [
+        [np.array(block, np.int64) + start for block in blocks_of(size, parts)]
+        for size, start in zip(sizes, starts, strict=True)
+    ]
+    return [np.concatenate(of_all_results) for of_all_results in zip(*blocks, strict=True)]
+
+
+def _split_block(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+    """The blocks of all results, which stand side by side, taken apart."""
+    (dim,) = cut
+    sizes = [result.shape[dim] for result in program.local.results]
+    node = program.builder.node("Split", [value, program.ints(sizes)], {"axis": dim}, results=len(sizes))
+    for made, result in zip(node.results, program.local.results, strict=True):
+        made.type = result.type
+    return list(node.results)
+
+
+CONCAT = Moving(_axis_dims, _wanted_of_concat, lambda program, value, cut: [value], sources=None)
+SPLIT = Moving(_axis_dims, _wanted_of_split, _split_block)
+
+
+# -- Slice ----------------------------------------------------------------------------------------------------------
+
+
+def slices(node: Node, rank: int) -> dict[int, tuple[int, int, int]]:
+    """Axis to (start, end, step)."""
+    starts, ends = needed_ints(node, 1), needed_ints(node, 2)
+    axes = ints_operand(node, 3)
+    steps = ints_operand(node, 4) or (1,) * len(starts)
+    places = range(len(starts)) if axes is None else [axis_of(axis, rank) for axis in axes]
+    if not len(places) == len(starts) == len(ends) == len(steps) or 0 in steps:
+        raise CannotTellError("starts, ends, axes and steps do not fit each other")
+    return dict(zip(places, zip(starts, ends, steps, strict=True), strict=True))
+
+
+def _sliced_dims(node: Node) -> Sequence[int] | None:
+    dims = list(slices(node, len(shape_of(node, 0))))
+    return dims if is_small(node, dims) else None
+
+
+def _wanted_of_slice(node: Node, dim: int, parts: int) -> list[Indices]:
+    size = shape_of(node, 0)[dim]
+    start, end, step = slices(node, len(shape_of(node, 0)))[dim]
+    # Python takes an end before the first element for one counted from the back.
+    taken = np.arange(size, dtype=np.int64)[start : None if step < 0 and end < -size else end : step]
+    return [taken[block.start : block.stop] for block in blocks_of(len(taken), parts)]
+
+
+def _slice_rest(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+    left = {dim: how for dim, how in slices(program.whole, len(value.shape)).items() if dim not in cut}
+    if not left:
+        return [value]
+    starts, ends, steps = (list(column) for column in zip(*left.values(), strict=True))
+    operands = [program.ints(numbers) for numbers in (starts, ends, list(left), steps)]
+    return [program.op("Slice", [value, *operands], shape=program.local.result.shape)]
+
+
+SLICE = Moving(_sliced_dims, _wanted_of_slice, _slice_rest)
+
+
+# -- Pad, Tile ------------------------------------------------------------------------------------------------------
+
+
+def pads_of(node: Node, rank: int) -> dict[int, tuple[int, int]]:
+    """Axis to (before, after)."""
+    pads = needed_ints(node, 1)
+    axes = ints_operand(node, 3)
+    places = range(rank) if axes is None else [axis_of(axis, rank) for axis in axes]
+    half = len(pads) // 2
+    if len(pads) != 2 * len(places):
+        raise CannotTellError("pads of another rank")
+    return dict(zip(places, zip(pads[:half], pads[half:], strict=True), strict=True))
+
+
+_BORDERS = ("reflect", "edge", "wrap")
+"""Modes of Pad that repeat elements; numpy calls them so too."""
+
+
+def _pad_dims(node: Node) -> Sequence[int] | None:
+    mode, value = text_attribute(node, "mode", "constant"), operand(node, 2)
+    is_known = mode in _BORDERS or (mode == "constant" and (value is None or value.data is not None))
+    dims = [dim for dim, pads in pads_of(node, len(shape_of(node, 0))).items() if min(pads) >= 0]
+    return dims if is_known and is_small(node, dims) else None
+
+
+def _wanted_of_pad(node: Node, dim: int, parts: int) -> list[Indices]:
+    places = np.arange(shape_of(node, 0)[dim], dtype=np.int64)
+    pads, mode = pads_of(node, len(shape_of(node, 0)))[dim], text_attribute(node, "mode", "constant")
+    if mode == "constant":
+        places = np.pad(places, pads, constant_values=FILL)
+    else:
+        places = np.pad(places, pads, mode=mode)  # type: ignore[call-overload]
+    return [places[block.start : block.stop] for block in blocks_of(len(places), parts)]
+
+
+def _pad_fill(node: Node) -> "np.ndarray[Any, Any] | None":
+    value = operand(node, 2)
+    return None if value is None or value.data is None else value.data.numpy().reshape(())
+
+
+def _pad_rest(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+    pads = {dim: pair for dim, pair in pads_of(program.whole, len(value.shape)).items() if dim not in cut}
+    if not any(any(pair) for pair in pads.values()):
+        return [value]
+    flat = [pads.get(dim, (0, 0))[side] for side in (0, 1) for dim in range(len(value.shape))]
+    operands = [value, program.ints(flat), operand(program.local, 2)]
+    return [program.op("Pad", operands, program.whole.attributes, shape=program.local.result.shape)]
+
+
+PAD = Moving(_pad_dims, _wanted_of_pad, _pad_rest, fill=_pad_fill)
+
+
+def _tile_dims(node: Node) -> Sequence[int] | None:
+    dims = [dim for dim, count in enumerate(needed_ints(node, 1)) if count != 1]
+    return dims if is_small(node, dims) else None
+
+
+def _wanted_of_tile(node: Node, dim: int, parts: int) -> list[Indices]:
+    size = shape_of(node, 0)[dim]
+    return [np.array(block, np.int64) % size for block in blocks_of(result_shape(node)[dim], parts)]
+
+
+def _tile_rest(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+    repeats = [1 if dim in cut else count for dim, count in enumerate(needed_ints(program.whole, 1))]
+    if set(repeats) == {1}:
+        return [value]
+    return [program.op("Tile", [value, program.ints(repeats)], shape=program.local.result.shape)]
+
+
+TILE = Moving(_tile_dims, _wanted_of_tile, _tile_rest)
