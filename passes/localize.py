@@ -253,7 +253,9 @@ class _Localizer:
         self.has_programs = True
         if results is None:
             return False
-        self._replace(node, made, results)
+        # What a device has already is read by others under its own name.
+        own = [value if value.node in builder.made else builder.op("Identity", [value]) for value in results]
+        self._replace(node, made, own)
         return True
 
     def _number(self) -> None:

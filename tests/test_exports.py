@@ -44,11 +44,13 @@ COLLECTIVES: dict[str, Collectives] = {
     "llama-opset23": Collectives(0, 4, _BLOCKS),
     "bert": Collectives(0, 4, _BLOCKS),
     "vit": Collectives(0, 6, f"{_BLOCKS}; {_FUSED}"),
-    "bart": Collectives(0, 8, f"{_BLOCKS}; {_FUSED}, and for the weight of cross-attention before its Split"),
+    "bart": Collectives(0, 9, f"{_BLOCKS}; {_FUSED}, and for the weight of cross-attention before its Split"),
     "moe-capacity": Collectives(0, 2, "one all-reduce for each layer of experts"),
     "moe-topk": Collectives(4, 4, "tokens are gathered and scattered by indices that may point to any row"),
     "resnet": Collectives(0, 7, "one reduction for each block, and channels brought together between blocks"),
-    "unet": Collectives(0, 9, "one for each block, each way up or down, and each skip that is cut"),
+    "unet": Collectives(
+        0, 13, "one for each block, each way up or down, and exchanges where skips that are cut are joined"
+    ),
     "dlrm": Collectives(2, 6, "one for each table and perceptron; the loops of EmbeddingBag run whole"),
     "lstm": Collectives(0, 0, "states are whole"),
     "gru": Collectives(0, 0, "states are whole"),
@@ -60,14 +62,12 @@ COLLECTIVES: dict[str, Collectives] = {
     "hf-bert": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
     "hf-t5": Collectives(0, 7, f"{_BLOCKS}, and for the vocabulary on both sides"),
     "hf-vit": Collectives(0, 4, _BLOCKS),
-    "hf-mixtral": Collectives(1, 6, f"{_BLOCKS}; an all-gather for each gate and up side by side; {_MASK}"),
+    "hf-mixtral": Collectives(1, 8, f"{_BLOCKS}; exchanges for each gate and up side by side; {_MASK}"),
 }
 
 _STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
 _BAGS = "EmbeddingBag is exported as a Loop, which runs whole"
-_BETWEEN = "shortcuts, the first and the last convolution are whole"
 MORE_THAN_ITS_SHARE: Exceptions = {
-    **{("unet", ",".join(mesh)): (1.15, _BETWEEN) for mesh in MESHES if "tp" in mesh},
     **{("dlrm", ",".join(mesh)): (1.2, _BAGS) for mesh in MESHES if "tp" in mesh},
     **{(cell, ",".join(mesh)): (2.0, _STEPS) for cell in ("lstm", "gru") for mesh in MESHES if "tp" in mesh},
 }

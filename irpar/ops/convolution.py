@@ -1,4 +1,4 @@
-"""Convolutions: batch and channels may be cut, places are whole."""
+"""Convolutions: batch and channels may be cut; those of Conv along places too, with what its windows cover."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from .facts import (
 from .local import add_bias_once
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
+from .spread_window import WINDOWS
 
 
 def window_sizes(node: Node, kernel: Sequence[int], places: Sequence[Dim] | None = None) -> list[Dim]:
@@ -91,9 +92,15 @@ class ConvFactors:
     channels: DimFactors
 
 
-def conv_factors(data: Sequence[int], kernel: Sequence[int], groups: int, inputs_kind: Kind) -> ConvFactors:
-    """Batch, groups and output channels pass, places are whole; input channels are of the given kind."""
+def conv_factors(
+    data: Sequence[int], kernel: Sequence[int], groups: int, inputs_kind: Kind, *, has_windows: bool = False
+) -> ConvFactors:
+    """Batch, groups and output channels pass; input channels are of the given kind.
+
+    Places are whole, or where a local program fetches what windows cover, blocks of them need their neighbours.
+    """
     rule = RuleBuilder()
+    places = rule.dims(data[2:], Kind.PERMUTE if has_windows else Kind.REPLICATE)
     (batch,) = rule.dims(data[:1])
     (group,) = rule.dims([groups])
     (inputs,) = rule.dims(kernel[1:2], inputs_kind)
@@ -101,9 +108,9 @@ def conv_factors(data: Sequence[int], kernel: Sequence[int], groups: int, inputs
     channels: DimFactors = (*group, *outputs)
     return ConvFactors(
         rule,
-        [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
+        [batch, (*group, *inputs), *places],
         [channels, inputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
-        [batch, channels, *[()] * (len(data) - 2)],
+        [batch, channels, *(places if has_windows else [()] * len(places))],
         channels,
     )
 
@@ -111,9 +118,10 @@ def conv_factors(data: Sequence[int], kernel: Sequence[int], groups: int, inputs
 def _rule_conv(node: Node) -> FactorRule:
     """`([b,(gc),s],[(gm),c,k],[(gm)])->([b,(gm),s])`: batch, groups and output channels pass.
 
-    Input channels give partial sums, to one of which the bias is added; places are whole.
+    Input channels give partial sums, to one of which the bias is added; places need what their windows cover.
     """
-    found = conv_factors(shape_of(node, 0), shape_of(node, 1), int_attribute(node, "group", 1), Kind.REDUCE)
+    groups = int_attribute(node, "group", 1)
+    found = conv_factors(shape_of(node, 0), shape_of(node, 1), groups, Kind.REDUCE, has_windows=True)
     operands = [found.data, found.kernel]
     if len(node.operands) > 2:
         operands.append([] if operand(node, 2) is None else [found.channels])
@@ -137,7 +145,7 @@ def _cost_conv(node: Node) -> int:
     return size * (2 * prod(shape_of(node, 1)[1:]) + (operand(node, 2) is not None))
 
 
-define(OpDef("", "Conv", _infer_conv, _rule_conv, _cost_conv, _localize_conv))
+define(OpDef("", "Conv", _infer_conv, _rule_conv, _cost_conv, _localize_conv, WINDOWS["Conv"].spread()))
 
 
 # -- ConvTranspose --------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from .facts import (
 from .local import typed_like
 from .registry import OpDef, define
 from .rule import FactorRule, Kind, RuleBuilder, whole
+from .spread_window import WINDOWS
 
 
 def _infer_pool(node: Node) -> Sequence[Type]:
@@ -39,13 +40,20 @@ def _infer_global_pool(node: Node) -> Sequence[Type]:
 
 
 def _rule_pool(node: Node) -> FactorRule:
+    """Batch and channels pass; places need what their windows cover."""
+    shape = shape_of(node, 0)
+    rule = RuleBuilder()
+    dims = [*rule.dims(shape[:2]), *rule.dims(shape[2:], Kind.PERMUTE)]
+    return rule.done([dims], [dims] * len(node.results))
+
+
+def _rule_global_pool(node: Node) -> FactorRule:
     """Batch and channels pass; a maximum over all places is the greatest of those over blocks of them."""
     shape = shape_of(node, 0)
     rule = RuleBuilder()
     leading = rule.dims(shape[:2])
     places = rule.dims(shape[2:], Kind.REDUCE if node.op_type == "GlobalMaxPool" else Kind.REPLICATE)
-    result = [*leading, *[()] * len(places)]
-    return rule.done([[*leading, *places]], [result] * len(node.results), "max")
+    return rule.done([[*leading, *places]], [[*leading, *[()] * len(places)]], "max")
 
 
 def _cost_pool(node: Node) -> int:
@@ -122,10 +130,10 @@ def _localize_max_pool(whole_node: Node, local: Node, builder: Builder) -> list[
 
 
 for _name in ("AveragePool", "LpPool"):
-    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool))
-define(OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool))
+    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool, spread=WINDOWS[_name].spread()))
+define(OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool, WINDOWS["MaxPool"].spread()))
 for _name in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"):
-    define(OpDef("", _name, _infer_global_pool, _rule_pool, _cost_global_pool))
+    define(OpDef("", _name, _infer_global_pool, _rule_global_pool, _cost_global_pool))
 
 
 # -- MaxUnpool ------------------------------------------------------------------------------------------------------

@@ -160,6 +160,8 @@ class LocalProgram:
 
     def permute(self, value: Value, dim: int, pairs: Sequence[tuple[int, int]]) -> Value:
         """What the first device of each pair has along a dim, on the second; zeros where nothing comes."""
+        if value.sharding is not None or value.node not in self.builder.made:
+            value = self.op("Identity", [value])  # What is there already says how it lies by itself.
         block = local_shape(self.lies, self.origin.shape, self.mesh.coords(self.ranks[0]))
         kept = [at == dim or value.shape[at] == block[at] for at in range(len(block))]
         axes = [cut if keep else () for cut, keep in zip(self.lies.axes, kept, strict=True)]

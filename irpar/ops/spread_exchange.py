@@ -23,6 +23,9 @@ from .spread import Cuts, LocalProgram, Sent, Shape, Spread
 MOST_PLACES = 1 << 20
 """Elements along a dim, for all devices together, up to which an exchange is planned."""
 
+_MOST_SLICES = 4
+"""Runs of elements up to which they are sliced, and not looked up."""
+
 Wanted = Callable[[Node, int, int], Sequence[Indices]]
 """(node, dim, parts): per device the elements that it wants, numbered through the operands that lie in blocks."""
 
@@ -111,7 +114,7 @@ def _sliced(program: LocalProgram, value: Value, dim: int, row: Indices) -> Valu
         runs = [row]
     else:
         runs = np.split(row, np.flatnonzero(np.diff(row) != 1) + 1)
-    if len(runs) > 8:
+    if len(runs) > _MOST_SLICES:
         shape = tuple(len(row) if at == dim else size for at, size in enumerate(value.shape))
         return program.op("Gather", [value, program.ints(row.tolist())], {"axis": dim}, shape=shape)
     made = []

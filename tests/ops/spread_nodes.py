@@ -1,0 +1,258 @@
+"""Nodes of operators with local programs, drawn at random, as models of which an operand is cut where they work."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+import irpar
+
+Operands = dict[str, np.ndarray]
+Drawn = tuple[onnx.NodeProto, Operands, int]
+"""A node, its operands, and a dim of the first of them along which it works."""
+
+OPSETS = {"RMSNormalization": 23, "CumProd": 26}
+
+
+@st.composite
+def nodes(draw: st.DrawFn, name: str) -> Drawn:
+    """A node of an operator."""
+    return draw(MOVING[name]()) if name in MOVING else draw(reducing(name))
+
+
+@st.composite
+def reducing(draw: st.DrawFn, name: str) -> Drawn:
+    """A node that needs something of all elements along a dim."""
+    rank = draw(st.integers(3, 4)) if name == "InstanceNormalization" else draw(st.integers(1, 3))
+    shape = [draw(st.integers(1, 4)) for _ in range(rank)]
+    axis = draw(st.integers(0, rank - 1))
+    attributes: dict[str, Any] = {}
+    others: dict[str, np.ndarray] = {}
+    results = ["y"]
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+
+    def normals(*sizes: int) -> np.ndarray:
+        return rng.standard_normal(sizes).astype(np.float32)
+
+    size = shape[axis] = draw(st.integers(24, 50))
+    match name:
+        case "LayerNormalization" | "RMSNormalization":
+            first = draw(st.integers(0, axis))
+            attributes = {"axis": first, "epsilon": 1e-3}
+            others = {"scale": normals(*shape[first:])}
+            if name == "LayerNormalization":
+                if draw(st.booleans()):
+                    others["shift"] = normals(*shape[first:])
+                results += ["mean", "inverse"] if draw(st.booleans()) else []
+        case "InstanceNormalization":
+            shape[axis], axis = 2, draw(st.integers(2, rank - 1))
+            shape[axis] = size
+            others = {"scale": normals(shape[1]), "shift": normals(shape[1])}
+        case "MeanVarianceNormalization":
+            attributes = {"axes": sorted({axis, draw(st.integers(0, rank - 1))})}
+        case "ReduceL2" | "ReduceLogSum" | "ReduceLogSumExp":
+            attributes = {"keepdims": draw(st.integers(0, 1))}
+            others = {"axes": np.array(sorted({axis, draw(st.integers(0, rank - 1))}))}
+        case "LpNormalization":
+            attributes = {"axis": axis, "p": draw(st.integers(1, 2))}
+        case "ArgMax" | "ArgMin":
+            attributes = {
+                "axis": axis,
+                "keepdims": draw(st.integers(0, 1)),
+                "select_last_index": draw(st.integers(0, 1)),
+            }
+        case "TopK":
+            attributes = {"axis": axis, "largest": draw(st.integers(0, 1))}
+            others = {"k": np.array([draw(st.integers(1, size))])}
+            results = ["y", "places"]
+        case "CumSum" | "CumProd":
+            attributes = {"exclusive": draw(st.integers(0, 1)), "reverse": draw(st.integers(0, 1))}
+            others = {"axis": np.array(axis)}
+        case _:
+            attributes = {"axis": axis}
+    data = normals(*shape)
+    if name in ("ArgMax", "ArgMin", "TopK", "Hardmax"):
+        data = np.round(data * 2)  # with equal elements
+    if name == "ReduceLogSum":
+        data = np.abs(data)
+    if name == "CumProd":
+        data = np.clip(np.abs(data), 0.7, 1.3).astype(np.float32)
+    node = helper.make_node(name, ["x", *others], results, **attributes)
+    return node, {"x": data, **others}, axis
+
+
+def _normals(draw: st.DrawFn, *sizes: int) -> np.ndarray:
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    return rng.standard_normal(sizes).astype(np.float32)
+
+
+def _shape(draw: st.DrawFn, least: int = 8, most: int = 30) -> tuple[list[int], int]:
+    """A shape, and the dim of it that is long."""
+    rank = draw(st.integers(1, 3))
+    shape = [draw(st.integers(1, 4)) for _ in range(rank)]
+    axis = draw(st.integers(0, rank - 1))
+    shape[axis] = draw(st.integers(least, most))
+    return shape, axis
+
+
+@st.composite
+def concats(draw: st.DrawFn) -> Drawn:
+    shape, axis = _shape(draw)
+    operands = {"x": _normals(draw, *shape)}
+    for number in range(draw(st.integers(1, 2))):
+        shape[axis] = draw(st.integers(8, 20))
+        operands[f"other{number}"] = _normals(draw, *shape)
+    return helper.make_node("Concat", list(operands), ["y"], axis=axis), operands, axis
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> Drawn:
+    shape, axis = _shape(draw)
+    sizes = draw(st.lists(st.integers(8, 14), min_size=1, max_size=3))
+    shape[axis] = sum(sizes)
+    operands = {"x": _normals(draw, *shape), "sizes": np.array(sizes)}
+    names = [f"y{number}" for number in range(len(sizes))]
+    return helper.make_node("Split", ["x", "sizes"], names, axis=axis), operands, axis
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> Drawn:
+    shape, axis = _shape(draw, 16)
+    size = shape[axis]
+    step = draw(st.sampled_from([1, 1, 2, -1]))
+    start, end = draw(st.integers(0, 4)), draw(st.integers(size - 3, size + 3))
+    if step < 0:
+        start, end = end, draw(st.sampled_from([-size - 5, start]))
+    starts, ends, axes, steps = [start], [end], [axis], [step]
+    other = draw(st.integers(0, len(shape) - 1))
+    if other != axis:
+        starts, ends, axes, steps = [*starts, 0], [*ends, max(1, shape[other] - 1)], [*axes, other], [*steps, 1]
+    numbers = {"starts": starts, "ends": ends, "axes": axes, "steps": steps}
+    operands = {"x": _normals(draw, *shape), **{name: np.array(value) for name, value in numbers.items()}}
+    return helper.make_node("Slice", list(operands), ["y"]), operands, axis
+
+
+@st.composite
+def pads(draw: st.DrawFn) -> Drawn:
+    shape, axis = _shape(draw)
+    mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
+    counts = np.zeros((2, len(shape)), np.int64)
+    counts[:, axis] = [draw(st.integers(0, 3)), draw(st.integers(1, 4))]
+    other = draw(st.integers(0, len(shape) - 1))
+    if other != axis and mode in ("constant", "edge"):
+        counts[draw(st.integers(0, 1)), other] = 1
+    operands = {"x": _normals(draw, *shape), "pads": counts.reshape(-1)}
+    if mode == "constant" and draw(st.booleans()):
+        operands["value"] = np.array(draw(st.sampled_from([0, 1.5])), np.float32)
+    return helper.make_node("Pad", list(operands), ["y"], mode=mode), operands, axis
+
+
+@st.composite
+def tiles(draw: st.DrawFn) -> Drawn:
+    shape, axis = _shape(draw)
+    counts = [draw(st.integers(1, 2)) for _ in shape]
+    counts[axis] = draw(st.integers(2, 3))
+    return (
+        helper.make_node("Tile", ["x", "counts"], ["y"]),
+        {"x": _normals(draw, *shape), "counts": np.array(counts)},
+        axis,
+    )
+
+
+@st.composite
+def windows(draw: st.DrawFn, name: str) -> Drawn:
+    """A convolution or pooling, one or two of whose place dims are long."""
+    rank = draw(st.integers(1, 2))
+    channels, groups = draw(st.sampled_from([(1, 1), (2, 1), (4, 2)]))
+    places = [draw(st.integers(16, 30)) if dim == 0 else draw(st.integers(7, 12)) for dim in range(rank)]
+    kernel = [draw(st.integers(1, 4)) for _ in range(rank)]
+    attributes: dict[str, Any] = {
+        "kernel_shape": kernel,
+        "strides": [draw(st.integers(1, 3)) for _ in range(rank)],
+        "dilations": [1 if name == "LpPool" else draw(st.integers(1, 2)) for _ in range(rank)],
+    }
+    mode = draw(st.sampled_from(["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
+    if mode == "NOTSET":
+        attributes["pads"] = [draw(st.integers(0, size - 1)) for _ in range(2) for size in kernel]
+    else:
+        attributes["auto_pad"] = mode
+    if mode.startswith("SAME"):
+        attributes["dilations"] = [1] * rank
+        # Where windows leave out places, engines differ in where the first one starts.
+        attributes["strides"] = [min(pair) for pair in zip(attributes["strides"], kernel, strict=True)]
+    if name == "AveragePool":
+        attributes["count_include_pad"] = 1 if mode != "VALID" else 0
+    if name == "MaxPool" and mode == "NOTSET":
+        attributes["ceil_mode"] = draw(st.integers(0, 1))
+    operands = {"x": _normals(draw, 2, channels, *places)}
+    if name == "Conv":
+        outputs = groups * draw(st.integers(1, 2))
+        operands["w"] = _normals(draw, outputs, channels // groups, *kernel)
+        if draw(st.booleans()):
+            operands["b"] = _normals(draw, outputs)
+        attributes["group"] = groups
+    return helper.make_node(name, list(operands), ["y"], **attributes), operands, 2
+
+
+MOVING: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
+    "Concat": concats,
+    "Split": splits,
+    "Slice": slices,
+    "Pad": pads,
+    "Tile": tiles,
+    **{name: (lambda name=name: windows(name)) for name in ("Conv", "MaxPool", "AveragePool", "LpPool")},
+}
+"""Operators that put elements elsewhere, by what draws their nodes."""
+
+
+def partitioned(
+    node: onnx.NodeProto, operands: Operands, axis: int, mesh: dict[str, int], folder: Path
+) -> irpar.Partition:
+    """The partition of a model of the node alone, whose first operand is cut along a dim by all axes."""
+    opset = OPSETS.get(node.op_type, 21)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, operands["x"].shape)]
+    inputs += [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape)
+        for name, array in operands.items()
+        if name.startswith("other")
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(array, name)
+        for name, array in operands.items()
+        if name != "x" and not name.startswith("other")
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
+    graph = helper.make_graph([node], "g", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "model.onnx")
+    module = irpar.load(folder / "model.onnx")
+    module.shard("x", [list(mesh) if dim == axis else None for dim in range(operands["x"].ndim)])
+    return irpar.partition(module, irpar.Mesh(mesh))
+
+
+def spread_out(
+    node: onnx.NodeProto, operands: Operands, axis: int, mesh: dict[str, int], folder: Path
+) -> irpar.Partition:
+    """The same by the local program, whatever it costs: a TopK of many may be cheaper whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("irpar.analysis.placement.program_cost", lambda *_: (0, 0))
+        return partitioned(node, operands, axis, mesh, folder)
+
+
+def check(partition: irpar.Partition, operands: Operands, folder: Path) -> None:
+    """Compare both engines with ONNX Runtime on the original, and what they sent with the plan."""
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_outputs()]
+    given = {entry.name: operands[entry.name] for entry in session.get_inputs()}
+    expected = dict(zip(names, session.run(names, given), strict=True))
+    for engine in ("ort", "numpy"):
+        got = partition.run(given, engine=engine)
+        for name, whole in expected.items():
+            np.testing.assert_allclose(got[name], whole, rtol=2e-4, atol=2e-5, err_msg=f"{name} by {engine}")
+        assert partition.executor(engine).log.differences(partition.plan.collectives) == []
