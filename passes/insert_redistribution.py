@@ -31,7 +31,7 @@ class InsertRedistribution(Pass):
     ends and a chunk: see irpar.analysis.redistribution.
 
     Options:
-        planner: optimal, or fast: paths of at most 1.1 times the cost, for graphs with very many different ones.
+        planner: optimal, or fast: paths of up to 1.1 times the cost, for graphs with very many different ones.
         chunk_kb: kB that a block on the way may be above the larger of both ends.
     """
 

@@ -10,17 +10,30 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from irpar.sharding import ceil_div
 
 from .bound import Bound
 from .prices import Prices
 from .problem import Problem
-from .space import Counts, Move, Space, State
+from .space import Counts, Move, Space, State, put
 
-MOST_STATES = 20_000
-"""Above this many states seen the search takes whatever leads on fastest."""
 _HASTE = 5
+"""The weight of what remains, where too many states were seen: what leads on fastest is taken."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search.
+
+    Attributes:
+        weight: 1.1 is content with 1.1 times the least cost, and looks less far.
+        states: after as many states seen, the search takes what leads on fastest.
+    """
+
+    weight: float
+    states: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,14 @@ class Path:
     moves: tuple[Move, ...]
     cost: int
     peak_bytes: int
+
+
+class _Whole(NamedTuple):
+    """A path to the goal: what it costs, a state on it that the search has come to, and the moves from there."""
+
+    cost: int
+    state: State
+    moves: tuple[Move, ...]
 
 
 class Search:
@@ -82,51 +103,90 @@ class Search:
         """The larger block of the two ends."""
         return max(self.block_bytes(self.space.counts(end)) for end in (self.problem.start, self.problem.goal))
 
-    def shortest(self, most_bytes: int, weight: float = 1.0) -> Path | None:
-        """The cheapest path over blocks of at most `most_bytes`; None where there is none.
+    @property
+    def least(self) -> int:
+        """No path costs less."""
+        least = self.bound(self.space.counts(self.problem.start))
+        assert least is not None, "gathering and slicing lead anywhere"
+        return least
 
-        Args:
-            most_bytes: no block on the way may be larger.
-            weight: 1.1 is content with 1.1 times the least cost, and looks less far.
-        """
-        start, goal = self.problem.start, self.problem.goal
-        estimate = self._estimate(start, weight)
-        if estimate is None:
-            return None
+    def shortest(self, most_bytes: int, effort: Effort, below: int | None = None) -> Path | None:
+        """The cheapest path over blocks of at most `most_bytes`; None where none costs less than `below`."""
+        start, weight = self.problem.start, effort.weight
+        if start == self.problem.goal:
+            return self._path({}, _Whole(0, start, ()))
         best = {start: 0}
         came: dict[State, tuple[State, Move]] = {}
+        whole = None if below is None else _Whole(below, start, ())
         order = itertools.count()
-        queue = [(estimate, estimate, next(order), start, 0)]
+        queue = [(self.least, self.least, next(order), start, 0)]
         while queue:
-            _, _, _, state, spent = heapq.heappop(queue)
-            if spent > best[state]:
+            priority, least, _, state, spent = heapq.heappop(queue)
+            if whole is not None and (len(best) > 2 * effort.states or (priority >= whole.cost and weight < _HASTE)):
+                break
+            if spent > best[state] or (whole is not None and spent + least >= whole.cost):
                 continue
-            if state == goal:
-                return self._path(came, spent)
-            if len(best) > MOST_STATES:
+            if len(best) > effort.states and weight < _HASTE:
                 weight = _HASTE
+                queue = [(g + least * _HASTE, least, n, waiting, g) for _, least, n, waiting, g in queue]
+                heapq.heapify(queue)
             for move, cost in self._edges(state, most_bytes):
                 after, total = move.after, spent + cost
                 if total < best.get(after, total + 1):
-                    estimate = self._estimate(after, weight)
-                    if estimate is not None:
-                        best[after] = total
-                        came[after] = state, move
-                        heapq.heappush(queue, (total + estimate, estimate, next(order), after, total))
-        return None
+                    remaining = self.bound(self.space.counts(after))
+                    if remaining is None or (whole is not None and total + remaining >= whole.cost):
+                        continue
+                    best[after] = total
+                    came[after] = state, move
+                    priority = total + weighed(remaining, weight)
+                    heapq.heappush(queue, (priority, remaining, next(order), after, total))
+                    whole = self._better(whole, state, move, total)
+        return self._path(came, whole) if whole is not None and whole.moves else None
 
-    def _estimate(self, state: State, weight: float) -> int | None:
-        least = self.bound(self.space.counts(state))
-        return least if least is None or weight == 1.0 else least * int(weight * 20) // 20
+    def _better(self, whole: _Whole | None, state: State, move: Move, total: int) -> _Whole | None:
+        """The cheaper of what is known and a move that ends in the goal, or permutes to where gathers lead there."""
+        if move.after == self.problem.goal:
+            found = _Whole(total, state, (move,))
+        elif move.op == "CollectivePermute":
+            rest = self._gathers_to_goal(move.after)
+            if rest is None:
+                return whole
+            found = _Whole(total + rest[0], state, (move, *rest[1]))
+        else:
+            return whole
+        return found if whole is None or found.cost < whole.cost else whole
 
-    def _path(self, came: dict[State, tuple[State, Move]], cost: int) -> Path:
-        state, moves = self.problem.goal, []
-        peak = self.block_bytes(self.space.counts(state))
+    def _gathers_to_goal(self, state: State) -> tuple[int, tuple[Move, ...]] | None:
+        """The cheapest gathers that lead from a state to the goal, if they do, and what they cost."""
+        goal, partial = self.problem.goal
+        extra = [dim for dim, atoms in enumerate(state[0]) if atoms != goal[dim]]
+        if partial != state[1] or any(state[0][dim][: len(goal[dim])] != goal[dim] for dim in extra):
+            return None
+        best: tuple[int, tuple[Move, ...]] | None = None
+        for dims in itertools.permutations(extra):
+            cost, moves, now = 0, list[Move](), state
+            for dim in dims:
+                gathered = now[0][dim][len(goal[dim]) :]
+                after = put(now[0], dim, goal[dim]), partial
+                move = Move("AllGather", gathered, (dim,), self.space.size(gathered), after)
+                before = self.space.counts(now)
+                if not self.is_even and not self._is_possible(move, before, self.space.counts(after)):
+                    break
+                cost += self._cost(move, before, self.block_bytes(before), 0)
+                moves.append(move)
+                now = after
+            if now == self.problem.goal and (best is None or cost < best[0]):
+                best = cost, tuple(moves)
+        return best
+
+    def _path(self, came: dict[State, tuple[State, Move]], whole: _Whole) -> Path:
+        moves, state = list(reversed(whole.moves)), whole.state
         while state != self.problem.start:
             state, move = came[state]
             moves.append(move)
-            peak = max(peak, self.block_bytes(self.space.counts(state)))
-        return Path(tuple(reversed(moves)), cost, peak)
+        states = (self.problem.start, *(move.after for move in moves))
+        peak = max(self.block_bytes(self.space.counts(state)) for state in states)
+        return Path(tuple(reversed(moves)), whole.cost, peak)
 
     def least_peak(self) -> int:
         """The least that the largest block on any path can be."""
@@ -208,3 +268,8 @@ class Search:
                     finer = (*counts[:dim], counts[dim] * move.n, *counts[dim + 1 :])
                     size = move.n * self.block_bytes(finer)
         return self.prices.of(move.op, move.atoms, move.n, size)
+
+
+def weighed(cost: int, weight: float) -> int:
+    """A cost times a weight, in steps of a twentieth: costs are too large for floating point."""
+    return cost if weight == 1.0 else cost * int(weight * 20) // 20

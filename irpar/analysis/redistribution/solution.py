@@ -1,21 +1,24 @@
 """From a problem to its path: on coarse atoms, and on finer ones where these may do better."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..network import Network
 from .bound import Bound, bound_of_bytes, distances
 from .prices import BytePrices, NetworkPrices, Prices
 from .problem import Names, Problem, refined
-from .search import Path, Search
+from .search import Effort, Path, Search, weighed
 from .space import Move, space_of
 
 Planner = Literal["optimal", "fast"]
+Granularity = Literal["given", "prime", "all"]
+"""Atoms as they were, all in prime parts, or these with the prime parts of unused axes."""
 
 MOST_ATOMS = 6
 """Finer atoms are not looked at where there would be more."""
-WEIGHTS = {"optimal": 1.0, "fast": 1.1}
-"""How far above the least cost a planner may end."""
+EFFORTS: dict[Planner, Effort] = {"optimal": Effort(1.0, 8_000), "fast": Effort(1.1, 3_000)}
+"""All states of three dims on meshes of up to five prime factors are fewer than the 8,000."""
 _MOST_KNOWN = 1 << 16
 _known: dict[tuple[Problem, Network, Planner, int], "Solution"] = {}
 
@@ -26,13 +29,13 @@ class Solution:
 
     Attributes:
         moves: from the start to the goal.
-        granularity: the atoms that the moves speak of: as they were, all in prime parts, or these with unused axes.
+        granularity: the atoms that the moves speak of.
         peak_bytes: the largest block on the way.
         ends_bytes: the larger block of the two ends.
     """
 
     moves: tuple[Move, ...]
-    granularity: Literal["given", "prime", "all"]
+    granularity: Granularity
     peak_bytes: int
     ends_bytes: int
 
@@ -67,52 +70,48 @@ def names_at(problem: Problem, names: Names, granularity: str) -> Names:
 
 
 def _solved(problem: Problem, names: Names, network: Network, planner: Planner, chunk_bytes: int) -> Solution:
-    weight = WEIGHTS[planner]
-    coarse = _used_only(problem)
-    search = _search(coarse, names, network)
-    path = _within(search, chunk_bytes, weight)
-    finer = _finer(problem, names)
-    most = search.ends_bytes + chunk_bytes
-    if finer is None:
-        return Solution(path.moves, "given", path.peak_bytes, search.ends_bytes)
-    granularity, fine_problem, fine_names = finer
-    fine = _search(fine_problem, fine_names, network)
-    least = fine.bound(fine.space.counts(fine_problem.start))
-    if path.peak_bytes <= most and least is not None and path.cost <= least * int(weight * 20) // 20:
-        return Solution(path.moves, "given", path.peak_bytes, search.ends_bytes)
-    better = _within(fine, chunk_bytes, weight)
-    if (max(better.peak_bytes, most), better.cost) < (max(path.peak_bytes, most), path.cost):
-        return Solution(better.moves, granularity, better.peak_bytes, search.ends_bytes)
-    return Solution(path.moves, "given", path.peak_bytes, search.ends_bytes)
+    """On ever finer atoms, until the least that any of them could cost is reached."""
+    effort = EFFORTS[planner]
+    searches = [(kind, _search(of, of_names, network)) for kind, of, of_names in _granularities(problem, names)]
+    ends_bytes = searches[0][1].ends_bytes
+    most_bytes = ends_bytes + chunk_bytes
+    least = min(search.least for _, search in searches)
+    found: tuple[Granularity, Path] | None = None
+    for kind, search in searches:
+        below = found[1].cost if found is not None and found[1].peak_bytes <= most_bytes else None
+        path = search.shortest(most_bytes, effort, below)
+        if path is None and below is None:
+            path = search.shortest(search.least_peak(), effort)
+        if path is not None and (found is None or _rank(path, most_bytes) < _rank(found[1], most_bytes)):
+            found = kind, path
+        assert found is not None, "reducing, gathering everything and slicing always works"
+        if found[1].peak_bytes <= most_bytes and found[1].cost <= weighed(least, effort.weight):
+            break
+    assert found is not None
+    return Solution(found[1].moves, found[0], found[1].peak_bytes, ends_bytes)
 
 
-def _within(search: Search, chunk_bytes: int, weight: float) -> Path:
-    """The cheapest path within the bound of memory, or where there is none, the cheapest of the least peak."""
-    path = search.shortest(search.ends_bytes + chunk_bytes, weight)
-    path = path or search.shortest(search.least_peak(), weight)
-    assert path is not None, "reducing, gathering everything and slicing always works"
-    return path
+def _rank(path: Path, most_bytes: int) -> tuple[int, int]:
+    """The peak counts where it is above the bound, and then the cost."""
+    return max(path.peak_bytes, most_bytes), path.cost
 
 
-def _used_only(problem: Problem) -> Problem:
-    return Problem(
-        problem.sizes[: problem.used],
-        problem.used,
-        problem.shape,
-        problem.bits,
-        problem.start,
-        problem.goal,
-        problem.levels[: problem.used],
+def _granularities(problem: Problem, names: Names) -> Iterator[tuple[Granularity, Problem, Names]]:
+    """The atoms of the two shardings; with those of unused axes; in prime parts; and in these with unused axes."""
+    used = replace(
+        problem, sizes=problem.sizes[: problem.used], levels=problem.levels[: problem.used] if problem.levels else ()
     )
-
-
-def _finer(problem: Problem, names: Names) -> tuple[Literal["prime", "all"], Problem, Names] | None:
-    """The problem on atoms of prime size, those of unused axes included unless there are too many."""
-    every, every_names = refined(problem, names, with_unused=True)
-    if len(every.sizes) <= MOST_ATOMS:
-        return None if len(every.sizes) == problem.used else ("all", every, every_names)
-    used, used_names = refined(problem, names, with_unused=False)
-    return ("prime", used, used_names) if problem.used < len(used.sizes) <= MOST_ATOMS else None
+    yield "given", used, names
+    seen = {used.sizes}
+    candidates: list[tuple[Granularity, Problem, Names]] = [
+        ("given", problem, names),
+        ("prime", *refined(problem, names, with_unused=False)),
+        ("all", *refined(problem, names, with_unused=True)),
+    ]
+    for kind, of, of_names in candidates:
+        if of.sizes not in seen and len(of.sizes) <= MOST_ATOMS:
+            seen.add(of.sizes)
+            yield kind, of, of_names
 
 
 def _search(problem: Problem, names: Names, network: Network) -> Search:

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from irpar.analysis.network import network_of
 from irpar.analysis.redistribution import redistribution
 from irpar.sharding import Axis, Mesh, Sharding
 
@@ -117,3 +119,28 @@ def test_unequal_axes_are_at_least_as_cheap() -> None:
 @pytest.mark.parametrize("rank", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fast_is_within_a_tenth(rank: int) -> None:
     compare(MESH, rank, planner="fast", factor=1.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "network"),
+    [
+        ({"x": 2, "y": 4}, "h100-nvlink-ib"),
+        ({"x": 4, "y": 2, "z": 2}, "a100-pcie"),
+        ({"dp": 4, "tp": 8}, "bytes"),
+        ({"dp": 8, "tp": 8, "pp": 4}, "bytes"),
+    ],
+)
+def test_fast_is_within_a_tenth_on_larger_meshes(sizes: dict[str, int], network: str) -> None:
+    mesh, draw = Mesh(sizes), random.Random(5)
+
+    def drawn(places: int) -> Sharding:
+        dims: list[list[Axis]] = [[] for _ in range(5)]
+        for name in draw.sample(list(sizes), len(sizes)):
+            dims[draw.randrange(places)].append(Axis(name))
+        return Sharding.of_axes(mesh, dims[:3], dims[4])
+
+    for _ in range(25):
+        source, target, shape = drawn(5), drawn(4), (1024, 1024, 256)
+        best = redistribution(source, target, shape, 16, network_of(network)).key[0]
+        fast = redistribution(source, target, shape, 16, network_of(network), planner="fast").key[0]
+        assert best <= fast <= 1.1 * best, f"{source} -> {target}"

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.analysis.network import BYTES, Network, add_keys, network_of
-from irpar.analysis.redistribution import Step, cost, plan, price, search
-from irpar.analysis.redistribution.solution import forget
+from irpar.analysis.redistribution import Step, cost, plan, price
+from irpar.analysis.redistribution.search import Effort
+from irpar.analysis.redistribution.solution import EFFORTS, forget
 from irpar.ops.collectives import FREE, KINDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, ceil_shape
 
@@ -68,7 +69,7 @@ def test_steps_lead_to_the_target(problem: tuple[Mesh, Sharding, Sharding, tuple
 @settings(max_examples=60, deadline=None)
 def test_haste_leads_there_too(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "MOST_STATES", 0)
+        patch.setitem(EFFORTS, "optimal", Effort(1.0, 0))
         forget()
         check(*problem)
     forget()
