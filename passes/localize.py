@@ -7,7 +7,7 @@ import numpy as np
 
 from irpar.analysis.flow import Flow
 from irpar.analysis.origins import cutting_names
-from irpar.analysis.placement import has_rank, placement_as_it_lies, spread_axes
+from irpar.analysis.placement import has_rank, spread_axes
 from irpar.analysis.reasons import reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
@@ -240,7 +240,7 @@ class _Localizer:
 
     def _spread(self, node: Node, made: Node, spread: Spread) -> bool:
         """Write the local program of a node where the dims along which it works are cut; False where the node stays."""
-        placement = placement_as_it_lies(node, self.mesh)
+        placement = self.flow.placement_as_it_lies(node)
         axes = () if placement is None else spread_axes(node, placement.rule, placement.factors)
         if self.mesh.group_size(axes) == 1:
             return False

@@ -15,7 +15,7 @@ from irpar.sharding import Mesh, Sharding
 
 from .control_flow import runs, scan_axes
 from .network import Network
-from .placement import Placement, RuleView, fits, lies_as_it_runs, place, rule_view, whole_placement
+from .placement import Placement, RuleView, fits, place, placement_as_it_lies, rule_view, whole_placement
 
 T = TypeVar("T")
 
@@ -94,6 +94,7 @@ class Flow:
         self.trips: dict[Graph, int | None] = {graph: 1}
         self.nodes: list[Node] = []
         self._views: dict[Tie, RuleView | None] = {}
+        self._rules: dict[Node, RuleView | None] = {}
         self._enter(graph)
 
     def _enter(self, graph: Graph) -> None:
@@ -149,8 +150,14 @@ class Flow:
             return ()
         if node in self.ties:
             return tuple(view for tie in self.ties[node] if (view := self._views[tie]) is not None)
-        view = rule_view(node, self.mesh)
+        view = self.rule(node)
         return () if view is None else (view,)
+
+    def rule(self, node: Node) -> RuleView | None:
+        """The rule of a node beside its shapes, made once; None where it must run whole."""
+        if node not in self._rules:
+            self._rules[node] = rule_view(node, self.mesh)
+        return self._rules[node]
 
     def _view(self, node: Node, tie: Tie) -> RuleView | None:
         """The rule by which all sides of a tie are cut alike; None where they must be whole."""
@@ -188,7 +195,10 @@ class Flow:
             return self._holder_placement(node)
         if self.holder(node) is not None:
             return self._end_placement(node)
-        return place(node, self.mesh, is_pinned, network, self.times)
+        view = self.rule(node)
+        if view is None:
+            return whole_placement(node, self.mesh)
+        return place(view, is_pinned, network, self.times(view))
 
     def times(self, view: RuleView) -> tuple[int, ...] | None:
         """How often each value of a node is moved, as `Situation` takes it; None where all are moved once."""
@@ -241,7 +251,12 @@ class Flow:
             return fits(node, self._holder_placement(node))
         if self.holder(node) is not None:
             return fits(node, self._end_placement(node))
-        return lies_as_it_runs(node, self.mesh)
+        # irpar's own nodes are what moves; the verifier checks them.
+        return node.domain == "irpar" or self.placement_as_it_lies(node) is not None
+
+    def placement_as_it_lies(self, node: Node) -> Placement | None:
+        """How a node without bodies runs on blocks as its operands and results lie; None where it cannot."""
+        return placement_as_it_lies(node, self.rule(node), self.mesh)
 
 
 def _with_dim(dims: Sequence[tuple[T, ...]], dim: int | None) -> tuple[tuple[T, ...], ...]:

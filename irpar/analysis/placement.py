@@ -309,37 +309,28 @@ def why_whole(node: Node) -> str:
 
 
 def place(
-    node: Node,
-    mesh: Mesh,
+    view: RuleView,
     is_pinned: Callable[[Value], bool],
     network: Network = BYTES,
-    times: Callable[[RuleView], Sequence[int] | None] = lambda _: None,
+    times: Sequence[int] | None = None,
 ) -> Placement:
     """Decide how a node runs, given the completed shardings of its values; see `Situation.choose`.
 
     Constants that nobody pinned cost nothing: they are written as they are needed.
     """
-    view = rule_view(node, mesh)
-    if view is None:
-        return whole_placement(node, mesh)
     lies = [None if value is None else value.sharding for value in view.values]
     free = [value is not None and value.is_constant and not is_pinned(value) for value in view.values]
-    return Situation(view, lies, free, network, times(view)).choose()
+    return Situation(view, lies, free, network, times).choose()
 
 
-def lies_as_it_runs(node: Node, mesh: Mesh) -> bool:
-    """True where a node can run on blocks as its operands and results lie: nothing is to be moved before or after it.
+def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Placement | None:
+    """How a node runs on blocks as its operands and results lie, nothing being moved; None where it cannot.
 
-    Irpar's own nodes are what moves; the verifier checks them.
+    Args:
+        node: the node.
+        view: its rule; None where it must run whole.
+        mesh: the mesh.
     """
-    if node.domain == "irpar":
-        return True
-    return placement_as_it_lies(node, mesh) is not None
-
-
-def placement_as_it_lies(node: Node, mesh: Mesh) -> Placement | None:
-    """How a node runs on blocks as its operands and results lie; None where it cannot."""
-    view = rule_view(node, mesh)
     if view is None:
         whole = whole_placement(node, mesh)
         return whole if fits(node, whole) else None

@@ -1,6 +1,8 @@
 import pytest
 
-from irpar.analysis.placement import Placement, place, why_whole
+from irpar.analysis.flow import Flow
+from irpar.analysis.network import BYTES
+from irpar.analysis.placement import Placement, why_whole
 from irpar.ir import Function, Graph, Node
 from irpar.ir.text import parse_module
 
@@ -10,7 +12,7 @@ def placed(text: str, mesh: str = '"x"=2, "y"=2') -> tuple[Node, Placement]:
     module = parse_module(f"mesh @m = [{mesh}]\n{text}")
     node = module.graph.last
     assert node is not None
-    return node, place(node, module.mesh, lambda _: True)
+    return node, Flow(module.graph, module.mesh).place(node, lambda _: True, BYTES)
 
 
 def texts(placement: Placement) -> tuple[list[str], list[str]]:
