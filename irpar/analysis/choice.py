@@ -105,7 +105,12 @@ class _Chooser:
         self.states: dict[Value, list[Sharding]] = {}
         self.waiting: deque[tuple[Node, Value, Sharding]] = deque()
         self.outputs = {value for graph in flow.trips for value in graph.outputs}
+        self.kinds: dict[Node, int] = {}
+        self.kinds_known: dict[object, int] = {}
         self.known: dict[object, Price] = {}
+        self.joined: dict[object, FactorAxes] = {}
+        self.costs: dict[object, np.ndarray] = {}
+        self.movable: dict[Value, bool] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
 
@@ -142,6 +147,12 @@ class _Chooser:
         return found
 
     def _may_change(self, value: Value) -> bool:
+        known = self.movable.get(value)
+        if known is None:
+            known = self.movable[value] = self._is_movable(value)
+        return known
+
+    def _is_movable(self, value: Value) -> bool:
         if value in self.pinned or value in self.boundary or value.is_constant or value.sharding is None:
             return False
         nodes = value.users if value.node is None else (value.node, *value.users)
@@ -232,27 +243,28 @@ class _Chooser:
         for tensor, other in enumerate(view.values):
             if other is not value:
                 continue
-            mine = view.project(tensor, state.axes)
             lies = self._lies(view, {value: state})
-            for others in (lies, [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]):
-                factors = self._joined(view, mine, others)
+            pinned = [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]
+            for factors in dict.fromkeys(self._joined(view, tensor, state, others) for others in (lies, pinned)):
                 for carried in self._carried(view, tensor, state):
                     placement = view.placement(factors, carried)
                     if placement is not None:
                         self._suggest(view, placement)
 
-    def _joined(self, view: RuleView, mine: Mapping[int, Axes], lies: Sequence[Sharding | None]) -> FactorAxes:
+    def _joined(self, view: RuleView, tensor: int, state: Sharding, lies: Sequence[Sharding | None]) -> FactorAxes:
         """Factor axes of one value, and of the others what fits beside them."""
-        factors = [mine.get(factor, ()) for factor in range(len(view.rule.sizes))]
-        taken: list[Axis] = [axis for axes in factors for axis in axes]
-        for tensor, lie in enumerate(lies):
-            if lie is None:
-                continue
-            for factor, axes in view.project(tensor, lie.axes).items():
-                if not factors[factor] and are_disjoint(self.mesh, [*taken, *axes]):
-                    factors[factor] = axes
-                    taken.extend(axes)
-        return tuple(factors)
+        key = self._kind(view), tensor, state, tuple(lies)
+        if key not in self.joined:
+            mine = view.project(tensor, state.axes)
+            factors = [mine.get(factor, ()) for factor in range(len(view.rule.sizes))]
+            taken: list[Axis] = [axis for axes in factors for axis in axes]
+            for other, lie in enumerate(lies):
+                for factor, axes in view.project(other, lie.axes).items() if lie is not None else ():
+                    if not factors[factor] and are_disjoint(self.mesh, [*taken, *axes]):
+                        factors[factor] = axes
+                        taken.extend(axes)
+            self.joined[key] = tuple(factors)
+        return self.joined[key]
 
     def _carried(self, view: RuleView, tensor: int, state: Sharding) -> Iterator[Carried]:
         """The ways in which a partial operand stays partial, those beside it being so in one of their states."""
@@ -332,13 +344,23 @@ class _Chooser:
             for value in values:
                 yield [number[value]], np.array([self._whole(node, value, state) for state in self.states[value]])
         elif values:
-            sizes = [len(self.states[value]) for value in values]
-            costs = np.empty(sizes)
-            least = -self._price(view, self._lies(view))[1] if flops(node) else 0
-            for indices in itertools.product(*map(range, sizes)):
-                states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
-                costs[indices] = self._cut(view, states, least)
-            yield [number[value] for value in values], costs
+            lies = self._lies(view)
+            places = tuple(
+                values.index(value) if value is not None and value in number else -1 for value in view.values
+            )
+            key = self._kind(view), places, tuple(lies), tuple(tuple(self.states[value]) for value in values)
+            if key not in self.costs:
+                self.costs[key] = self._table(view, values, lies)
+            yield [number[value] for value in values], self.costs[key]
+
+    def _table(self, view: RuleView, values: Sequence[Value], lies: Sequence[Sharding | None]) -> np.ndarray:
+        """What a node costs in all states of some of its values."""
+        costs = np.empty([len(self.states[value]) for value in values])
+        least = -self._price(view, lies)[1] if flops(view.node) else 0
+        for indices in np.ndindex(*costs.shape):
+            states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
+            costs[indices] = self._cut(view, states, least)
+        return costs
 
     def _whole(self, node: Node, value: Value, state: Sharding) -> float:
         """What one value costs at a node that needs its operands whole, or as they lie beyond a boundary."""
@@ -367,11 +389,24 @@ class _Chooser:
 
     def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
         """What a node costs; layers that are alike ask only once."""
-        free = [self._is_free(value) for value in view.values]
-        types = tuple(None if value is None else (value.shape, value.dtype.bits) for value in view.values)
-        times = self.flow.times(view)
-        key = (view.rule, types, tuple(lies), tuple(free), tuple(view.carriable(lies)), times)
+        key = self._kind(view), tuple(lies)
         if key not in self.known:
-            situation = Situation(view, lies, free, self.network, times)
+            free = [self._is_free(value) for value in view.values]
+            situation = Situation(view, lies, free, self.network, self.flow.times(view))
             self.known[key] = situation.price(situation.choose())
         return self.known[key]
+
+    def _kind(self, view: RuleView) -> int:
+        """A number for all nodes that cost the same where their values lie alike."""
+        known = self.kinds.get(view.node)
+        if known is None:
+            values = tuple(
+                None if value is None else (value.shape, value.dtype.bits, value.is_constant, self._is_free(value))
+                for value in view.values
+            )
+            node = view.node
+            runs = self.flow.times(view), flops(node), carriers(node, "sum")
+            # What a local program sends, its attributes say.
+            key = node.identity, view.rule, values, runs, node if view.spread else None
+            known = self.kinds[view.node] = self.kinds_known.setdefault(key, len(self.kinds_known))
+        return known

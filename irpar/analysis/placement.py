@@ -6,8 +6,9 @@ factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp];
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops import FactorRule, Kind, definition, factor_rule, spread_factors, why_replicated
@@ -82,6 +83,39 @@ class Placement:
         return math.prod(filled_blocks(size, mesh.group_size(axes)) for size, axes in sizes if axes)
 
 
+@dataclass(frozen=True, eq=False)
+class _Alike:
+    """What holds for all nodes of one rule, one set of shapes and of spread factors; layers that are alike ask once.
+
+    Attributes:
+        must_divide: per factor, whether it may be cut evenly only.
+        least: per factor the smallest dim that it stands for.
+        projections: by (tensor, dim axes): factor axes.
+        placements: by (factor axes, what is carried).
+        agreements: by the dim axes of all values: how a node runs that takes them as they lie.
+    """
+
+    must_divide: tuple[bool, ...]
+    least: tuple[int, ...]
+    projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
+    placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
+    agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=4096)
+def _alike(rule: FactorRule, mesh: Mesh, shapes: tuple[tuple[int, ...] | None, ...], spread: frozenset[int]) -> _Alike:
+    must_divide, least = [False] * len(rule.sizes), list(rule.sizes)
+    for shape, factors in zip(shapes, (*rule.operands, *rule.results), strict=True):
+        for size, parts in zip(shape, factors, strict=True) if shape is not None else ():
+            if len(parts) == 1 and parts[0] in spread:
+                # Its local program takes blocks of any sizes.
+                least[parts[0]] = min(least[parts[0]], size)
+            elif len(parts) > 1 or (parts and rule.sizes[parts[0]] != size):
+                for factor in parts:
+                    must_divide[factor] = True
+    return _Alike(tuple(must_divide), tuple(least))
+
+
 class RuleView:
     """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back.
 
@@ -100,18 +134,9 @@ class RuleView:
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
         self.spread = spread_factors(node, rule) if values is None else frozenset()
-        self.must_divide = [False] * len(rule.sizes)
-        self.least = list(rule.sizes)
-        for value, factors in zip(self.values, self.tensors, strict=True):
-            if value is None:
-                continue
-            for dim, parts in enumerate(factors):
-                if len(parts) == 1 and parts[0] in self.spread:
-                    # Its local program takes blocks of any sizes.
-                    self.least[parts[0]] = min(self.least[parts[0]], value.shape[dim])
-                elif len(parts) > 1 or (parts and rule.sizes[parts[0]] != value.shape[dim]):
-                    for factor in parts:
-                        self.must_divide[factor] = True
+        shapes = tuple(None if value is None else value.shape for value in self.values)
+        self._alike = _alike(rule, mesh, shapes, self.spread)
+        self.must_divide, self.least = self._alike.must_divide, self._alike.least
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
         """The longest major part of `axes` that may cut a factor.
@@ -142,11 +167,18 @@ class RuleView:
         parts = self.mesh.group_size(axes)
         return self.fitting(factor, axes) == axes and filled_blocks(self.rule.sizes[factor], parts) == parts
 
-    def project(self, tensor: int, dims: Sequence[Axes]) -> dict[int, Axes]:
+    def project(self, tensor: int, dims: Sequence[Axes]) -> Mapping[int, Axes]:
         """The factor axes that a tensor's dim axes mean, as far as they fit.
 
         Dim `(ij)` of sizes 2, 4 cut by an axis of 4: the axis is split, its major half goes to i, the minor to j.
         """
+        key = tensor, tuple(dims)
+        known = self._alike.projections.get(key)
+        if known is None:
+            known = self._alike.projections[key] = self._projected(*key)
+        return known
+
+    def _projected(self, tensor: int, dims: Sequence[Axes]) -> Mapping[int, Axes]:
         found: dict[int, Axes] = {}
         for parts, axes in zip(self.tensors[tensor], dims, strict=True):
             if axes and parts:
@@ -205,6 +237,13 @@ class RuleView:
 
     def placement(self, factors: FactorAxes, carried: Carried = NOTHING) -> Placement | None:
         """What the node needs and gives under factor axes; None where they are impossible."""
+        key = tuple(factors), carried
+        placements = self._alike.placements
+        if key not in placements:
+            placements[key] = self._placed(*key)
+        return placements[key]
+
+    def _placed(self, factors: FactorAxes, carried: Carried) -> Placement | None:
         reduced = self.partial_axes(factors)
         if any(factors[factor] for factor in self.spread) and not self._fills_all(factors):
             return None
@@ -230,6 +269,22 @@ class RuleView:
     def _fills_all(self, factors: FactorAxes) -> bool:
         """Whether every device has elements of all factors, as a local program needs it."""
         return all(not axes or self.fills(factor, axes) for factor, axes in enumerate(factors))
+
+    def agreed(self, known: tuple[tuple[Axes, ...] | None, ...]) -> Placement | None:
+        """How the node runs where all values already lie as it needs them; None where they do not agree.
+
+        Args:
+            known: the dim axes of the values, None where they do not matter.
+        """
+        found = self._alike.agreements
+        if known not in found:
+            options = suggested(self, known)
+            factors = tuple(choices[0] for choices in options)
+            # A local program may cost more than to bring the values together.
+            is_clear = all(len(choices) <= 2 for choices in options) and not any(factors[n] for n in self.spread)
+            is_clear = is_clear and _agrees(self, factors, known)
+            found[known] = self.placement(factors) if is_clear else None
+        return found[known]
 
     def carriable(self, lies: Sequence[Sharding | None]) -> list[Carried]:
         """The ways in which partial operands may stay partial, and last: none does."""
@@ -431,15 +486,11 @@ class Situation:
         """
         view = self.view
         known = [None if lie is None else lie.axes for lie in self.lies]
-        options = suggested(view, known)
         carriable = view.carriable(self.lies)
-        if len(carriable) == 1 and all(len(choices) <= 2 for choices in options):
-            agreed = tuple(choices[0] for choices in options)
-            # A local program may cost more than to bring the values together.
-            if _agrees(view, agreed, known) and not spread_axes(view.node, view.rule, agreed):
-                placement = view.placement(agreed)
-                if placement is not None:
-                    return placement
+        agreed = view.agreed(tuple(known)) if len(carriable) == 1 else None
+        if agreed is not None:
+            return agreed
+        options = suggested(view, known)
         return min((self._cheapest(options, carried) for carried in carriable), key=self.price)
 
     def price(self, placement: Placement) -> Price:

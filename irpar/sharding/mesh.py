@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from .errors import ShardingError
 
@@ -14,8 +15,7 @@ MOST_DEVICES = 65_536
 _AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass(frozen=True, order=True)
-class Axis:
+class Axis(NamedTuple):
     """A mesh axis, or the part of one: `tp`, or `tp:(2)4` (a sub-axis of size 4 inside 2 major blocks).
 
     A sub-axis `name:(pre)size` of an axis with N devices numbers the devices as `(pre, size, N / (pre * size))`,

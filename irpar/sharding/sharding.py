@@ -175,7 +175,10 @@ class Sharding:
 
     def with_partial(self, axes: Iterable[Axis], reduce: Reduction = "sum") -> "Sharding":
         """The same sharding with other partial axes."""
-        return replace(self, partial=tuple(axes), reduce=reduce)
+        partial = tuple(axes)
+        if (partial, reduce) == (self.partial, self.reduce):
+            return self
+        return replace(self, partial=partial, reduce=reduce)
 
     def dim_parts(self, dim: int) -> int:
         """Into how many blocks a dim is cut."""
