@@ -140,7 +140,7 @@ def scale(kind: str, most: int, repeat: int) -> bool:
         for layers in LAYERS:
             if layers * NODES_PER_LAYER <= 1.02 * most:
                 path = gpt(Path(folder), layers)
-                often = repeat if layers < 1000 else min(repeat, 2)
+                often = repeat if layers < 500 else 1
                 for name, point in measured(
                     path, annotations(kind, layers), irpar.Mesh({"dp": 2, "tp": 2}), often
                 ).items():
