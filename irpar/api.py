@@ -73,6 +73,7 @@ def partition(
     *,
     pipeline: "str | PassManager | None" = None,
     network: "str | Path | Network | None" = None,
+    max_redistribution_mb: float | None = None,
 ) -> "Partition":
     """Cut a module over a mesh. The module itself stays as it is.
 
@@ -83,10 +84,12 @@ def partition(
         pipeline: passes to run instead of the default ones; must end with a local module.
         network: what communication costs: the name of a preset, the path of a network file, or a Network; None: that
             of the module, which is `bytes` where nothing else was said.
+        max_redistribution_mb: megabytes that a device may send for any one redistribution, the reduction of partial
+            values aside; None: any number.
 
     Raises:
-        IrparError: a symbolic dim is not bound, an annotation does not fit, the pipeline does not localize, or there is
-            no such network.
+        IrparError: a symbolic dim is not bound, an annotation does not fit, the pipeline does not localize, there is no
+            such network, or a redistribution sends more than is allowed.
     """
     from irpar.pass_manager import PassManager
 
@@ -105,7 +108,12 @@ def partition(
     work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
     source = source_of(module)
     original, passes = _run_passes(manager, work)
-    return Partition._made(module, work, str(manager), source, original, passes)
+    made = Partition._made(module, work, str(manager), source, original, passes)
+    if max_redistribution_mb is not None:
+        from irpar.move_limit import check_moves
+
+        check_moves(work, made.plan, max_redistribution_mb)
+    return made
 
 
 def know_ranks(module: Module) -> None:

@@ -40,6 +40,15 @@ Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it holds a 
 Collectives = Annotated[
     str, typer.Option("--collectives", metavar="DOMAIN", help="Whose collectives are written: irpar.")
 ]
+MostMoved = Annotated[
+    float | None,
+    typer.Option(
+        "--max-redistribution-mb",
+        metavar="MB",
+        help="Refuse a partition in which a device sends more for any one redistribution; reductions are none.",
+        show_default=False,
+    ),
+]
 Annotate = Annotated[
     Path | None,
     typer.Option(
@@ -74,6 +83,7 @@ def partition_command(
     collectives: Collectives = "irpar",
     annotate: Annotate = None,
     configuration: Configuration = "",
+    max_redistribution_mb: MostMoved = None,
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
     print_ir_after: PrintIrAfter = None,
@@ -118,7 +128,7 @@ def partition_command(
         module = load_model(model, bind, configuration=configuration, mesh=agreed)
         _refuse_parts(module, model)
         annotated = len(module.annotated) + annotate_by(module, file, agreed)
-        made = partition(module, pipeline=manager, network=network)
+        made = partition(module, pipeline=manager, network=network, max_redistribution_mb=max_redistribution_mb)
         made.save(out, weights=kept, force=force, progress=report.bytes)
         told = write_annotated(annotate, module, made, watch) if annotate is not None else []
     assert made.passes is not None

@@ -1,0 +1,103 @@
+"""--max-redistribution-mb: an unexpected large move is an error that names its cause, and nothing is written."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+import irpar
+from irpar.move_limit import LargeMoveError
+
+from .command_line import call
+from .written import model_of_text
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """x times w; 64 kB of f32 are its weight."""
+    text = "g (float[512, 64] x, float[64, 256] w) => (float[512, 256] y) { y = MatMul(x, w) }"
+    onnx.save(model_of_text(text, ["w"]), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def torn(path: Path) -> irpar.Module:
+    """The weight lies by columns, and the rows of what comes out over the same axis."""
+    module = irpar.load(path)
+    module.shard("w", [None, "tp"])
+    module.shard("x", ["tp", None])
+    module.shard("y", ["tp", None])
+    return module
+
+
+def test_the_error_names_the_tensor_both_sides_and_the_way_out(path: Path) -> None:
+    with pytest.raises(LargeMoveError) as raised:
+        irpar.partition(torn(path), "tp=4", max_redistribution_mb=0)
+    plan = irpar.partition(torn(path), "tp=4").plan
+    (entry,) = plan.collectives
+    text = str(raised.value)
+    assert f"sends {entry['sent_bytes'] / 1000:.3g} kB a device" in text
+    conflict = entry["conflict"]
+    assert conflict["value"] in text
+    for told in (conflict["because"], conflict["needed_because"], conflict["avoid"], "--max-redistribution-mb"):
+        assert told
+        assert told in text
+
+
+def test_what_is_allowed_passes(path: Path) -> None:
+    sent = irpar.partition(torn(path), "tp=4").plan.totals["sent_bytes"]
+    irpar.partition(torn(path), "tp=4", max_redistribution_mb=sent / 1e6)
+    with pytest.raises(LargeMoveError):
+        irpar.partition(torn(path), "tp=4", max_redistribution_mb=(sent - 1) / 1e6)
+
+
+def test_reductions_of_partial_sums_are_no_redistributions(path: Path) -> None:
+    module = irpar.load(path)
+    module.shard("w", ["tp", None])
+    plan = irpar.partition(module, "tp=4", max_redistribution_mb=0).plan
+    assert [entry["kind"] for entry in plan.collectives] == ["all_reduce"]
+
+
+def test_what_is_gathered_for_an_operator_without_a_rule_counts(tmp_path: Path) -> None:
+    text = "g (float[64, 4] x) => (int64[2, k] z) { z = NonZero(x) }"
+    onnx.save(model_of_text(text), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    module.shard("x", ["tp", None])
+    with pytest.raises(LargeMoveError, match=r"x f32\[64, 4\], 1.02 kB: all_gather over tp") as raised:
+        irpar.partition(module, "tp=4", max_redistribution_mb=0)
+    assert 'leave out the annotation "x"' in str(raised.value)
+    assert "NonZero" in str(raised.value)
+
+
+def test_the_steps_of_one_redistribution_count_together(tmp_path: Path) -> None:
+    onnx.save(model_of_text("g (float[16, 16] x) => (float[16, 16] y) { y = Relu(x) }"), tmp_path / "model.onnx")
+
+    def cut() -> irpar.Module:
+        module = irpar.load(tmp_path / "model.onnx")
+        module.shard("x", ["a", "b"])
+        module.shard("y", ["b", None])
+        return module
+
+    sent = [entry["sent_bytes"] for entry in irpar.partition(cut(), "a=2,b=4").plan.collectives]
+    assert len(sent) > 1
+    with pytest.raises(LargeMoveError, match=", then "):
+        irpar.partition(cut(), "a=2,b=4", max_redistribution_mb=(sum(sent) - 1) / 1e6)
+    irpar.partition(cut(), "a=2,b=4", max_redistribution_mb=sum(sent) / 1e6)
+
+
+def test_a_limit_that_is_none_is_refused(path: Path) -> None:
+    for wrong in (-1, float("nan")):
+        with pytest.raises(irpar.IrparError, match="0 or more"):
+            irpar.partition(torn(path), "tp=4", max_redistribution_mb=wrong)
+
+
+def test_the_command_writes_nothing(capsys: pytest.CaptureFixture[str], path: Path, tmp_path: Path) -> None:
+    shardings = tmp_path / "s.yaml"
+    shardings.write_text("mesh: {tp: 4}\ntensors:\n  w: [null, tp]\n  x: [tp, null]\n  y: [tp, null]\n")
+    words = ["partition", path, "-o", tmp_path / "out", "--shardings", shardings, "--max-redistribution-mb"]
+    code, _, err = call(capsys, *words, "0.001")
+    assert code == 2
+    assert 'annotated "w" in s.yaml, line 3' in err or 'annotated "x" in s.yaml, line 4' in err
+    assert not (tmp_path / "out").exists()
+    code, _, _ = call(capsys, *words, "1")
+    assert code == 0
+    assert (tmp_path / "out" / "plan.json").exists()
