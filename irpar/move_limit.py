@@ -133,7 +133,7 @@ def _way_out(module: Module, move: _Move) -> str:
     """The annotation that avoids a move."""
     if move.conflict is not None:
         return move.conflict.avoid
-    origins = {}
+    origins: dict[str, None] = {}
     for node in (user for user in move.value.users if user.domain == "irpar" and user.op_type in KINDS):
         for axis in collective_axes(node):
             chain = module.chain(move.value.name, axis.name)
