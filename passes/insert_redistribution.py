@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 
 from irpar.analysis.effects import draws_random_numbers
 from irpar.analysis.flow import Flow
+from irpar.analysis.move_log import Move, MoveLog
 from irpar.analysis.moves import captured_whole, first_target, placements_of, wanted_shardings
 from irpar.analysis.network import network_of
-from irpar.analysis.origins import cutting_names, explain_values
+from irpar.analysis.origins import explain_values
 from irpar.analysis.placement import has_rank, why_whole
 from irpar.analysis.reasons import Reasons
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
-from irpar.ir import Builder, Decision, Graph, Module, Node, Value
+from irpar.ir import Builder, Graph, Module, Node, Value
 from irpar.ops.collectives import FREE, collective_axes
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Sharding
@@ -75,7 +76,7 @@ class _Insertion:
         self.slices = 0
         self.given = 0
         self.copied: list[Value] = []
-        self.instead: dict[tuple[str, str], str] = {}
+        self.log = MoveLog(module, flow.mesh)
 
     def run(self) -> int:
         """Returns how many nodes and constants were inserted, and results found to lie otherwise."""
@@ -95,8 +96,7 @@ class _Insertion:
             self._give(node, wanted)
         self._find_rematerialized()
         self._remove_copied()
-        if self.instead:
-            self._redirect()
+        self.log.finish()
         self._number()
         return self.collectives + self.slices + self.given + len(self.copied)
 
@@ -120,15 +120,6 @@ class _Insertion:
         for value in self.copied:
             if not value.has_uses and value.graph is not None:
                 value.graph.remove_constant(value)
-
-    def _redirect(self) -> None:
-        """In the log, let what follows an axis of a value follow the one that now has it."""
-        for name, known in self.module.decisions.items():
-            for number, decision in enumerate(known):
-                keys = ((decision.follows or "", axis) for axis in decision.axes)
-                other = next((self.instead[key] for key in keys if key in self.instead), None)
-                if other not in (None, name):
-                    known[number] = replace(decision, follows=other)
 
     def _feed(self, node: Node) -> None:
         """Make a node read its operands as it needs them."""
@@ -181,16 +172,17 @@ class _Insertion:
             result = self.flow.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
             result.sharding = target
             self.copied.append(value)
-            self._explain(result, value, "copy", before)
+            self.log.copied(value, result, before)
         else:
             conflict = None
             if party is not None:
                 conflict = self.reasons.conflict(party, value, value.sharding, target, steps)
+            move = Move(value, target, party)
             result = value
             for step in steps:
                 previous = result
                 result = self._step(previous, step, before, value.node, reason)
-                self._explain(result, previous, step.op, party, value, target)
+                self.log.moved(previous, result, step.op, move)
                 if conflict is not None and step.op not in FREE:
                     self.module.conflicts[result.name] = conflict
         self.moved[value, target] = result
@@ -210,56 +202,6 @@ class _Insertion:
             planner=self.options.planner,
             chunk_bytes=self._chunk_bytes,
         )
-
-    def _explain(
-        self,
-        result: Value,
-        value: Value,
-        move: str,
-        party: Node | None,
-        origin: Value | None = None,
-        target: Sharding | None = None,
-    ) -> None:
-        """Log why a moved value lies so: as before, as what gives it was to give it, or as its reader reads another.
-
-        Args:
-            result: after the move.
-            value: before it.
-            move: what was done.
-            party: the node that gives or reads it.
-            origin: what was moved first, where several moves follow each other.
-            target: where the last of them leads.
-        """
-        origin = value if origin is None else origin
-        last = cutting_names(self.mesh, target or result.sharding)
-        had, names = (cutting_names(self.mesh, tensor.sharding) for tensor in (value, result))
-        for name in names:
-            known = self.module.decision(origin.name, name)
-            if move == "copy" and name in had and known is not None:
-                why = Decision(known.why, known.follows, (name,))
-                self.instead.setdefault((value.name, name), result.name)
-            elif name in had:
-                why = Decision(f"{move} of %{value.name}", value.name, (name,))
-            elif name not in last:
-                told = f"{move} of %{value.name}, on the way to {target}: devices that hold the same share the work"
-                why = Decision(told, None, (name,))
-            elif origin.node is party and known is not None:
-                told = known.why if known.follows is None else f"{move} of %{value.name}: {known.why}"
-                why = Decision(told, known.follows, (name,))
-                self.instead[origin.name, name] = result.name
-            else:
-                other = self._other_with(party, origin, name) if party is not None else None
-                beside = f", beside %{other.name} at {party.title}" if other is not None and party is not None else ""
-                why = Decision(f"{move} of %{value.name}{beside}", value.name if other is None else other.name, (name,))
-            self.module.decide(result.name, why)
-        if not names:
-            known = self.module.decision(value.name) if move == "copy" else None
-            self.module.decide(result.name, known or Decision(f"{move} of %{value.name}", value.name))
-
-    def _other_with(self, node: Node, value: Value, name: str) -> Value | None:
-        """Another value of a node that a mesh axis cuts."""
-        others = (other for other in (*node.inputs, *node.results) if other is not value)
-        return next((other for other in others if name in cutting_names(self.mesh, other.sharding)), None)
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:
         attributes: dict[str, object] = {"axes": [str(axis) for axis in step.axes]}

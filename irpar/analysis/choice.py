@@ -23,18 +23,8 @@ from . import redistribution
 from .elimination import Elimination
 from .flow import Flow
 from .network import BYTES, Network
-from .placement import (
-    IMPOSSIBLE,
-    NOTHING,
-    Axes,
-    Carried,
-    FactorAxes,
-    Placement,
-    Price,
-    RuleView,
-    Situation,
-    suggested,
-)
+from .placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView, suggested
+from .situation import IMPOSSIBLE, Price, Situation
 
 MOST_STATES = 6
 """Alternatives that one value may have."""

@@ -15,7 +15,8 @@ from irpar.sharding import Mesh, Sharding
 
 from .control_flow import runs, scan_axes
 from .network import Network
-from .placement import Placement, RuleView, fits, place, placement_as_it_lies, rule_view, whole_placement
+from .placement import Placement, RuleView, fits, placement_as_it_lies, rule_view, whole_placement
+from .situation import place
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from irpar.sharding import Sharding
 from . import redistribution
 from .flow import Flow
 from .network import Network
-from .placement import Placement, computation, is_cut_when_written, program_cost
+from .placement import Placement
+from .situation import computation, is_cut_when_written, program_cost
 
 
 def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:

@@ -1,0 +1,96 @@
+"""Why values that were moved lie as they do: the log of decisions, kept while collectives are put in."""
+
+from dataclasses import dataclass, replace
+
+from irpar.ir import Decision, Module, Node, Value
+from irpar.sharding import Mesh, Sharding
+
+from .origins import cutting_names
+
+
+@dataclass(frozen=True)
+class Move:
+    """What is moved, and why.
+
+    Attributes:
+        origin: the value.
+        target: how it lies in the end, after one collective or several.
+        party: the node that gives or reads it.
+    """
+
+    origin: Value
+    target: Sharding
+    party: Node | None
+
+
+class MoveLog:
+    """Logs the values that one pass moves.
+
+    Args:
+        module: with the log; every value that is moved is explained in it.
+        mesh: of its shardings.
+    """
+
+    def __init__(self, module: Module, mesh: Mesh) -> None:
+        self.module = module
+        self.mesh = mesh
+        self._instead: dict[tuple[str, str], str] = {}
+
+    def copied(self, value: Value, copy: Value, reader: Node) -> None:
+        """A reader has a copy of a constant, cut as it needs it: that lies so for the reasons of the constant."""
+        had, names = self._names(value), self._names(copy)
+        for name in names:
+            known = self.module.decision(value.name, name)
+            if name in had and known is not None:
+                self._instead.setdefault((value.name, name), copy.name)
+                self.module.decide(copy.name, replace(known, axes=(name,)))
+            else:
+                self.module.decide(copy.name, self._beside("copy", value, name, reader))
+        if not names:
+            known = self.module.decision(value.name)
+            self.module.decide(copy.name, known or Decision(f"copy of %{value.name}", value.name))
+
+    def moved(self, value: Value, result: Value, op: str, move: Move) -> None:
+        """One collective of a move has made `result` of `value`."""
+        had, names = self._names(value), self._names(result)
+        last = cutting_names(self.mesh, move.target)
+        for name in names:
+            if name in had:
+                why = Decision(f"{op} of %{value.name}", value.name, (name,))
+            elif name not in last:
+                told = f"{op} of %{value.name}, on the way to {move.target}: devices that hold the same share the work"
+                why = Decision(told, None, (name,))
+            else:
+                why = self._gained(value, result, op, name, move)
+            self.module.decide(result.name, why)
+        if not names:
+            self.module.decide(result.name, Decision(f"{op} of %{value.name}", value.name))
+
+    def finish(self) -> None:
+        """Let what follows an axis of a value follow the one that now has it."""
+        for name, known in self.module.decisions.items() if self._instead else ():
+            for number, decision in enumerate(known):
+                keys = ((decision.follows or "", axis) for axis in decision.axes)
+                other = next((self._instead[key] for key in keys if key in self._instead), None)
+                if other not in (None, name):
+                    known[number] = replace(decision, follows=other)
+
+    def _gained(self, value: Value, result: Value, op: str, name: str, move: Move) -> Decision:
+        """Why a move brings an axis: it was to cut what the node gives, or cuts what its reader reads besides."""
+        known = self.module.decision(move.origin.name, name)
+        if move.origin.node is not move.party or known is None:
+            return self._beside(op, value, name, move.party, move.origin)
+        self._instead[move.origin.name, name] = result.name
+        told = known.why if known.follows is None else f"{op} of %{value.name}: {known.why}"
+        return Decision(told, known.follows, (name,))
+
+    def _beside(self, op: str, value: Value, name: str, party: Node | None, origin: Value | None = None) -> Decision:
+        """As another value of the node, which the axis cuts."""
+        others = (*party.inputs, *party.results) if party is not None else ()
+        for other in others:
+            if party is not None and other is not (origin or value) and name in self._names(other):
+                return Decision(f"{op} of %{value.name}, beside %{other.name} at {party.title}", other.name, (name,))
+        return Decision(f"{op} of %{value.name}", value.name, (name,))
+
+    def _names(self, value: Value) -> tuple[str, ...]:
+        return cutting_names(self.mesh, value.sharding)
