@@ -20,6 +20,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from irpar.ir import Annotation, Module
 from irpar.ir.annotate import NamedValues, apply_to
 from irpar.sharding import DimSpec, IrparError, Mesh, is_priority, with_priority
+from irpar.sharding.sharding import MOST_PRIORITY
 from irpar.spellings.mesh_tensorflow import DimNames, LayoutRules, Names, read_rules
 from irpar.spellings.named import infer_types, rank_of
 from irpar.spellings.strategies import OpCuts, Strategy, annotate_ops, named_nodes
@@ -30,7 +31,7 @@ SECTIONS = ("mesh", "tensors", "ops", "layout")
 PLACES = ("in", "out")
 _TENSOR_FORM = 'write one entry for each dim: null, an axis, or a list of axes such as ["dp", "tp"] or ["tp", "?"]'
 _PRIORITY_FORM = 'write {"cut": [null, ["tp"]], "priority": 1}'
-_PRIORITY_DO = 'write a whole number from 0 (first), such as "priority": 1'
+_PRIORITY_DO = f'write a whole number from 0 (first) to {MOST_PRIORITY}, such as "priority": 1'
 _OP_FORM = 'write the cuts of each operand and result, such as {"in": [[2, 1], [1, 4]], "out": [[2, 4]]}'
 _MESH_FORM = (
     'write each axis with its size, such as {"dp": 2, "tp": 4}; device ids, where wanted: "devices": [3, 1, ...]'
@@ -234,7 +235,7 @@ class _Reader(Tables):
     def priority(self, node: Any, text: str) -> int:
         """A priority; `text` is the entry that has it."""
         number = self.integer(node)
-        if number is None or number < 0:
+        if number is None or not 0 <= number <= MOST_PRIORITY:
             raise self.error(f"{text_of(node)} is no priority", node, _PRIORITY_DO, text)
         return number
 

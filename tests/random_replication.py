@@ -49,12 +49,12 @@ def runs(program: Program, folder: Path) -> list[Run]:
     module.network = find_network(program.network).text
     irpar.api.know_ranks(module)
     module.set_mesh(program.mesh)
-    passes = program.pipeline.split(",")
-    completion = passes[-3]
-    PassManager.parse(",".join(passes[:-3])).run(module)
+    passes = PassManager.parse(program.pipeline).passes
+    place = next(place for place, each in enumerate(passes) if each.name == "complete-sharding")
+    PassManager(passes[:place]).run(module)
     before = clone_module(module)
-    PassManager.parse(completion).run(module)
-    return _Look(program, module, before, completion).runs()
+    PassManager(passes[place : place + 1]).run(module)
+    return _Look(program, module, before, str(passes[place])).runs()
 
 
 class _Look:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import irpar
 from irpar.runtime.log import CollectiveLog
 
+from .written import model_of_text
+
 Cuts = dict[str, list[Any]]
 
 RECURRENT = """
@@ -48,7 +50,7 @@ BACKWARD = """
     g (float[6,8,4] x, float[8,4] h0) => (float[8,4] h, float[8,4,6] hs) {
       h, hs = Scan <num_scan_inputs=1, scan_input_directions=[1], scan_output_axes=[-1], scan_output_directions=[1],
         body = b (float[8,4] a, float[8,4] xt) => (float[8,4] o, float[8,4] r) {
-        s = ReduceSum<keepdims=1>(xt, one)  o = Add(a, s)  r = Softmax<axis=1>(o)
+        s = ReduceSum<keepdims=1>(xt, second)  o = Add(a, s)  r = Softmax<axis=1>(o)
         }> (h0, x) }"""
 PASSED_THROUGH = """
     g (float[8,4] x, float[8,4] z) => (float[8,4] y, float[8,4] same, float[8,4] again, float[3,8,4] all) {
@@ -115,9 +117,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, int], Cuts, list[str]]] = {
 
 
 def load(text: str, folder: Path) -> irpar.Module:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
-    if "one)" in text and "one =" not in text:
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
+    model = model_of_text(text, integers={"second": [1]})
     onnx.checker.check_model(model)
     onnx.save(model, folder / "model.onnx")
     return irpar.load(folder / "model.onnx")
@@ -220,7 +220,7 @@ STEPS = {
     "h = MatMul(a, v)": "o = Add(a, h)",
     "h = Mul(a, z)": "o = Softmax<axis=1>(h)",
     "h = Add(a, z)": "o = Sigmoid(h)",
-    "h = ReduceMean<keepdims=1>(a, one)": "o = Sub(a, h)",
+    "h = ReduceMean<keepdims=1>(a, second)": "o = Sub(a, h)",
     "h = Transpose<perm=[0,1]>(a)": "o = Neg(h)",
 }
 

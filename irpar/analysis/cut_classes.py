@@ -347,5 +347,4 @@ def is_shared_vector(value: Value) -> bool:
 def _read(node: Node) -> Iterator[Value]:
     """The operands of a node, and what its bodies read of its graph."""
     yield from node.inputs
-    if node.graph is not None:
-        yield from (value for value, _ in captured(node))
+    yield from (value for value, _ in captured(node))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ops import holds_collectives
 
 VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Ops whose result is the operand's memory under another shape."""
@@ -57,11 +58,7 @@ def bytes_at_rest(graph: Graph) -> int:
     At one in a body it holds what its holder holds, and at most what the body does.
     """
     outputs = sum(map(value_bytes, dict.fromkeys(graph.outputs)))
-    return max(outputs, *(held for node, held in _held(graph) if node is None or _waits(node)))
-
-
-def _waits(node: Node) -> bool:
-    return node.domain == "irpar" or any(_waits(inner) for nested in node.nested_graphs() for inner in nested)
+    return max(outputs, *(held for node, held in _held(graph) if node is None or holds_collectives(node)))
 
 
 def _held(graph: Graph) -> Iterator[tuple[Node | None, int]]:

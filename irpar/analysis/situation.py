@@ -18,9 +18,10 @@ MOST_COMBINATIONS = 256
 """Above this many ways to cut a node whose values disagree, the factors are decided one after the other."""
 
 Price = tuple[int, int, int]
-"""(what it costs, minus the number of ways the work is cut, collectives).
+"""(what it costs, minus the number of ways the work is cut but for local programs, collectives).
 
-The cost is in the first unit of the network's keys: sent bytes, or femtoseconds, computation included.
+The cost is in the first unit of the network's keys: sent bytes, or femtoseconds, computation included. What a local
+program saves in work is little beside its launches, so that it does not decide between equals.
 """
 
 IMPOSSIBLE: Price = (1 << 200, 0, 0)
@@ -120,7 +121,6 @@ class Situation:
         launches += collectives
         ways = placement.ways(view.mesh)
         total += times[-1] * computation(view.node, ways, self.network)
-        # What a local program saves in work is little beside its launches, so that it does not decide between equals.
         return total, -ways // view.mesh.group_size(spread_axes(view.node, view.rule, placement.factors)), launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:

@@ -1,7 +1,7 @@
 """One definition per operator: types, sharding rule, cost; a module per family."""
 
 from . import collective_checks  # noqa: F401 - the verifier's checks are there as soon as operators are
-from .bodies import OPEN_BODIES, has_open_bodies
+from .bodies import OPEN_BODIES, has_open_bodies, holds_collectives
 from .registry import OpDef, define, definition, definitions, factor_rule, flops, spread_factors
 from .replicate_only import why_replicated
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
@@ -19,6 +19,7 @@ __all__ = [
     "factor_rule",
     "flops",
     "has_open_bodies",
+    "holds_collectives",
     "reshape_factors",
     "spread_factors",
     "whole",

@@ -9,6 +9,7 @@ import numpy as np
 from irpar.ir import ArrayTensor, Builder, DType, Node, Value
 from irpar.sharding import Reduction
 
+from .bodies import holds_collectives
 from .local import typed_like
 from .registry import definition, factor_rule
 from .rule import Kind
@@ -42,8 +43,7 @@ def without_elements(whole: Node, local: Node, builder: Builder) -> list[Value] 
     Returns:
         A value for each result; None where the node has something to compute.
     """
-    communicates = any(inner.domain == "irpar" for nested in local.nested_graphs() for inner in nested.walk())
-    if communicates or not all(value.is_static for value in (*local.inputs, *local.results)):
+    if holds_collectives(local) or not all(value.is_static for value in (*local.inputs, *local.results)):
         return None
     if local.results and not any(map(_elements, local.results)):
         return [_filled(value, 0, builder) for value in local.results]

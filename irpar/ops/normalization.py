@@ -1,4 +1,4 @@
-"""Softmax and its kin, and normalisations: the normalised dims are whole."""
+"""Softmax and its kin, and normalisations: the normalised dims are whole, but for local programs."""
 
 from collections.abc import Callable, Sequence
 from math import prod

@@ -1,4 +1,4 @@
-"""Pooling and its reverse: batch and channels may be cut, places are whole."""
+"""Pooling and its reverse: batch and channels may be cut; places of pooling with what its windows cover."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -127,7 +127,7 @@ for _name in NONLINEAR:
     define(OpDef("", _name, _infer_reduce, _rule_reduce, _cost_reduce, spread=reductions(_reduced_axes)[_name]))
 
 
-# -- ArgMax, ArgMin, TopK: the axis is whole ------------------------------------------------------------------------
+# -- ArgMax, ArgMin, TopK: the axis is whole, but for local programs ------------------------------------------------
 
 
 def _infer_arg(node: Node) -> Sequence[Type]:

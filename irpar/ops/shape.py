@@ -265,7 +265,7 @@ def _is_full(size: int, cut: tuple[int, int, int]) -> bool:
 
 
 def _rule_slice(node: Node) -> FactorRule:
-    """Dims that are taken whole pass; those that are cut are whole."""
+    """Dims that are taken whole pass; along those that are sliced elements move to other blocks."""
     shape = shape_of(node, 0)
     partial = {axis for axis, cut in slices(node, len(shape)).items() if not _is_full(shape[axis], cut)}
     return _rule_except(node, partial)

@@ -82,7 +82,7 @@ class LocalProgram:
         builder: Builder,
         axes: Sequence[Axis],
         dims: Sequence[int],
-        ranks: Sequence[int] = (0,),
+        ranks: Sequence[int],
     ) -> None:
         self.whole = whole
         self.local = local

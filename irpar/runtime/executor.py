@@ -420,4 +420,8 @@ def _next_trip(trips: Trips, node: Node, results: Sequence[Any] | None) -> Trip 
         found: Sequence[Any] = end.value
         return found
     except ValueError as error:
-        raise NodeError(f"{node.operator} failed: {error}", where=f"node {node.label}") from error
+        raise NodeError(
+            f"{node.operator} failed: {error}",
+            where=f"node {node.label}",
+            do="check what the node reads, and whether the original runs on these inputs in ONNX Runtime",
+        ) from error

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from irpar.ir import Function, Graph, Node, Value, captured_or_read
+from irpar.ops import holds_collectives
 
 from .control_flow import TRIPS
 from .errors import ProgramError
@@ -118,11 +119,6 @@ def is_collective(node: Node) -> bool:
     return node.domain == "irpar"
 
 
-def communicates(node: Node) -> bool:
-    """True for collectives, and for nodes whose bodies hold some."""
-    return is_collective(node) or any(communicates(inner) for nested in node.nested_graphs() for inner in nested)
-
-
 def called_functions(nodes: Iterable[Node]) -> dict[Function, None]:
     """The functions that nodes call, nested graphs and other functions included, in order of first call."""
     found: dict[Function, None] = {}
@@ -161,7 +157,7 @@ def build_program(graph: Graph, extra: Sequence[Value] = ()) -> Program:
 
 def _check_nested(graph: Graph) -> None:
     for node in graph:
-        if communicates(node) and not is_collective(node) and (node.domain or node.op_type not in TRIPS):
+        if holds_collectives(node) and not is_collective(node) and (node.domain or node.op_type not in TRIPS):
             raise ProgramError(
                 f"{node.operator} holds a body with collectives, which cannot be executed",
                 where=node.label,
@@ -179,7 +175,7 @@ def _live_reads(graph: Graph, outputs: Iterable[Value]) -> dict[Node, tuple[Valu
     needed = {value.node for value in outputs if value.node is not None}
     found: dict[Node, tuple[Value, ...]] = {}
     for node in reversed(graph):
-        if node in needed or communicates(node):
+        if node in needed or holds_collectives(node):
             found[node] = tuple(dict.fromkeys(captured_or_read(node)))
             needed.update(value.node for value in found[node] if value.node is not None)
     return dict(reversed(found.items()))
@@ -249,7 +245,7 @@ def _collective_order(reads: dict[Node, tuple[Value, ...]]) -> list[Node]:
     order: list[Node] = []
 
     def enter(node: Node) -> None:
-        if communicates(node):
+        if holds_collectives(node):
             heapq.heappush(waiting, (_turn(node), number[node], node))
         else:
             ready.append(node)
@@ -274,7 +270,7 @@ def _turn(node: Node) -> int:
     """The id of a collective, or the least of those in the bodies of a node."""
     if is_collective(node):
         return Collective.of(node).id
-    return min(_turn(inner) for nested in node.nested_graphs() for inner in nested if communicates(inner))
+    return min(_turn(inner) for nested in node.nested_graphs() for inner in nested if holds_collectives(inner))
 
 
 def _windows(

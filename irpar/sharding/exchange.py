@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import block_range, ceil_div
+from .blocks import block_sizes, ceil_div
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -54,7 +54,7 @@ def plan_exchange(sources: Sequence[int], wanted: Sequence[Indices], *, zero_fil
     """
     parts = len(wanted)
     owner, place = _places(sources, parts)
-    own = [sum(map(len, (range(*block_range(size, parts, at)) for size in sources))) for at in range(parts)]
+    own = [sum(sizes) for sizes in zip(*(block_sizes(size, parts) for size in sources), strict=True)]
     edges: dict[tuple[int, int], Indices] = {}
     for receiver, ids in enumerate(wanted):
         real = ids[ids != FILL]
@@ -75,7 +75,7 @@ def _places(sources: Sequence[int], parts: int) -> tuple[Indices, Indices]:
         owner = ids // block
         owners.append(owner)
         places.append(before[owner] + ids - owner * block)
-        before += [stop - start for start, stop in (block_range(size, parts, at) for at in range(parts))]
+        before += block_sizes(size, parts)
     return np.concatenate(owners), np.concatenate(places)
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from irpar.analysis.flow import Flow, Tie
+from irpar.analysis.flow import _TIES, Flow, Tie
 from irpar.ir import Graph, Node
 from irpar.ir.text import parse_module
+from irpar.ops import OPEN_BODIES
+from irpar.runtime.control_flow import TRIPS
 from irpar.sharding import Mesh
 
 MESH = Mesh({"tp": 2})
@@ -98,9 +100,14 @@ def test_branches_run_or_do_not() -> None:
     (tie,) = flow.ties[holder]
     assert [index for _, index in tie.outputs] == [0, 0]
     assert flow.trips[then] is None
-    assert {node.op_type for node in flow.neighbours(holder.result)} == {"If"} | {
-        node.op_type for node in holder.result.users
-    }
+    # Who makes and reads it: the holder, and the end of the graph.
+    assert set(flow.neighbours(holder.result)) == {holder, flow.graph.return_node}
+    (then_result,) = then.outputs
+    assert list(flow.neighbours(then_result)) == [then_result.node, holder]
+
+
+def test_all_tables_of_operators_with_open_bodies_agree() -> None:
+    assert set(_TIES) == OPEN_BODIES == {("", op_type) for op_type in TRIPS}
 
 
 def test_bodies_of_other_operators_stay_closed() -> None:

@@ -241,7 +241,7 @@ def spread_out(
 ) -> irpar.Partition:
     """The same by the local program, whatever it costs: a TopK of many may be cheaper whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("irpar.analysis.placement.program_cost", lambda *_: (0, 0))
+        patch.setattr("irpar.analysis.situation.program_cost", lambda *_: (0, 0))
         return partitioned(node, operands, axis, mesh, folder)
 
 

@@ -29,6 +29,10 @@ def performed(exchange: Exchange, sources: list[int], parts: int, fill: int) -> 
     return [np.append(mine, fill)[row] for mine, row in zip(has, exchange.rows, strict=True)]
 
 
+def owners_of(size: int, parts: int) -> list[int]:
+    return [at for at in range(parts) for _ in range(*block_range(size, parts, at))]
+
+
 @given(data=st.data())
 def test_everybody_gets_what_it_wants(data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, 5))
@@ -42,7 +46,10 @@ def test_everybody_gets_what_it_wants(data: st.DataObject) -> None:
     for got, asked in zip(performed(exchange, sources, parts, fill), wanted, strict=True):
         assert got.tolist() == [fill if number == FILL else number + 1 for number in asked]
     # König: as many rounds as the busiest device sends or receives.
-    pairs = [pair for step in exchange.rounds for pair in step.pairs]
+    owners = [number for size in sources for number in owners_of(size, parts)]
+    pairs = {(owners[number], at) for at, asked in enumerate(wanted) for number in asked if number != FILL}
+    pairs = {(sender, receiver) for sender, receiver in pairs if sender != receiver}
+    assert {pair for step in exchange.rounds for pair in step.pairs} == pairs
     busiest = max((sum(pair[side] == at for pair in pairs) for side in (0, 1) for at in range(parts)), default=0)
     assert len(exchange.rounds) == busiest
 

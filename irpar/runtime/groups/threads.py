@@ -168,11 +168,10 @@ def _permute(collective: Collective, operands: Sequence[Array]) -> list[Array]:
     inside = all(0 <= position < len(operands) for position in collective.pairs)
     if len(sources) != len(targets) or len(set(targets)) != len(targets) or not inside:
         raise ValueError(f"pairs {list(collective.pairs)} do not fit a group of {len(operands)}")
-    if dtype_of_numpy(operands[0].dtype).text == "str" and len(targets) < len(operands):
-        raise ValueError("a permutation of strings must give every member something")
     received = dict(zip(targets, sources, strict=True))
+    nothing = "" if dtype_of_numpy(operands[0].dtype).text == "str" else 0
     return [
-        operands[received[i]] if i in received else np.zeros(operand.shape, operand.dtype)
+        operands[received[i]] if i in received else np.full(operand.shape, nothing, operand.dtype)
         for i, operand in enumerate(operands)
     ]
 
