@@ -246,10 +246,11 @@ class _Localizer:
             return False
         assert made.graph is not None
         builder = Builder(made.graph, self.module.opsets, before=made, like=made)
-        program = LocalProgram(node, made, builder, axes, spread.dims(node) or (), self.local.ranks)
+        dims, ranks, factors = spread.dims(node) or (), self.local.ranks, placement.factors if placement else ()
+        program = LocalProgram(node, made, builder, axes, dims, ranks, spread.operand, factors)
         results = spread.write(program)
         for collective in program.made:
-            collective.doc = reason_of_program(self.module, node, axes)
+            collective.doc = reason_of_program(self.module, node, program.origin, axes)
         self.has_programs = True
         if results is None:
             return False

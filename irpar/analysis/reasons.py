@@ -243,9 +243,8 @@ class Reasons:
         ]
 
 
-def reason_of_program(module: Module, node: Node, axes: Sequence[Axis]) -> str:
-    """Why the local program of a node communicates."""
-    value = node.inputs[0]
+def reason_of_program(module: Module, node: Node, value: Value, axes: Sequence[Axis]) -> str:
+    """Why the local program of a node communicates: it works along axes that cut an operand."""
     names = ", ".join(map(str, axes))
     cut = f"{names}, which {'cuts' if len(axes) == 1 else 'cut'} %{value.name}{_because(module, value, axes[0].name)}"
     return f"{node.title} works along {cut}"

@@ -47,9 +47,9 @@ def program_cost(node: Node, placement: Placement, mesh: Mesh, network: Network)
         None if value is None or needed is None else ceil_shape(needed, value.shape)
         for value, needed in zip(node.operands, placement.operands, strict=True)
     ]
-    first = placement.operands[0]
-    assert first is not None
-    cut = {dim: first.axes[dim] for dim in found.spread.dims(node) or () if first.axes[dim]}
+    lies = placement.operands[found.spread.operand]
+    assert lies is not None
+    cut = {dim: lies.axes[dim] for dim in found.spread.dims(node) or () if lies.axes[dim]}
     sent = found.spread.sends(node, blocks, {dim: mesh.group_size(axes) for dim, axes in cut.items()})
     keys = (network.key(each.kind, axes if each.dim is None else cut[each.dim], each.bytes, mesh) for each in sent)
     return sum(key[0] for key in keys), len(sent)

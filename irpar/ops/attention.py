@@ -1,58 +1,35 @@
 """Attention and RotaryEmbedding (opset 23 on)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
-from irpar.ir import Builder, Dim, Expr, Node, Type
-from irpar.ir.dims import exact_div
+import numpy as np
 
-from .facts import CannotTellError, dims_of, int_attribute, operand, result_shape, same_type, shape_of, tensor_of
+from irpar.ir import Builder, Dim, DType, Node, TensorType, Type
+
+from .attention_sizes import (
+    AttentionSizes,
+    Places,
+    attention_sizes,
+    head_dim,
+    key_count,
+    masked,
+    query_dim,
+    reads_position,
+    static,
+    visible_keys,
+)
+from .facts import CannotTellError, int_attribute, needed, operand, result_shape, same_type, shape_of, tensor_of
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
+from .spread_attention import SPREAD
 
 SOFTMAX_FLOPS = 5
 """As in normalization.FLOPS_PER_ELEMENT."""
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """The sizes of an Attention node, whatever the rank of its operands."""
-
-    batch: Dim
-    query_heads: Dim
-    key_heads: Dim
-    queries: Dim
-    keys: Dim
-    """Those of K and of the past together."""
-    head: Dim
-    value_head: Dim
-
-
-def _divided(size: Dim, count: int) -> int | Expr:
-    found = None if size is None else exact_div(size, count)
-    if found is None:
-        raise CannotTellError("the size of a head")
-    return found
-
-
-def _sizes(node: Node) -> _Sizes:
-    q, k, v = (dims_of(node, place) for place in range(3))
-    if len(q) == 4:
-        sizes = _Sizes(q[0], q[1], k[1], q[2], k[2], q[3], v[3])
-    else:
-        query_heads, key_heads = int_attribute(node, "q_num_heads"), int_attribute(node, "kv_num_heads")
-        head, value_head = _divided(q[2], query_heads), _divided(v[2], key_heads)
-        sizes = _Sizes(q[0], query_heads, key_heads, q[1], k[1], head, value_head)
-    if operand(node, 4) is None:
-        return sizes
-    past = dims_of(node, 4)[2]
-    keys = None if past is None or sizes.keys is None else sizes.keys + past
-    return _Sizes(sizes.batch, sizes.query_heads, sizes.key_heads, sizes.queries, keys, sizes.head, sizes.value_head)
-
-
 def _infer_attention(node: Node) -> Sequence[Type]:
-    of = _sizes(node)
+    of = attention_sizes(node)
     q, k, v = (tensor_of(node, place) for place in range(3))
     if q.rank == 4:
         result: tuple[Dim, ...] = (of.batch, of.query_heads, of.queries, of.value_head)
@@ -69,35 +46,24 @@ def _infer_attention(node: Node) -> Sequence[Type]:
     return types[: len(node.results)]
 
 
-def _static(dim: Dim) -> int:
-    if not isinstance(dim, int):
-        raise CannotTellError("a symbolic dim")
-    return dim
-
-
-def _reads_position(node: Node) -> bool:
-    """True where a query's place in the sequence counts: causal masks and windows."""
-    windows = (int_attribute(node, "left_window_size", -1), int_attribute(node, "right_window_size", -1))
-    return bool(int_attribute(node, "is_causal", 0)) or max(windows) >= 0
-
-
 def _rule_attention(node: Node) -> FactorRule:
-    """`([b,(hr),q,d],[b,h,k,d],[b,h,k,e])->([b,(hr),q,e])`: batch and heads pass, with r query heads a key head.
+    """`([b,(hr),q,d],[b,h,k,d],[b,h,k,e])->([b,(hr),q,e])`: batch, queries and heads pass, r query heads a key head.
 
-    Queries pass where their place does not count; keys and what is in a head are whole. Operands of three dims have
+    Keys are reduced, after the maximum and sum of their scores (`irpar.ops.spread_attention`); they are whole where
+    there is a past, or they or the scores are a result. What is in a head is whole. Operands of three dims have
     compound factors `[b,q,(hrd)]`.
     """
-    of = _sizes(node)
-    heads, key_heads = _static(of.query_heads), _static(of.key_heads)
+    of = attention_sizes(node)
+    heads, key_heads = static(of.query_heads), static(of.key_heads)
     if heads % key_heads:
         raise CannotTellError("query heads that are no multiple of the key heads")
     rule = RuleBuilder()
-    (batch,) = rule.dims([_static(of.batch)])
+    (batch,) = rule.dims([static(of.batch)])
     (key_head,) = rule.dims([key_heads])
     query_head = (*key_head, *rule.dims([heads // key_heads])[0])
-    (queries,) = rule.dims([_static(of.queries)], Kind.REPLICATE if _reads_position(node) else Kind.PASS)
-    (keys,) = rule.dims([_key_count(node)], Kind.REPLICATE)
-    head, value_head = rule.dims([_static(of.head), _static(of.value_head)], Kind.REPLICATE)
+    (queries,) = rule.dims([static(of.queries)])
+    (keys,) = rule.dims([key_count(node)], Kind.REDUCE if SPREAD.dims(node) else Kind.REPLICATE)
+    head, value_head = rule.dims([static(of.head), static(of.value_head)], Kind.REPLICATE)
 
     def packed(head_factors: DimFactors, places: DimFactors, inside: DimFactors, index: int) -> list[DimFactors]:
         if len(shape_of(node, index)) == 4:
@@ -113,19 +79,14 @@ def _rule_attention(node: Node) -> FactorRule:
         packed(key_head, keys, value_head, 2),
     ]
     cache: tuple[list[DimFactors], ...] = ([batch, key_head, (), head], [batch, key_head, (), value_head])
-    scores: list[DimFactors] = [batch, query_head, queries, keys if of.keys == _key_count(node) else ()]
+    scores: list[DimFactors] = [batch, query_head, queries, keys if of.keys == key_count(node) else ()]
     mask = _mask_factors(node, of, scores) if operand(node, 3) is not None else []
     others = (mask, *cache, [batch])[: len(node.operands) - 3]
     operands.extend([] if operand(node, place) is None else factors for place, factors in enumerate(others, 3))
     return rule.done(operands, [result, cache[0], cache[1], scores][: len(node.results)])
 
 
-def _key_count(node: Node) -> int:
-    """The keys of K, without those of the past."""
-    return shape_of(node, 1)[-2]
-
-
-def _mask_factors(node: Node, of: _Sizes, scores: Sequence[DimFactors]) -> list[DimFactors]:
+def _mask_factors(node: Node, of: AttentionSizes, scores: Sequence[DimFactors]) -> list[DimFactors]:
     """The mask broadcasts to batch, heads, queries, keys; its keys are whole."""
     shape = shape_of(node, 3)
     sizes = (of.batch, of.query_heads, of.queries, of.keys)
@@ -134,23 +95,48 @@ def _mask_factors(node: Node, of: _Sizes, scores: Sequence[DimFactors]) -> list[
 
 
 def _localize_attention(whole_node: Node, local: Node, builder: Builder) -> None:
-    """Count the heads of the block, where an attribute says how many there are."""
-    if len(shape_of(whole_node, 0)) == 4:
+    """Count the heads of the block, where an attribute says how many there are, and the queries before it."""
+    if reads_position(whole_node) and shape_of(whole_node, 0)[query_dim(local)] != shape_of(local, 0)[query_dim(local)]:
+        _place_queries(whole_node, local, builder)
+    if head_dim(whole_node) == 1:
         return
-    of = _sizes(whole_node)
-    head = _static(of.head)
+    of = attention_sizes(whole_node)
+    head = static(of.head)
     local.set_attribute("q_num_heads", shape_of(local, 0)[2] // head)
     local.set_attribute("kv_num_heads", shape_of(local, 1)[2] // head)
 
 
+def _place_queries(whole_node: Node, local: Node, builder: Builder) -> None:
+    """A mask instead of the attributes that count queries from the first one of the block."""
+    sharding = needed(whole_node, 0).sharding
+    assert sharding is not None
+    dim, mask = query_dim(local), operand(local, 3)
+    count = static(attention_sizes(whole_node).keys)
+    if mask is not None and mask.shape and mask.shape[-1] != 1:
+        count = mask.shape[-1]  # The keys that a shorter mask leaves out are not seen anyway.
+    queries = Places(shape_of(local, 0)[dim], shape_of(whole_node, 0)[dim], sharding.axes[dim])
+    allowed = visible_keys(whole_node, local, queries, Places(count, count, ()), sharding.mesh, builder)
+    assert allowed is not None
+    if mask is None:
+        mask = allowed
+    elif mask.dtype is DType.BOOL:
+        shape = tuple(np.broadcast_shapes(mask.shape, allowed.shape))
+        mask = builder.op("And", [mask, allowed], type=TensorType(DType.BOOL, shape))
+    else:
+        mask = masked(mask, allowed, builder)
+    local.set_operands([*local.operands[:3], mask, *local.operands[4:]])
+    for name in ("is_causal", "left_window_size", "right_window_size"):
+        local.attributes.pop(name, None)
+
+
 def _cost_attention(node: Node) -> int:
     """Two products and the softmax over all scores; masks count nothing, causal ones included."""
-    of = _sizes(node)
-    scores = _static(of.batch) * _static(of.query_heads) * _static(of.queries) * _static(of.keys)
-    return scores * (2 * _static(of.head) + 1 + SOFTMAX_FLOPS + 2 * _static(of.value_head))
+    of = attention_sizes(node)
+    scores = static(of.batch) * static(of.query_heads) * static(of.queries) * static(of.keys)
+    return scores * (2 * static(of.head) + 1 + SOFTMAX_FLOPS + 2 * static(of.value_head))
 
 
-define(OpDef("", "Attention", _infer_attention, _rule_attention, _cost_attention, _localize_attention))
+define(OpDef("", "Attention", _infer_attention, _rule_attention, _cost_attention, _localize_attention, SPREAD))
 
 
 # -- RotaryEmbedding ------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class OpDef:
             graph already; `builder` inserts before it. Returns None when it only changed operands or attributes of
             `local`, else one value for each result of `local`, of the same type: the caller lets these take over
             uses, names and facts of the results and erases `local`.
-        spread: the local program for factors that the rule needs whole.
+        spread: the local program for factors that take more than to run on blocks.
     """
 
     domain: str
@@ -202,7 +202,7 @@ def factor_rule(node: Node) -> FactorRule | None:
 
 
 def spread_factors(node: Node, rule: FactorRule) -> frozenset[int]:
-    """The factors that a rule needs whole, and that may be cut all the same: a local program works along them."""
+    """The factors along which a local program works: those that a rule needs whole may be cut all the same."""
     found = definition(node)
     if found is None or found.spread is None:
         return frozenset()
@@ -210,8 +210,8 @@ def spread_factors(node: Node, rule: FactorRule) -> frozenset[int]:
         dims = found.spread.dims(node)
     except CannotTellError:
         dims = None
-    standing = [factor for dim in dims or () for factor in rule.operands[0][dim]]
-    return frozenset(factor for factor in standing if rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE))
+    standing = [factor for dim in dims or () for factor in rule.operands[found.spread.operand][dim]]
+    return frozenset(factor for factor in standing if rule.kinds[factor] is not Kind.PASS)
 
 
 def flops(node: Node) -> int:

@@ -17,7 +17,7 @@ from .facts import needed
 
 Shape = tuple[int, ...]
 Cuts = Mapping[int, int]
-"""Dim of the first operand to the number of blocks, for those along which a local program works and which are cut."""
+"""Dim to the number of blocks, for those along which a local program works and which are cut."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sent:
         kind: as plan.json calls it.
         elements: of the operand that one device holds, of uneven blocks the largest.
         bits: of an element.
-        dim: it runs over the axes that cut this dim of the first operand; None: over those of all dims together.
+        dim: it runs over the axes that cut this dim; None: over those of all dims together.
     """
 
     kind: str
@@ -51,13 +51,16 @@ class Spread:
             the dims is cut.
         write: writes it; gives one value for each result of the node, or None where it only changed operands and
             attributes of the local node, which stays.
-        dims: the dims of the first operand along which it works; the factors that stand there may be cut. None: this
-            node has none.
+        dims: the dims of an operand along which it works; the factors that stand there may be cut. None: this node has
+            none. Factors that are reduced may be among them: results are then partial, and the program does what must
+            come before.
+        operand: the operand that has these dims.
     """
 
     sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
     write: "Callable[[LocalProgram], Sequence[Value] | None]"
     dims: Callable[[Node], Sequence[int] | None]
+    operand: int = 0
 
 
 class LocalProgram:
@@ -67,9 +70,11 @@ class LocalProgram:
         whole: the node in global view: whole types, and shardings.
         local: its local copy.
         builder: inserts before it.
-        axes: the mesh axes that cut the dims along which the program works.
-        dims: these dims, of the first operand.
+        axes: the mesh axes that cut the factors along which the program works.
+        dims: the dims where these stand.
         ranks: that run the local graph.
+        operand: the one that has these dims.
+        factors: per factor of the rule the axes that cut it.
 
     Attributes:
         made: the collectives, for whoever numbers and explains them.
@@ -83,14 +88,17 @@ class LocalProgram:
         axes: Sequence[Axis],
         dims: Sequence[int],
         ranks: Sequence[int],
+        operand: int = 0,
+        factors: Sequence[Sequence[Axis]] = (),
     ) -> None:
         self.whole = whole
         self.local = local
         self.builder = builder
         self.axes = tuple(axes)
         self.dims = tuple(dims)
-        self.data = needed(local, 0)
-        self.origin = needed(whole, 0)
+        self.factors = tuple(map(tuple, factors))
+        self.data = needed(local, operand)
+        self.origin = needed(whole, operand)
         assert self.origin.sharding is not None
         self.lies = self.origin.sharding
         self.mesh = self.lies.mesh
@@ -139,11 +147,26 @@ class LocalProgram:
 
     # -- what is sent -----------------------------------------------------------------------------------------------
 
-    def all_reduce(self, value: Value, reduce: Reduction) -> Value:
-        """The reduction of a value of which `dims` have size 1 over the devices that hold blocks of them."""
-        axes = [() if dim in self.dims else cut for dim, cut in enumerate(self.lies.axes)]
-        after = Sharding.of_axes(self.mesh, axes)
-        shape = tuple(1 if dim in self.dims else size for dim, size in enumerate(self.origin.shape))
+    def all_reduce(
+        self,
+        value: Value,
+        reduce: Reduction,
+        cut: Sequence[Sequence[Axis]] | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> Value:
+        """The reduction of a value over the devices that hold blocks of what the program works along.
+
+        Args:
+            value: what this device has.
+            reduce: how values combine.
+            cut: per dim of the value the axes that cut it; None: it is as the operand, but that `dims` have size 1.
+            shape: of the value for all devices together.
+        """
+        if cut is None:
+            cut = [() if dim in self.dims else axes for dim, axes in enumerate(self.lies.axes)]
+        if shape is None:
+            shape = [1 if dim in self.dims else size for dim, size in enumerate(self.origin.shape)]
+        after, shape = Sharding.of_axes(self.mesh, cut), tuple(shape)
         value.sharding, value.global_shape = after.with_partial(self.axes, reduce), shape
         return self._collective("AllReduce", value, {"reduce": reduce}, value.shape, after, shape)
 

@@ -15,15 +15,15 @@ import irpar
 
 Operands = dict[str, np.ndarray]
 Drawn = tuple[onnx.NodeProto, Operands, int]
-"""A node, its operands, and a dim of the first of them along which it works."""
+"""A node, its operands, and a dim of the one called x along which it works; those called other.. are inputs too."""
 
-OPSETS = {"RMSNormalization": 23, "CumProd": 26}
+OPSETS = {"RMSNormalization": 23, "CumProd": 26, "Attention": 24}
 
 
 @st.composite
 def nodes(draw: st.DrawFn, name: str) -> Drawn:
     """A node of an operator."""
-    return draw(MOVING[name]()) if name in MOVING else draw(reducing(name))
+    return draw(DRAWN[name]()) if name in DRAWN else draw(reducing(name))
 
 
 @st.composite
@@ -200,15 +200,54 @@ def windows(draw: st.DrawFn, name: str) -> Drawn:
     return helper.make_node(name, list(operands), ["y"], **attributes), operands, 2
 
 
-MOVING: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
+@st.composite
+def attentions(draw: st.DrawFn) -> Drawn:
+    """Few queries over many keys, of which K is called x."""
+    batch, key_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    queries, keys, size, value_size = (
+        draw(st.integers(1, 3)),
+        draw(st.integers(16, 40)),
+        4,
+        draw(st.sampled_from([4, 6])),
+    )
+    is_packed = draw(st.booleans())
+    attributes: dict[str, Any] = {}
+    if is_packed:
+        attributes = {"q_num_heads": key_heads * group, "kv_num_heads": key_heads}
+
+    def heads(count: int, places: int, width: int) -> np.ndarray:
+        return _normals(draw, *((batch, places, count * width) if is_packed else (batch, count, places, width)))
+
+    operands = {
+        "other_q": heads(key_heads * group, queries, size),
+        "x": heads(key_heads, keys, size),
+        "other_v": heads(key_heads, keys, value_size),
+    }
+    names = list(operands)
+    shape = draw(st.sampled_from([(queries, keys), (batch, 1, queries, keys), (1, queries, keys)]))
+    match draw(st.sampled_from(["none", "none", "bool", "float"])):
+        case "bool":
+            operands["mask"] = _normals(draw, *shape) > -1
+        case "float":
+            operands["mask"] = _normals(draw, *shape)
+    if draw(st.booleans()):
+        operands["valid"] = np.array([keys - draw(st.integers(0, 9)) for _ in range(batch)])
+    attributes["is_causal"] = draw(st.integers(0, 1))
+    attributes |= draw(st.sampled_from([{}, {"scale": 0.3}, {"softcap": 2.0}]))
+    names = [*names, "mask" if "mask" in operands else "", "", "", "valid" if "valid" in operands else ""]
+    return helper.make_node("Attention", names, ["y"], **attributes), operands, 1 if is_packed else 2
+
+
+DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
     "Concat": concats,
     "Split": splits,
     "Slice": slices,
     "Pad": pads,
     "Tile": tiles,
+    "Attention": attentions,
     **{name: (lambda name=name: windows(name)) for name in ("Conv", "MaxPool", "AveragePool", "LpPool")},
 }
-"""Operators that put elements elsewhere, by what draws their nodes."""
+"""Operators by what draws their nodes; the others see `reducing`."""
 
 
 def partitioned(

@@ -9,27 +9,36 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import irpar
+from irpar.ir import Node
 from irpar.ir.text import parse_module
-from irpar.ops import definition, definitions, factor_rule, spread_factors
+from irpar.ops import FactorRule, definition, definitions, factor_rule, spread_factors
 from irpar.sharding import filled_blocks
 
-from .spread_nodes import MOVING, check, nodes, partitioned, spread_out
+from .spread_nodes import check, nodes, partitioned, spread_out
 
 MESHES = ({"p": 2}, {"p": 3}, {"p": 4}, {"p": 2, "q": 2})
 OPERATORS = sorted(found.name for found in definitions() if found.spread is not None)
 
 
-def has_elements_everywhere(name: str, folder: Path, axis: int, parts: int) -> bool:
+def cut_factor(whole: Node, rule: FactorRule, axis: int) -> int:
+    """The factor of the dim of x that is cut, of several the last."""
+    (factors,) = {
+        factors for value, factors in zip(whole.operands, rule.operands, strict=True) if value and value.name == "x"
+    }
+    return factors[axis][-1]
+
+
+def has_elements_everywhere(folder: Path, axis: int, parts: int) -> bool:
     """Whether every device has a part of what is cut, as a local program needs; else the node is done whole."""
     whole = irpar.load(folder / "model.onnx").graph.first
     assert whole is not None
     rule = factor_rule(whole)
-    if rule is None or not spread_factors(whole, rule):
+    if rule is None or cut_factor(whole, rule, axis) not in spread_factors(whole, rule):
         return False
-    blocks = [value for value in whole.inputs if value.name == "x" or value.name.startswith("other")]
-    if name in MOVING:
-        blocks += whole.results
-    return all(filled_blocks(value.shape[axis], parts) == parts for value in blocks)
+    factor = cut_factor(whole, rule, axis)
+    values = (*whole.operands, *whole.results)
+    sizes = [values[tensor].shape[dim] for tensor, dim, _ in rule.places[factor]]
+    return all(filled_blocks(size, parts) == parts for size in sizes)
 
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -43,8 +52,9 @@ def test_blocks_of_what_is_needed_whole(name: str, data: st.DataObject, tmp_path
     mesh = data.draw(st.sampled_from(MESHES))
     partition = spread_out(node, operands, axis, mesh, tmp_path)
     check(partition, operands, tmp_path)
-    if has_elements_everywhere(node.op_type, tmp_path, axis, int(np.prod(list(mesh.values())))):
-        assert all("works along" in entry["reason"] for entry in partition.plan.collectives), "it was made whole"
+    if has_elements_everywhere(tmp_path, axis, int(np.prod(list(mesh.values())))):
+        reasons = [entry["reason"] for entry in partition.plan.collectives]
+        assert all("works along" in reason or "sums over" in reason for reason in reasons), "it was made whole"
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -60,13 +70,18 @@ def test_what_is_priced_is_what_is_sent(name: str, data: st.DataObject, tmp_path
     assert found is not None
     assert found.spread is not None
     parts = int(np.prod(list(mesh.values())))
-    assume(has_elements_everywhere(name, tmp_path, axis, parts))
+    assume(has_elements_everywhere(tmp_path, axis, parts))
+    rule = factor_rule(whole)
+    assert rule is not None
+    factor = cut_factor(whole, rule, axis)
     blocks = [
-        tuple(-(-size // parts) if dim == axis and index == 0 else size for dim, size in enumerate(value.shape))
-        for index, value in enumerate(whole.inputs)
+        value
+        and tuple(-(-size // parts) if factor in dim else size for size, dim in zip(value.shape, dims, strict=True))
+        for value, dims in zip(whole.operands, rule.operands, strict=True)
     ]
     priced = [(sent.kind, sent.bytes) for sent in found.spread.sends(whole, blocks, {axis: parts})]
-    assert priced == [(entry["kind"], entry["bytes"]) for entry in partition.plan.collectives]
+    made = [entry for entry in partition.plan.collectives if "works along" in entry["reason"]]
+    assert priced == [(entry["kind"], entry["bytes"]) for entry in made]
 
 
 def test_the_cheaper_of_both_is_taken(tmp_path: Path) -> None:

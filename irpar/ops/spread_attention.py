@@ -1,0 +1,133 @@
+"""The local program of Attention over keys that are cut: maxima and sums of scores reduced, results partial.
+
+y = Attention(q : [1, 8, 1, 64], k : [1, 8, 4096@sp, 64], v : [1, 8, 4096@sp, 64])
+                                     each device scores its 1024 keys; all_reduce(max) of [1, 8, 1, 1]; exponentials;
+                                     all_reduce(sum) of the same; products with its values: a partial sum [1, 8, 1, 64]
+"""
+
+import math
+from collections.abc import Sequence
+
+from irpar.ir import DType, Node, Value
+from irpar.sharding import Axis
+
+from .attention_sizes import Places, attention_sizes, head_dim, key_count, masked, query_dim, static, visible_keys
+from .facts import float_attribute, needed, operand, shape_of, tensor_of
+from .spread import Cuts, LocalProgram, Sent, Shape, Spread
+
+_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
+
+
+def _computed(dtype: DType) -> DType:
+    return DType.F64 if dtype is DType.F64 else DType.F32
+
+
+def _key_dims(node: Node) -> Sequence[int] | None:
+    """Those of K; none where a past or results hold keys, or where a mask is shorter than they are."""
+    mask = operand(node, 3)
+    holds_keys = len(node.results) > 1 or operand(node, 4) is not None
+    is_short = mask is not None and mask.shape[-1:] not in ((), (1,), (key_count(node),))
+    if holds_keys or is_short or tensor_of(node, 0).dtype not in _FLOATS:
+        return None
+    return (query_dim(node),)
+
+
+def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
+    """The greatest score and the sum of each query and head."""
+    query = blocks[0] or ()
+    heads = query[1] if head_dim(node) == 1 else query[2] // static(attention_sizes(node).head)
+    rows = query[0] * heads * query[query_dim(node)]
+    return [Sent("all_reduce", rows, _computed(tensor_of(node, 0).dtype).bits)] * 2
+
+
+def _by_heads(program: LocalProgram, value: Value, size: int) -> Value:
+    """(batch, heads, sequence, size), as the computation needs it."""
+    if len(value.shape) == 3:
+        batch, places, width = value.shape
+        shape = (batch, places, width // size, size)
+        value = program.op("Reshape", [value, program.ints(shape)], shape=shape)
+        value = _turned(program, value, (0, 2, 1, 3))
+    return program.cast(value, _computed(value.dtype))
+
+
+def _turned(program: LocalProgram, value: Value, order: Sequence[int]) -> Value:
+    shape = tuple(value.shape[dim] for dim in order)
+    return program.op("Transpose", [value], {"perm": tuple(order)}, shape=shape)
+
+
+def _scores(program: LocalProgram, query: Value, key: Value) -> Value:
+    """(batch, query heads, queries, keys); query heads that share a key head are rows of one product."""
+    node = program.whole
+    (batch, heads, queries, size), (_, key_heads, keys, _) = query.shape, key.shape
+    scale = float_attribute(node, "scale", 1 / math.sqrt(size))
+    scaled = program.op("Mul", [query, program.constant(scale, query.dtype)])
+    rows = (batch, key_heads, heads // key_heads * queries, size)
+    grouped = program.op("Reshape", [scaled, program.ints(rows)], shape=rows)
+    product = program.op("MatMul", [grouped, _turned(program, key, (0, 1, 3, 2))], shape=(*rows[:3], keys))
+    shape = (batch, heads, queries, keys)
+    scores = program.op("Reshape", [product, program.ints(shape)], shape=shape)
+    softcap = float_attribute(node, "softcap", 0.0)
+    if softcap:
+        cap = program.constant(softcap, scores.dtype)
+        scores = program.op("Mul", [program.op("Tanh", [program.op("Div", [scores, cap])]), cap])
+    return scores
+
+
+def _with_masks(program: LocalProgram, scores: Value) -> Value:
+    whole, local, mesh = program.whole, program.local, program.mesh
+    mask, dim = operand(local, 3), query_dim(local)
+    if mask is not None and mask.dtype is DType.BOOL:
+        scores = masked(scores, mask, program.builder)
+    elif mask is not None:
+        scores = program.op("Add", [scores, program.cast(mask, scores.dtype)])
+    lies = needed(whole, 0).sharding
+    assert lies is not None
+    queries = Places(shape_of(local, 0)[dim], shape_of(whole, 0)[dim], lies.axes[dim])
+    keys = Places(key_count(local), key_count(whole), program.lies.axes[dim])
+    allowed = visible_keys(whole, local, queries, keys, mesh, program.builder)
+    return scores if allowed is None else masked(scores, allowed, program.builder)
+
+
+def _rows(program: LocalProgram) -> tuple[list[Sequence[Axis]], tuple[int, ...]]:
+    """How a number for each query and head lies, and the shape of all of them."""
+    node = program.whole
+    lies, of = needed(node, 0).sharding, attention_sizes(node)
+    assert lies is not None
+    cut = [lies.axes[0], lies.axes[head_dim(node)], lies.axes[query_dim(node)], ()]
+    return cut, (static(of.batch), static(of.query_heads), static(of.queries), 1)
+
+
+def _attention(program: LocalProgram) -> list[Value]:
+    """Softmax over all devices' keys as in `spread_normalization`, and the products with the device's own values."""
+    of = attention_sizes(program.whole)
+    query, key = (_by_heads(program, needed(program.local, place), static(of.head)) for place in range(2))
+    value = _by_heads(program, needed(program.local, 2), static(of.value_head))
+    scores = _with_masks(program, _scores(program, query, key))
+    rows = _rows(program)
+    most = program.all_reduce(program.reduced("ReduceMax", scores, (3,)), "max", *rows)
+    # A query that may see no key has a sum of zeros, and gets zeros.
+    zero, one = (program.constant(number, scores.dtype) for number in (0, 1))
+    unseen = program.op("IsInf", [most], {"detect_positive": 0}, dtype=DType.BOOL)
+    most = program.op("Where", [unseen, zero, most], shape=most.shape, dtype=scores.dtype)
+    exponentials = program.op("Exp", [program.op("Sub", [scores, most])])
+    total = program.all_reduce(program.reduced("ReduceSum", exponentials, (3,)), "sum", *rows)
+    total = program.op("Where", [unseen, one, total], shape=total.shape, dtype=scores.dtype)
+    weights = program.op("Div", [exponentials, total])
+    return [program.cast(_weighted(program, weights, value), program.local.result.dtype)]
+
+
+def _weighted(program: LocalProgram, weights: Value, value: Value) -> Value:
+    (batch, heads, queries, keys), (_, key_heads, _, size) = weights.shape, value.shape
+    rows = (batch, key_heads, heads // key_heads * queries, keys)
+    grouped = program.op("Reshape", [weights, program.ints(rows)], shape=rows)
+    product = program.op("MatMul", [grouped, value], shape=(*rows[:3], size))
+    shape = (batch, heads, queries, size)
+    result = program.op("Reshape", [product, program.ints(shape)], shape=shape)
+    if head_dim(program.whole) == 1:
+        return result
+    packed = program.local.result.shape
+    return program.op("Reshape", [_turned(program, result, (0, 2, 1, 3)), program.ints(packed)], shape=packed)
+
+
+SPREAD = Spread(_sends, _attention, _key_dims, operand=1)
+"""Along the keys, which are reduced."""

@@ -1,0 +1,119 @@
+"""Attention over queries and keys that are cut: positions count from the first one, and what is sent is what is least."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+import irpar
+from irpar.kernels import lookup
+
+from .spread_nodes import Operands, check
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+Cuts = dict[str, tuple[int, str]]
+
+
+def heads(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+def cut_attention(
+    operands: Operands,
+    cuts: Cuts,
+    mesh: dict[str, int],
+    folder: Path,
+    results: int = 1,
+    opset: int = 24,
+    **attributes: Any,
+) -> irpar.Partition:
+    """The partition of an Attention whose operands, in ONNX's order, are all inputs; some are cut."""
+    names = ("q", "k", "v", "mask", "past_k", "past_v", "valid")
+    types = {
+        np.dtype(np.float32): TensorProto.FLOAT,
+        np.dtype(bool): TensorProto.BOOL,
+        np.dtype(np.int64): TensorProto.INT64,
+    }
+    given = [name if name in operands else "" for name in names]
+    while not given[-1]:
+        given.pop()
+    outputs = ["y", "present_k", "present_v"][:results]
+    node = helper.make_node("Attention", given, outputs, **attributes)
+    inputs = [helper.make_tensor_value_info(name, types[array.dtype], array.shape) for name, array in operands.items()]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info(name) for name in outputs])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "model.onnx")
+    module = irpar.load(folder / "model.onnx")
+    for name, (dim, axis) in cuts.items():
+        module.shard(name, [axis if at == dim else None for at in range(operands[name].ndim)])
+    return irpar.partition(module, irpar.Mesh(mesh))
+
+
+def kinds(partition: irpar.Partition) -> list[str]:
+    return [entry["kind"] for entry in partition.plan.collectives]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@given(data=st.data())
+def test_queries_that_are_cut_know_their_positions(data: st.DataObject, tmp_path: Path) -> None:
+    queries, past = data.draw(st.integers(5, 13)), data.draw(st.sampled_from([0, 0, 3]))
+    keys = data.draw(st.integers(queries, queries + 3))
+    is_packed = data.draw(st.booleans()) and not past
+    operands = {name: heads(2, 2, size, 4) for name, size in (("q", queries), ("k", keys), ("v", keys))}
+    attributes: dict[str, Any] = {"is_causal": 1}
+    if is_packed:
+        operands = {name: array.reshape(2, -1, 8) for name, array in operands.items()}
+        attributes |= {"q_num_heads": 2, "kv_num_heads": 2}
+    match data.draw(st.sampled_from(["none", "bool", "float"])):
+        case "bool":
+            operands["mask"] = heads(queries, keys + past) > -1
+        case "float":
+            operands["mask"] = heads(2, 1, queries, keys + past)
+    if past:
+        operands |= {"past_k": heads(2, 2, past, 4), "past_v": heads(2, 2, past, 4)}
+    elif data.draw(st.booleans()):
+        operands["valid"] = np.array([keys, keys - 1])
+    mesh = data.draw(st.sampled_from([{"sp": 2}, {"sp": 3}, {"sp": 2, "other": 2}]))
+    cuts = {"q": (1 if is_packed else 2, "sp")}
+    partition = cut_attention(operands, cuts, mesh, tmp_path, 3 if past else 1, **attributes)
+    check(partition, operands, tmp_path)
+    assert kinds(partition) == [], "queries need nothing from each other"
+
+
+@pytest.mark.parametrize("window", [{"left_window_size": 3}, {"left_window_size": 2, "right_window_size": 4}])
+@pytest.mark.parametrize("cuts", [{"q": (2, "a")}, {"k": (2, "b"), "v": (2, "b")}, {"q": (2, "a"), "k": (2, "b")}])
+@pytest.mark.parametrize("is_causal", [0, 1])
+def test_windows_over_both(window: dict[str, int], cuts: Cuts, is_causal: int, tmp_path: Path) -> None:
+    """ONNX Runtime does not know windows: irpar's kernel stands for the original."""
+    operands = {"q": heads(1, 4, 7, 4), "k": heads(1, 2, 30, 4), "v": heads(1, 2, 30, 4)}
+    attributes = {"is_causal": is_causal, **window}
+    partition = cut_attention(operands, cuts, {"a": 2, "b": 3}, tmp_path, opset=25, **attributes)
+    kernel = lookup("", "Attention", 25)
+    assert kernel is not None
+    (whole,) = kernel(np, list(operands.values()), attributes, 1)
+    np.testing.assert_allclose(partition.run(operands, engine="numpy")["y"], whole, rtol=1e-4, atol=1e-5)
+
+
+def test_few_queries_over_many_keys_reduce_what_they_found(tmp_path: Path) -> None:
+    """A step of generation over a cache that is cut: the cache stays where it is."""
+    operands = {"q": heads(1, 4, 1, 8), "k": heads(1, 2, 64, 8), "v": heads(1, 2, 64, 8), "valid": np.array([50])}
+    cuts = {"k": (2, "sp"), "v": (2, "sp")}
+    partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, is_causal=1)
+    check(partition, operands, tmp_path)
+    assert kinds(partition) == ["all_reduce"] * 3
+    assert [entry["bytes"] for entry in partition.plan.collectives] == [16, 16, 4 * 8 * 4]
+
+
+def test_as_many_queries_as_keys_gather_the_keys(tmp_path: Path) -> None:
+    """Grouped heads of K and V are smaller than those of Q."""
+    operands = {"q": heads(1, 4, 32, 8), "k": heads(1, 2, 32, 8), "v": heads(1, 2, 32, 8)}
+    cuts = dict.fromkeys(operands, (2, "sp"))
+    partition = cut_attention(operands, cuts, {"sp": 2}, tmp_path, is_causal=1)
+    check(partition, operands, tmp_path)
+    assert kinds(partition) == ["all_gather", "all_gather"]
+    assert partition.plan.outputs[0]["sharding"] == [None, None, ["sp"], None]
