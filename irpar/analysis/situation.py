@@ -91,7 +91,7 @@ class Situation:
         agreed = view.agreed(tuple(known)) if len(carriable) == 1 else None
         if agreed is not None:
             return agreed
-        options = suggested(view, known)
+        options = _with_moves(view, known, suggested(view, known))
         return min((self._cheapest(options, carried) for carried in carriable), key=self.price)
 
     def price(self, placement: Placement) -> Price:
@@ -151,6 +151,19 @@ class Situation:
                     priced.append((self.price(placement), choice))
             chosen[factor] = min(priced, key=lambda pair: pair[0])[1]
         yield tuple(chosen)
+
+
+def _with_moves(
+    view: RuleView, known: Sequence[tuple[Axes, ...] | None], options: list[list[Axes]]
+) -> list[list[Axes]]:
+    """The same, and for factors to which axes may move from others: what cuts these in some value."""
+    for source, target in view.rule.moves:
+        for tensor, dim, index in view.rule.places[source]:
+            dims = known[tensor]
+            axes = () if dims is None or index else view.fitting(target, dims[dim])
+            if axes not in options[target]:
+                options[target].insert(-1, axes)
+    return options
 
 
 def place(

@@ -83,7 +83,8 @@ def _rule_attention(node: Node) -> FactorRule:
     mask = _mask_factors(node, of, scores) if operand(node, 3) is not None else []
     others = (mask, *cache, [batch])[: len(node.operands) - 3]
     operands.extend([] if operand(node, place) is None else factors for place, factors in enumerate(others, 3))
-    return rule.done(operands, [result, cache[0], cache[1], scores][: len(node.results)])
+    results = [result, cache[0], cache[1], scores][: len(node.results)]
+    return rule.done(operands, results, moves=[(queries, key_head), (keys, key_head)])
 
 
 def _mask_factors(node: Node, of: AttentionSizes, scores: Sequence[DimFactors]) -> list[DimFactors]:

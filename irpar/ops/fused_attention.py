@@ -169,7 +169,7 @@ def _rule_multi_head(node: Node) -> FactorRule:
         [batch, heads, (), value_size],
         score,
     ]
-    return rule.done(operands, results[: len(node.results)])
+    return rule.done(operands, results[: len(node.results)], moves=[(queries, heads), (keys, heads)])
 
 
 def _mask(shape: Sequence[int], count: int, batch: DimFactors, queries: DimFactors) -> list[DimFactors]:
@@ -281,7 +281,7 @@ def _rule_grouped(node: Node) -> FactorRule:
         else:
             operands.append(whole(len(shape)))
     results: list[list[DimFactors]] = [[batch, steps, (*query, *inside)], cache, cache, [batch, query, steps, ()]]
-    return rule.done(operands, results[: len(node.results)])
+    return rule.done(operands, results[: len(node.results)], moves=[(steps, heads)])
 
 
 def _localize_grouped(whole_node: Node, local: Node, builder: Builder) -> None:

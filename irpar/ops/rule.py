@@ -40,6 +40,8 @@ class FactorRule:
         kinds: what cutting each factor means.
         reduce: the reduction of the REDUCE factors.
         runs_empty: factors of which engines take blocks without elements, though some result has elements then.
+        moves: (from, to): axes that cut the one may cut the other instead, after an all-to-all. Attention with places
+            of the sequence cut may as well have its heads cut (DeepSpeed Ulysses, Jacobs et al., 2023).
     """
 
     operands: tuple[TensorFactors, ...]
@@ -48,6 +50,7 @@ class FactorRule:
     kinds: tuple[Kind, ...]
     reduce: Reduction = "sum"
     runs_empty: frozenset[int] = frozenset()
+    moves: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def places(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -126,8 +129,9 @@ class RuleBuilder:
         results: Sequence[Sequence[DimFactors]],
         reduce: Reduction = "sum",
         runs_empty: Iterable[int] = (),
+        moves: Iterable[tuple[DimFactors, DimFactors]] = (),
     ) -> FactorRule:
-        """The rule."""
+        """The rule; moves from or to dims that have no factor are left out."""
         return FactorRule(
             tuple(map(tuple, operands)),
             tuple(map(tuple, results)),
@@ -135,6 +139,7 @@ class RuleBuilder:
             tuple(self.kinds),
             reduce,
             frozenset(runs_empty),
+            tuple((source, target) for before, after in moves for source in before for target in after),
         )
 
 

@@ -88,7 +88,7 @@ def _with_masks(program: LocalProgram, scores: Value) -> Value:
     return scores if allowed is None else masked(scores, allowed, program.builder)
 
 
-def _rows(program: LocalProgram) -> tuple[list[Sequence[Axis]], tuple[int, ...]]:
+def _rows(program: LocalProgram) -> tuple[Sequence[Sequence[Axis]], tuple[int, ...]]:
     """How a number for each query and head lies, and the shape of all of them."""
     node = program.whole
     lies, of = needed(node, 0).sharding, attention_sizes(node)

@@ -117,3 +117,33 @@ def test_as_many_queries_as_keys_gather_the_keys(tmp_path: Path) -> None:
     check(partition, operands, tmp_path)
     assert kinds(partition) == ["all_gather", "all_gather"]
     assert partition.plan.outputs[0]["sharding"] == [None, None, ["sp"], None]
+
+
+@pytest.mark.parametrize("is_causal", [0, 1])
+def test_places_move_to_heads_where_that_sends_less(is_causal: int, tmp_path: Path) -> None:
+    """Four all-to-alls of a quarter each send less than to gather all of K and V."""
+    operands = {name: heads(1, 8, 32, 8) for name in ("q", "k", "v")}
+    cuts = dict.fromkeys(operands, (2, "sp"))
+    partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, is_causal=is_causal)
+    check(partition, operands, tmp_path)
+    assert kinds(partition) == ["all_to_all"] * 4
+    assert partition.plan.outputs[0]["sharding"] == [None, None, ["sp"], None]
+
+
+def test_places_of_fused_attention_move_to_heads(tmp_path: Path) -> None:
+    """A MultiHeadAttention needs all steps under its causal mask."""
+    operands = {name: heads(1, 16, 32) for name in ("q", "k", "v")}
+    node = helper.make_node(
+        "MultiHeadAttention", list(operands), ["y"], domain="com.microsoft", num_heads=8, unidirectional=1
+    )
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in operands.items()]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 16, 32))]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, outputs), opset_imports=opsets, ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    for name in (*operands, "y"):
+        module.shard(name, [None, "sp", None])
+    partition = irpar.partition(module, irpar.Mesh({"sp": 4}))
+    assert kinds(partition) == ["all_to_all"] * 4
+    partition.verify().check()
