@@ -187,15 +187,32 @@ class _Localizer:
                 self._explain(value, known)
 
     def _explain(self, value: Value, known: set[Value]) -> None:
-        """Log that a value is a step on the way to one that the whole graph has."""
-        step = value
-        while step not in known and (user := next(iter(step.users), None)) is not None and user.results:
-            step = user.results[0]
-        if step in known:
-            why = Decision(f"a step of computing %{step.name}", step.name)
-            axes = cutting_names(self.mesh, value.sharding)
-            for decision in [replace(why, axes=(name,)) for name in axes] or [why]:
-                self.module.decide(value.name, decision)
+        """Log that a value is a step on the way to one that the whole graph has.
+
+        An axis that this one does not have comes from what the step is computed of.
+        """
+        made = value
+        while made not in known and (user := next(iter(made.users), None)) is not None and user.results:
+            made = user.results[0]
+        if made not in known:
+            return
+        why = Decision(f"a step of computing %{made.name}", made.name)
+        names = cutting_names(self.mesh, value.sharding)
+        for name in names:
+            source = made if name in cutting_names(self.mesh, made.sharding) else self._before(value, known, name)
+            self.module.decide(value.name, replace(why, follows=(source or made).name, axes=(name,)))
+        if not names:
+            self.module.decide(value.name, why)
+
+    def _before(self, value: Value, known: set[Value], name: str) -> Value | None:
+        """The nearest value of the whole graph that a value is computed of and that an axis cuts."""
+        waiting = [value]
+        for step in waiting:
+            if step in known and name in cutting_names(self.mesh, step.sharding):
+                return step
+            if step not in known and step.node is not None:
+                waiting.extend(step.node.inputs)
+        return None
 
     def _local_value(self, value: Value) -> Value:
         made = self.values[value] = clone_value(value)

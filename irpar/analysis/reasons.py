@@ -259,8 +259,9 @@ def _because(module: Module, value: Value, axis: str | None) -> str:
 
 
 def _contested(a: Sharding, b: Sharding) -> set[str]:
-    """The names of axes that lie otherwise in two shardings."""
-    return {axis.name for one, other in zip(a.axes, b.axes, strict=True) if one != other for axis in (*one, *other)}
+    """The names of axes of several devices that lie otherwise in two shardings."""
+    found = {axis for one, other in zip(a.axes, b.axes, strict=True) if one != other for axis in (*one, *other)}
+    return {axis.name for axis in found if a.mesh.axes[axis.name] > 1}
 
 
 def _spec_text(sharding: Sharding) -> str:
