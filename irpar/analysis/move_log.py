@@ -43,6 +43,7 @@ class MoveLog:
             known = self.module.decision(value.name, name)
             if name in had and known is not None:
                 self._instead.setdefault((value.name, name), copy.name)
+                self._annotate(value, copy)
                 self.module.decide(copy.name, replace(known, axes=(name,)))
             else:
                 self.module.decide(copy.name, self._beside("copy", value, name, reader))
@@ -81,15 +82,23 @@ class MoveLog:
         if move.origin.node is not move.party or known is None:
             return self._beside(op, value, name, move.party, move.origin)
         self._instead[move.origin.name, name] = result.name
+        self._annotate(move.origin, result)
         told = known.why if known.follows is None else f"{op} of %{value.name}: {known.why}"
         return Decision(told, known.follows, (name,))
 
+    def _annotate(self, value: Value, result: Value) -> None:
+        """What was annotated is the result now."""
+        if value.name in self.module.annotated:
+            self.module.annotated[result.name] = self.module.annotated[value.name]
+
     def _beside(self, op: str, value: Value, name: str, party: Node | None, origin: Value | None = None) -> Decision:
-        """As another value of the node, which the axis cuts."""
-        others = (*party.inputs, *party.results) if party is not None else ()
-        for other in others:
-            if party is not None and other is not (origin or value) and name in self._names(other):
-                return Decision(f"{op} of %{value.name}, beside %{other.name} at {party.title}", other.name, (name,))
+        """As another value that the axis cuts, of the node, or of those that read what it gives."""
+        origin = origin or value
+        readers = [user for user in origin.users if user.domain != "irpar"] if origin.node is party else []
+        for node in (party, *readers) if party is not None else ():
+            for other in (*node.inputs, *node.results):
+                if other is not origin and name in self._names(other):
+                    return Decision(f"{op} of %{value.name}, beside %{other.name} at {node.title}", other.name, (name,))
         return Decision(f"{op} of %{value.name}", value.name, (name,))
 
     def _names(self, value: Value) -> tuple[str, ...]:
