@@ -239,6 +239,8 @@ def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = []
     for value in (value for body in graph.graphs() for value in body.constants):
         size = value_bytes(value)
+        if value.source is None:
+            continue  # A table of irpar's own, such as places of elements.
         if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
             known = module.decision(value.name)
             reason = known.why if known else "not annotated, and no reader needs a block of it"

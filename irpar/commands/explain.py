@@ -9,11 +9,11 @@ import typer
 from rich.text import Text
 
 from irpar.analysis.plan_schema import known_times
-from irpar.display import bytes_text, output, print_json, sharding_text
+from irpar.display import bytes_text, count_text, output, print_json, sharding_text
 from irpar.sharding import IrparError, nearest_names
 
 from .options import Json, Out
-from .plan_tables import headline, indented, pattern, prediction, print_replicated, specs_table
+from .plan_tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,7 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
         return
     console = output()
     if not entries:
-        console.print("no annotation is in the way of another: nothing is moved but sums")
+        console.print(_without_conflicts(plan))
         return
     sent = sum(map(_sent, entries))
     total = plan.totals["sent_bytes"]
@@ -108,13 +108,26 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(pattern(_told(entry)), []).append(entry)
-    for text, alike in sorted(groups.items(), key=lambda item: -sum(map(_sent, item[1]))):
+    for alike in sorted(groups.values(), key=lambda entries: -sum(map(_sent, entries))):
+        text = merged(list(map(_told, alike)))
         times = f"{len(alike)} x " if len(alike) > 1 else ""
         console.print()
         console.print(Text(f"{times}{text.splitlines()[0]}"), style="bold")
         for line in text.splitlines()[1:]:
             console.print(indented(line))
         console.print(indented(f"each rank sends {bytes_text(sum(map(_sent, alike)))}"))
+
+
+def _without_conflicts(plan: "Plan") -> str:
+    """What to say where no annotation is in the way of another."""
+    other = [entry for entry in plan.collectives if entry["kind"] not in ("all_reduce", "reduce_scatter")]
+    if not other:
+        return "no annotation is in the way of another: nothing is moved but sums"
+    sent = bytes_text(sum(map(_sent, other)))
+    return (
+        f"no annotation is in the way of another; beside sums, {count_text(len(other), 'collective')} of {sent} "
+        "are what operators need of other devices, or run whole: `irpar explain OUT` names them"
+    )
 
 
 def _sent(entry: Entry) -> int:

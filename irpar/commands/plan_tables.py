@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r" in [^\s\"]+, line \d+")
 """Where an annotation stands; `irpar explain` tells it."""
+_NUMBERS = re.compile(r"(\d+)")
 _REASONS = 4
 """How many reasons for collectives a summary shows, those that send the most first."""
 _REPLICATED = 5
@@ -90,17 +91,21 @@ def print_collectives(console: Console, plan: "Plan", more: str) -> None:
         times = sum(known_times(entry) for entry in entries)
         sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
         made.add_row(kind, axes, f"{times:,}", bytes_text(sent))
-        reasons |= {f"{kind}: {reason}": same for reason, same in _grouped(entries, _reason)}
+        alike = _grouped(entries, lambda entry: pattern(_reason(entry)))
+        reasons |= {f"{kind}: {reason}": same for reason, same in alike}
     console.print(made)
+    unknown = sum(entry["times"] is None for entry in plan.collectives)
+    if unknown:
+        console.print(f"{count_text(unknown, 'collective')} in bodies that run as often as the data says: counted once")
     ordered = sorted(reasons.items(), key=lambda item: -sum(entry["sent_bytes"] for entry in item[1]))
-    for reason, same in ordered[:_REASONS]:
-        console.print(indented(f"{len(same)} x {reason}"))
+    for _, same in ordered[:_REASONS]:
+        console.print(indented(f"{len(same)} x {same[0]['kind']}: {merged(list(map(_reason, same)))}"))
     if len(ordered) > _REASONS:
         console.print(f"{count_text(len(ordered) - _REASONS, 'more reason')}: {more}")
 
 
 def _reason(entry: Mapping[str, Any]) -> str:
-    return pattern(entry["reason"] or "no reason is known")
+    return str(entry["reason"] or "no reason is known")
 
 
 def print_replicated(
@@ -144,6 +149,14 @@ def pattern(text: str) -> str:
     from irpar.ir.annotate import glob_of
 
     return glob_of(_PLACE.sub("", text))
+
+
+def merged(texts: Sequence[str]) -> str:
+    """Texts of one pattern as one: numbers in which they differ are `*`, what all say alike stays."""
+    split = [_NUMBERS.split(_PLACE.sub("", text)) for text in texts]
+    if len({len(parts) for parts in split}) > 1:
+        return pattern(texts[0])
+    return "".join(parts[0] if len(set(parts)) == 1 else "*" for parts in zip(*split, strict=True))
 
 
 def _grouped(entries: Sequence[Mapping[str, Any]], key: Any) -> list[tuple[Any, list[Mapping[str, Any]]]]:
