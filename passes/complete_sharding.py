@@ -329,13 +329,17 @@ class _Completion:
         return dims
 
     def _decision(self, node: Node, view: RuleView, value: Value, name: str) -> Decision:
-        """Which other value of the node brought a mesh axis."""
+        """Which other value of the node brought a mesh axis: one that it cuts along the same factor."""
         when = self.rounds.title
-        for other in view.values:
-            if other is None or other is value:
-                continue
-            axes = self.axes.get(other, [])
-            if any(axis.name == name for cut in axes for axis in cut):
+        factors: dict[Value, set[int]] = {}
+        for tensor, each in enumerate(view.values):
+            if each is not None and each in self.axes:
+                cut = view.project(tensor, self.axes[each])
+                found = {factor for factor, axes in cut.items() if any(axis.name == name for axis in axes)}
+                factors.setdefault(each, set()).update(found)
+        mine = factors.pop(value, set())
+        for other, its in factors.items():
+            if its & mine:
                 return Decision(f"follows %{other.name} through {node.title}{when}", other.name, (name,))
         return Decision(f"follows {node.title}{when}", axes=(name,))
 

@@ -116,6 +116,8 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
         for line in text.splitlines()[1:]:
             console.print(indented(line))
         console.print(indented(f"each rank sends {bytes_text(sum(map(_sent, alike)))}"))
+    console.print()
+    console.print("What avoids one move may cause another elsewhere: compare the bytes that `irpar partition` reports.")
 
 
 def _without_conflicts(plan: "Plan") -> str:
