@@ -150,7 +150,11 @@ class Moving:
 
     def spread(self) -> Spread:
         """Its local program."""
-        return Spread(self._sends, self._write, self.dims)
+        return Spread(self._sends, self._write, self._dims)
+
+    def _dims(self, node: Node) -> Sequence[int] | None:
+        # ONNX Runtime's Gather, which takes what a block has, gives only the first string of each row.
+        return None if needed(node, 0).dtype is DType.STR else self.dims(node)
 
     def _plan(self, node: Node, dim: int, parts: int) -> Exchange:
         sizes = [value.shape[dim] for value in node.inputs[: self.sources]]
