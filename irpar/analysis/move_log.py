@@ -79,7 +79,8 @@ class MoveLog:
     def _gained(self, value: Value, result: Value, op: str, name: str, move: Move) -> Decision:
         """Why a move brings an axis: it was to cut what the node gives, or cuts what its reader reads besides."""
         known = self.module.decision(move.origin.name, name)
-        if move.origin.node is not move.party or known is None:
+        is_about_axis = known is not None and (name in known.axes or known.follows is None)
+        if move.origin.node is not move.party or known is None or not is_about_axis:
             return self._beside(op, value, name, move.party, move.origin)
         self._instead[move.origin.name, name] = result.name
         self._annotate(move.origin, result)
@@ -92,14 +93,17 @@ class MoveLog:
             self.module.annotated[result.name] = self.module.annotated[value.name]
 
     def _beside(self, op: str, value: Value, name: str, party: Node | None, origin: Value | None = None) -> Decision:
-        """As another value that the axis cuts, of the node, or of those that read what it gives."""
+        """As another value that the axis cuts: of the node, of readers of what it gives, of what holds the body."""
         origin = origin or value
         readers = [user for user in origin.users if user.domain != "irpar"] if origin.node is party else []
-        for node in (party, *readers) if party is not None else ():
+        nodes = [] if party is None else [party, *readers]
+        holders = [node.graph.parent for node in nodes if node.is_return and node.graph is not None]
+        for node in (*nodes, *(holder for holder in holders if holder is not None)):
             for other in (*node.inputs, *node.results):
                 if other is not origin and name in self._names(other):
                     return Decision(f"{op} of %{value.name}, beside %{other.name} at {node.title}", other.name, (name,))
-        return Decision(f"{op} of %{value.name}", value.name, (name,))
+        having = origin if name in self._names(origin) else value  # It was given up on the way, and taken again.
+        return Decision(f"{op} of %{value.name}", having.name, (name,))
 
     def _names(self, value: Value) -> tuple[str, ...]:
         return cutting_names(self.mesh, value.sharding)
