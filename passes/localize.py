@@ -258,13 +258,16 @@ class _Localizer:
     def _spread(self, node: Node, made: Node, spread: Spread) -> bool:
         """Write the local program of a node where the dims along which it works are cut; False where the node stays."""
         placement = self.flow.placement_as_it_lies(node)
-        axes = () if placement is None else spread_axes(node, placement.rule, placement.factors)
+        if placement is None or placement.rule is None:
+            return False
+        rule, factors = placement.rule, placement.factors
+        axes = spread_axes(node, rule, factors)
         if self.mesh.group_size(axes) == 1:
             return False
         assert made.graph is not None
         builder = Builder(made.graph, self.module.opsets, before=made, like=made)
-        dims, ranks, factors = spread.dims(node) or (), self.local.ranks, placement.factors if placement else ()
-        program = LocalProgram(node, made, builder, axes, dims, ranks, spread.operand, factors)
+        dims, ranks = spread.dims(node) or (), self.local.ranks
+        program = LocalProgram(node, made, builder, axes, dims, ranks, spread.operand, rule, factors)
         results = spread.write(program)
         for collective in program.made:
             collective.doc = reason_of_program(self.module, node, program.origin, axes)

@@ -1,4 +1,4 @@
-"""Losses of classification: batch and places may be cut, classes are whole."""
+"""Losses of classification: batch and places may be cut; classes too, by a local program."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,30 +7,19 @@ import numpy as np
 
 from irpar.ir import Builder, Node, Type, Value
 
-from .facts import CannotTellError, dims_of, operand, result_shape, shape_of, tensor_of, text_attribute
+from .facts import dims_of, operand, result_shape, shape_of, tensor_of
 from .local import typed_like
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
+from .spread_loss import SPREAD, loss_reduction, needs_all_rows
 
 _FLOPS_PER_SCORE = {"NegativeLogLikelihoodLoss": 0, "SoftmaxCrossEntropyLoss": 5}
 """The softmax, as in normalization.FLOPS_PER_ELEMENT."""
 
 
-def _reduction(node: Node) -> str:
-    found = text_attribute(node, "reduction", "mean")
-    if found not in ("none", "sum", "mean"):
-        raise CannotTellError("a reduction that ONNX does not have")
-    return found
-
-
-def _counts_unevenly(node: Node) -> bool:
-    """True where rows count differently in a mean: its divisor is then known only when all rows are."""
-    return operand(node, 2) is not None or "ignore_index" in node.attributes
-
-
 def _infer_loss(node: Node) -> Sequence[Type]:
     scores, labels = tensor_of(node, 0), dims_of(node, 1)
-    loss = scores.with_shape(labels if _reduction(node) == "none" else ())
+    loss = scores.with_shape(labels if loss_reduction(node) == "none" else ())
     return [loss, scores][: len(node.results)]
 
 
@@ -41,9 +30,9 @@ def _rule_loss(node: Node) -> FactorRule:
     one would be cut and the loss partial.
     """
     shape = shape_of(node, 0)
-    reduction = _reduction(node)
+    reduction = loss_reduction(node)
     kind = Kind.PASS if reduction == "none" else Kind.REDUCE
-    if (reduction == "mean" and _counts_unevenly(node)) or (kind is Kind.REDUCE and len(node.results) > 1):
+    if needs_all_rows(node):
         kind = Kind.REPLICATE
     rule = RuleBuilder()
     (batch,) = rule.dims(shape[:1], kind)
@@ -61,7 +50,7 @@ def _rule_loss(node: Node) -> FactorRule:
 def _localize_loss(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
     """The mean over a block is scaled by the block's share of the rows, so that the sum over blocks is the mean."""
     total, count = (prod(shape_of(node, 1)) for node in (whole_node, local))
-    if _reduction(whole_node) != "mean" or count == total:
+    if loss_reduction(whole_node) != "mean" or count == total:
         return None
     result = local.result
     mean = typed_like(result, local.op_type, local.operands, local.attributes, builder)
@@ -76,4 +65,4 @@ def _cost_loss(node: Node) -> int:
 
 
 for _name in _FLOPS_PER_SCORE:
-    define(OpDef("", _name, _infer_loss, _rule_loss, _cost_loss, _localize_loss))
+    define(OpDef("", _name, _infer_loss, _rule_loss, _cost_loss, _localize_loss, SPREAD))

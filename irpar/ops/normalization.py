@@ -1,6 +1,7 @@
 """Softmax and its kin, and normalisations: the normalised dims are whole, but for local programs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 from irpar.ir import Builder, Node, TensorType, Type
@@ -22,6 +23,7 @@ from .facts import (
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 from .spread import Spread
+from .spread_normalization import GROUPS
 from .spread_normalization import SPREADS as STATISTICS
 from .spread_search import SPREADS as SEARCHES
 
@@ -165,16 +167,24 @@ def _infer_batch_norm(node: Node) -> Sequence[Type]:
 
 
 def _rule_batch_norm(node: Node) -> FactorRule | None:
-    """Inference: every dim passes. Training needs statistics of the whole batch."""
-    if int_attribute(node, "training_mode", 0) or len(node.results) > 1:
+    """Inference: every dim passes. Training needs statistics of the whole batch: channels pass."""
+    trains = bool(int_attribute(node, "training_mode", 0))
+    if (trains and node.version < 14) or (not trains and len(node.results) > 1):
         return None
     rule = RuleBuilder()
-    dims = rule.dims(shape_of(node, 0))
+    kind = Kind.REPLICATE if trains else Kind.PASS
+    dims = [rule.dims([size], Kind.PASS if dim == 1 else kind)[0] for dim, size in enumerate(shape_of(node, 0))]
     channels = dims[1] if len(dims) > 1 else ()
-    return rule.done([dims, *[[channels]] * 4], [dims])
+    return rule.done([dims, *[[channels]] * 4], [dims, [channels], [channels]][: len(node.results)])
 
 
-define(OpDef("", "GroupNormalization", same_type, _rule_group_norm, cost_per_element, _localize_group_norm))
+def _batch_spread() -> Spread:
+    """In inference it has no dims of its own."""
+    found = SPREADS["BatchNormalization"]
+    return replace(found, dims=lambda node: found.dims(node) if int_attribute(node, "training_mode", 0) else None)
+
+
+define(OpDef("", "GroupNormalization", same_type, _rule_group_norm, cost_per_element, _localize_group_norm, GROUPS))
 _INSTANCE = "InstanceNormalization"
 define(OpDef("", _INSTANCE, same_type, _rule_instance_norm, cost_per_element, spread=SPREADS[_INSTANCE]))
-define(OpDef("", "BatchNormalization", _infer_batch_norm, _rule_batch_norm, cost_per_element))
+define(OpDef("", "BatchNormalization", _infer_batch_norm, _rule_batch_norm, cost_per_element, spread=_batch_spread()))

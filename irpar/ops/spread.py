@@ -14,6 +14,7 @@ from irpar.ir import Builder, DType, Node, TensorType, Value
 from irpar.sharding import Axis, Reduction, Sharding, local_shape
 
 from .facts import needed
+from .rule import FactorRule
 
 Shape = tuple[int, ...]
 Cuts = Mapping[int, int]
@@ -74,6 +75,7 @@ class LocalProgram:
         dims: the dims where these stand.
         ranks: that run the local graph.
         operand: the one that has these dims.
+        rule: the rule of the node.
         factors: per factor of the rule the axes that cut it.
 
     Attributes:
@@ -88,15 +90,17 @@ class LocalProgram:
         axes: Sequence[Axis],
         dims: Sequence[int],
         ranks: Sequence[int],
-        operand: int = 0,
-        factors: Sequence[Sequence[Axis]] = (),
+        operand: int,
+        rule: FactorRule,
+        factors: Sequence[Sequence[Axis]],
     ) -> None:
         self.whole = whole
         self.local = local
         self.builder = builder
         self.axes = tuple(axes)
         self.dims = tuple(dims)
-        self.factors = tuple(map(tuple, factors))
+        self.rule = rule
+        self.factors = factors
         self.data = needed(local, operand)
         self.origin = needed(whole, operand)
         assert self.origin.sharding is not None
@@ -153,6 +157,9 @@ class LocalProgram:
         reduce: Reduction,
         cut: Sequence[Sequence[Axis]] | None = None,
         shape: Sequence[int] | None = None,
+        *,
+        over: Sequence[Axis] | None = None,
+        pending: Sequence[Axis] = (),
     ) -> Value:
         """The reduction of a value over the devices that hold blocks of what the program works along.
 
@@ -161,14 +168,18 @@ class LocalProgram:
             reduce: how values combine.
             cut: per dim of the value the axes that cut it; None: it is as the operand, but that `dims` have size 1.
             shape: of the value for all devices together.
+            over: some of the axes that the program works along; None: all.
+            pending: the axes over which it stays partial.
         """
+        over = self.axes if over is None else over
         if cut is None:
             cut = [() if dim in self.dims else axes for dim, axes in enumerate(self.lies.axes)]
         if shape is None:
             shape = [1 if dim in self.dims else size for dim, size in enumerate(self.origin.shape)]
         after, shape = Sharding.of_axes(self.mesh, cut), tuple(shape)
-        value.sharding, value.global_shape = after.with_partial(self.axes, reduce), shape
-        return self._collective("AllReduce", value, {"reduce": reduce}, value.shape, after, shape)
+        value.sharding, value.global_shape = after.with_partial((*over, *pending), reduce), shape
+        after = after.with_partial(pending, reduce)
+        return self._collective("AllReduce", value, {"reduce": reduce}, value.shape, after, shape, over)
 
     def all_gather(self, value: Value, dim: int) -> Value:
         """The blocks of all devices side by side along a dim, of which each holds as much."""

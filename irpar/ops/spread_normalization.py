@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from irpar.ir import DType, Node, Value
+from irpar.sharding import ceil_div
 
 from .facts import axes_of, axis_attribute, float_attribute, int_attribute, ints_attribute, shape_of, tensor_of
 from .spread import Cuts, LocalProgram, Sent, Shape, Spread
 
-Dims = Callable[[Node], Sequence[int]]
+Dims = Callable[[Node], Sequence[int] | None]
 
 _NARROW = (DType.F16, DType.BF16)
 """Computed in f32, as ONNX Runtime does, and sent so."""
@@ -26,7 +27,7 @@ def _statistics(count: int, dims_of: Dims) -> Callable[[Node, Sequence[Shape | N
     """`count` all-reduces of what is left when the dims are reduced."""
 
     def sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
-        shape, dims = blocks[0] or (), dims_of(node)
+        shape, dims = blocks[0] or (), dims_of(node) or ()
         elements = prod(size for dim, size in enumerate(shape) if dim not in dims)
         return [Sent("all_reduce", elements, _computed(tensor_of(node, 0).dtype).bits)] * count
 
@@ -55,17 +56,6 @@ def _last_dim(node: Node) -> Sequence[int]:
 
 def _mean_variance_dims(node: Node) -> Sequence[int]:
     return axes_of(ints_attribute(node, "axes") or (0, 2, 3), len(shape_of(node, 0)))
-
-
-_DIMS: dict[str, Callable[[Node], Sequence[int]]] = {
-    "Softmax": _softmax_dims,
-    "LogSoftmax": _softmax_dims,
-    "LpNormalization": _last_dim,
-    "MeanVarianceNormalization": _mean_variance_dims,
-    "LayerNormalization": _trailing_dims,
-    "RMSNormalization": _trailing_dims,
-    "InstanceNormalization": _place_dims,
-}
 
 
 def _softmax(program: LocalProgram) -> list[Value]:
@@ -123,7 +113,35 @@ def _rms_normalization(program: LocalProgram) -> list[Value]:
     data = program.cast(program.data, _computed(program.data.dtype))
     inverse = _inverse_root(program, _mean(program, program.op("Mul", [data, data])))
     normal = program.op("Mul", [data, inverse])
-    return [program.cast(_affine(program, normal, program.local.operands[1], None), program.local.result.dtype)]
+    result = _affine(program, normal, program.local.operands[1], None)
+    made = [result, inverse]  # SimplifiedLayerNormalization has the latter too.
+    return [program.cast(value, like.dtype) for value, like in zip(made, program.local.results, strict=False)]
+
+
+def _skip_normalization(program: LocalProgram) -> list[Value]:
+    """com.microsoft: x and skip are added, and a bias, then normalised; the sum is the last result."""
+    local, is_simple = program.local, program.whole.op_type == "SkipSimplifiedLayerNormalization"
+    dtype = _computed(program.data.dtype)
+    data, skip, scale, *others = [None if each is None else program.cast(each, dtype) for each in local.operands]
+    shift, bias = (None, *others, None)[:2] if is_simple else (*others, None, None)[:2]
+    assert data is not None
+    total = _affine(program, program.op("Add", [data, skip]), None, bias)
+    mean, centred, variance = _centred(program, total) if not is_simple else (None, total, None)
+    if variance is None:
+        variance = _mean(program, program.op("Mul", [total, total]))
+    inverse = _inverse_root(program, variance, _SKIP_EPSILON)
+    result = _affine(program, program.op("Mul", [centred, inverse]), scale, shift)
+    made = [result, mean or inverse, inverse, total]
+    return [program.cast(value, like.dtype) for value, like in zip(made, local.results, strict=False)]
+
+
+def _skip_dims(node: Node) -> Sequence[int] | None:
+    """None where somebody reads a mean that a node without one has."""
+    reads_mean = node.op_type == "SkipSimplifiedLayerNormalization" and any(row.has_uses for row in node.results[1:3])
+    return None if reads_mean else (len(shape_of(node, 0)) - 1,)
+
+
+_SKIP_EPSILON = 1e-12
 
 
 def _instance_normalization(program: LocalProgram) -> list[Value]:
@@ -131,12 +149,79 @@ def _instance_normalization(program: LocalProgram) -> list[Value]:
     data = program.cast(program.data, _computed(dtype))
     _, centred, variance = _centred(program, data)
     normal = program.op("Mul", [centred, _inverse_root(program, variance)])
-    places = program.ints(range(1, len(data.shape) - 1))
-    sides = [
-        program.op("Unsqueeze", [value, places], shape=(*value.shape, *[1] * (len(data.shape) - 2)))
-        for value in program.local.inputs[1:]
-    ]
-    return [program.cast(_affine(program, normal, sides[0], sides[1]), dtype)]
+    return [program.cast(_scaled_and_shifted(program, normal, _of_channel(data)), dtype)]
+
+
+def _batch_normalization(program: LocalProgram) -> list[Value]:
+    """In training mode: by mean and variance of the batch, of which running ones take their share."""
+    dtype = program.data.dtype
+    data = program.cast(program.data, _computed(dtype))
+    mean, centred, variance = _centred(program, data)
+    normal = program.op("Mul", [centred, _inverse_root(program, variance)])
+    results = [program.cast(_scaled_and_shifted(program, normal, _of_channel(data)), dtype)]
+    running = program.local.inputs[3:]
+    momentum = float_attribute(program.whole, "momentum", 0.9)
+    for before, found in zip(running, (mean, variance), strict=True):
+        old = program.cast(before, found.dtype)
+        now = program.op("Squeeze", [found, program.ints(program.dims)], shape=old.shape)
+        kept = program.op("Mul", [old, program.constant(momentum, old.dtype)])
+        added = program.op("Mul", [now, program.constant(1 - momentum, old.dtype)])
+        results.append(program.cast(program.op("Add", [kept, added]), before.dtype))
+    return results[: len(program.local.results)]
+
+
+def _batch_dims(node: Node) -> Sequence[int]:
+    return (0, *range(2, len(shape_of(node, 0))))
+
+
+def _group_normalization(program: LocalProgram) -> list[Value]:
+    """The statistics of each group; of a group that is cut, a device has one, and some of its channels."""
+    node, dtype = program.whole, program.data.dtype
+    batch, channels, *places = program.data.shape
+    groups = int_attribute(node, "num_groups")
+    inside = program.origin.shape[1] // groups
+    cut = program.factors[program.rule.operands[0][1][0]] if groups > 1 else ()
+    count = ceil_div(groups, program.mesh.group_size(cut))
+    grouped = (batch, count, channels // count * prod(places))
+    data = program.op("Reshape", [program.cast(program.data, _computed(dtype)), program.ints(grouped)], shape=grouped)
+
+    def mean(value: Value) -> Value:
+        rows = [program.lies.axes[0], cut, ()], (program.origin.shape[0], groups, 1)
+        total = program.all_reduce(program.reduced("ReduceSum", value, (2,)), "sum", *rows)
+        elements = inside * prod(program.origin.shape[2:])
+        return program.op("Mul", [total, program.constant(1 / elements, value.dtype)])
+
+    centred = program.op("Sub", [data, mean(data)])
+    variance = mean(program.op("Mul", [centred, centred]))
+    normal = program.op("Mul", [centred, _inverse_root(program, variance)])
+    of_group = (count, *[1] * (len(grouped) - 2))
+    if node.version < 21:
+        normal = _scaled_and_shifted(program, normal, of_group)
+    normal = program.op("Reshape", [normal, program.ints(program.data.shape)], shape=program.data.shape)
+    if node.version >= 21:
+        normal = _scaled_and_shifted(program, normal, _of_channel(normal))
+    return [program.cast(normal, dtype)]
+
+
+def _of_channel(value: Value) -> Shape:
+    """The shape of numbers for each channel, to be broadcast to a block."""
+    return (value.shape[1], *[1] * (len(value.shape) - 2))
+
+
+def _scaled_and_shifted(program: LocalProgram, value: Value, shape: Shape) -> Value:
+    """By operands 1 and 2, which have an element for each of what the first dim of `shape` counts."""
+    sides = [program.op("Reshape", [side, program.ints(shape)], shape=shape) for side in program.local.inputs[1:3]]
+    return _affine(program, value, *sides)
+
+
+def _group_sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
+    shape, groups = blocks[0] or (), int_attribute(node, "num_groups")
+    elements = shape[0] * ceil_div(groups, cuts.get(1, 1))
+    return [Sent("all_reduce", elements, _computed(tensor_of(node, 0).dtype).bits)] * 2
+
+
+def _channel_dims(node: Node) -> Sequence[int] | None:
+    return range(1, len(shape_of(node, 0))) if _is_float(node) else None
 
 
 def _mean_variance_normalization(program: LocalProgram) -> list[Value]:
@@ -160,6 +245,21 @@ def _lp_normalization(program: LocalProgram) -> list[Value]:
     return [program.cast(program.op("Div", [data, program.op("Where", [is_zero, one, norm], dtype=data.dtype)]), dtype)]
 
 
+_DIMS: dict[str, Dims] = {
+    "Softmax": _softmax_dims,
+    "LogSoftmax": _softmax_dims,
+    "LpNormalization": _last_dim,
+    "MeanVarianceNormalization": _mean_variance_dims,
+    "BatchNormalization": _batch_dims,
+    "LayerNormalization": _trailing_dims,
+    "RMSNormalization": _trailing_dims,
+    "SimplifiedLayerNormalization": _trailing_dims,
+    "SkipLayerNormalization": _skip_dims,
+    "SkipSimplifiedLayerNormalization": _skip_dims,
+    "InstanceNormalization": _place_dims,
+}
+
+
 _WRITERS: dict[str, tuple[int, Callable[[LocalProgram], list[Value]]]] = {
     "Softmax": (2, _softmax),
     "LogSoftmax": (2, _softmax),
@@ -167,6 +267,10 @@ _WRITERS: dict[str, tuple[int, Callable[[LocalProgram], list[Value]]]] = {
     "MeanVarianceNormalization": (2, _mean_variance_normalization),
     "LayerNormalization": (2, _layer_normalization),
     "RMSNormalization": (1, _rms_normalization),
+    "SimplifiedLayerNormalization": (1, _rms_normalization),
+    "SkipLayerNormalization": (2, _skip_normalization),
+    "SkipSimplifiedLayerNormalization": (1, _skip_normalization),
+    "BatchNormalization": (2, _batch_normalization),
     "InstanceNormalization": (2, _instance_normalization),
 }
 
@@ -212,6 +316,9 @@ def reductions(dims: Dims) -> dict[str, Spread]:
     writers = {"ReduceL2": (1, _norm), "ReduceLogSum": (1, _norm), "ReduceLogSumExp": (2, _log_sum_exp)}
     return {op_type: _spread(count, write, dims) for op_type, (count, write) in writers.items()}
 
+
+GROUPS = Spread(_group_sends, _group_normalization, _channel_dims)
+"""That of GroupNormalization, over channels of a group and places."""
 
 SPREADS = {op_type: _spread(count, write, _DIMS[op_type]) for op_type, (count, write) in _WRITERS.items()}
 """Operator to its local program, over the dims that it normalises."""

@@ -161,6 +161,7 @@ def _normalization() -> Iterator[Sample]:
     yield Sample("InstanceNormalization", (floats(3, 5, 4, 6), floats(5), floats(5)))
     statistics = (floats(5), floats(5), floats(5), floats(5, low=0.5))
     yield Sample("BatchNormalization", (floats(4, 5, 3), *statistics))
+    yield Sample("BatchNormalization", (floats(4, 5, 3), *statistics), {"training_mode": 1}, results=3)
 
 
 def _moving() -> Iterator[Sample]:

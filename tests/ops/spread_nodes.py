@@ -201,6 +201,65 @@ def windows(draw: st.DrawFn, name: str) -> Drawn:
 
 
 @st.composite
+def losses(draw: st.DrawFn, name: str) -> Drawn:
+    """A loss over many classes, or a mean over many rows of which some do not count as much."""
+    batch, classes, places = draw(st.integers(1, 4)), draw(st.integers(2, 5)), draw(st.sampled_from([(), (3,), (2, 3)]))
+    attributes: dict[str, Any] = {"reduction": draw(st.sampled_from(["none", "sum", "mean"]))}
+    axis = draw(st.sampled_from([0, 1, 1]))
+    size = draw(st.integers(24, 40))
+    batch, classes = (size, classes) if axis == 0 else (batch, size)
+    operands = {"x": _normals(draw, batch, classes, *places)}
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    operands["labels"] = rng.integers(0, classes, (batch, *places))
+    if draw(st.booleans()):
+        operands["weights"] = np.abs(_normals(draw, classes)) + 0.1
+    if draw(st.booleans()):
+        attributes["ignore_index"] = draw(st.sampled_from([-100, 1]))
+        operands["labels"].reshape(-1)[1:3] = attributes["ignore_index"]
+    logs = ["logs"] if name == "SoftmaxCrossEntropyLoss" and draw(st.booleans()) else []
+    return helper.make_node(name, list(operands), ["y", *logs], **attributes), operands, axis
+
+
+@st.composite
+def images(draw: st.DrawFn, name: str) -> Drawn:
+    """A normalisation of (batch, channels, places), with places, the batch, or channels of a group that are many."""
+    batch, groups, inside = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    places = [draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 2)))]
+    axis = draw(st.sampled_from([2, 1] if name == "GroupNormalization" else [2, 0]))
+    size = draw(st.integers(16, 30))
+    if axis == 1:
+        groups, inside = draw(st.sampled_from([(1, 12), (1, 24), (2, 12), (4, 6)]))
+    batch, places[0] = (size, places[0]) if axis == 0 else (batch, size if axis == 2 else places[0])
+    channels = groups * inside
+    operands = {"x": _normals(draw, batch, channels, *places)}
+    operands |= {side: _normals(draw, channels) for side in ("scale", "shift")}
+    attributes: dict[str, Any] = {"epsilon": 1e-3}
+    results = ["y"]
+    if name == "GroupNormalization":
+        attributes["num_groups"] = groups
+    else:
+        attributes |= {"training_mode": 1, "momentum": draw(st.sampled_from([0.9, 0.3]))}
+        operands |= {"mean": _normals(draw, channels), "variance": np.abs(_normals(draw, channels))}
+        results += ["new_mean", "new_variance"]
+    return helper.make_node(name, list(operands), results, **attributes), operands, axis
+
+
+@st.composite
+def skips(draw: st.DrawFn, name: str) -> Drawn:
+    """A normalisation of com.microsoft's of rows that are long."""
+    shape = [draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(16, 30))]
+    operands = {"x": _normals(draw, *shape)}
+    if name == "SimplifiedLayerNormalization":
+        operands["scale"] = _normals(draw, shape[2])
+        return helper.make_node(name, list(operands), ["y"], epsilon=1e-3), operands, 2
+    operands["other"] = _normals(draw, *shape)
+    sides = ["scale", "shift", "bias"] if name == "SkipLayerNormalization" else ["scale", "bias"]
+    operands |= {side: _normals(draw, shape[2]) for side in sides[: draw(st.integers(1, 3))]}
+    results = draw(st.sampled_from([["y"], ["y", "", "", "sum"]]))
+    return helper.make_node(name, list(operands), results, domain="com.microsoft", epsilon=1e-3), operands, 2
+
+
+@st.composite
 def attentions(draw: st.DrawFn) -> Drawn:
     """Few queries over many keys, of which K is called x."""
     batch, key_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
@@ -245,6 +304,15 @@ DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
     "Pad": pads,
     "Tile": tiles,
     "Attention": attentions,
+    **{
+        name: (lambda draws=draws, name=name: draws(name))
+        for draws, names in {
+            losses: ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
+            images: ("GroupNormalization", "BatchNormalization"),
+            skips: ("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+        }.items()
+        for name in names
+    },
     **{name: (lambda name=name: windows(name)) for name in ("Conv", "MaxPool", "AveragePool", "LpPool")},
 }
 """Operators by what draws their nodes; the others see `reducing`."""
@@ -266,9 +334,10 @@ def partitioned(
         for name, array in operands.items()
         if name != "x" and not name.startswith("other")
     ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
     graph = helper.make_graph([node], "g", inputs, outputs, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     onnx.save(onnx.shape_inference.infer_shapes(model), folder / "model.onnx")
     module = irpar.load(folder / "model.onnx")
     module.shard("x", [list(mesh) if dim == axis else None for dim in range(operands["x"].ndim)])

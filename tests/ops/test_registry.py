@@ -3,7 +3,7 @@
 import pytest
 
 from irpar.ir import DType, Graph, Node, RefAttribute, TensorType, symbol
-from irpar.ops import OpDef, define, definition, definitions, factor_rule, flops
+from irpar.ops import Kind, OpDef, define, definition, definitions, factor_rule, flops
 
 F32 = DType.F32
 
@@ -59,7 +59,11 @@ def test_a_dropout_that_may_train_has_no_rule() -> None:
     assert factor_rule(made) is None
 
 
-def test_statistics_of_a_training_batch_have_no_rule() -> None:
+def test_statistics_of_a_training_batch_are_of_channels() -> None:
     shapes = ((4, 5, 3), (5,), (5,), (5,), (5,))
-    assert factor_rule(node("BatchNormalization", *shapes, result=(4, 5, 3), training_mode=1)) is None
-    assert factor_rule(node("BatchNormalization", *shapes, result=(4, 5, 3))) is not None
+    trained = factor_rule(node("BatchNormalization", *shapes, result=(4, 5, 3), training_mode=1))
+    assert trained is not None
+    assert trained.kinds == (Kind.REPLICATE, Kind.PASS, Kind.REPLICATE)
+    known = factor_rule(node("BatchNormalization", *shapes, result=(4, 5, 3)))
+    assert known is not None
+    assert set(known.kinds) == {Kind.PASS}

@@ -20,6 +20,15 @@ MESHES = ({"p": 2}, {"p": 3}, {"p": 4}, {"p": 2, "q": 2})
 OPERATORS = sorted(found.name for found in definitions() if found.spread is not None)
 
 
+def whole_node(folder: Path) -> Node:
+    """The node of the model, typed."""
+    module = irpar.load(folder / "model.onnx")
+    irpar.PassManager.parse("infer-types").run(module)
+    node = module.graph.first
+    assert node is not None
+    return node
+
+
 def cut_factor(whole: Node, rule: FactorRule, axis: int) -> int:
     """The factor of the dim of x that is cut, of several the last."""
     (factors,) = {
@@ -30,13 +39,16 @@ def cut_factor(whole: Node, rule: FactorRule, axis: int) -> int:
 
 def has_elements_everywhere(folder: Path, axis: int, parts: int) -> bool:
     """Whether every device has a part of what is cut, as a local program needs; else the node is done whole."""
-    whole = irpar.load(folder / "model.onnx").graph.first
-    assert whole is not None
+    whole = whole_node(folder)
     rule = factor_rule(whole)
     if rule is None or cut_factor(whole, rule, axis) not in spread_factors(whole, rule):
         return False
     factor = cut_factor(whole, rule, axis)
     values = (*whole.operands, *whole.results)
+    (*majors, _) = next(dims for dims in rule.operands[rule.places[factor][0][0]] if factor in dims)
+    if majors:  # These are cut first, and all must divide.
+        count = int(np.prod([rule.sizes[major] for major in majors]))
+        return parts > count and parts % count == 0 and rule.sizes[factor] % (parts // count) == 0
     sizes = [values[tensor].shape[dim] for tensor, dim, _ in rule.places[factor]]
     return all(filled_blocks(size, parts) == parts for size in sizes)
 
@@ -64,8 +76,7 @@ def test_what_is_priced_is_what_is_sent(name: str, data: st.DataObject, tmp_path
     node, operands, axis = data.draw(nodes(name))
     mesh = data.draw(st.sampled_from(MESHES))
     partition = spread_out(node, operands, axis, mesh, tmp_path)
-    whole = irpar.load(tmp_path / "model.onnx").graph.first
-    assert whole is not None
+    whole = whole_node(tmp_path)
     found = definition(whole)
     assert found is not None
     assert found.spread is not None
