@@ -181,5 +181,10 @@ class Moving:
 
 
 def is_small(node: Node, dims: Sequence[int]) -> bool:
-    """Whether the dims of a node's tensors are short enough to plan an exchange."""
+    """Whether the dims of a node's tensors are short enough to plan an exchange, of what can be looked up by place.
+
+    Of rows of strings ONNX Runtime 1.31's Gather takes the first string alone.
+    """
+    if needed(node, 0).dtype is DType.STR:
+        return False
     return all(value.shape[dim] <= MOST_PLACES for value in (*node.inputs[:1], *node.results) for dim in dims)

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import TensorProto, helper
 
 import irpar
 from irpar.ir import Node
@@ -102,6 +103,23 @@ def test_the_cheaper_of_both_is_taken(tmp_path: Path) -> None:
     partition = partitioned(node, {"x": data}, 1, {"p": 2}, tmp_path)
     assert [entry["kind"] for entry in partition.plan.collectives] == ["all_gather"]
     check(partition, {"x": data}, tmp_path)
+
+
+def test_rows_of_strings_are_brought_together(tmp_path: Path) -> None:
+    """ONNX Runtime does not look them up by place."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.STRING, [8, 4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.STRING, [5, 4])]
+    bounds = [
+        onnx.numpy_helper.from_array(np.array([number]), name) for name, number in {"a": 2, "b": 7, "c": 0}.items()
+    ]
+    graph = helper.make_graph([helper.make_node("Slice", ["x", *"abc"], ["y"])], "g", inputs, outputs, bounds)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    module.shard("x", ["p", None])
+    words = np.array([[f"{row}.{column}" for column in range(4)] for row in range(8)], object)
+    partition = irpar.partition(module, irpar.Mesh({"p": 3}))
+    assert partition.run({"x": words}, engine="ort")["y"].tolist() == words[2:7].tolist()
 
 
 @pytest.mark.parametrize(
