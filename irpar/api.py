@@ -22,7 +22,7 @@ NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce
 """The passes that make an export static and small."""
 NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
 """Passes that leave the model what it is; what follows them meets it as one device would run it."""
-SHARD = "complete-sharding,insert-redistribution,localize"
+SHARD = "complete-sharding,insert-redistribution,simplify-collectives,localize,simplify-collectives"
 """The passes that make it a partition."""
 DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
 

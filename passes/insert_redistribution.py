@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from irpar.analysis.effects import draws_random_numbers
 from irpar.analysis.flow import Flow
 from irpar.analysis.move_log import Move, MoveLog
+from irpar.analysis.move_trees import attributes_of, standing_in
 from irpar.analysis.moves import captured_whole, first_target, placements_of, wanted_shardings
 from irpar.analysis.network import network_of
 from irpar.analysis.origins import explain_values
 from irpar.analysis.placement import has_rank, why_whole
 from irpar.analysis.reasons import Reasons
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
-from irpar.ir import Builder, Graph, Module, Node, Value
-from irpar.ops.collectives import FREE, collective_axes
+from irpar.analysis.refinement import refine
+from irpar.ir import Builder, Module, Node, Value
+from irpar.ops.collectives import FREE, collective_axes, number_collectives
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Sharding
 
@@ -34,11 +36,14 @@ class InsertRedistribution(Pass):
     Options:
         planner: optimal, or fast: paths of up to 1.1 times the cost, for graphs with very many different ones.
         chunk_kb: kB that a block on the way may be above the larger of both ends.
+        refine: choose again how nodes run around values that are moved, with all readers of each value in view, and
+            runs of nodes at a time; else each node runs as its own values want it.
     """
 
     name = "insert-redistribution"
     planner: Planner = "optimal"
     chunk_kb: float = CHUNK_BYTES / 1024
+    refine: bool = True
 
     def run(self, module: Module) -> PassResult:
         """Insert into the main graph and the bodies in it."""
@@ -70,6 +75,8 @@ class _Insertion:
         self.mesh = flow.mesh
         self.network = network_of(module.network)
         self.placements = placements_of(flow, self.network)
+        if options.refine:
+            self._refine()
         self.reasons = Reasons(module, flow, self.placements)
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
@@ -97,8 +104,22 @@ class _Insertion:
         self._find_rematerialized()
         self._remove_copied()
         self.log.finish()
-        self._number()
+        number_collectives(self.flow.graph)
         return self.collectives + self.slices + self.given + len(self.copied)
+
+    def _refine(self) -> None:
+        """Choose again how nodes run; values that nobody needs any more as they should lie are as they are needed."""
+        before = self.placements
+        self.placements = refine(self.flow, before, self.network, self.module.annotated)
+        changed = [node for node, placement in self.placements.items() if placement is not before[node]]
+        wanted = wanted_shardings(self.flow, self.placements) if changed else {}
+        for value in dict.fromkeys(value for node in changed for value in (*node.inputs, *node.results)):
+            maker = value.node
+            if maker is None or value.name in self.module.annotated or self.placements[maker].is_boundary:
+                continue
+            given, needs = self.placements[maker].results[value.index], wanted.get(value, set())
+            if given is not None and needs and value.sharding not in needs:
+                value.sharding = given if given in needs else min(needs, key=str)
 
     def _find_rematerialized(self) -> None:
         """Mark the conflicts for which a value is gathered and then cut again."""
@@ -204,22 +225,11 @@ class _Insertion:
         )
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:
-        attributes: dict[str, object] = {"axes": [str(axis) for axis in step.axes]}
-        match step.op:
-            case "AllToAll":
-                attributes |= {"split_dim": step.dims[0], "concat_dim": step.dims[1]}
-            case "AllGather" | "ReduceScatter" | "AllSlice":
-                attributes["dim"] = step.dims[0]
-            case "CollectivePermute":
-                attributes["pairs"] = list(step.pairs)
-            case "MakePartial":
-                attributes["reduce"] = step.after.reduce
-        if step.op in ("AllReduce", "ReduceScatter"):
-            assert value.sharding is not None
-            attributes["reduce"] = value.sharding.reduce
+        assert value.sharding is not None
+        attributes = attributes_of(step, value.sharding)
         like = origin if origin is not None else before
         assert value.owner is not None
-        before = _standing_in(value.owner, before)
+        before = standing_in(value.owner, before)
         builder = Builder(value.owner, self.module.opsets, before=before, like=None if like.is_return else like)
         result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
         result.sharding = step.after
@@ -231,20 +241,3 @@ class _Insertion:
         else:
             self.collectives += 1
         return result
-
-    def _number(self) -> None:
-        """Ids in program order, equal on all ranks since they all run programs made from this one."""
-        number = 0
-        for node in self.flow.graph.walk():
-            if node.domain == "irpar" and node.op_type not in FREE:
-                node.set_attribute("id", number)
-                number += 1
-
-
-def _standing_in(graph: Graph, node: Node) -> Node:
-    """The node, or of those that hold it the one that stands in a graph around it."""
-    while node.graph is not graph:
-        assert node.graph is not None
-        assert node.graph.parent is not None
-        node = node.graph.parent
-    return node

@@ -11,7 +11,7 @@ from irpar.analysis.placement import has_rank, spread_axes
 from irpar.analysis.reasons import reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
-from irpar.ops.collectives import collective_axes
+from irpar.ops.collectives import collective_axes, number_collectives
 from irpar.ops.coords import COORDS, block_index, block_start
 from irpar.ops.local_node import localized
 from irpar.ops.spread import LocalProgram, Spread
@@ -152,7 +152,7 @@ class _Localizer:
         self._remove_unread()
         self._keep_names()
         if self.has_programs:
-            self._number()
+            number_collectives(self.local)
         return self.local
 
     def _remove_unread(self) -> None:
@@ -278,12 +278,6 @@ class _Localizer:
         own = [value if value.node in builder.made else builder.op("Identity", [value]) for value in results]
         self._replace(node, made, own)
         return True
-
-    def _number(self) -> None:
-        """Number the collectives anew, in program order; all ranks have the same, though in blocks of other sizes."""
-        collectives = (node for node in self.local.walk() if node.domain == "irpar")
-        for number, node in enumerate(collectives):
-            node.set_attribute("id", number)
 
     def _localize_body(self, body: Graph, copy: Graph) -> None:
         for value in (*body.inputs, *body.constants):

@@ -51,7 +51,9 @@ COLLECTIVES: dict[str, Collectives] = {
     "unet": Collectives(
         0, 13, "one for each block, each way up or down, and exchanges where skips that are cut are joined"
     ),
-    "dlrm": Collectives(2, 6, "one for each table and perceptron; the loops of EmbeddingBag run whole"),
+    "dlrm": Collectives(
+        3, 6, "one for each table and perceptron; the loops of EmbeddingBag run whole: their indices are gathered"
+    ),
     "lstm": Collectives(0, 0, "states are whole"),
     "gru": Collectives(0, 0, "states are whole"),
     "if": Collectives(1, 4, "the predicate's sum; a sum for each branch, and what one of them reads"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from irpar.ir import Node, Shape, Type, Value
+from irpar.ir import Graph, Node, Shape, Type, Value
 from irpar.ir.attributes import Strings
 from irpar.sharding import Axis, Mesh, ceil_div, ceil_shape
 
@@ -221,6 +221,18 @@ FREE = frozenset({"AllSlice", "MakePartial"})
 def is_collective(node: Node) -> bool:
     """True for an operator of irpar's that changes how a tensor lies on the mesh."""
     return node.domain == DOMAIN and node.op_type in COLLECTIVES
+
+
+def number_collectives(graph: Graph) -> None:
+    """Give the collectives of a graph, and of those nested in it, their ids in program order.
+
+    All ranks run programs made from one graph, whose collectives follow in one order, so that the ids agree.
+    """
+    number = 0
+    for node in graph.walk():
+        if node.domain == DOMAIN and node.op_type not in FREE:
+            node.set_attribute("id", number)
+            number += 1
 
 
 def sent_bytes(node: Node, mesh: Mesh) -> int:

@@ -16,7 +16,10 @@ from irpar.onnx_io import to_module
 from irpar.ops.collectives import sent_bytes
 from irpar.pass_manager import PassManager
 
-PROPAGATE = DEFAULT_PIPELINE.replace("complete-sharding", "complete-sharding{strategy=propagate}")
+OWN = "insert-redistribution{refine=false}"
+"""What completion alone decided."""
+COST = DEFAULT_PIPELINE.replace("insert-redistribution", OWN)
+PROPAGATE = COST.replace("complete-sharding", "complete-sharding{strategy=propagate}")
 
 MLP = """
 mesh @m = ["tp"=4]
@@ -45,7 +48,7 @@ graph @g(%a: f32[32, 64@tp], %b: f32[32, 64@tp]) -> (%y) opset 21 {
 
 def completed(text: str, strategy: str = "cost") -> Module:
     module = parse_module(text)
-    PassManager.parse(f"complete-sharding{{strategy={strategy}}},insert-redistribution").run(module)
+    PassManager.parse(f"complete-sharding{{strategy={strategy}}},{OWN}").run(module)
     return module
 
 
@@ -115,7 +118,7 @@ def annotated(draw: st.DrawFn) -> tuple[str, dict, dict]:
 def test_never_more_than_propagation_sends(drawn: tuple[str, dict, dict]) -> None:
     family, mesh, cuts = drawn
     total = []
-    for pipeline in (PROPAGATE, DEFAULT_PIPELINE):
+    for pipeline in (PROPAGATE, COST):
         module = to_module(models.build(family))
         irpar.annotate(module, cuts)
         partition = partitioned(module, mesh, pipeline)
@@ -189,7 +192,7 @@ def test_what_is_shared_by_readers_is_counted_once(mesh: dict[str, int], cuts: d
     model = onnx.parser.parse_model(SHARED_TEXT)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 2), np.float32), "w4"))
     found = []
-    for pipeline in (PROPAGATE, DEFAULT_PIPELINE):
+    for pipeline in (PROPAGATE, COST):
         module = to_module(model)
         irpar.annotate(module, cuts)
         found.append(partitioned(module, mesh, pipeline).plan.totals["sent_bytes"])

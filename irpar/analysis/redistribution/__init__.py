@@ -24,7 +24,7 @@ from .problem import Names, common_axes, problem_of
 from .solution import Planner, names_at, solve
 from .space import Move
 
-__all__ = ["CHUNK_BYTES", "Planner", "Redistribution", "Step", "cost", "plan", "price", "redistribution"]
+__all__ = ["CHUNK_BYTES", "Planner", "Redistribution", "Step", "cost", "plan", "price", "redistribution", "step_key"]
 
 CHUNK_BYTES = 1 << 20
 """How far above the larger block of both ends a block on the way may be, 1 MiB: below it memory is not the question."""
@@ -135,6 +135,14 @@ def price(
     return redistribution(source, target, shape, itemsize_bits, network).key
 
 
+def step_key(before: Sharding, step: Step, shape: Sequence[int], itemsize_bits: int, network: Network) -> Key:
+    """What one step from a sharding costs by the network; nothing, where it sends nothing."""
+    if step.op in FREE:
+        return network.nothing
+    operand = _operand_bytes(step, before, shape, itemsize_bits)
+    return network.key(KINDS[step.op], step.axes, operand, before.mesh)
+
+
 @lru_cache(maxsize=65536)
 def _planned(
     source: Sharding,
@@ -159,9 +167,7 @@ def _planned(
     steps = _steps(solution.moves, names_at(problem, names, solution.granularity), source, target, shape, bits)
     key, before = network.nothing, source
     for step in steps:
-        if step.op not in FREE:
-            operand = _operand_bytes(step, before, shape, bits)
-            key = add_keys(key, network.key(KINDS[step.op], step.axes, operand, source.mesh))
+        key = add_keys(key, step_key(before, step, shape, bits, network))
         before = step.after
     return Redistribution(steps, key, solution.peak_bytes, solution.ends_bytes)
 

@@ -1,0 +1,263 @@
+"""Putting other moves between a value and its readers, with the log kept true."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from irpar.ir import Builder, Conflict, Decision, Graph, Module, Node, Value
+from irpar.ir.value import Use
+from irpar.ops.collectives import FREE
+from irpar.sharding import Sharding, ceil_shape
+
+from .move_trees import Tree, attributes_of, is_move, standing_in
+from .origins import cutting_names
+from .redistribution import Step
+
+_MOVE = re.compile(r"^\w+ of %\S+?(?=[,:]? |$)")
+Edge = tuple[Sharding, Step]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is known of one of the ways in which a value was read.
+
+    Attributes:
+        name: of the value that lay so.
+        like: the node that gave it.
+        doc: the reasons of all moves up to there.
+        conflict: that it resolved.
+        decisions: why each axis cuts it, followed back to what stands before the moves.
+    """
+
+    name: str
+    like: Node
+    doc: str
+    conflict: Conflict | None
+    decisions: dict[str, Decision]
+
+
+class TreeWriter:
+    """Rewrites the moves of values of one graph.
+
+    Args:
+        module: with the log.
+        graph: global view.
+    """
+
+    def __init__(self, module: Module, graph: Graph) -> None:
+        self.module = module
+        self.graph = graph
+        self.order = {node: number for number, node in enumerate(graph)}
+        self.order[graph.return_node] = len(self.order)
+        self.anchors = list(self.order)
+        self.instead: dict[tuple[str, str], Decision | None] = {}
+
+    def write(self, tree: Tree, edges: Sequence[Edge]) -> None:
+        """Let the readers of a tree be served by other steps.
+
+        Args:
+            tree: as it is.
+            edges: lead from its root to all shardings that are read, each before what follows it.
+        """
+        readers = {lies: self._readers(values) for lies, values in tree.read.items()}
+        gone = self._gone(tree)
+        told = self._erase(tree, readers)
+        first = {lies: min(map(self._place, uses)) for lies, uses in readers.items()}
+        goal: dict[Sharding, Sharding] = {lies: lies for lies in readers}
+        for before, step in reversed(edges):
+            if before not in first or first[step.after] < first[before]:
+                first[before] = first[step.after]
+            goal.setdefault(before, goal[step.after])
+        made = {tree.lies: tree.root}
+        for before, step in edges:
+            target = goal[step.after]
+            made[step.after] = self._make(made[before], step, self.anchors[first[step.after]], told[target])
+            names = told.get(step.after)
+            if names is not None:
+                made[step.after].rename(names.name)
+            self._explain(made[before], made[step.after], step, told[target], target)
+        self._mark_rematerialized(made, edges)
+        for lies, uses in readers.items():
+            tree.root.replace_uses(made[lies], only=uses)
+        self._redirect(tree, made, gone)
+
+    def write_constant(self, tree: Tree) -> None:
+        """Let a constant lie as its readers need it: see `can_be_written_moved`."""
+        root = tree.root
+        ((lies, values),) = tree.read.items()
+        gone = self._gone(tree)
+        told = self._erase(tree, {lies: self._readers(values)})[lies]
+        for axis in set(self._names(lies)) - set(self._names(root.sharding)):
+            if axis in told.decisions:
+                self.module.decide(root.name, replace(told.decisions[axis], axes=(axis,)))
+        root.sharding = lies
+        for name, axis in gone:
+            known = self.instead.get((name, axis))
+            if known is not None:
+                self.instead[name, axis] = replace(known, follows=root.name)
+
+    def finish(self) -> None:
+        """Let what follows a value that is gone follow what has its axes."""
+        for known in self.module.decisions.values() if self.instead else ():
+            for number, decision in enumerate(known):
+                axis = decision.axes[0] if decision.axes else ""
+                other = self.instead.get((decision.follows or "", axis))
+                if other is not None:
+                    why = decision.why if other.follows is not None else other.why
+                    known[number] = replace(decision, why=why, follows=other.follows)
+
+    def _gone(self, tree: Tree) -> set[tuple[str, str]]:
+        """The names of what moves give, with their axes."""
+        return {(node.result.name, axis) for node in tree.moves for axis in (*self._names(node.result.sharding), "")}
+
+    def _readers(self, values: Sequence[Value]) -> list[Use]:
+        return [use for value in values for use in value.uses if not (is_move(use[0]) and use[0].graph is self.graph)]
+
+    def _place(self, use: Use) -> int:
+        return self.order[standing_in(self.graph, use[0])]
+
+    # -- before -----------------------------------------------------------------------------------------------------
+
+    def _erase(self, tree: Tree, readers: dict[Sharding, list[Use]]) -> dict[Sharding, _Told]:
+        """Take the moves out, their readers reading the root for now; returns what was known of them."""
+        names = {node.result.name for node in tree.moves}
+        told: dict[Sharding, _Told] = {}
+        for node in tree.moves:
+            result = node.result
+            lies = result.sharding
+            assert lies is not None
+            if lies in readers and lies not in told:
+                decisions = {axis: self._outer(names, result.name, axis) for axis in self._names(lies)}
+                kept = {axis: decision for axis, decision in decisions.items() if decision is not None}
+                told[lies] = _Told(result.name, node, *self._reasons(tree, node), kept)
+        for node in tree.moves:
+            self.instead.update(
+                ((node.result.name, axis), self._outer(names, node.result.name, axis))
+                for axis in (*self._names(node.result.sharding), "")
+            )
+        for node in reversed(tree.moves):
+            node.result.replace_uses(tree.root)
+            self.module.conflicts.pop(node.result.name, None)
+            self.module.decisions.pop(node.result.name, None)
+            node.erase()
+        return told
+
+    def _outer(self, inside: set[str], name: str, axis: str) -> Decision | None:
+        """The last decision of a chain that is about a value of the tree."""
+        seen: set[str] = set()
+        while True:
+            seen.add(name)
+            decision = self.module.decision(name, axis or None)
+            if decision is None or decision.follows not in inside or decision.follows in seen:
+                return decision
+            name = decision.follows
+
+    def _reasons(self, tree: Tree, node: Node) -> tuple[str, Conflict | None]:
+        """Why the moves up to a node were there: their docs, and the conflict that they resolved."""
+        docs: list[str] = []
+        conflict: Conflict | None = None
+        step: Node | None = node
+        while step is not None and is_move(step):
+            docs.insert(0, step.doc)
+            conflict = conflict or self.module.conflicts.get(step.result.name)
+            step = step.inputs[0].node
+        return "; ".join(dict.fromkeys(filter(None, docs))), conflict
+
+    # -- after ------------------------------------------------------------------------------------------------------
+
+    def _make(self, value: Value, step: Step, before: Node, told: _Told) -> Value:
+        assert value.sharding is not None
+        builder = Builder(self.graph, self.module.opsets, before=before, like=told.like)
+        attributes = attributes_of(step, value.sharding)
+        if step.op not in FREE:
+            attributes["id"] = 0
+        result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
+        result.sharding, result.source = step.after, value.source
+        assert result.node is not None
+        result.node.doc = told.doc
+        return result
+
+    def _explain(self, value: Value, result: Value, step: Step, told: _Told, target: Sharding) -> None:
+        """Log why the result of a step lies so, and the conflict that it resolves."""
+        had, names, last = (self._names(lies) for lies in (value.sharding, result.sharding, target))
+        start = f"{step.op} of %{value.name}"
+        for axis in names:
+            if axis in had:
+                self.module.decide(result.name, Decision(start, value.name, (axis,)))
+            elif axis not in last:
+                why = f"{start}, on the way to {target}: devices that hold the same share the work"
+                self.module.decide(result.name, Decision(why, None, (axis,)))
+            elif axis in told.decisions:
+                outer = told.decisions[axis]
+                self.module.decide(result.name, Decision(_MOVE.sub(start, outer.why), outer.follows, (axis,)))
+        if not names:
+            self.module.decide(result.name, Decision(start, value.name))
+        if told.conflict is not None and step.op not in FREE:
+            self.module.conflicts[result.name] = replace(told.conflict, rematerialized=False)
+
+    def _mark_rematerialized(self, made: dict[Sharding, Value], edges: Sequence[Edge]) -> None:
+        """Mark the conflicts for which the value is gathered and then cut by the same axes."""
+        came = {step.after: (before, step) for before, step in edges}
+        for before, step in edges:
+            cut = {axis.name for axis in step.axes} if step.op == "AllSlice" else set()
+            while cut and before in came:
+                before, maker = came[before]
+                name = made[maker.after].name
+                conflict = self.module.conflicts.get(name)
+                if conflict is not None and maker.op == "AllGather" and cut & {axis.name for axis in maker.axes}:
+                    self.module.conflicts[name] = replace(conflict, rematerialized=True)
+
+    def _redirect(self, tree: Tree, made: dict[Sharding, Value], gone: set[tuple[str, str]]) -> None:
+        """Names that stand for a value again, with the axis, are followed as before; others give way to the root."""
+        by_name = {value.name: value for value in made.values()}
+        for name, axis in gone:
+            value = by_name.get(name)
+            if value is not None and (not axis or axis in self._names(value.sharding)):
+                del self.instead[name, axis]
+            elif axis in self._names(tree.lies) or not axis:
+                known = self.instead[name, axis]
+                if known is not None:
+                    self.instead[name, axis] = replace(known, follows=tree.root.name)
+
+    def _names(self, sharding: Sharding | None) -> tuple[str, ...]:
+        return () if sharding is None else cutting_names(sharding.mesh, sharding)
+
+
+def can_be_written_moved(tree: Tree) -> bool:
+    """Whether the root is a constant of which all readers read one other sharding, in blocks that are no larger.
+
+    It keeps the axes that it had, perhaps on other dims.
+    """
+    root = tree.root
+    if not root.is_constant or len(tree.read) != 1:
+        return False
+    (lies,) = tree.read
+    if lies == tree.lies or lies.partial or tree.lies.partial:
+        return False
+    kept = set(cutting_names(lies.mesh, lies)) >= set(cutting_names(lies.mesh, tree.lies))
+    return kept and _elements(lies, root) <= _elements(tree.lies, root)
+
+
+def _elements(lies: Sharding, value: Value) -> int:
+    """Of the largest block."""
+    return math.prod(ceil_shape(lies, value.shape))
+
+
+def follow_instead(module: Module, names: Mapping[str, str]) -> None:
+    """In the log, let what follows a value that is gone follow the one that is there instead.
+
+    Args:
+        module: with the log.
+        names: of values that are gone, each to the one that has all of its axes.
+    """
+    for name in names:
+        module.conflicts.pop(name, None)
+        module.decisions.pop(name, None)
+    for known in module.decisions.values() if names else ():
+        for number, decision in enumerate(known):
+            follows = decision.follows
+            while follows is not None and follows in names:
+                follows = names[follows]
+            if follows != decision.follows:
+                known[number] = replace(decision, follows=follows)

@@ -1,0 +1,118 @@
+"""What stands between a value and its readers in global view: a tree of collectives."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from irpar.ir import Graph, Node, Value
+from irpar.ops.collectives import collective_axes
+from irpar.ops.facts import int_attribute, ints_attribute
+from irpar.sharding import Sharding
+
+from .network import Key, Network, add_keys
+from .redistribution import Step, step_key
+
+_DIMS: Mapping[str, tuple[str, ...]] = {
+    "AllReduce": (),
+    "AllGather": ("dim",),
+    "ReduceScatter": ("dim",),
+    "AllSlice": ("dim",),
+    "AllToAll": ("split_dim", "concat_dim"),
+    "CollectivePermute": (),
+    "MakePartial": (),
+}
+"""The operators that lead from one sharding to another, with the attributes that name dims."""
+
+
+def is_move(node: Node) -> bool:
+    """True for a collective in global view that brings a value of its own graph to another sharding."""
+    if node.domain != "irpar" or node.op_type not in _DIMS:
+        return False
+    value = node.inputs[0]
+    return value.owner is node.graph and value.sharding is not None and node.result.sharding is not None
+
+
+def standing_in(graph: Graph, node: Node) -> Node:
+    """The node, or of those that hold it the one that stands in a graph around it."""
+    while node.graph is not graph:
+        assert node.graph is not None
+        assert node.graph.parent is not None
+        node = node.graph.parent
+    return node
+
+
+def step_of(node: Node) -> Step:
+    """What a move does."""
+    after = node.result.sharding
+    assert after is not None
+    dims = tuple(int_attribute(node, name) for name in _DIMS[node.op_type])
+    return Step(node.op_type, collective_axes(node), dims, after, 0, ints_attribute(node, "pairs") or ())
+
+
+def attributes_of(step: Step, before: Sharding) -> dict[str, object]:
+    """The attributes of the node that does a step, less its id."""
+    attributes: dict[str, object] = {"axes": [str(axis) for axis in step.axes]}
+    attributes |= dict(zip(_DIMS[step.op], step.dims, strict=True))
+    match step.op:
+        case "CollectivePermute":
+            attributes["pairs"] = list(step.pairs)
+        case "MakePartial":
+            attributes["reduce"] = step.after.reduce
+        case "AllReduce" | "ReduceScatter":
+            attributes["reduce"] = before.reduce
+    return attributes
+
+
+@dataclass
+class Tree:
+    """A value, and the moves that follow from it.
+
+    Attributes:
+        root: the value.
+        moves: each before those that follow it.
+        read: per sharding the values of the tree that others than moves read.
+    """
+
+    root: Value
+    moves: list[Node] = field(default_factory=list)
+    read: dict[Sharding, list[Value]] = field(default_factory=dict)
+
+    @property
+    def lies(self) -> Sharding:
+        """How the root lies."""
+        assert self.root.sharding is not None
+        return self.root.sharding
+
+    def key(self, network: Network) -> Key:
+        """What the moves cost."""
+        total = network.nothing
+        for node in self.moves:
+            before = node.inputs[0].sharding
+            assert before is not None
+            total = add_keys(total, step_key(before, step_of(node), self.root.shape, self.root.dtype.bits, network))
+        return total
+
+
+def tree_of(root: Value) -> Tree:
+    """The tree of a value that no move gives."""
+    tree = Tree(root)
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        assert value.sharding is not None
+        users = value.users
+        moves = [user for user in users if is_move(user) and user.graph is root.owner]
+        if len(moves) < len(users):
+            tree.read.setdefault(value.sharding, []).append(value)
+        tree.moves.extend(moves)
+        waiting.extend(node.result for node in reversed(moves))
+    return tree
+
+
+def trees(graph: Graph) -> Iterator[Tree]:
+    """The trees of a graph that have moves; not of the graphs nested in it."""
+    seen: set[Value] = set()
+    for node in [node for node in graph if is_move(node)]:
+        if node.graph is graph and node.inputs[0] not in seen:  # What a move gives is met behind it.
+            tree = tree_of(node.inputs[0])
+            seen.update((tree.root, *(move.result for move in tree.moves)))
+            yield tree

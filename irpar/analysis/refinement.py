@@ -1,0 +1,336 @@
+"""Ways to run nodes, chosen again where values are moved, with all readers of each value in view.
+
+v : f32[8, 64@x]    w = Relu(v)    h = Cast(w) to f16    needed whole     a gather before Cast sends twice what one
+                                                                          behind it sends, wherever Relu has it
+Completion and placement look at one node among its values; here whole runs of nodes are tried, so that a redistribution
+stands where the tensor is smallest: before a broadcast, behind a slice or a cast to a narrower type, and is shared.
+"""
+
+import math
+from collections.abc import Collection, Hashable, Iterator, Mapping
+
+from irpar.ir import Node, Value
+from irpar.ops import flops
+from irpar.sharding import Sharding
+
+from .flow import Flow
+from .moves import captured_whole
+from .network import Network
+from .placement import Axes, Placement, RuleView, suggested
+from .redistribution.routes import routes
+from .situation import computation, is_cut_when_written, program_cost
+
+Cost = tuple[int, int]
+"""In the first unit of the network's keys; and collectives."""
+Change = dict[Node, Placement]
+
+MOST_WAYS = 48
+"""Of one node."""
+MOST_STARTS = 4
+"""Ways of a node from which longer changes are tried."""
+MOST_NODES = 12
+"""Of one change."""
+MOST_TRIED = 20_000
+"""Changes, to which each node adds a few."""
+LOOK_AROUND = 2
+"""Steps around a node up to which others must be alike for what was found of one to hold for the other."""
+LIGHT_FLOPS = 10
+"""For each element that a node reads or gives: up to there, to compute it on more devices is less than to send it."""
+
+
+def refine(
+    flow: Flow, placements: Mapping[Node, Placement], network: Network, pinned: Collection[str]
+) -> dict[Node, Placement]:
+    """The placements of nodes, changed where that sends less.
+
+    Args:
+        flow: every tensor has a sharding, nothing is redistributed yet.
+        placements: how each node runs.
+        network: what communication costs.
+        pinned: names of values that are brought to how they were annotated, whoever reads them.
+    """
+    return _Refinement(flow, dict(placements), network, pinned).run()
+
+
+class _Refinement:
+    """One run.
+
+    Attributes:
+        needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
+        given: per value how its node gives it, or how it lies.
+        hopeless: what nodes look like that nothing is better for.
+    """
+
+    def __init__(
+        self, flow: Flow, placements: dict[Node, Placement], network: Network, pinned: Collection[str]
+    ) -> None:
+        self.flow = flow
+        self.network = network
+        self.placements = placements
+        self.needs: dict[Value, dict[tuple[Node, int], Sharding]] = {}
+        self.given: dict[Value, Sharding] = {}
+        self.costs: dict[tuple[Node, Placement], Cost] = {}
+        self.looks: dict[Hashable, int] = {}
+        self.known: dict[tuple[Node | None, int], int] = {}
+        self.hopeless: set[int] = set()
+        self.left = MOST_TRIED + 4 * len(placements)
+        for node, placement in placements.items():
+            self._take(node, placement)
+            for value, _ in captured_whole(flow, node):
+                if value.sharding is not None:
+                    whole = Sharding.replicated(flow.mesh, value.sharding.rank)
+                    self.needs.setdefault(value, {})[node, -1] = whole
+        for value in flow.values():
+            if value.name in pinned and value.sharding is not None and value.node is not None:
+                self.needs.setdefault(value, {})[value.node, -1] = value.sharding
+        for index, value in enumerate(flow.graph.outputs):
+            if value.sharding is not None:
+                self.needs.setdefault(value, {})[flow.graph.return_node, index] = value.sharding
+
+    def run(self) -> dict[Node, Placement]:
+        """Returns all placements."""
+        moved = [value for value in self.needs if value.is_static and self._is_moved(value)]
+        beside = (node for value in moved for node in (value.node, *value.users))
+        waiting = dict.fromkeys(node for node in beside if node in self.placements and self._may_change(node))
+        while waiting and self.left > 0:
+            node = next(iter(waiting))
+            del waiting[node]
+            if not self._is_moved_around(node):
+                continue
+            around = self._look(node, LOOK_AROUND)
+            change = None if around in self.hopeless else self._better(node)
+            if change is None:
+                self.hopeless.add(around)
+            else:
+                self.known.clear()
+            for changed, placement in (change or {}).items():
+                self._take(changed, placement)
+                waiting.update(dict.fromkeys(other for other in self._beside(changed) if self._may_change(other)))
+        return self.placements
+
+    def _take(self, node: Node, placement: Placement) -> None:
+        self.placements[node] = placement
+        for index, (value, needed) in enumerate(zip(node.operands, placement.operands, strict=True)):
+            if value is not None and needed is not None:
+                self.needs.setdefault(value, {})[node, index] = needed
+        for value, given in zip(node.results, placement.results, strict=True):
+            if given is not None:
+                self.given[value] = given
+
+    def _look(self, node: Node | None, steps: int) -> int:
+        """A number for a node and those around it: equal for those that are alike and lie alike."""
+        known = self.known.get((node, steps))
+        if known is None:
+            assert node is not None
+            known = self.known[node, steps] = self.looks.setdefault(self._look_key(node, steps), len(self.looks))
+        return known
+
+    def _look_key(self, node: Node, steps: int) -> Hashable:
+        if steps:
+            values = (*node.inputs, *node.results)
+            beside = dict.fromkeys(other for value in values for other in (value.node, *value.users))
+            looks = [self._look(other, steps - 1) for other in beside if other in self.placements]
+            return self._look(node, 0), *looks
+        view = self.flow.rule(node) if self._may_change(node) else None
+        kind = node.op_type if view is None else view.rule
+        return kind, tuple(self._look_of(value) for value in (*node.operands, *node.results))
+
+    def _look_of(self, value: Value | None) -> Hashable:
+        if value is None:
+            return None
+        needs = tuple(self.needs.get(value, {}).values())
+        return value.type, value.is_constant, self._lies(value), needs
+
+    # -- what may change ------------------------------------------------------------------------------------------
+
+    def _may_change(self, node: Node) -> bool:
+        return node.domain != "irpar" and not self.placements[node].is_boundary and self.flow.rule(node) is not None
+
+    def _is_moved_around(self, node: Node) -> bool:
+        values = (*node.inputs, *node.results)
+        return any(value.is_static and self._is_moved(value) for value in values)
+
+    def _is_moved(self, value: Value) -> bool:
+        lies = self._lies(value)
+        return lies is not None and any(needed != lies for needed in self.needs.get(value, {}).values())
+
+    def _lies(self, value: Value) -> Sharding | None:
+        return self.given.get(value, value.sharding)
+
+    def _beside(self, node: Node) -> Iterator[Node]:
+        """The node, and those that make or read its values."""
+        yield node
+        for value in (*node.inputs, *node.results):
+            if value.node is not None and value.node in self.placements:
+                yield value.node
+            yield from (user for user in value.users if user in self.placements)
+
+    # -- what is better -------------------------------------------------------------------------------------------
+
+    def _better(self, node: Node) -> Change | None:
+        """A change of a node, or of a run of nodes that has it in it, that costs less."""
+        tried: list[tuple[Cost, Change]] = []
+        for placement in self._ways(node, {}):
+            cost = self._difference({node: placement})
+            if cost is not None:
+                tried.append((cost, {node: placement}))
+        tried.sort(key=lambda pair: pair[0])
+        if tried and tried[0][0] < (0, 0):
+            return tried[0][1]
+        for start in tried[:MOST_STARTS]:
+            for is_forward in (True, False):
+                change = self._extended(*start, is_forward=is_forward)
+                if change is not None:
+                    return change
+        return None
+
+    def _extended(self, cost: Cost, change: Change, *, is_forward: bool) -> Change | None:
+        """The change carried on to what reads the result, or to what gives an operand, until it costs less."""
+        (node,) = change
+        while len(change) < MOST_NODES:
+            following = self._following(node, change) if is_forward else self._leading(node, change)
+            best: tuple[Cost, Change] | None = None
+            for other in following:
+                for placement in self._ways(other, change):
+                    more = {**change, other: placement}
+                    found = self._difference(more)
+                    if found is not None and (best is None or found < best[0]):
+                        best, node = (found, more), other
+            if best is None:
+                return None
+            cost, change = best
+            if cost < (0, 0):
+                return change
+        return None
+
+    def _following(self, node: Node, change: Change) -> list[Node]:
+        """The only reader of the only result of a node."""
+        users = node.results[0].users if len(node.results) == 1 else ()
+        return [user for user in users if len(users) == 1 and self._may_join(user, change)]
+
+    def _leading(self, node: Node, change: Change) -> list[Node]:
+        """The nodes whose only result only this node reads, otherwise than they give it."""
+        makers = (value.node for value in node.inputs if len(value.users) == 1)
+        return [maker for maker in makers if maker is not None and self._may_join(maker, change)]
+
+    def _may_join(self, node: Node, change: Change) -> bool:
+        return node not in change and node in self.placements and self._may_change(node)
+
+    # -- ways -----------------------------------------------------------------------------------------------------
+
+    def _ways(self, node: Node, change: Change) -> Iterator[Placement]:
+        """Other ways to run a node, which cut much work no less where computation has no price."""
+        view = self.flow.rule(node)
+        assert view is not None
+        now = self.placements[node]
+        least = now.ways(self.flow.mesh) if self.network.device is None and not _is_light(view) else 1
+        seen = {now}
+        needs, given = self._around(change)
+        lies = [self._of(value, needs, given) for value in view.values]
+        for factors in self._factors(view, lies):
+            for carried in view.carriable(
+                [given.get(value, self._lies(value)) if value else None for value in view.values]
+            ):
+                placement = view.placement(factors, carried)
+                if placement is not None and placement not in seen and placement.ways(self.flow.mesh) >= least:
+                    seen.add(placement)
+                    yield placement
+                    if len(seen) > MOST_WAYS:
+                        return
+
+    def _around(self, change: Change) -> tuple[dict[Value, list[Sharding]], dict[Value, Sharding]]:
+        """What the nodes of a change need and give."""
+        needs: dict[Value, list[Sharding]] = {}
+        given: dict[Value, Sharding] = {}
+        for node, placement in change.items():
+            for value, needed in zip(node.operands, placement.operands, strict=True):
+                if value is not None and needed is not None:
+                    needs.setdefault(value, []).append(needed)
+            given.update((v, lies) for v, lies in zip(node.results, placement.results, strict=True) if lies is not None)
+        return needs, given
+
+    def _of(
+        self, value: Value | None, needs: Mapping[Value, list[Sharding]], given: Mapping[Value, Sharding]
+    ) -> list[tuple[Axes, ...]]:
+        """How a value lies or is needed; what a change says of it first."""
+        if value is None or not value.is_static or value.sharding is None:
+            return []
+        lies = given.get(value, self._lies(value))
+        found = [*needs.get(value, ()), *([lies] if lies else []), *self.needs.get(value, {}).values(), value.sharding]
+        return list(dict.fromkeys(sharding.axes for sharding in found))[:4]
+
+    def _factors(self, view: RuleView, lies: list[list[tuple[Axes, ...]]]) -> Iterator[tuple[Axes, ...]]:
+        """What single values suggest, each alone and then joined with what the others suggest beside it."""
+        seen: dict[tuple[Axes, ...], None] = {}
+        none: list[tuple[Axes, ...] | None] = [None] * len(lies)
+        for tensor, ways in enumerate(lies):
+            for axes in ways:
+                alone = [axes if at == tensor else None for at in range(len(lies))]
+                options = suggested(view, alone)
+                seen[tuple(choices[0] for choices in options)] = None
+                for other in range(len(lies)):
+                    for more in lies[other] if other != tensor else ():
+                        beside = suggested(view, [more if at == other else None for at in range(len(lies))])
+                        seen[tuple(a[0] or b[0] for a, b in zip(options, beside, strict=True))] = None
+        seen[tuple(() for _ in suggested(view, none))] = None
+        yield from seen
+
+    # -- costs ----------------------------------------------------------------------------------------------------
+
+    def _difference(self, change: Change) -> Cost | None:
+        """What a change costs more than what is; None where it cannot be."""
+        self.left -= 1
+        if any(given is None for placement in change.values() for given in placement.results):
+            return None
+        total = launches = 0
+        for value in dict.fromkeys(value for node in change for value in (*node.inputs, *node.results)):
+            before, after = self._moving(value, {}), self._moving(value, change)
+            if before is None or after is None:
+                return None
+            total += after[0] - before[0]
+            launches += after[1] - before[1]
+        for node, placement in change.items():
+            before, after = self._running(node, self.placements[node]), self._running(node, placement)
+            total += after[0] - before[0]
+            launches += after[1] - before[1]
+        return total, launches
+
+    def _moving(self, value: Value, change: Change) -> Cost | None:
+        """What all moves of a value cost."""
+        lies = self._lies(value)
+        if lies is None or not value.is_static:
+            return None
+        if value.node in change:
+            lies = change[value.node].results[value.index]
+            assert lies is not None
+        if is_cut_when_written(value, lies):
+            return 0, 0
+        targets = set()
+        for (node, index), needed in self.needs.get(value, {}).items():
+            if node in change and index >= 0:
+                changed = change[node].operands[index]
+                assert changed is not None
+                needed = changed
+            if needed.partial and not set(needed.partial) <= set(lies.partial):
+                return None
+            targets.add(needed)
+        key = routes(lies, targets, value.shape, value.dtype.bits, self.network).key
+        times = self.flow.usual_trips(value)
+        return key[0] * times, key[-1] * times
+
+    def _running(self, node: Node, placement: Placement) -> Cost:
+        known = self.costs.get((node, placement))
+        if known is None:
+            times = self.flow.usual_trips_of(node.graph)
+            spent, launches = program_cost(node, placement, self.flow.mesh, self.network)
+            work = computation(node, placement.ways(self.flow.mesh), self.network)
+            known = self.costs[node, placement] = (spent + work) * times, launches * times
+        return known
+
+
+def _is_light(view: RuleView) -> bool:
+    """Whether a node does little beside reading and writing its elements, and sums none of them."""
+    work = flops(view.node)
+    elements = sum(math.prod(value.shape) for value in view.values if value is not None)
+    given = {factor for dims in view.rule.results for parts in dims for factor in parts}
+    return not work or (work <= LIGHT_FLOPS * elements and given.issuperset(range(len(view.rule.sizes))))

@@ -1,0 +1,115 @@
+"""A redistribution stands where the tensor is smallest, and is shared."""
+
+from irpar.ops.collectives import FREE
+from irpar.pass_manager import PassManager
+from tests.passes.golden import read, run
+
+HEAD = 'mesh @m = ["tp"=4]\n'
+
+
+def moved(text: str, pipeline: str = "insert-redistribution") -> list[tuple[str, str]]:
+    """The collectives that send, and what they send."""
+    module = run(pipeline, HEAD + text)
+    nodes = [node for node in module.graph if node.domain == "irpar" and node.op_type not in FREE]
+    return [(node.op_type, node.inputs[0].name) for node in nodes]
+
+
+def test_a_gather_stands_behind_a_cast_to_a_narrower_type_and_what_is_before_it() -> None:
+    """As completion leaves it where annotations hold it: every value but the first is whole."""
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y) opset 21 {
+  %a = Relu(%x) : f32[8, 64] replicated
+  %b = Neg(%a) : f32[8, 64] replicated
+  %c = Cast(%b) {to=10} : f16[8, 64] replicated
+  %y = Abs(%c) : f16[8, 64] replicated
+}
+"""
+    ((op_type, name),) = moved(text)
+    assert op_type == "AllGather"
+    assert name in ("c", "y")
+    ((op_type, name),) = moved(text, "insert-redistribution{refine=false}")
+    assert name in ("x", "a")
+
+
+def test_a_gather_stands_before_a_cast_to_a_wider_type() -> None:
+    text = """graph @g(%x: f16[8, 64@tp]) -> (%y) opset 21 {
+  %a = Cast(%x) {to=1} : f32[8, 64@tp]
+  %b = Neg(%a) : f32[8, 64@tp]
+  %y = Relu(%b) : f32[8, 64] replicated
+}
+"""
+    assert moved(text) == [("AllGather", "x")]
+
+
+def test_a_gather_stands_before_a_broadcast() -> None:
+    text = """graph @g(%x: f32[1, 64@tp]) -> (%y) opset 21 {
+  %shape = constant : i64[2] replicated [32, 64]
+  %a = Neg(%x) : f32[1, 64@tp]
+  %b = Expand(%a, %shape) : f32[32, 64@tp]
+  %y = Relu(%b) : f32[32, 64] replicated
+}
+"""
+    ((op_type, name),) = moved(text)
+    assert op_type == "AllGather"
+    assert name in ("x", "a")
+
+
+def test_a_gather_stands_behind_a_slice() -> None:
+    text = """graph @g(%x: f32[32, 64@tp]) -> (%y) opset 21 {
+  %zero = constant : i64[1] replicated [0]
+  %two = constant : i64[1] replicated [2]
+  %axes = constant : i64[1] replicated [0]
+  %a = Neg(%x) : f32[32, 64] replicated
+  %b = Slice(%a, %zero, %two, %axes) : f32[2, 64] replicated
+  %y = Relu(%b) : f32[2, 64] replicated
+}
+"""
+    ((op_type, name),) = moved(text)
+    assert op_type == "AllGather"
+    assert name in ("b", "y")
+
+
+def test_one_gather_serves_elementwise_users() -> None:
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y, %u) opset 21 {
+  %y = NonZero(%x) : i64[2, n] replicated
+  %a = Neg(%x) : f32[8, 64@tp]
+  %b = Transpose(%a) {perm=[1, 0]} : f32[64@tp, 8]
+  %u = Abs(%b) : f32[64, 8] replicated
+}
+"""
+    assert moved(text) == [("AllGather", "x")]
+    assert len(moved(text, "insert-redistribution{refine=false}")) == 2
+
+
+def test_parts_are_scattered_before_what_computes_on_blocks() -> None:
+    text = """graph @g(%a: f32[16, 64@tp], %w: f32[64@tp, 8]) -> (%y) opset 21 {
+  %p = MatMul(%a, %w) : f32[16, 8] replicated
+  %b = Exp(%p) : f32[16, 8] replicated
+  %c = Neg(%b) : f32[16, 8] replicated
+  %y = Relu(%c) : f32[16@tp, 8]
+}
+"""
+    assert moved(text) == [("ReduceScatter", "p")]
+
+
+def test_two_sums_that_are_added_are_reduced_once() -> None:
+    text = """graph @g(%a: f32[16, 64@tp], %w: f32[64@tp, 8], %b: f32[16, 64@tp], %v: f32[64@tp, 8]) -> (%y) opset 21 {
+  %p = MatMul(%a, %w) : f32[16, 8] replicated
+  %q = MatMul(%b, %v) : f32[16, 8] replicated
+  %y = Add(%p, %q) : f32[16, 8] replicated
+}
+"""
+    assert moved(text) == [("AllReduce", "y")]
+
+
+def test_what_was_annotated_lies_so() -> None:
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y) opset 21 {
+  %a = Relu(%x) : f32[8, 64] replicated
+  %y = Cast(%a) {to=10} : f16[8, 64] replicated
+}
+"""
+    module = read(HEAD + text)
+    module.shard("a", [None, None])
+    PassManager.parse("insert-redistribution").run(module)
+    (gather,) = [node for node in module.graph if node.domain == "irpar"]
+    assert (gather.op_type, gather.result.source_name) == ("AllGather", "a_1")
+    assert [node.op_type for node in gather.result.users] == ["Cast"]
