@@ -133,7 +133,9 @@ def _slice_bounds(length: int, start: int, end: int, step: int) -> slice:
     end = end + length if end < 0 else end
     if step > 0:
         return slice(min(max(start, 0), length), min(max(end, 0), length), step)
-    start, end = min(max(start, 0), length - 1), min(max(end, -1), length - 1)
+    # The greatest integers mean the end backwards too, as ONNX Runtime takes them.
+    is_end = end in (2**31 - 1, 2**63 - 1)
+    start, end = min(max(start, 0), length - 1), -1 if is_end else min(max(end, -1), length - 1)
     return slice(start, None if end < 0 else end, step) if length else slice(0, 0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from irpar.analysis.flow import Flow
 from irpar.analysis.origins import cutting_names
 from irpar.analysis.placement import has_rank, spread_axes
-from irpar.analysis.reasons import reason_of_program
+from irpar.analysis.reasons import Origins, reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
 from irpar.ops.collectives import collective_axes, number_collectives
@@ -61,7 +61,8 @@ class Localize(Pass):
                     notes=tuple(f"%{value.name} {value.sharding}" for value in (*node.inputs, *node.results)),
                     do="run insert-redistribution between complete-sharding and localize",
                 )
-        graphs = [_Localizer(module, flow, ranks).run() for ranks in distinct_programs(flow)]
+        origins = Origins(module)
+        graphs = [_Localizer(module, flow, ranks, origins).run() for ranks in distinct_programs(flow)]
         if len(graphs) > 1:
             for number, graph in enumerate(graphs):
                 graph.name = f"{whole.name}.{number}"
@@ -81,27 +82,30 @@ def distinct_programs(flow: Flow) -> list[tuple[int, ...]]:
             for size, dim in zip(value.shape, value.sharding.dims, strict=True):
                 if dim.axes and not is_even(size, mesh.group_size(dim.axes)):
                     uneven[size, dim.axes] = None
-    sizes = [(axes, block_sizes(size, mesh.group_size(axes))) for size, axes in uneven]
+    around = [(axes, _blocks_around(mesh, axes, block_sizes(size, mesh.group_size(axes)))) for size, axes in uneven]
     permutes = [node for node in flow.graph.walk() if _is_uneven_permute(node)] if uneven else []
     programs: dict[tuple[object, ...], list[int]] = {}
     for rank, coords in enumerate(mesh.all_coords()):
-        key = tuple(tuple(_blocks_around(mesh, coords, axes, blocks)) for axes, blocks in sizes)
+        key = tuple(kinds[mesh.position(coords, axes)] for axes, kinds in around)
         shapes = tuple(tuple(_operand_shapes(node, coords)) for node in permutes)
         programs.setdefault((key, shapes), []).append(rank)
     return [tuple(ranks) for ranks in programs.values()]
 
 
-def _blocks_around(
-    mesh: Mesh, coords: tuple[int, ...], axes: tuple[Axis, ...], blocks: list[int]
-) -> list[tuple[int, ...]]:
-    """The own block, and the blocks of each group of neighbours that a collective over minor axes may join."""
-    position = mesh.position(coords, axes)
-    found = []
+def _blocks_around(mesh: Mesh, axes: tuple[Axis, ...], blocks: list[int]) -> list[tuple[int, ...]]:
+    """Per position what is around it: its block, and those of each group that a collective over minor axes may join.
+
+    Groups of equal blocks have one number.
+    """
+    found: list[list[int]] = [[] for _ in blocks]
     for count in range(len(axes) + 1):
         group = mesh.group_size(axes[len(axes) - count :])
-        first = position // group * group
-        found.append(tuple(blocks[first : first + group]))
-    return found
+        numbers: dict[tuple[int, ...], int] = {}
+        for first in range(0, len(blocks), group):
+            number = numbers.setdefault(tuple(blocks[first : first + group]), len(numbers))
+            for position in range(first, first + group):
+                found[position].append(number)
+    return list(map(tuple, found))
 
 
 def _operand_shapes(node: Node, coords: Sequence[int]) -> list[int]:
@@ -122,8 +126,9 @@ def _is_uneven_permute(node: Node) -> bool:
 class _Localizer:
     """Makes the local graph of some ranks: a copy, node by node, of which each is then made what a device runs."""
 
-    def __init__(self, module: Module, flow: Flow, ranks: tuple[int, ...]) -> None:
+    def __init__(self, module: Module, flow: Flow, ranks: tuple[int, ...], origins: Origins) -> None:
         self.module = module
+        self.origins = origins
         self.flow = flow
         self.whole = whole = flow.graph
         self.mesh = flow.mesh
@@ -270,7 +275,7 @@ class _Localizer:
         program = LocalProgram(node, made, builder, axes, dims, ranks, spread.operand, rule, factors)
         results = spread.write(program)
         for collective in program.made:
-            collective.doc = reason_of_program(self.module, node, program.origin, axes)
+            collective.doc = reason_of_program(self.origins, node, program.origin, axes)
         self.has_programs = True
         if results is None:
             return False

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from irpar.ir import Conflict, Module, Node, Value
+from irpar.ir import Conflict, Decision, Module, Node, Value
 from irpar.ops import Kind
 from irpar.sharding import Axis, Sharding
 
@@ -37,6 +37,47 @@ _DECIDING = {"If": 1, "Loop": 2}
 """How many operands, the first, say whether and how often a body runs."""
 
 
+class Origins:
+    """Where the chains of decisions about values end; each step is followed once, however many chains lead over it.
+
+    Args:
+        module: whose log it is; decisions about values that were asked for stay as they are.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self._ends: dict[tuple[str, str | None], tuple[str, Decision]] = {}
+
+    def of(self, name: str, axis: str | None = None) -> tuple[str, Decision] | None:
+        """The last value of the chain from a value's cut by an axis, and the decision about it; None without any."""
+        path: list[str] = []
+        step: str | None = name
+        end: tuple[str, Decision] | None = None
+        while step is not None:
+            known = self._ends.get((step, axis))
+            if known is not None:
+                end = known
+                break
+            decision = self.module.decision(step, axis)
+            if decision is None:
+                break
+            end = self._ends[step, axis] = step, decision
+            path.append(step)
+            step = decision.follows
+        for passed in path:
+            assert end is not None
+            self._ends[passed, axis] = end
+        return end
+
+    def because(self, value: Value, axis: str | None = None) -> str:
+        """The annotation that a value's sharding, or its cut by an axis, goes back to; in brackets."""
+        end = self.of(value.name, axis)
+        if end is None:
+            return ""
+        name, decision = end
+        return f" ({decision.why})" if name == value.name else f" (as %{name}: {decision.why})"
+
+
 class Reasons:
     """Words for the collectives of one graph.
 
@@ -48,6 +89,7 @@ class Reasons:
 
     def __init__(self, module: Module, flow: Flow, placements: Mapping[Node, Placement]) -> None:
         self.module = module
+        self.origins = Origins(module)
         self.flow = flow
         self.placements = placements
         self.outputs = set(module.graph.outputs)
@@ -95,7 +137,7 @@ class Reasons:
 
     def because(self, value: Value, axis: str | None = None) -> str:
         """The annotation that a value's sharding, or its cut by an axis, goes back to; in brackets."""
-        return _because(self.module, value, axis)
+        return self.origins.because(value, axis)
 
     # -- conflicts ------------------------------------------------------------------------------------------------
 
@@ -147,8 +189,8 @@ class Reasons:
 
     def _origin(self, value: Value, axis: str | None) -> str | None:
         """The name of the value at which the chain of steps ends."""
-        chain = self.module.chain(value.name, axis)
-        return chain[-1][0] if chain else None
+        end = self.origins.of(value.name, axis)
+        return None if end is None else end[0]
 
     def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding) -> "Side | None":
         """Why a value cannot lie as elsewhere at a node, or what else the contested axes cut there."""
@@ -243,19 +285,11 @@ class Reasons:
         ]
 
 
-def reason_of_program(module: Module, node: Node, value: Value, axes: Sequence[Axis]) -> str:
+def reason_of_program(origins: Origins, node: Node, value: Value, axes: Sequence[Axis]) -> str:
     """Why the local program of a node communicates: it works along axes that cut an operand."""
     names = ", ".join(map(str, axes))
-    cut = f"{names}, which {'cuts' if len(axes) == 1 else 'cut'} %{value.name}{_because(module, value, axes[0].name)}"
+    cut = f"{names}, which {'cuts' if len(axes) == 1 else 'cut'} %{value.name}{origins.because(value, axes[0].name)}"
     return f"{node.title} works along {cut}"
-
-
-def _because(module: Module, value: Value, axis: str | None) -> str:
-    chain = module.chain(value.name, axis)
-    if not chain:
-        return ""
-    name, decision = chain[-1]
-    return f" ({decision.why})" if name == value.name else f" (as %{name}: {decision.why})"
 
 
 def _contested(a: Sharding, b: Sharding) -> set[str]:

@@ -1,6 +1,7 @@
 """Annotations: a glob over value names of the source model, and how the values that it matches are sharded."""
 
 import fnmatch
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ class NamedValues:
         if found:
             return list(dict.fromkeys(found))
         raise AnnotationError(
-            f'no tensor matches "{annotation.pattern}"',
+            f"no tensor matches {json.dumps(annotation.pattern, ensure_ascii=not annotation.pattern.isprintable())}",
             where=annotation.place(),
             notes=nearest_names(annotation.pattern, self._values),
             do="write a name or glob of the model's tensors; `irpar inspect MODEL --tensors '*'` lists them",

@@ -70,6 +70,10 @@ def slices(node: Node, rank: int) -> dict[int, tuple[int, int, int]]:
     places = range(len(starts)) if axes is None else [axis_of(axis, rank) for axis in axes]
     if not len(places) == len(starts) == len(ends) == len(steps) or 0 in steps:
         raise CannotTellError("starts, ends, axes and steps do not fit each other")
+    # To the end, whichever way: ONNX Runtime takes the greatest integers so for a negative step too.
+    ends = tuple(
+        -(2**62) if step < 0 and end in (2**31 - 1, 2**63 - 1) else end for end, step in zip(ends, steps, strict=True)
+    )
     return dict(zip(places, zip(starts, ends, steps, strict=True), strict=True))
 
 

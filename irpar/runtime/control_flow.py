@@ -85,7 +85,8 @@ def _scan(node: Node, inputs: Sequence[Any]) -> Trips:
     rows: list[list[Any]] = [[] for _ in range(produced)]
     for step in range(length):
         places = [length - 1 - step if reverse else step for reverse in backward]
-        items = [source[place] for source, place in zip(sources, places, strict=True)]
+        # Of a vector numpy gives a number, which engines do not take for a tensor.
+        items = [np.asarray(source[place]) for source, place in zip(sources, places, strict=True)]
         results = yield Trip(body, (*state, *items))
         state = results[:carried]
         for row, value in zip(rows, results[carried:], strict=True):

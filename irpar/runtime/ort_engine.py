@@ -122,7 +122,12 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     for node in segment.nodes:
         for value in node.results:
             copy = copies[value]
-            if value not in kept and copy.has_uses and not any(reader.domain for reader in copy.users):
+            if (
+                copy.data is None
+                and value not in kept
+                and copy.has_uses
+                and not any(reader.domain for reader in copy.users)
+            ):
                 # ONNX Runtime infers it, and the model stays small. Its own operators do not take a size that it cannot
                 # infer, such as that of a block which is cut by coordinates.
                 copy.type = UNKNOWN
@@ -133,11 +138,12 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
 
 
 def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
-    """Let constants stand for what a Scan collects where it has no elements.
+    """Let constants stand for what a Scan walks along and collects where it has no elements.
 
-    ONNX Runtime (1.31) divides by zero where it stacks such results along another axis than the first, and takes the
-    process down.
+    ONNX Runtime (1.31) divides by zero where it takes such tensors apart, or stacks them, along another axis than the
+    first, and takes the process down.
     """
+    _spare_empty_operands(scan)
     axes, scanned = scan.attributes.get("scan_output_axes"), scan.attributes.get("num_scan_inputs")
     if not isinstance(axes, Ints) or not isinstance(scanned, int) or scan.graph is None:
         return
@@ -150,6 +156,20 @@ def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
         value.type = UNKNOWN
     copies.update({value: constants[copy] for value, copy in copies.items() if copy in constants})
     scan.set_attribute("scan_output_axes", Ints(0 if skip else axis for axis, skip in zip(axes, is_empty, strict=True)))
+
+
+def _spare_empty_operands(scan: Node) -> None:
+    axes, scanned = scan.attributes.get("scan_input_axes"), scan.attributes.get("num_scan_inputs")
+    if not isinstance(axes, Ints) or not isinstance(scanned, int) or scan.graph is None:
+        return
+    first, kept = len(scan.operands) - scanned, list(axes)
+    for number, axis in enumerate(axes):
+        value = scan.operands[first + number]
+        if value is not None and value.is_static and 0 in value.shape and axis % len(value.shape):
+            empty = np.moveaxis(np.zeros(value.shape, value.dtype.numpy), axis, 0)
+            scan.set_operand(first + number, scan.graph.add_constant(ArrayTensor(empty.copy(), value.dtype)))
+            kept[number] = 0
+    scan.set_attribute("scan_input_axes", Ints(kept))
 
 
 def _known_opsets(graph: Graph, opsets: dict[str, int]) -> dict[str, int]:

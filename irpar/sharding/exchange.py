@@ -10,6 +10,9 @@ from .blocks import block_sizes, ceil_div
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
+_MOST_KINDS = 8
+"""Different rows of devices that others at an edge may follow."""
+
 FILL = -1
 """Stands for an element that is in no source."""
 
@@ -132,17 +135,20 @@ def _rows(
     zero_fill: bool,
 ) -> tuple[Indices, ...]:
     starts = np.cumsum([0, *(step.size for step in rounds)])
+    senders: list[list[tuple[int, int]]] = [[] for _ in wanted]
+    for number, step in enumerate(rounds):
+        for sender, receiver in step.pairs:
+            senders[receiver].append((number, sender))
     found = []
     for receiver, ids in enumerate(wanted):
         row = np.full(len(ids), own[receiver] + starts[-1], np.int64)
-        real = ids != FILL
-        mine = real & (np.where(real, owner[ids], -1) == receiver)
+        owners = np.where(ids != FILL, owner[ids], -1)
+        mine = owners == receiver
         row[mine] = place[ids[mine]]
-        for number, step in enumerate(rounds):
-            for sender in (sender for sender, target in step.pairs if target == receiver):
-                theirs = real & (np.where(real, owner[ids], -1) == sender)
-                came = np.searchsorted(edges[sender, receiver], place[ids[theirs]])
-                row[theirs] = own[receiver] + starts[number] + came
+        for number, sender in senders[receiver]:
+            theirs = owners == sender
+            came = np.searchsorted(edges[sender, receiver], place[ids[theirs]])
+            row[theirs] = own[receiver] + starts[number] + came
         found.append(row)
     if zero_fill:
         _fill_with_nothing(found, wanted, own, rounds, starts)
@@ -156,12 +162,23 @@ def _fill_with_nothing(
 
     Then all have equal rows, and no device needs to know its place.
     """
-    receivers = [{target for _, target in step.pairs} for step in rounds]
+    got: list[list[int]] = [[] for _ in rows]
+    for number, step in enumerate(rounds):
+        for _, target in step.pairs:
+            got[target].append(number)
+    kinds: dict[tuple[int, int], dict[bytes, int]] = {}
     for receiver, row in enumerate(rows):
-        empty = np.zeros(own[receiver] + starts[-1] + 1, bool)
-        for number, targets in enumerate(receivers):
-            empty[own[receiver] + starts[number] : own[receiver] + starts[number + 1]] = receiver not in targets
-        for other, like in enumerate(rows):
-            if own[other] == own[receiver] and len(like) == len(row):
-                borrowed = (wanted[receiver] == FILL) & (wanted[other] != FILL) & empty[like]
-                row[borrowed] = like[borrowed]
+        alike = kinds.setdefault((own[receiver], len(row)), {})
+        if len(alike) < _MOST_KINDS and (wanted[receiver] != FILL).any():
+            alike.setdefault(row.tobytes(), receiver)
+    originals = {other: rows[other].copy() for alike in kinds.values() for other in alike.values()}
+    for receiver, row in enumerate(rows):
+        if not (wanted[receiver] == FILL).any():
+            continue
+        empty = np.ones(own[receiver] + starts[-1] + 1, bool)
+        empty[: own[receiver]] = empty[-1] = False
+        for number in got[receiver]:
+            empty[own[receiver] + starts[number] : own[receiver] + starts[number + 1]] = False
+        for other in kinds[own[receiver], len(row)].values():
+            borrowed = (wanted[receiver] == FILL) & (wanted[other] != FILL) & empty[originals[other]]
+            row[borrowed] = originals[other][borrowed]

@@ -266,7 +266,7 @@ def _without_priority(words: Sequence[str]) -> tuple[Sequence[str], int | None]:
             do='write the axes first, then "?" where the dim is open, then the priority',
         )
     if not re.fullmatch(r"[0-9]{1,9}", numbers[0]):
-        raise ShardingError(f'"{numbers[0]}" is no priority', do=_PRIORITY_DO)
+        raise ShardingError(f'"{numbers[0][:20]}" is no priority', do=_PRIORITY_DO)
     return words[:-1], int(numbers[0])
 
 
