@@ -283,3 +283,36 @@ def test_random_loops(program: tuple[str, dict[str, int], Cuts], tmp_path: Path)
 @given(program=loops())
 def test_many_random_loops(program: tuple[str, dict[str, int], Cuts], tmp_path: Path) -> None:
     _check_drawn(program, tmp_path)
+
+
+NUMBERS_OF_A_VECTOR = """
+    g (float[8] x, float[4,6] h) => (float[4,6] y) {
+      y = Scan <num_scan_inputs=1, body = b (float[4,6] a, float e) => (float[4,6] c) {
+        s = Softmax<axis=1>(a)  c = Add(s, e) }> (h, x) }"""
+NOTHING_TO_WALK_ALONG = """
+    g (float[4,5,3] x, float[6] h) => (float[6] w, float[5,4,3] y) {
+      w, y = Scan <num_scan_inputs=1, scan_input_axes=[1], body = b (float[6] s, float[4,3] e) => (float[6] t, float[4,3] q) {
+        t = Tanh(s)  q = Neg(e) }> (h, x) }"""
+NOTHING_COLLECTED_IS_READ = """
+    g (float[3,4] x, int64 n) => (float[4,3] z, float w) {
+      k = ReduceSum<keepdims=0>(x)
+      y, s = Scan <num_scan_inputs=1, scan_output_axes=[1,0], body = b (float[4] e) => (float[4] q, float r) {
+        q = Neg(e)  r = ReduceSum<keepdims=0>(x) }> (x)
+      z, w = Loop <body = b2 (int64 i, bool c, float[4,3] a, float a2) => (bool d, float[4,3] q2, float a3) {
+        d = Identity(c)  q2 = Neg(a)  a3 = Neg(a2) }> (n,, y, k) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "cuts"),
+    [
+        (NUMBERS_OF_A_VECTOR, {"x": 2}, {"h": [None, "x"]}),
+        # On the last device there is nothing: ONNX Runtime must not be asked to take it apart, or to stack it.
+        (NOTHING_TO_WALK_ALONG, {"x": 4}, {"x": [None, None, "x"]}),
+        (NOTHING_COLLECTED_IS_READ, {"x": 3}, {"x": [None, "x"]}),
+    ],
+)
+def test_scans_that_failed_once(text: str, mesh: dict[str, int], cuts: Cuts, tmp_path: Path) -> None:
+    module = load(text, tmp_path)
+    for tensor, spec in cuts.items():
+        module.shard(tensor, spec)
+    check(irpar.partition(module, irpar.Mesh(mesh)), tmp_path)

@@ -128,7 +128,7 @@ def slices(draw: st.DrawFn) -> Drawn:
     step = draw(st.sampled_from([1, 1, 2, -1]))
     start, end = draw(st.integers(0, 4)), draw(st.integers(size - 3, size + 3))
     if step < 0:
-        start, end = end, draw(st.sampled_from([-size - 5, start]))
+        start, end = end, draw(st.sampled_from([-size - 5, start, 2**31 - 1]))
     starts, ends, axes, steps = [start], [end], [axis], [step]
     other = draw(st.integers(0, len(shape) - 1))
     if other != axis:
