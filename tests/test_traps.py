@@ -298,13 +298,13 @@ def test_the_work_is_divided(name: str, tmp_path: Path) -> None:
     assert excess <= trap.share, f"a rank does {share:.1%} of the FLOPs, {excess:.3f} of its share"
 
 
-def test_batch_normalization_in_training_mode_is_whole(tmp_path: Path) -> None:
+def test_batch_normalization_in_training_mode_reduces_its_statistics(tmp_path: Path) -> None:
     text = """g (float[4,8,3] x, float[8] s, float[8] b, float[8] m) => (float[4,8,3] y, float[8] rm, float[8] rv) {
       v = Mul(s, s)  y, rm, rv = BatchNormalization<training_mode=1>(x, s, b, m, v) }"""
     trap = Trap(text, {"x": [["dp"], None, None]}, ("s", "b", "m"), mesh={"dp": 2})
     partition = _partition(trap, tmp_path)
     partition.verify(tolerance=1e-4).check()
-    assert any("BatchNormalization" in str(entry["why"]) for entry in partition.plan.replicated)
+    assert [(entry["kind"], entry["bytes"]) for entry in partition.plan.collectives] == [("all_reduce", 8 * 4)] * 2
 
 
 def test_dropout_in_training_mode_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from .facts import (
     int_attribute,
     needed,
     needed_ints,
+    result_shape,
     same_type,
     shape_of,
     tensor_of,
@@ -67,24 +68,30 @@ def _rule_gather(node: Node) -> FactorRule:
 
 def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
     """Look up only the indices in the block of rows; zeros for the others, NaN for those in no rank's block."""
-    data = needed(whole_node, 0)
-    size_of = data.shape
+    size_of = shape_of(whole_node, 0)
     axis = axis_attribute(whole_node, len(size_of), 0)
-    if data.sharding is None or data.sharding.dim_parts(axis) == 1:
-        return None
-    mesh, axes = data.sharding.mesh, data.sharding.dims[axis].axes
     size, rows = size_of[axis], needed(local, 0).shape[axis]
+    start = _start_of_block(needed(whole_node, 0), axis, size, builder)
+    if start is None:
+        return None
     result = local.result
-    start = block_start(builder, mesh, axes, ceil_div(size, mesh.group_size(axes)))
     index = _from_start(needed(local, 1), size, builder)
     other = _nothing(index, size, result.dtype, builder)
     index, inside = _index_in_block(index, start, rows, builder)
-    found = typed_like(result, "Gather", [needed(local, 0), index], {"axis": axis}, builder)
-    trailing = len(size_of) - axis - 1
+    found = typed_like(result, local.op_type, [needed(local, 0), index], {"axis": axis}, builder)
+    trailing = len(size_of) - axis - 1 if local.op_type == "Gather" else 0
     inside, other = (_with_dims(value, trailing, builder) for value in (inside, other))
     if result.dtype is DType.BOOL:  # ONNX Runtime has no Where for bools.
         return [typed_like(result, "And", [inside, found], None, builder)]
     return [typed_like(result, "Where", [inside, found, other], None, builder)]
+
+
+def _start_of_block(value: Value, dim: int, size: int, builder: Builder) -> Value | None:
+    """Where the device's block of a value starts in a dim of `size` elements; None where that is not cut."""
+    if value.sharding is None or value.sharding.dim_parts(dim) == 1:
+        return None
+    mesh, axes = value.sharding.mesh, value.sharding.dims[dim].axes
+    return block_start(builder, mesh, axes, ceil_div(size, mesh.group_size(axes)))
 
 
 def _with_dims(value: Value, count: int, builder: Builder) -> Value:
@@ -147,21 +154,23 @@ def _infer_gather_elements(node: Node) -> Sequence[Type]:
 
 
 def _rule_gather_elements(node: Node) -> FactorRule:
-    """The axis of the data is whole, that of the indices passes; other dims pass where data and indices agree."""
+    """The axis of the data is reduced, as in Gather; that of the indices passes, others where both agree."""
     shape, indices = shape_of(node, 0), shape_of(node, 1)
     axis = axis_attribute(node, len(shape), 0)
+    reduce = COMBINED.get(tensor_of(node, 0).dtype)
+    kind = Kind.REPLICATE if reduce is None else Kind.REDUCE
     rule = RuleBuilder()
     data: list[DimFactors] = []
     index: list[DimFactors] = []
     for dim, (size, count) in enumerate(zip(shape, indices, strict=True)):
         if dim == axis:
-            data.append(rule.dims([size], Kind.REPLICATE)[0])
+            data.append(rule.dims([size], kind)[0])
             index.append(rule.dims([count])[0])
         else:
             shared = rule.dims([size])[0] if size == count else ()
             data.append(shared)
             index.append(shared)
-    return rule.done([data, index], [index])
+    return rule.done([data, index], [index], reduce or "sum")
 
 
 def infer_gather_nd(node: Node) -> Sequence[Type]:
@@ -185,7 +194,7 @@ def rule_gather_nd(node: Node) -> FactorRule:
     return rule.done([[*batch, *indexed, *slices], [*batch, *places, ()]], [[*batch, *places, *slices]])
 
 
-define(OpDef("", "GatherElements", _infer_gather_elements, _rule_gather_elements))
+define(OpDef("", "GatherElements", _infer_gather_elements, _rule_gather_elements, localize=_localize_gather))
 define(OpDef("", "GatherND", infer_gather_nd, rule_gather_nd))
 
 
@@ -200,14 +209,37 @@ def _infer_one_hot(node: Node) -> Sequence[Type]:
 
 
 def _rule_one_hot(node: Node) -> FactorRule:
-    """The dims of the indices pass, the new one is whole."""
+    """The dims of the indices pass, and the new one: each device compares with the classes of its block."""
     rule = RuleBuilder()
     indices = rule.dims(shape_of(node, 0))
     axis = axis_attribute(node, len(indices) + 1, -1)
-    return rule.done([indices, whole(len(shape_of(node, 1))), whole(1)], [[*indices[:axis], (), *indices[axis:]]])
+    (depth,) = rule.dims([result_shape(node)[axis]])
+    return rule.done([indices, whole(len(shape_of(node, 1))), whole(1)], [[*indices[:axis], depth, *indices[axis:]]])
 
 
-define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot))
+def _localize_one_hot(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """Indices relative to the block; those of other blocks are as those beyond the depth, which nothing is hot for."""
+    axis = axis_attribute(whole_node, len(result_shape(whole_node)), -1)
+    classes = result_shape(whole_node)[axis]
+    start = _start_of_block(local.result, axis, classes, builder)
+    if start is None:
+        return None
+    depth, size = needed(local, 1), result_shape(local)[axis]
+    index = _from_start(needed(local, 0), classes, builder)
+    index = _relative_or(index, start, size, size, builder)
+    count = builder.constant(np.full(depth.shape, size, np.int64), "depth")
+    return [typed_like(local.result, "OneHot", [index, count, needed(local, 2)], local.attributes, builder)]
+
+
+def _relative_or(index: Value, start: Value, rows: int, outside: int, builder: Builder) -> Value:
+    """Indices relative to a block of rows, and a number for those of other blocks."""
+    of = TensorType(DType.I64, index.shape)
+    relative = builder.op("Sub", [index, start], type=of)
+    inside = _is_within(relative, rows, builder)
+    return builder.op("Where", [inside, relative, _number(builder, outside)], type=of)
+
+
+define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot, localize=_localize_one_hot))
 
 
 # -- ScatterElements, ScatterND, TensorScatter ----------------------------------------------------------------------
@@ -227,17 +259,40 @@ def _updates_kind(node: Node) -> tuple[Kind, Reduction]:
     return Kind.REDUCE, reduce
 
 
-def _localize_scatter(whole_node: Node, local: Node, builder: Builder) -> None:
-    """The data counts once, where it is added to or multiplied."""
+def _rows_kind(node: Node) -> Kind:
+    """What cutting the rows of the data means; Scatter is older than the comparisons that this takes."""
+    return Kind.PASS if tensor_of(node, 0).dtype in COMBINED and node.op_type != "Scatter" else Kind.REPLICATE
+
+
+def _localize_scatter(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """The data counts once, where it is added to or multiplied; a device scatters what falls into its block."""
     neutral = _NEUTRAL.get(text_attribute(whole_node, "reduction", "none"))
     if neutral is not None:
         add_bias_once(local, 0, builder, neutral)
+    data = needed(local, 0)
+    axis = 0 if local.op_type == "ScatterND" else axis_attribute(whole_node, len(data.shape), 0)
+    size, rows = shape_of(whole_node, 0)[axis], data.shape[axis]
+    start = _start_of_block(needed(whole_node, 0), axis, size, builder)
+    if start is None:
+        return None
+    index = _relative_or(_from_start(needed(local, 1), size, builder), start, rows, rows, builder)
+    # What falls into other blocks goes to a row more, which is then left out.
+    shape = tuple(1 if dim == axis else length for dim, length in enumerate(data.shape))
+    zero = builder.constant(np.zeros((), data.dtype.numpy), "zero")
+    target = builder.constant(np.asarray(shape, np.int64), "shape")
+    row = builder.op("Expand", [zero, target], type=TensorType(data.dtype, shape))
+    shape = tuple(rows + 1 if dim == axis else length for dim, length in enumerate(data.shape))
+    longer = TensorType(data.dtype, shape)
+    joined = builder.op("Concat", [data, row], {"axis": axis}, type=longer)
+    made = builder.op(local.op_type, [joined, index, needed(local, 2)], local.attributes, type=longer)
+    bounds = [builder.constant(np.asarray([number], np.int64), "bound") for number in (0, rows, axis)]
+    return [typed_like(local.result, "Slice", [made, *bounds], None, builder)]
 
 
 def _rule_scatter_elements(node: Node) -> FactorRule:
-    """The axis of the data is whole, other dims pass where data and indices agree.
+    """The axis of the data passes: each device scatters into its block; other dims pass where data and indices agree.
 
-    The axis of indices and updates is whole too, but where updates are added, multiplied, or the greatest or smallest
+    The axis of indices and updates is whole, but where updates are added, multiplied, or the greatest or smallest
     is kept: some of the updates then give a partial result.
     """
     shape, indices = shape_of(node, 0), shape_of(node, 1)
@@ -248,7 +303,7 @@ def _rule_scatter_elements(node: Node) -> FactorRule:
     index: list[DimFactors] = []
     for dim, (size, count) in enumerate(zip(shape, indices, strict=True)):
         if dim == axis:
-            data.append(())
+            data.extend(rule.dims([size], _rows_kind(node)))
             index.extend(rule.dims([count], kind))
         else:
             shared = rule.dims([size])[0] if size == count else ()
@@ -258,13 +313,13 @@ def _rule_scatter_elements(node: Node) -> FactorRule:
 
 
 def _rule_scatter_nd(node: Node) -> FactorRule:
-    """The dims of the slices pass, indexed dims are whole; so are updates, as in ScatterElements."""
+    """The dims of the slices pass, and of one indexed dim its rows, of more none; updates are as in ScatterElements."""
     shape, indices = shape_of(node, 0), shape_of(node, 1)
     kind, reduce = _updates_kind(node)
     rule = RuleBuilder()
     slices = rule.dims(shape[indices[-1] :])
     updates = rule.dims(indices[:-1], kind)
-    data = [*rule.dims(shape[: indices[-1]], Kind.REPLICATE), *slices]
+    data = [*rule.dims(shape[: indices[-1]], _rows_kind(node) if indices[-1] == 1 else Kind.REPLICATE), *slices]
     return rule.done([data, [*updates, ()], [*updates, *slices]], [data], reduce)
 
 

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
-from irpar.sharding import ceil_div
+from irpar.sharding import Reduction, ceil_div
 
 from .convolution import window_sizes
 from .coords import block_start
@@ -48,12 +48,24 @@ def _rule_pool(node: Node) -> FactorRule:
 
 
 def _rule_global_pool(node: Node) -> FactorRule:
-    """Batch and channels pass; a maximum over all places is the greatest of those over blocks of them."""
+    """Batch and channels pass; a maximum or mean over all places comes from those over blocks of them."""
     shape = shape_of(node, 0)
     rule = RuleBuilder()
     leading = rule.dims(shape[:2])
-    places = rule.dims(shape[2:], Kind.REDUCE if node.op_type == "GlobalMaxPool" else Kind.REPLICATE)
-    return rule.done([[*leading, *places]], [[*leading, *[()] * len(places)]], "max")
+    places = rule.dims(shape[2:], Kind.REPLICATE if node.op_type == "GlobalLpPool" else Kind.REDUCE)
+    reduce: Reduction = "sum" if node.op_type == "GlobalAveragePool" else "max"
+    return rule.done([[*leading, *places]], [[*leading, *[()] * len(places)]], reduce)
+
+
+def _localize_global_average(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """The mean over a block is scaled by the block's share of the places, so that the sum over blocks is the mean."""
+    total, count = (prod(shape_of(node, 0)[2:]) for node in (whole_node, local))
+    if count == total:
+        return None
+    result = local.result
+    mean = typed_like(result, local.op_type, local.operands, local.attributes, builder)
+    share = builder.constant(np.asarray(count / total, result.dtype.numpy), "share")
+    return [typed_like(result, "Mul", [mean, share], None, builder)]
 
 
 def _cost_pool(node: Node) -> int:
@@ -132,8 +144,10 @@ def _localize_max_pool(whole_node: Node, local: Node, builder: Builder) -> list[
 for _name in ("AveragePool", "LpPool"):
     define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool, spread=WINDOWS[_name].spread()))
 define(OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool, WINDOWS["MaxPool"].spread()))
-for _name in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"):
+for _name in ("GlobalLpPool", "GlobalMaxPool"):
     define(OpDef("", _name, _infer_global_pool, _rule_global_pool, _cost_global_pool))
+_AVERAGE = "GlobalAveragePool"
+define(OpDef("", _AVERAGE, _infer_global_pool, _rule_global_pool, _cost_global_pool, _localize_global_average))
 
 
 # -- MaxUnpool ------------------------------------------------------------------------------------------------------
