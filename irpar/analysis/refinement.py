@@ -13,12 +13,12 @@ from irpar.ir import Node, Value
 from irpar.ops import flops
 from irpar.sharding import Sharding
 
+from . import situation
 from .flow import Flow
 from .moves import captured_whole
 from .network import Network
 from .placement import Axes, Placement, RuleView, suggested
 from .redistribution.routes import routes
-from .situation import computation, is_cut_when_written, program_cost
 
 Cost = tuple[int, int]
 """In the first unit of the network's keys; and collectives."""
@@ -303,7 +303,7 @@ class _Refinement:
         if value.node in change:
             lies = change[value.node].results[value.index]
             assert lies is not None
-        if is_cut_when_written(value, lies):
+        if situation.is_cut_when_written(value, lies):
             return 0, 0
         targets = set()
         for (node, index), needed in self.needs.get(value, {}).items():
@@ -322,8 +322,8 @@ class _Refinement:
         known = self.costs.get((node, placement))
         if known is None:
             times = self.flow.usual_trips_of(node.graph)
-            spent, launches = program_cost(node, placement, self.flow.mesh, self.network)
-            work = computation(node, placement.ways(self.flow.mesh), self.network)
+            spent, launches = situation.program_cost(node, placement, self.flow.mesh, self.network)
+            work = situation.computation(node, placement.ways(self.flow.mesh), self.network)
             known = self.costs[node, placement] = (spent + work) * times, launches * times
         return known
 
