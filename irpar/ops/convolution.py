@@ -22,6 +22,7 @@ from .facts import (
 from .local import add_bias_once
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
+from .spread_transpose import TRANSPOSED
 from .spread_window import WINDOWS
 
 
@@ -183,7 +184,10 @@ def _spread(node: Node, dim: int, size: Dim, window: Sequence[Dim]) -> Dim:
 
 
 def _rule_conv_transpose(node: Node) -> FactorRule:
-    """`([b,(gc),s],[(gc),m,k],[(gm)])->([b,(gm),t])`: batch, groups and output channels pass, c gives partial sums."""
+    """`([b,(gc),s],[(gc),m,k],[(gm)])->([b,(gm),t])`: batch, groups and output channels pass, c gives partial sums.
+
+    Places are spread over their neighbours.
+    """
     data, kernel = shape_of(node, 0), shape_of(node, 1)
     groups = int_attribute(node, "group", 1)
     rule = RuleBuilder()
@@ -191,13 +195,14 @@ def _rule_conv_transpose(node: Node) -> FactorRule:
     (group,) = rule.dims([groups])
     (inputs,) = rule.dims([kernel[0] // groups], Kind.REDUCE)
     (outputs,) = rule.dims(kernel[1:2])
+    places = rule.dims(data[2:], Kind.PERMUTE)
     operands: list[list[DimFactors]] = [
-        [batch, (*group, *inputs), *rule.dims(data[2:], Kind.REPLICATE)],
+        [batch, (*group, *inputs), *places],
         [(*group, *inputs), outputs, *rule.dims(kernel[2:], Kind.REPLICATE)],
     ]
     if len(node.operands) > 2:
         operands.append([] if operand(node, 2) is None else [(*group, *outputs)])
-    return rule.done(operands, [[batch, (*group, *outputs), *[()] * (len(data) - 2)]])
+    return rule.done(operands, [[batch, (*group, *outputs), *places]])
 
 
 def _localize_conv_transpose(whole_node: Node, local: Node, builder: Builder) -> None:
@@ -215,7 +220,13 @@ def _cost_conv_transpose(node: Node) -> int:
 
 define(
     OpDef(
-        "", "ConvTranspose", _infer_conv_transpose, _rule_conv_transpose, _cost_conv_transpose, _localize_conv_transpose
+        "",
+        "ConvTranspose",
+        _infer_conv_transpose,
+        _rule_conv_transpose,
+        _cost_conv_transpose,
+        _localize_conv_transpose,
+        TRANSPOSED.spread(),
     )
 )
 

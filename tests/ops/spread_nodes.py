@@ -201,6 +201,27 @@ def windows(draw: st.DrawFn, name: str) -> Drawn:
 
 
 @st.composite
+def transposed(draw: st.DrawFn) -> Drawn:
+    """A ConvTranspose of which the first place dim is long."""
+    rank = draw(st.integers(1, 2))
+    inputs, groups = draw(st.sampled_from([(1, 1), (2, 1), (4, 2)]))
+    places = [draw(st.integers(8, 20)) if dim == 0 else draw(st.integers(2, 5)) for dim in range(rank)]
+    kernel, strides = [draw(st.integers(1, 4)) for _ in range(rank)], [draw(st.integers(1, 3)) for _ in range(rank)]
+    attributes: dict[str, Any] = {
+        "kernel_shape": kernel,
+        "strides": strides,
+        "dilations": [draw(st.integers(1, 2)) for _ in range(rank)],
+        "group": groups,
+        "pads": [draw(st.integers(0, (size - 1) // 2)) for _ in range(2) for size in kernel],
+        "output_padding": [draw(st.integers(0, stride - 1)) for stride in strides],
+    }
+    operands = {"x": _normals(draw, 2, inputs, *places), "w": _normals(draw, inputs, draw(st.integers(1, 2)), *kernel)}
+    if draw(st.booleans()):
+        operands["b"] = _normals(draw, groups * operands["w"].shape[1])
+    return helper.make_node("ConvTranspose", list(operands), ["y"], **attributes), operands, 2
+
+
+@st.composite
 def losses(draw: st.DrawFn, name: str) -> Drawn:
     """A loss over many classes, or a mean over many rows of which some do not count as much."""
     batch, classes, places = draw(st.integers(1, 4)), draw(st.integers(2, 5)), draw(st.sampled_from([(), (3,), (2, 3)]))
@@ -304,6 +325,7 @@ DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
     "Pad": pads,
     "Tile": tiles,
     "Attention": attentions,
+    "ConvTranspose": transposed,
     **{
         name: (lambda draws=draws, name=name: draws(name))
         for draws, names in {
