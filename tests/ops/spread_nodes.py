@@ -371,7 +371,8 @@ def spread_out(
 ) -> irpar.Partition:
     """The same by the local program, whatever it costs: a TopK of many may be cheaper whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("irpar.analysis.situation.program_cost", lambda *_: (0, 0))
+        for module in ("moves", "refinement", "situation"):  # The first two have it from the third.
+            patch.setattr(f"irpar.analysis.{module}.program_cost", lambda *_: (0, 0))
         return partitioned(node, operands, axis, mesh, folder)
 
 
