@@ -371,8 +371,7 @@ def spread_out(
 ) -> irpar.Partition:
     """The same by the local program, whatever it costs: a TopK of many may be cheaper whole."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("moves", "refinement", "situation"):  # The first two have it from the third.
-            patch.setattr(f"irpar.analysis.{module}.program_cost", lambda *_: (0, 0))
+        patch.setattr("irpar.analysis.situation.program_cost", lambda *_: (0, 0))
         return partitioned(node, operands, axis, mesh, folder)
 
 
