@@ -61,7 +61,9 @@ def _rule_attention(node: Node) -> FactorRule:
     (batch,) = rule.dims([static(of.batch)])
     (key_head,) = rule.dims([key_heads])
     query_head = (*key_head, *rule.dims([heads // key_heads])[0])
-    (queries,) = rule.dims([static(of.queries)])
+    # Where scores are a result, a mask in the place of attributes that count queries would show in it.
+    shows_mask = len(node.results) > 3 and reads_position(node)
+    (queries,) = rule.dims([static(of.queries)], Kind.REPLICATE if shows_mask else Kind.PASS)
     (keys,) = rule.dims([key_count(node)], Kind.REDUCE if SPREAD.dims(node) else Kind.REPLICATE)
     head, value_head = rule.dims([static(of.head), static(of.value_head)], Kind.REPLICATE)
 
