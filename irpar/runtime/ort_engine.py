@@ -132,6 +132,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
                 # infer, such as that of a block which is cut by coordinates.
                 copy.type = UNKNOWN
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
+    _name_results_between(graph)
     module = Module(graph, opsets=_known_opsets(graph, opsets))
     module.functions = {function.key: function for function in segment.functions()}
     return to_proto(module, graph, constant=weights.proto)
@@ -156,6 +157,18 @@ def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
         value.type = UNKNOWN
     copies.update({value: constants[copy] for value, copy in copies.items() if copy in constants})
     scan.set_attribute("scan_output_axes", Ints(0 if skip else axis for axis, skip in zip(axes, is_empty, strict=True)))
+
+
+def _name_results_between(graph: Graph) -> None:
+    """Let results that nothing reads have names where later ones of the node are read.
+
+    ONNX Runtime (1.31) crashes on a BatchNormalization in training whose running mean is left out before its variance.
+    """
+    for node in graph.walk():
+        read = [value.has_uses for value in node.results]
+        for index, value in enumerate(node.results):
+            if not read[index] and any(read[index + 1 :]):
+                value.source = value.name
 
 
 def _spare_empty_operands(scan: Node) -> None:
