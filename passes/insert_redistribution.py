@@ -182,7 +182,7 @@ class _Insertion:
         assert value.sharding is not None
         if value.sharding == target:
             return value
-        known = self.moved.get((value, target))
+        known = self.moved.get((value, target.canonical))
         if known is not None:
             return known
         planned = self._planned(value, value.sharding, target)
@@ -206,7 +206,7 @@ class _Insertion:
                 self.log.moved(previous, result, step.op, move)
                 if conflict is not None and step.op not in FREE:
                     self.module.conflicts[result.name] = conflict
-        self.moved[value, target] = result
+        self.moved[value, target.canonical] = result
         return result
 
     @property

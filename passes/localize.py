@@ -202,9 +202,9 @@ class _Localizer:
         if made not in known:
             return
         why = Decision(f"a step of computing %{made.name}", made.name)
-        names = cutting_names(self.mesh, value.sharding)
+        names = cutting_names(value.sharding)
         for name in names:
-            source = made if name in cutting_names(self.mesh, made.sharding) else self._before(value, known, name)
+            source = made if name in cutting_names(made.sharding) else self._before(value, known, name)
             self.module.decide(value.name, replace(why, follows=(source or made).name, axes=(name,)))
         if not names:
             self.module.decide(value.name, why)
@@ -213,7 +213,7 @@ class _Localizer:
         """The nearest value of the whole graph that a value is computed of and that an axis cuts."""
         waiting = [value]
         for step in waiting:
-            if step in known and name in cutting_names(self.mesh, step.sharding):
+            if step in known and name in cutting_names(step.sharding):
                 return step
             if step not in known and step.node is not None:
                 waiting.extend(step.node.inputs)

@@ -195,6 +195,12 @@ FAILED: dict[str, Program] = {
         {"x": 1, "y": 2},
         {"x": [["x"], ["y"]], "y": [["y"], ["x"]]},
     ),
+    "a value that one reads on an axis of one device, and one on no axis": parsed(
+        "g (float[5, 1] x, float[5, 4] y, float[1, 3] w) => (float[5, 4] z, float[5, 3] p)"
+        "{ z = Add(x, y) p = MatMul(x, w) }",
+        {"x": 1, "y": 3},
+        {"x": [None, ["y", "?"]], "y": [["x", "?"], ["?"]]},
+    ),
     "Hardmax of an old operator set, which takes several dims as one": parsed(
         "g (float[2, 3, 4] x) => (float[2, 3, 4] z) { z = Hardmax<axis = 0>(x) }",
         {"x": 2},

@@ -54,7 +54,7 @@ class MoveLog:
     def moved(self, value: Value, result: Value, op: str, move: Move) -> None:
         """One collective of a move has made `result` of `value`."""
         had, names = self._names(value), self._names(result)
-        last = cutting_names(self.mesh, move.target)
+        last = cutting_names(move.target)
         for name in names:
             if name in had:
                 why = Decision(f"{op} of %{value.name}", value.name, (name,))
@@ -106,4 +106,4 @@ class MoveLog:
         return Decision(f"{op} of %{value.name}", having.name, (name,))
 
     def _names(self, value: Value) -> tuple[str, ...]:
-        return cutting_names(self.mesh, value.sharding)
+        return cutting_names(value.sharding)

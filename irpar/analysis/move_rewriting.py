@@ -88,7 +88,7 @@ class TreeWriter:
         ((lies, values),) = tree.read.items()
         gone = self._gone(tree)
         told = self._erase(tree, {lies: self._readers(values)})[lies]
-        for axis in set(self._names(lies)) - set(self._names(root.sharding)):
+        for axis in set(cutting_names(lies)) - set(cutting_names(root.sharding)):
             if axis in told.decisions:
                 self.module.decide(root.name, replace(told.decisions[axis], axes=(axis,)))
         root.sharding = lies
@@ -109,7 +109,7 @@ class TreeWriter:
 
     def _gone(self, tree: Tree) -> set[tuple[str, str]]:
         """The names of what moves give, with their axes."""
-        return {(node.result.name, axis) for node in tree.moves for axis in (*self._names(node.result.sharding), "")}
+        return {(node.result.name, axis) for node in tree.moves for axis in (*cutting_names(node.result.sharding), "")}
 
     def _readers(self, values: Sequence[Value]) -> list[Use]:
         return [use for value in values for use in value.uses if not (is_move(use[0]) and use[0].graph is self.graph)]
@@ -125,16 +125,16 @@ class TreeWriter:
         told: dict[Sharding, _Told] = {}
         for node in tree.moves:
             result = node.result
-            lies = result.sharding
-            assert lies is not None
+            assert result.sharding is not None
+            lies = result.sharding.canonical
             if lies in readers and lies not in told:
-                decisions = {axis: self._outer(names, result.name, axis) for axis in self._names(lies)}
+                decisions = {axis: self._outer(names, result.name, axis) for axis in cutting_names(lies)}
                 kept = {axis: decision for axis, decision in decisions.items() if decision is not None}
                 told[lies] = _Told(result.name, node, *self._reasons(tree, node), kept)
         for node in tree.moves:
             self.instead.update(
                 ((node.result.name, axis), self._outer(names, node.result.name, axis))
-                for axis in (*self._names(node.result.sharding), "")
+                for axis in (*cutting_names(node.result.sharding), "")
             )
         for node in reversed(tree.moves):
             node.result.replace_uses(tree.root)
@@ -180,7 +180,7 @@ class TreeWriter:
 
     def _explain(self, value: Value, result: Value, step: Step, told: _Told, target: Sharding) -> None:
         """Log why the result of a step lies so, and the conflict that it resolves."""
-        had, names, last = (self._names(lies) for lies in (value.sharding, result.sharding, target))
+        had, names, last = (cutting_names(lies) for lies in (value.sharding, result.sharding, target))
         start = f"{step.op} of %{value.name}"
         for axis in names:
             if axis in had:
@@ -213,15 +213,12 @@ class TreeWriter:
         by_name = {value.name: value for value in made.values()}
         for name, axis in gone:
             value = by_name.get(name)
-            if value is not None and (not axis or axis in self._names(value.sharding)):
+            if value is not None and (not axis or axis in cutting_names(value.sharding)):
                 del self.instead[name, axis]
-            elif axis in self._names(tree.lies) or not axis:
+            elif axis in cutting_names(tree.lies) or not axis:
                 known = self.instead[name, axis]
                 if known is not None:
                     self.instead[name, axis] = replace(known, follows=tree.root.name)
-
-    def _names(self, sharding: Sharding | None) -> tuple[str, ...]:
-        return () if sharding is None else cutting_names(sharding.mesh, sharding)
 
 
 def can_be_written_moved(tree: Tree) -> bool:
@@ -235,7 +232,7 @@ def can_be_written_moved(tree: Tree) -> bool:
     (lies,) = tree.read
     if lies == tree.lies or lies.partial or tree.lies.partial:
         return False
-    kept = set(cutting_names(lies.mesh, lies)) >= set(cutting_names(lies.mesh, tree.lies))
+    kept = set(cutting_names(lies)) >= set(cutting_names(tree.lies))
     return kept and _elements(lies, root) <= _elements(tree.lies, root)
 
 

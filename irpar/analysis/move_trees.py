@@ -69,7 +69,7 @@ class Tree:
     Attributes:
         root: the value.
         moves: each before those that follow it.
-        read: per sharding the values of the tree that others than moves read.
+        read: per sharding, in the canonical spelling, the values of the tree that others than moves read.
     """
 
     root: Value
@@ -78,9 +78,9 @@ class Tree:
 
     @property
     def lies(self) -> Sharding:
-        """How the root lies."""
+        """How the root lies, in the canonical spelling."""
         assert self.root.sharding is not None
-        return self.root.sharding
+        return self.root.sharding.canonical
 
     def key(self, network: Network) -> Key:
         """What the moves cost."""
@@ -102,7 +102,7 @@ def tree_of(root: Value) -> Tree:
         users = value.users
         moves = [user for user in users if is_move(user) and user.graph is root.owner]
         if len(moves) < len(users):
-            tree.read.setdefault(value.sharding, []).append(value)
+            tree.read.setdefault(value.sharding.canonical, []).append(value)
         tree.moves.extend(moves)
         waiting.extend(node.result for node in reversed(moves))
     return tree

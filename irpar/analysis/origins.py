@@ -49,10 +49,10 @@ def explain_values(module: Module, flow: Flow, placements: Mapping[Node, Placeme
     _Origins(module, flow, placements).run()
 
 
-def cutting_names(mesh: Mesh, sharding: Sharding | None) -> tuple[str, ...]:
+def cutting_names(sharding: Sharding | None) -> tuple[str, ...]:
     """The names of the axes of more than one device that a sharding has, partial ones included."""
-    axes = sharding.all_axes if sharding is not None else ()
-    return tuple(dict.fromkeys(axis.name for axis in axes if mesh.axes[axis.name] > 1))
+    axes = sharding.canonical.all_axes if sharding is not None else ()
+    return tuple(dict.fromkeys(axis.name for axis in axes))
 
 
 def why_given_up(node: Node, placement: Placement, tensor: int, mesh: Mesh, lies: Sharding, needed: Sharding) -> str:
@@ -109,7 +109,7 @@ class _Origins:
         self.lost: dict[Cut, None] = {(value, axis): None for value, axes in self.cuts.items() for axis in axes}
 
     def _axes_of(self, value: Value) -> tuple[str, ...]:
-        names = (*cutting_names(self.mesh, value.sharding), *cutting_names(self.mesh, self.given.get(value)))
+        names = (*cutting_names(value.sharding), *cutting_names(self.given.get(value)))
         return tuple(dict.fromkeys(names))
 
     def run(self) -> None:
@@ -129,7 +129,7 @@ class _Origins:
                 why = f"lies as %{first[axis]} does: that sends least"
                 self._replace(value, Decision(why, first[axis], (axis,)))
         for value, axes in self.cuts.items():
-            if not axes or (value in self.given and not cutting_names(self.mesh, self.given[value])):
+            if not axes or (value in self.given and not cutting_names(self.given[value])):
                 self._explain_whole(value)
 
     def _spread(self, start: list[Cut], step: Callable[[Cut], Iterator[Step]]) -> list[Cut]:
@@ -231,7 +231,7 @@ class _Origins:
         if holder is not None:
             return self._why_whole_at_boundary(value, holder)
         readers = [needs for _, lying in self._around(value) for other, needs in lying if other is value]
-        if any(cutting_names(self.mesh, needs) for needs in readers):
+        if any(cutting_names(needs) for needs in readers):
             return Decision("not annotated, and its readers need it in different ways")
         return Decision("not annotated, and no reader needs a block of it")
 
@@ -255,7 +255,7 @@ class _Origins:
         for tensor, (operand, needed) in enumerate(zip(node.operands, placement.operands, strict=True)):
             if operand is None or needed is None or operand.sharding is None or operand.is_constant:
                 continue
-            if cutting_names(self.mesh, operand.sharding) and not cutting_names(self.mesh, needed):
+            if cutting_names(operand.sharding) and not cutting_names(needed):
                 why = why_given_up(node, placement, tensor, self.mesh, operand.sharding, needed) or "that sends least"
                 return Decision(f"{node.title} reads %{operand.name} whole: {why}", operand.name)
             if first is None:

@@ -347,8 +347,7 @@ def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Place
         whole = whole_placement(node, mesh)
         return whole if fits(node, whole) else None
     lies = [None if value is None else value.sharding for value in view.values]
-    # Axes of one device cut nothing, and may stand on any dim.
-    known = [None if lie is None else _cutting(mesh, lie.axes) for lie in lies]
+    known = [None if lie is None else lie.canonical.axes for lie in lies]
     factors = tuple(choices[0] for choices in suggested(view, known))
     for carried in view.carriable(lies):
         placement = view.placement(factors, carried)
@@ -361,22 +360,9 @@ def fits(node: Node, placement: Placement) -> bool:
     """True where a node's operands and results lie as a placement needs and gives them."""
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
     return all(
-        value is None or needed is None or value.sharding == needed or _blocks(value.sharding) == _blocks(needed)
+        value is None or needed is None or (value.sharding and value.sharding.canonical) == needed.canonical
         for value, needed in pairs
     )
-
-
-def _blocks(sharding: Sharding | None) -> object:
-    """What a sharding says of blocks; axes of one device say nothing."""
-    if sharding is None:
-        return None
-    blocks = _cutting(sharding.mesh, (*sharding.axes, sharding.partial))
-    return blocks, sharding.reduce if blocks[-1] else None
-
-
-def _cutting(mesh: Mesh, dims: Sequence[Axes]) -> tuple[Axes, ...]:
-    """The axes of each dim that have more than one device, in one spelling: `x:(1)2, x:(2)2` of 4 is `x`."""
-    return tuple(join_axes(mesh, [axis for axis in axes if mesh.axis_size(axis) > 1]) for axes in dims)
 
 
 def suggested(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> list[list[Axes]]:

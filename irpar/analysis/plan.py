@@ -281,14 +281,14 @@ def _values(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> l
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         if name not in known and value.sharding is not None:
             same = Decision(f"is %{value.name}", value.name)
-            axes = cutting_names(mesh, value.sharding)
+            axes = cutting_names(value.sharding)
             rows.append(_value(value, name, name, mesh, [replace(same, axes=(axis,)) for axis in axes] or [same]))
     return rows
 
 
 def _value(value: Value, name: str, source: str, mesh: Mesh, decisions: Sequence[Decision]) -> dict[str, Any]:
     assert value.sharding is not None
-    axes = set(cutting_names(mesh, value.sharding))
+    axes = set(cutting_names(value.sharding))
     return {
         "name": name,
         "source": source,

@@ -171,7 +171,7 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> dict[str, str]:
     assert result.node is not None
     result.node.doc = "; ".join(docs)
     value.replace_uses(result, only=uses)
-    cut = cutting_names(mesh, result.sharding)
+    cut = cutting_names(result.sharding)
     for axis in cut:
         module.decide(result.name, Decision(f"AllReduce of %{value.name}", value.name, (axis,)))
     if not cut:

@@ -24,9 +24,9 @@ def join_axes(mesh: Mesh, axes: Sequence[Axis]) -> tuple[Axis, ...]:
             and axis.size is not None
             and last.pre * last.size == axis.pre
         ):
-            joined[-1] = _whole_if_possible(mesh, Axis(axis.name, last.pre, last.size * axis.size))
-        else:
-            joined.append(axis)
+            axis = Axis(axis.name, last.pre, last.size * axis.size)
+            joined.pop()
+        joined.append(_whole_if_possible(mesh, axis))
     return tuple(joined)
 
 

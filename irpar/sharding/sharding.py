@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
+from .axes import join_axes
 from .errors import ShardingError
 from .mesh import Axis, Mesh
 
@@ -166,6 +167,17 @@ class Sharding:
     def closed(self) -> "Sharding":
         """The same placement with every dim closed, and without priorities."""
         return self if self.is_settled else Sharding.of_axes(self.mesh, self.axes, self.partial, self.reduce)
+
+    @cached_property
+    def canonical(self) -> "Sharding":
+        """The same blocks in one spelling: closed, without axes of one device, `x:(1)2, x:(2)2` of 4 joined to `x`."""
+        dims, partial = tuple(map(self._cutting, self.axes)), self._cutting(self.partial)
+        if self.is_settled and (dims, partial) == (self.axes, self.partial):
+            return self
+        return Sharding.of_axes(self.mesh, dims, partial, self.reduce)
+
+    def _cutting(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return join_axes(self.mesh, [axis for axis in axes if self.mesh.axis_size(axis) > 1])
 
     def with_dim(self, dim: int, axes: Sequence[Axis]) -> "Sharding":
         """The same sharding with other axes on one dim."""

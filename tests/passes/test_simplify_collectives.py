@@ -454,3 +454,28 @@ def test_it_is_the_cheapest_for_one_reader() -> None:
                 (lies,) = tree.read
                 least = redistribution(tree.lies, lies, tree.root.shape, 32).key
                 assert tree.key(network_of("bytes")) == least
+
+
+def test_readers_that_differ_only_in_an_axis_of_one_device_read_one_value() -> None:
+    mesh = 'mesh @m = ["x"=1, "y"=3]\n'
+    before = (
+        mesh
+        + """graph @g(%a: f32[6, 4@y], %b: f32[6@x, 4]) -> (%y, %z) opset 21 {
+  %c = irpar.AllGather(%a) {axes=["y"], dim=1, id=0} : f32[6@x, 4] doc "for the first"
+  %y = Add(%c, %b) : f32[6@x, 4]
+  %d = irpar.AllGather(%a) {axes=["y"], dim=1, id=1} : f32[6, 4] replicated doc "for the second"
+  %z = Relu(%d) : f32[6, 4] replicated
+}
+"""
+    )
+    after = (
+        mesh
+        + """graph @g(%a: f32[6, 4@y], %b: f32[6@x, 4]) -> (%y, %z) opset 21 {
+  %c = irpar.AllGather(%a) {axes=["y"], dim=1, id=0} : f32[6, 4] replicated doc "for the first"
+  %y = Add(%c, %b) : f32[6@x, 4]
+  %z = Relu(%c) : f32[6, 4] replicated
+}
+"""
+    )
+    check("simplify-collectives", before, after)
+    check_same(before)

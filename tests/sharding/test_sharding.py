@@ -92,6 +92,19 @@ def test_open_and_closed() -> None:
     assert Sharding.open(MESH, 0) == Sharding.replicated(MESH, 0)
 
 
+def test_one_spelling_of_the_same_blocks() -> None:
+    mesh = Mesh({"one": 1, "x": 4, "y": 2})
+    x, y, one, outer, inner = Axis("x"), Axis("y"), Axis("one"), Axis("x", 1, 2), Axis("x", 2, 2)
+    plain = Sharding.of_axes(mesh, [[x], [y]])
+    assert plain.canonical is plain
+    assert Sharding.of_axes(mesh, [[outer, inner], [one, y]]).canonical == plain
+    assert Sharding.of_axes(mesh, [[Axis("x", 1, 4)], [y]], [one], "max").canonical == plain
+    assert Sharding.of_spec(mesh, [["x", "?"], ["y", "priority=2"]]).canonical == plain
+    assert Sharding.of_axes(mesh, [[inner, outer], [y]]).canonical != plain
+    partial = Sharding.of_axes(mesh, [[one], []], [outer, inner], "min").canonical
+    assert partial == Sharding.of_axes(mesh, [[], []], [x], "min")
+
+
 def test_priorities() -> None:
     waiting = Sharding.of_spec(MESH, [["dp", "priority=1"], None])
     assert waiting.priorities == (1, 0)
