@@ -7,14 +7,14 @@ import numpy as np
 
 from irpar.analysis.flow import Flow
 from irpar.analysis.origins import cutting_names
-from irpar.analysis.placement import has_rank, spread_axes
+from irpar.analysis.placement import has_rank, program_axes
 from irpar.analysis.reasons import Origins, reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
 from irpar.ops.collectives import collective_axes, number_collectives
 from irpar.ops.coords import COORDS, block_index, block_start
 from irpar.ops.local_node import localized
-from irpar.ops.spread import LocalProgram, Spread
+from irpar.ops.local_programs.program import LocalProgram, ProgramWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import (
     Axis,
@@ -251,7 +251,8 @@ class _Localizer:
             for body, copy in zip(node.nested_graphs(), made.nested_graphs(), strict=True):
                 self._localize_body(body, copy)
         found = definition(node)
-        if found is not None and found.spread is not None and self._spread(node, made, found.spread):
+        program = None if found is None else found.local_program
+        if program is not None and self._write_program(node, made, program):
             return
         if self._is_cut(node):
             assert made.graph is not None
@@ -260,22 +261,21 @@ class _Localizer:
             if replaced is not None:
                 self._replace(node, made, replaced)
 
-    def _spread(self, node: Node, made: Node, spread: Spread) -> bool:
+    def _write_program(self, node: Node, made: Node, program: LocalProgram) -> bool:
         """Write the local program of a node where the dims along which it works are cut; False where the node stays."""
         placement = self.flow.placement_as_it_lies(node)
         if placement is None or placement.rule is None:
             return False
         rule, factors = placement.rule, placement.factors
-        axes = spread_axes(node, rule, factors)
+        axes = program_axes(node, rule, factors)
         if self.mesh.group_size(axes) == 1:
             return False
         assert made.graph is not None
         builder = Builder(made.graph, self.module.opsets, before=made, like=made)
-        dims, ranks = spread.dims(node) or (), self.local.ranks
-        program = LocalProgram(node, made, builder, axes, dims, ranks, spread.operand, rule, factors)
-        results = spread.write(program)
-        for collective in program.made:
-            collective.doc = reason_of_program(self.origins, node, program.origin, axes)
+        writer = ProgramWriter(program, node, made, builder, axes, self.local.ranks, rule, factors)
+        results = program.write(writer)
+        for collective in writer.made:
+            collective.doc = reason_of_program(self.origins, node, writer.origin, axes)
         self.has_programs = True
         if results is None:
             return False

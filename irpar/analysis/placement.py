@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from irpar.ir import Node, Value, tensor_type
-from irpar.ops import FactorRule, Kind, definition, factor_rule, spread_factors, why_replicated
+from irpar.ops import FactorRule, Kind, definition, factor_rule, program_factors, why_replicated
 from irpar.ops.linear import carriers
 from irpar.sharding import (
     Axis,
@@ -77,7 +77,7 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class _Alike:
-    """What holds for all nodes of one rule, one set of shapes and of spread factors; layers that are alike ask once.
+    """What holds for all nodes of one rule, shapes and factors of a local program; layers that are alike ask once.
 
     Attributes:
         must_divide: per factor, whether it may be cut evenly only.
@@ -95,11 +95,13 @@ class _Alike:
 
 
 @lru_cache(maxsize=4096)
-def _alike(rule: FactorRule, mesh: Mesh, shapes: tuple[tuple[int, ...] | None, ...], spread: frozenset[int]) -> _Alike:
+def _alike(
+    rule: FactorRule, mesh: Mesh, shapes: tuple[tuple[int, ...] | None, ...], in_program: frozenset[int]
+) -> _Alike:
     must_divide, least = [False] * len(rule.sizes), list(rule.sizes)
     for shape, factors in zip(shapes, (*rule.operands, *rule.results), strict=True):
         for size, parts in zip(shape, factors, strict=True) if shape is not None else ():
-            if len(parts) == 1 and parts[0] in spread:
+            if len(parts) == 1 and parts[0] in in_program:
                 # Its local program takes blocks of any sizes.
                 least[parts[0]] = min(least[parts[0]], size)
             elif len(parts) > 1 or (parts and rule.sizes[parts[0]] != size):
@@ -125,9 +127,9 @@ class RuleView:
         self.values: tuple[Value | None, ...] = tuple(values or (*node.operands, *node.results))
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
-        self.spread = spread_factors(node, rule) if values is None else frozenset()
+        self.program_factors = program_factors(node, rule) if values is None else frozenset()
         shapes = tuple(None if value is None else value.shape for value in self.values)
-        self._alike = _alike(rule, mesh, shapes, self.spread)
+        self._alike = _alike(rule, mesh, shapes, self.program_factors)
         self.must_divide, self.least = self._alike.must_divide, self._alike.least
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
@@ -136,12 +138,12 @@ class RuleView:
         Evenly where it must; into blocks of which the last are empty where the rule accepts these. One element has
         nothing to divide.
         """
-        if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE) and factor not in self.spread:
+        if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE) and factor not in self.program_factors:
             return ()
         size = self.rule.sizes[factor]
         for count in range(len(axes), 0, -1):
             parts = self.mesh.group_size(axes[:count])
-            if factor in self.spread and filled_blocks(self.least[factor], parts) < parts:
+            if factor in self.program_factors and filled_blocks(self.least[factor], parts) < parts:
                 continue  # In a local program every device takes part.
             if size % parts == 0 or (not self.must_divide[factor] and self._takes(factor, parts)):
                 return axes[:count]
@@ -237,7 +239,7 @@ class RuleView:
 
     def _placed(self, factors: FactorAxes, carried: Carried) -> Placement | None:
         reduced = self.partial_axes(factors)
-        if any(factors[factor] for factor in self.spread) and not self._fills_all(factors):
+        if any(factors[factor] for factor in self.program_factors) and not self._fills_all(factors):
             return None
         if not are_disjoint(self.mesh, [*(axis for axes in factors for axis in axes), *carried.axes]):
             return None
@@ -273,7 +275,8 @@ class RuleView:
             options = suggested(self, known)
             factors = tuple(choices[0] for choices in options)
             # A local program may cost more than to bring the values together.
-            is_clear = all(len(choices) <= 2 for choices in options) and not any(factors[n] for n in self.spread)
+            runs_alone = not any(factors[factor] for factor in self.program_factors)
+            is_clear = runs_alone and all(len(choices) <= 2 for choices in options)
             is_clear = is_clear and _agrees(self, factors, known)
             found[known] = self.placement(factors) if is_clear else None
         return found[known]
@@ -291,11 +294,11 @@ class RuleView:
         return found
 
 
-def spread_axes(node: Node, rule: FactorRule | None, factors: FactorAxes) -> Axes:
+def program_axes(node: Node, rule: FactorRule | None, factors: FactorAxes) -> Axes:
     """The axes that cut the factors along which the local program of a node works, major first."""
     if rule is None:
         return ()
-    return tuple(axis for factor in sorted(spread_factors(node, rule)) for axis in factors[factor])
+    return tuple(axis for factor in sorted(program_factors(node, rule)) for axis in factors[factor])
 
 
 def has_rank(value: Value) -> bool:

@@ -12,7 +12,7 @@ from irpar.sharding import Mesh, Sharding, ceil_shape
 from . import redistribution
 from .device import node_seconds
 from .network import BYTES, Network
-from .placement import Axes, Carried, FactorAxes, Placement, RuleView, spread_axes, suggested
+from .placement import Axes, Carried, FactorAxes, Placement, RuleView, program_axes, suggested
 
 MOST_COMBINATIONS = 256
 """Above this many ways to cut a node whose values disagree, the factors are decided one after the other."""
@@ -37,20 +37,20 @@ def computation(node: Node, ways: int, network: Network) -> int:
 
 def program_cost(node: Node, placement: Placement, mesh: Mesh, network: Network) -> tuple[int, int]:
     """What the local program of a node sends, in the first unit of the network's keys, and its collectives."""
-    axes = spread_axes(node, placement.rule, placement.factors)
+    axes = program_axes(node, placement.rule, placement.factors)
     if not axes:
         return 0, 0
     found = definition(node)
     assert found is not None
-    assert found.spread is not None
+    assert found.local_program is not None
     blocks = [
         None if value is None or needed is None else ceil_shape(needed, value.shape)
         for value, needed in zip(node.operands, placement.operands, strict=True)
     ]
-    lies = placement.operands[found.spread.operand]
+    lies = placement.operands[found.local_program.operand]
     assert lies is not None
-    cut = {dim: lies.axes[dim] for dim in found.spread.dims(node) or () if lies.axes[dim]}
-    sent = found.spread.sends(node, blocks, {dim: mesh.group_size(axes) for dim, axes in cut.items()})
+    cut = {dim: lies.axes[dim] for dim in found.local_program.dims(node) or () if lies.axes[dim]}
+    sent = found.local_program.sends(node, blocks, {dim: mesh.group_size(axes) for dim, axes in cut.items()})
     keys = (network.key(each.kind, axes if each.dim is None else cut[each.dim], each.bytes, mesh) for each in sent)
     return sum(key[0] for key in keys), len(sent)
 
@@ -121,7 +121,7 @@ class Situation:
         launches += collectives
         ways = placement.ways(view.mesh)
         total += times[-1] * computation(view.node, ways, self.network)
-        return total, -ways // view.mesh.group_size(spread_axes(view.node, view.rule, placement.factors)), launches
+        return total, -ways // view.mesh.group_size(program_axes(view.node, view.rule, placement.factors)), launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:

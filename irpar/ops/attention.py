@@ -20,9 +20,9 @@ from .attention_sizes import (
     visible_keys,
 )
 from .facts import CannotTellError, int_attribute, needed, operand, result_shape, same_type, shape_of, tensor_of
+from .local_programs.attention import LOCAL_PROGRAM
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
-from .spread_attention import SPREAD
 
 SOFTMAX_FLOPS = 5
 """As in normalization.FLOPS_PER_ELEMENT."""
@@ -49,8 +49,8 @@ def _infer_attention(node: Node) -> Sequence[Type]:
 def _rule_attention(node: Node) -> FactorRule:
     """`([b,(hr),q,d],[b,h,k,d],[b,h,k,e])->([b,(hr),q,e])`: batch, queries and heads pass, r query heads a key head.
 
-    Keys are reduced, after the maximum and sum of their scores (`irpar.ops.spread_attention`); they are whole where
-    there is a past, or they or the scores are a result. What is in a head is whole. Operands of three dims have
+    Keys are reduced, after the maximum and sum of their scores (`irpar.ops.local_programs.attention`); they are whole
+    where there is a past, or they or the scores are a result. What is in a head is whole. Operands of three dims have
     compound factors `[b,q,(hrd)]`.
     """
     of = attention_sizes(node)
@@ -64,7 +64,7 @@ def _rule_attention(node: Node) -> FactorRule:
     # Where scores are a result, a mask in the place of attributes that count queries would show in it.
     shows_mask = len(node.results) > 3 and reads_position(node)
     (queries,) = rule.dims([static(of.queries)], Kind.REPLICATE if shows_mask else Kind.PASS)
-    (keys,) = rule.dims([key_count(node)], Kind.REDUCE if SPREAD.dims(node) else Kind.REPLICATE)
+    (keys,) = rule.dims([key_count(node)], Kind.REDUCE if LOCAL_PROGRAM.dims(node) else Kind.REPLICATE)
     head, value_head = rule.dims([static(of.head), static(of.value_head)], Kind.REPLICATE)
 
     def packed(head_factors: DimFactors, places: DimFactors, inside: DimFactors, index: int) -> list[DimFactors]:
@@ -139,7 +139,7 @@ def _cost_attention(node: Node) -> int:
     return scores * (2 * static(of.head) + 1 + SOFTMAX_FLOPS + 2 * static(of.value_head))
 
 
-define(OpDef("", "Attention", _infer_attention, _rule_attention, _cost_attention, _localize_attention, SPREAD))
+define(OpDef("", "Attention", _infer_attention, _rule_attention, _cost_attention, _localize_attention, LOCAL_PROGRAM))
 
 
 # -- RotaryEmbedding ------------------------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from .facts import (
     text_attribute,
 )
 from .local import add_bias_once
+from .local_programs.transpose import TRANSPOSED
+from .local_programs.window import WINDOWS
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
-from .spread_transpose import TRANSPOSED
-from .spread_window import WINDOWS
 
 
 def window_sizes(node: Node, kernel: Sequence[int], places: Sequence[Dim] | None = None) -> list[Dim]:
@@ -146,7 +146,7 @@ def _cost_conv(node: Node) -> int:
     return size * (2 * prod(shape_of(node, 1)[1:]) + (operand(node, 2) is not None))
 
 
-define(OpDef("", "Conv", _infer_conv, _rule_conv, _cost_conv, _localize_conv, WINDOWS["Conv"].spread()))
+define(OpDef("", "Conv", _infer_conv, _rule_conv, _cost_conv, _localize_conv, WINDOWS["Conv"].local_program()))
 
 
 # -- ConvTranspose --------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ define(
         _rule_conv_transpose,
         _cost_conv_transpose,
         _localize_conv_transpose,
-        TRANSPOSED.spread(),
+        TRANSPOSED.local_program(),
     )
 )
 

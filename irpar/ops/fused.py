@@ -22,10 +22,10 @@ from .facts import (
     tensor_of,
 )
 from .indexing import infer_gather_nd, rule_gather_nd
+from .local_programs.normalization import LOCAL_PROGRAMS
 from .microsoft import microsoft
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
-from .spread_normalization import SPREADS
 from .vision import rule_matrices
 
 # -- elementwise ----------------------------------------------------------------------------------------------------
@@ -202,7 +202,14 @@ def _rule_skip_norm(node: Node) -> FactorRule:
 
 
 for _name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
-    microsoft(_name, _infer_skip_norm, _rule_skip_norm, per_element(10), dtypes=_skip_dtypes, spread=SPREADS[_name])
+    microsoft(
+        _name,
+        _infer_skip_norm,
+        _rule_skip_norm,
+        per_element(10),
+        dtypes=_skip_dtypes,
+        local_program=LOCAL_PROGRAMS[_name],
+    )
 
 
 def _infer_simplified(node: Node) -> Sequence[Type]:
@@ -225,7 +232,11 @@ def _rule_simplified(node: Node) -> FactorRule:
 
 # ONNX Runtime has it in ONNX's domain, though ONNX has not.
 _SIMPLIFIED = "SimplifiedLayerNormalization"
-define(OpDef("", _SIMPLIFIED, _infer_simplified, _rule_simplified, per_element(4), spread=SPREADS[_SIMPLIFIED]))
+define(
+    OpDef(
+        "", _SIMPLIFIED, _infer_simplified, _rule_simplified, per_element(4), local_program=LOCAL_PROGRAMS[_SIMPLIFIED]
+    )
+)
 
 
 def _rule_gated_norm(node: Node) -> FactorRule:

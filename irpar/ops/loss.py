@@ -9,9 +9,9 @@ from irpar.ir import Builder, Node, Type, Value
 
 from .facts import dims_of, operand, result_shape, shape_of, tensor_of
 from .local import typed_like
+from .local_programs.loss import LOCAL_PROGRAM, loss_reduction, needs_all_rows
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
-from .spread_loss import SPREAD, loss_reduction, needs_all_rows
 
 _FLOPS_PER_SCORE = {"NegativeLogLikelihoodLoss": 0, "SoftmaxCrossEntropyLoss": 5}
 """The softmax, as in normalization.FLOPS_PER_ELEMENT."""
@@ -65,4 +65,4 @@ def _cost_loss(node: Node) -> int:
 
 
 for _name in _FLOPS_PER_SCORE:
-    define(OpDef("", _name, _infer_loss, _rule_loss, _cost_loss, _localize_loss, SPREAD))
+    define(OpDef("", _name, _infer_loss, _rule_loss, _cost_loss, _localize_loss, LOCAL_PROGRAM))

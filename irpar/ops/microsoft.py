@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from irpar.ir import DType, Node, TensorType, Type
 
 from .facts import CannotTellError, tensor_of
+from .local_programs.program import LocalProgram
 from .registry import Cost, Infer, Localize, OpDef, Rule, define
-from .spread import Spread
 
 DOMAIN = "com.microsoft"
 
@@ -19,14 +19,14 @@ def microsoft(
     localize: Localize | None = None,
     *,
     dtypes: int | Callable[[Node], Sequence[DType]] = 0,
-    spread: Spread | None = None,
+    local_program: LocalProgram | None = None,
 ) -> OpDef:
     """Define an operator of com.microsoft, the dtypes of whose results are known even where `infer` cannot tell sizes.
 
     So it runs whole, where one whose results have no type at all would be refused.
 
     Args:
-        name, infer, rule, flops, localize, spread: see `OpDef`.
+        name, infer, rule, flops, localize, local_program: see `OpDef`.
         dtypes: of all results; a number for an operand that has the dtype of each.
     """
 
@@ -37,4 +37,4 @@ def microsoft(
             found = [tensor_of(node, dtypes).dtype] * len(node.results) if isinstance(dtypes, int) else dtypes(node)
             return [TensorType(dtype, None) for dtype in found[: len(node.results)]]
 
-    return define(OpDef(DOMAIN, name, answer, rule, flops, localize, spread))
+    return define(OpDef(DOMAIN, name, answer, rule, flops, localize, local_program))

@@ -20,14 +20,14 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .local_programs.normalization import GROUPS
+from .local_programs.normalization import LOCAL_PROGRAMS as STATISTICS
+from .local_programs.program import LocalProgram
+from .local_programs.search import LOCAL_PROGRAMS as SEARCHES
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
-from .spread import Spread
-from .spread_normalization import GROUPS
-from .spread_normalization import SPREADS as STATISTICS
-from .spread_search import SPREADS as SEARCHES
 
-SPREADS: dict[str, Spread] = {**STATISTICS, **SEARCHES}
+LOCAL_PROGRAMS: dict[str, LocalProgram] = {**STATISTICS, **SEARCHES}
 
 FLOPS_PER_ELEMENT = {
     "Softmax": 5,  # maximum, difference, exponential, sum, quotient
@@ -90,7 +90,7 @@ for _name, _axes in {
     "MeanVarianceNormalization": _mean_variance_axes,
     "LRN": _channel_axis,
 }.items():
-    define(OpDef("", _name, same_type, _along(_axes), cost_per_element, spread=SPREADS.get(_name)))
+    define(OpDef("", _name, same_type, _along(_axes), cost_per_element, local_program=LOCAL_PROGRAMS.get(_name)))
 
 
 # -- LayerNormalization, RMSNormalization ---------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _rule_trailing(node: Node) -> FactorRule:
 
 
 for _name, _infer in {"LayerNormalization": _infer_layer_norm, "RMSNormalization": _infer_rms_norm}.items():
-    define(OpDef("", _name, _infer, _rule_trailing, cost_per_element, spread=SPREADS[_name]))
+    define(OpDef("", _name, _infer, _rule_trailing, cost_per_element, local_program=LOCAL_PROGRAMS[_name]))
 
 
 # -- normalisations of images: (batch, channels, ...) ---------------------------------------------------------------
@@ -178,13 +178,17 @@ def _rule_batch_norm(node: Node) -> FactorRule | None:
     return rule.done([dims, *[[channels]] * 4], [dims, [channels], [channels]][: len(node.results)])
 
 
-def _batch_spread() -> Spread:
+def _batch_program() -> LocalProgram:
     """In inference it has no dims of its own."""
-    found = SPREADS["BatchNormalization"]
+    found = LOCAL_PROGRAMS["BatchNormalization"]
     return replace(found, dims=lambda node: found.dims(node) if int_attribute(node, "training_mode", 0) else None)
 
 
 define(OpDef("", "GroupNormalization", same_type, _rule_group_norm, cost_per_element, _localize_group_norm, GROUPS))
 _INSTANCE = "InstanceNormalization"
-define(OpDef("", _INSTANCE, same_type, _rule_instance_norm, cost_per_element, spread=SPREADS[_INSTANCE]))
-define(OpDef("", "BatchNormalization", _infer_batch_norm, _rule_batch_norm, cost_per_element, spread=_batch_spread()))
+define(OpDef("", _INSTANCE, same_type, _rule_instance_norm, cost_per_element, local_program=LOCAL_PROGRAMS[_INSTANCE]))
+define(
+    OpDef(
+        "", "BatchNormalization", _infer_batch_norm, _rule_batch_norm, cost_per_element, local_program=_batch_program()
+    )
+)

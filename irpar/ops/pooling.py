@@ -23,9 +23,9 @@ from .facts import (
     tensor_of,
 )
 from .local import typed_like
+from .local_programs.window import WINDOWS
 from .registry import OpDef, define
 from .rule import FactorRule, Kind, RuleBuilder, whole
-from .spread_window import WINDOWS
 
 
 def _infer_pool(node: Node) -> Sequence[Type]:
@@ -142,8 +142,10 @@ def _localize_max_pool(whole_node: Node, local: Node, builder: Builder) -> list[
 
 
 for _name in ("AveragePool", "LpPool"):
-    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool, spread=WINDOWS[_name].spread()))
-define(OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool, WINDOWS["MaxPool"].spread()))
+    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool, local_program=WINDOWS[_name].local_program()))
+define(
+    OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool, WINDOWS["MaxPool"].local_program())
+)
 for _name in ("GlobalLpPool", "GlobalMaxPool"):
     define(OpDef("", _name, _infer_global_pool, _rule_global_pool, _cost_global_pool))
 _AVERAGE = "GlobalAveragePool"

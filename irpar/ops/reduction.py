@@ -25,10 +25,10 @@ from .facts import (
     tensor_of,
 )
 from .local import typed_like
+from .local_programs.normalization import reductions
+from .local_programs.search import LOCAL_PROGRAMS
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
-from .spread_normalization import reductions
-from .spread_search import SPREADS
 
 PARTIAL: dict[str, Reduction] = {
     "ReduceSum": "sum",
@@ -124,7 +124,7 @@ for _name in PARTIAL:
         )
     )
 for _name in NONLINEAR:
-    define(OpDef("", _name, _infer_reduce, _rule_reduce, _cost_reduce, spread=reductions(_reduced_axes)[_name]))
+    define(OpDef("", _name, _infer_reduce, _rule_reduce, _cost_reduce, local_program=reductions(_reduced_axes)[_name]))
 
 
 # -- ArgMax, ArgMin, TopK: the axis is whole, but for local programs ------------------------------------------------
@@ -165,8 +165,8 @@ def _rule_top_k(node: Node) -> FactorRule:
 
 
 for _name in ("ArgMax", "ArgMin"):
-    define(OpDef("", _name, _infer_arg, _rule_arg, _cost_input, spread=SPREADS[_name]))
-define(OpDef("", "TopK", _infer_top_k, _rule_top_k, _cost_input, spread=SPREADS["TopK"]))
+    define(OpDef("", _name, _infer_arg, _rule_arg, _cost_input, local_program=LOCAL_PROGRAMS[_name]))
+define(OpDef("", "TopK", _infer_top_k, _rule_top_k, _cost_input, local_program=LOCAL_PROGRAMS["TopK"]))
 
 
 # -- CumSum, CumProd ------------------------------------------------------------------------------------------------
@@ -185,4 +185,4 @@ def _rule_cumulative(node: Node) -> FactorRule:
 
 
 for _name in ("CumSum", "CumProd"):
-    define(OpDef("", _name, same_type, _rule_cumulative, _cost_input, spread=SPREADS[_name]))
+    define(OpDef("", _name, same_type, _rule_cumulative, _cost_input, local_program=LOCAL_PROGRAMS[_name]))

@@ -11,8 +11,8 @@ from irpar.ir import Builder, Node, Type, Value, tensor_type
 from irpar.sharding import IrparError
 
 from .facts import CannotTellError, refers_to_call
+from .local_programs.program import LocalProgram
 from .rule import FactorRule, Kind
-from .spread import Spread
 
 Infer = Callable[[Node], Sequence[Type] | None]
 Rule = Callable[[Node], FactorRule | None]
@@ -64,7 +64,7 @@ class OpDef:
             graph already; `builder` inserts before it. Returns None when it only changed operands or attributes of
             `local`, else one value for each result of `local`, of the same type: the caller lets these take over
             uses, names and facts of the results and erases `local`.
-        spread: the local program for factors that take more than to run on blocks.
+        local_program: what it does for factors that take more than to run on blocks.
     """
 
     domain: str
@@ -73,7 +73,7 @@ class OpDef:
     rule: Rule | None = None
     flops: Cost | None = None
     localize: Localize | None = None
-    spread: Spread | None = None
+    local_program: LocalProgram | None = None
 
 
 _DEFINITIONS: dict[tuple[str, str], OpDef] = {}
@@ -201,16 +201,16 @@ def factor_rule(node: Node) -> FactorRule | None:
     return found.rule(node) if found is not None and found.rule is not None else None
 
 
-def spread_factors(node: Node, rule: FactorRule) -> frozenset[int]:
+def program_factors(node: Node, rule: FactorRule) -> frozenset[int]:
     """The factors along which a local program works: those that a rule needs whole may be cut all the same."""
     found = definition(node)
-    if found is None or found.spread is None:
+    if found is None or found.local_program is None:
         return frozenset()
     try:
-        dims = found.spread.dims(node)
+        dims = found.local_program.dims(node)
     except CannotTellError:
         dims = None
-    standing = [factor for dim in dims or () for factor in rule.operands[found.spread.operand][dim]]
+    standing = [factor for dim in dims or () for factor in rule.operands[found.local_program.operand][dim]]
     return frozenset(factor for factor in standing if rule.kinds[factor] is not Kind.PASS)
 
 

@@ -26,9 +26,9 @@ from .facts import (
     tensor_of,
 )
 from .local import set_target
+from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
-from .spread_shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
 
 # -- Transpose ------------------------------------------------------------------------------------------------------
 
@@ -229,8 +229,8 @@ def _rule_split(node: Node) -> FactorRule:
     return _rule_along(node, axis_attribute(node, len(shape_of(node, 0)), 0))
 
 
-define(OpDef("", "Concat", _infer_concat, _rule_concat, spread=CONCAT.spread()))
-define(OpDef("", "Split", _infer_split, _rule_split, spread=SPLIT.spread()))
+define(OpDef("", "Concat", _infer_concat, _rule_concat, local_program=CONCAT.local_program()))
+define(OpDef("", "Split", _infer_split, _rule_split, local_program=SPLIT.local_program()))
 
 
 # -- Slice, Pad, Tile, Expand ---------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def _rule_except(node: Node, changed: set[int]) -> FactorRule:
     return rule.done([dims, *others], [dims])
 
 
-define(OpDef("", "Slice", _infer_slice, _rule_slice, spread=SLICE.spread()))
+define(OpDef("", "Slice", _infer_slice, _rule_slice, local_program=SLICE.local_program()))
 
 
 def _infer_pad(node: Node) -> Sequence[Type]:
@@ -299,7 +299,7 @@ def _rule_pad(node: Node) -> FactorRule:
     return _rule_except(node, {axis for axis, pads in pads_of(node, len(shape_of(node, 0))).items() if pads != (0, 0)})
 
 
-define(OpDef("", "Pad", _infer_pad, _rule_pad, spread=PAD.spread()))
+define(OpDef("", "Pad", _infer_pad, _rule_pad, local_program=PAD.local_program()))
 
 
 def _infer_tile(node: Node) -> Sequence[Type]:
@@ -315,7 +315,7 @@ def _rule_tile(node: Node) -> FactorRule:
     return _rule_except(node, {dim for dim, count in enumerate(needed_ints(node, 1)) if count != 1})
 
 
-define(OpDef("", "Tile", _infer_tile, _rule_tile, spread=TILE.spread()))
+define(OpDef("", "Tile", _infer_tile, _rule_tile, local_program=TILE.local_program()))
 
 
 def _infer_expand(node: Node) -> Sequence[Type]:

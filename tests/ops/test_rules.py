@@ -5,7 +5,7 @@ from dataclasses import replace
 import onnx.defs
 import pytest
 
-from irpar.ops import FactorRule, Kind, definitions, factor_rule, spread_factors
+from irpar.ops import FactorRule, Kind, definitions, factor_rule, program_factors
 
 from .rule_proof import (
     NoKernelError,
@@ -46,14 +46,14 @@ def test_every_factor_can_be_tried() -> None:
         assert rule is not None
         for factor, kind in enumerate(rule.kinds):
             if kind is Kind.PERMUTE:
-                continue  # Of blocks of any sizes: tests/ops/test_spread.py.
+                continue  # Of blocks of any sizes: tests/ops/local_programs.
             forms = [found for _, found in relaxed(rule, factor)] if kind is Kind.REPLICATE else [rule]
             assert any(cut(form, sample.node, factor, parts) for form in forms for parts in PARTS), f"{sample} {rule}"
 
 
 def _on_blocks(sample: Sample, rule: FactorRule) -> list[int]:
-    """The factors along which no local program works; of those that have one see tests/ops/test_spread.py."""
-    return sorted(set(range(len(rule.kinds))) - spread_factors(sample.node, rule))
+    """The factors along which no local program works; of those that have one see tests/ops/local_programs."""
+    return sorted(set(range(len(rule.kinds))) - program_factors(sample.node, rule))
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 import irpar
 from irpar.kernels import lookup
 
-from .spread_nodes import Operands, check
+from .nodes import Operands, check
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 Cuts = dict[str, tuple[int, str]]

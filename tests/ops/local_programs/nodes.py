@@ -366,7 +366,7 @@ def partitioned(
     return irpar.partition(module, irpar.Mesh(mesh))
 
 
-def spread_out(
+def partitioned_node(
     node: onnx.NodeProto, operands: Operands, axis: int, mesh: dict[str, int], folder: Path
 ) -> irpar.Partition:
     """The same by the local program, whatever it costs: a TopK of many may be cheaper whole."""

@@ -14,11 +14,11 @@ from irpar.ir import Node, Value
 from irpar.sharding import block_range, ceil_div
 from irpar.sharding.exchange import FILL, Indices
 
-from .coords import block_index
-from .facts import ints_attribute, result_shape, shape_of, text_attribute
-from .local import add_bias_once
-from .spread import LocalProgram
-from .spread_exchange import Moving, blocks_of, is_small
+from ..coords import block_index
+from ..facts import ints_attribute, result_shape, shape_of, text_attribute
+from ..local import add_bias_once
+from .exchange import Moving, blocks_of, is_small
+from .program import ProgramWriter
 
 
 def _numbers(node: Node, dim: int) -> tuple[int, int, int]:
@@ -60,8 +60,8 @@ def _wanted(node: Node, dim: int, parts: int) -> list[Indices]:
     return found
 
 
-def _write(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
-    """Spread what is there without padding, and keep the block."""
+def _write(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
+    """LocalProgram what is there without padding, and keep the block."""
     whole, local = program.whole, program.local
     add_bias_once(local, 2, program.builder)
     rank = len(value.shape) - 2
@@ -83,7 +83,7 @@ def _write(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Valu
     return [made]
 
 
-def _kept(program: LocalProgram, value: Value, dim: int) -> Value:
+def _kept(program: ProgramWriter, value: Value, dim: int) -> Value:
     """The block along a dim: it starts elsewhere on each device."""
     whole, parts = program.whole, program.lies.dim_parts(dim)
     stride, _, before = _numbers(whole, dim)

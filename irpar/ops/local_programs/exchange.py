@@ -16,9 +16,9 @@ from irpar.ir import DType, Node, TensorType, Value
 from irpar.sharding import block_range
 from irpar.sharding.exchange import Exchange, Indices, plan_exchange
 
-from .coords import block_index
-from .facts import needed
-from .spread import Cuts, LocalProgram, Sent, Shape, Spread
+from ..coords import block_index
+from ..facts import needed
+from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
 
 MOST_PLACES = 1 << 20
 """Elements along a dim, for all devices together, up to which an exchange is planned."""
@@ -53,7 +53,7 @@ def sends(exchange: Exchange, block: Shape, dim: int, bits: int) -> list[Sent]:
 
 
 def perform(
-    program: LocalProgram, exchange: Exchange, sources: Sequence[Value], dim: int, fill: "np.ndarray[Any, Any] | None"
+    program: ProgramWriter, exchange: Exchange, sources: Sequence[Value], dim: int, fill: "np.ndarray[Any, Any] | None"
 ) -> Value:
     """Write an exchange: what the device wants, along a dim of its blocks of the sources.
 
@@ -78,7 +78,7 @@ def perform(
     return _taken(program, _joined(program, has, dim), dim, list(exchange.rows), ours)
 
 
-def _joined(program: LocalProgram, values: Sequence[Value], dim: int) -> Value:
+def _joined(program: ProgramWriter, values: Sequence[Value], dim: int) -> Value:
     if len(values) == 1:
         return values[0]
     total = sum(value.shape[dim] for value in values)
@@ -86,7 +86,7 @@ def _joined(program: LocalProgram, values: Sequence[Value], dim: int) -> Value:
     return program.op("Concat", values, {"axis": dim}, shape=shape)
 
 
-def _taken(program: LocalProgram, value: Value, dim: int, rows: Sequence[Indices | None], ours: set[int]) -> Value:
+def _taken(program: ProgramWriter, value: Value, dim: int, rows: Sequence[Indices | None], ours: set[int]) -> Value:
     """The elements of a row along a dim: slices where all our devices take the same, else looked up by place."""
     mine = [row for at, row in enumerate(rows) if at in ours and row is not None]
     if not mine:
@@ -106,7 +106,7 @@ def _taken(program: LocalProgram, value: Value, dim: int, rows: Sequence[Indices
     return program.op("Gather", [value, row], {"axis": dim}, shape=shape)
 
 
-def _sliced(program: LocalProgram, value: Value, dim: int, row: Indices) -> Value:
+def _sliced(program: ProgramWriter, value: Value, dim: int, row: Indices) -> Value:
     """The elements of a row as slices side by side."""
     if len(row) == value.shape[dim] and np.array_equal(row, np.arange(len(row))):
         return value
@@ -144,13 +144,13 @@ class Moving:
 
     dims: Callable[[Node], Sequence[int] | None]
     wanted: Wanted
-    rest: Callable[[LocalProgram, Value, Sequence[int]], Sequence[Value] | None]
+    rest: Callable[[ProgramWriter, Value, Sequence[int]], Sequence[Value] | None]
     sources: int | None = 1
     fill: "Callable[[Node], np.ndarray[Any, Any] | None]" = lambda node: None
 
-    def spread(self) -> Spread:
+    def local_program(self) -> LocalProgram:
         """Its local program."""
-        return Spread(self._sends, self._write, self._dims)
+        return LocalProgram(self._sends, self._write, self._dims)
 
     def _dims(self, node: Node) -> Sequence[int] | None:
         # ONNX Runtime's Gather, which takes what a block has, gives only the first string of each row.
@@ -170,7 +170,7 @@ class Moving:
             shape[dim] = max(map(len, exchange.rows))
         return found
 
-    def _write(self, program: LocalProgram) -> Sequence[Value] | None:
+    def _write(self, program: ProgramWriter) -> Sequence[Value] | None:
         node = program.whole
         cut = [dim for dim in sorted(program.dims) if program.lies.dim_parts(dim) > 1]
         values: Sequence[Value] = program.local.inputs[: self.sources]

@@ -8,7 +8,7 @@ import numpy as np
 from irpar.ir import Node, Value
 from irpar.sharding.exchange import FILL, Indices
 
-from .facts import (
+from ..facts import (
     CannotTellError,
     axis_attribute,
     axis_of,
@@ -20,8 +20,8 @@ from .facts import (
     shape_of,
     text_attribute,
 )
-from .spread import LocalProgram
-from .spread_exchange import Moving, blocks_of, is_small
+from .exchange import Moving, blocks_of, is_small
+from .program import ProgramWriter
 
 # -- Concat, Split --------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ def _wanted_of_split(node: Node, dim: int, parts: int) -> list[Indices]:
     return [np.concatenate(of_all_results) for of_all_results in zip(*blocks, strict=True)]
 
 
-def _split_block(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+def _split_block(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
     """The blocks of all results, which stand side by side, taken apart."""
     (dim,) = cut
     sizes = [result.shape[dim] for result in program.local.results]
@@ -90,7 +90,7 @@ def _wanted_of_slice(node: Node, dim: int, parts: int) -> list[Indices]:
     return [taken[block.start : block.stop] for block in blocks_of(len(taken), parts)]
 
 
-def _slice_rest(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+def _slice_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
     left = {dim: how for dim, how in slices(program.whole, len(value.shape)).items() if dim not in cut}
     if not left:
         return [value]
@@ -142,7 +142,7 @@ def _pad_fill(node: Node) -> "np.ndarray[Any, Any] | None":
     return None if value is None or value.data is None else value.data.numpy().reshape(())
 
 
-def _pad_rest(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+def _pad_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
     pads = {dim: pair for dim, pair in pads_of(program.whole, len(value.shape)).items() if dim not in cut}
     if not any(any(pair) for pair in pads.values()):
         return [value]
@@ -164,7 +164,7 @@ def _wanted_of_tile(node: Node, dim: int, parts: int) -> list[Indices]:
     return [np.array(block, np.int64) % size for block in blocks_of(result_shape(node)[dim], parts)]
 
 
-def _tile_rest(program: LocalProgram, value: Value, cut: Sequence[int]) -> list[Value]:
+def _tile_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
     repeats = [1 if dim in cut else count for dim, count in enumerate(needed_ints(program.whole, 1))]
     if set(repeats) == {1}:
         return [value]

@@ -12,9 +12,9 @@ import numpy as np
 from irpar.ir import Node, Value
 from irpar.sharding.exchange import FILL, Indices
 
-from .facts import CannotTellError, int_attribute, ints_attribute, result_shape, shape_of, tensor_of, text_attribute
-from .spread import LocalProgram
-from .spread_exchange import Moving, blocks_of, is_small
+from ..facts import CannotTellError, int_attribute, ints_attribute, result_shape, shape_of, tensor_of, text_attribute
+from .exchange import Moving, blocks_of, is_small
+from .program import ProgramWriter
 
 
 def _kernel(node: Node) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def _wanted(node: Node, dim: int, parts: int) -> list[Indices]:
     return found
 
 
-def _mend(program: LocalProgram, value: Value, cut: Sequence[int]) -> None:
+def _mend(program: ProgramWriter, value: Value, cut: Sequence[int]) -> None:
     """Let the local node slide over what is there now: padding is left for the other dims alone."""
     local, pads = program.local, _pads(program.whole)
     left = [(0, 0) if dim + 2 in cut else pair for dim, pair in enumerate(pads)]

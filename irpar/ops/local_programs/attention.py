@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from irpar.ir import DType, Node, Value
 from irpar.sharding import Axis
 
-from .attention_sizes import Places, attention_sizes, head_dim, key_count, masked, query_dim, static, visible_keys
-from .facts import float_attribute, needed, operand, shape_of, tensor_of
-from .spread import Cuts, LocalProgram, Sent, Shape, Spread
+from ..attention_sizes import Places, attention_sizes, head_dim, key_count, masked, query_dim, static, visible_keys
+from ..facts import float_attribute, needed, operand, shape_of, tensor_of
+from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
 
 _FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 
@@ -40,7 +40,7 @@ def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]
     return [Sent("all_reduce", rows, _computed(tensor_of(node, 0).dtype).bits)] * 2
 
 
-def _by_heads(program: LocalProgram, value: Value, size: int) -> Value:
+def _by_heads(program: ProgramWriter, value: Value, size: int) -> Value:
     """(batch, heads, sequence, size), as the computation needs it."""
     if len(value.shape) == 3:
         batch, places, width = value.shape
@@ -50,12 +50,12 @@ def _by_heads(program: LocalProgram, value: Value, size: int) -> Value:
     return program.cast(value, _computed(value.dtype))
 
 
-def _turned(program: LocalProgram, value: Value, order: Sequence[int]) -> Value:
+def _turned(program: ProgramWriter, value: Value, order: Sequence[int]) -> Value:
     shape = tuple(value.shape[dim] for dim in order)
     return program.op("Transpose", [value], {"perm": tuple(order)}, shape=shape)
 
 
-def _scores(program: LocalProgram, query: Value, key: Value) -> Value:
+def _scores(program: ProgramWriter, query: Value, key: Value) -> Value:
     """(batch, query heads, queries, keys); query heads that share a key head are rows of one product."""
     node = program.whole
     (batch, heads, queries, size), (_, key_heads, keys, _) = query.shape, key.shape
@@ -73,7 +73,7 @@ def _scores(program: LocalProgram, query: Value, key: Value) -> Value:
     return scores
 
 
-def _with_masks(program: LocalProgram, scores: Value) -> Value:
+def _with_masks(program: ProgramWriter, scores: Value) -> Value:
     whole, local, mesh = program.whole, program.local, program.mesh
     mask, dim = operand(local, 3), query_dim(local)
     if mask is not None and mask.dtype is DType.BOOL:
@@ -88,7 +88,7 @@ def _with_masks(program: LocalProgram, scores: Value) -> Value:
     return scores if allowed is None else masked(scores, allowed, program.builder)
 
 
-def _rows(program: LocalProgram) -> tuple[Sequence[Sequence[Axis]], tuple[int, ...]]:
+def _rows(program: ProgramWriter) -> tuple[Sequence[Sequence[Axis]], tuple[int, ...]]:
     """How a number for each query and head lies, and the shape of all of them."""
     node = program.whole
     lies, of = needed(node, 0).sharding, attention_sizes(node)
@@ -97,8 +97,8 @@ def _rows(program: LocalProgram) -> tuple[Sequence[Sequence[Axis]], tuple[int, .
     return cut, (static(of.batch), static(of.query_heads), static(of.queries), 1)
 
 
-def _attention(program: LocalProgram) -> list[Value]:
-    """Softmax over all devices' keys as in `spread_normalization`, and the products with the device's own values."""
+def _attention(program: ProgramWriter) -> list[Value]:
+    """Softmax over all devices' keys as in `.normalization`, and the products with the device's own values."""
     of = attention_sizes(program.whole)
     query, key = (_by_heads(program, needed(program.local, place), static(of.head)) for place in range(2))
     value = _by_heads(program, needed(program.local, 2), static(of.value_head))
@@ -116,7 +116,7 @@ def _attention(program: LocalProgram) -> list[Value]:
     return [program.cast(_weighted(program, weights, value), program.local.result.dtype)]
 
 
-def _weighted(program: LocalProgram, weights: Value, value: Value) -> Value:
+def _weighted(program: ProgramWriter, weights: Value, value: Value) -> Value:
     (batch, heads, queries, keys), (_, key_heads, _, size) = weights.shape, value.shape
     rows = (batch, key_heads, heads // key_heads * queries, keys)
     grouped = program.op("Reshape", [weights, program.ints(rows)], shape=rows)
@@ -129,5 +129,5 @@ def _weighted(program: LocalProgram, weights: Value, value: Value) -> Value:
     return program.op("Reshape", [_turned(program, result, (0, 2, 1, 3)), program.ints(packed)], shape=packed)
 
 
-SPREAD = Spread(_sends, _attention, _key_dims, operand=1)
+LOCAL_PROGRAM = LocalProgram(_sends, _attention, _key_dims, operand=1)
 """Along the keys, which are reduced."""

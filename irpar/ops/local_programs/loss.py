@@ -13,9 +13,9 @@ import numpy as np
 from irpar.ir import DType, Node, Value
 from irpar.sharding import Reduction, ceil_div
 
-from .coords import block_start
-from .facts import CannotTellError, int_attribute, needed, operand, shape_of, tensor_of, text_attribute
-from .spread import Cuts, LocalProgram, Sent, Shape, Spread
+from ..coords import block_start
+from ..facts import CannotTellError, int_attribute, needed, operand, shape_of, tensor_of, text_attribute
+from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
 
 _CLASSES = 1
 
@@ -66,7 +66,7 @@ def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]
     return [*found, Sent("all_reduce", _numbers(node), bits)]
 
 
-def _log_probabilities(program: LocalProgram, scores: Value) -> Value:
+def _log_probabilities(program: ProgramWriter, scores: Value) -> Value:
     if program.whole.op_type == "NegativeLogLikelihoodLoss":
         return scores
     if program.lies.dim_parts(_CLASSES) == 1:
@@ -77,14 +77,14 @@ def _log_probabilities(program: LocalProgram, scores: Value) -> Value:
     return program.op("Sub", [shifted, program.op("Log", [_over_classes(program, total, "sum")])])
 
 
-def _over_classes(program: LocalProgram, value: Value, reduce: Reduction) -> Value:
+def _over_classes(program: ProgramWriter, value: Value, reduce: Reduction) -> Value:
     """The reduction of a number for each row over the devices that hold its classes."""
     axes, shape = list(program.lies.axes), list(program.origin.shape)
     over, axes[_CLASSES], shape[_CLASSES] = axes[_CLASSES], (), 1
     return program.all_reduce(value, reduce, axes, shape, over=over)
 
 
-def _labels(program: LocalProgram) -> tuple[Value, Value]:
+def _labels(program: ProgramWriter) -> tuple[Value, Value]:
     """The labels relative to the device's classes, 0 where they are not among them or ignored; and where they count."""
     labels = needed(program.local, 1)
     rows = (labels.shape[0], 1, *labels.shape[1:])
@@ -110,7 +110,7 @@ def _labels(program: LocalProgram) -> tuple[Value, Value]:
     return program.op("Where", [counts, relative, zero], shape=rows, dtype=DType.I64), counts
 
 
-def _loss(program: LocalProgram) -> list[Value]:
+def _loss(program: ProgramWriter) -> list[Value]:
     """Each term is made by the device that has the class of its label; the others have zeros."""
     dtype = _computed(program.data.dtype)
     known = _log_probabilities(program, program.cast(program.data, dtype))
@@ -131,7 +131,7 @@ def _loss(program: LocalProgram) -> list[Value]:
     return [*results, *[program.cast(known, like.dtype) for like in program.local.results[1:]]]
 
 
-def _reduced(program: LocalProgram, losses: Value, shares: Value) -> Value:
+def _reduced(program: ProgramWriter, losses: Value, shares: Value) -> Value:
     """The losses of rows as the node reduces them."""
     node, result = program.whole, program.local.results[0]
     reduction = loss_reduction(node)
@@ -154,10 +154,10 @@ def _reduced(program: LocalProgram, losses: Value, shares: Value) -> Value:
     return program.op("Mul", [total, program.constant(1 / prod(shape_of(node, 1)), total.dtype)])
 
 
-def _sum(program: LocalProgram, value: Value) -> Value:
+def _sum(program: ProgramWriter, value: Value) -> Value:
     total = program.reduced("ReduceSum", value, range(len(value.shape)))
     return program.op("Reshape", [total, program.ints([1])], shape=(1,))
 
 
-SPREAD = Spread(_sends, _loss, _dims)
+LOCAL_PROGRAM = LocalProgram(_sends, _loss, _dims)
 """Over classes; over rows too where all of them decide."""

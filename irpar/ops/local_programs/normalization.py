@@ -6,8 +6,8 @@ from math import prod
 from irpar.ir import DType, Node, Value
 from irpar.sharding import ceil_div
 
-from .facts import axes_of, axis_attribute, float_attribute, int_attribute, ints_attribute, shape_of, tensor_of
-from .spread import Cuts, LocalProgram, Sent, Shape, Spread
+from ..facts import axes_of, axis_attribute, float_attribute, int_attribute, ints_attribute, shape_of, tensor_of
+from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
 
 Dims = Callable[[Node], Sequence[int] | None]
 
@@ -58,7 +58,7 @@ def _mean_variance_dims(node: Node) -> Sequence[int]:
     return axes_of(ints_attribute(node, "axes") or (0, 2, 3), len(shape_of(node, 0)))
 
 
-def _softmax(program: LocalProgram) -> list[Value]:
+def _softmax(program: ProgramWriter) -> list[Value]:
     """exp(x - m) / sum, with the maximum m and the sum of all blocks; Milakov and Gimelshein (2018) for the two."""
     dtype = program.data.dtype
     data = program.cast(program.data, _computed(dtype))
@@ -73,33 +73,33 @@ def _softmax(program: LocalProgram) -> list[Value]:
     return [program.cast(result, dtype)]
 
 
-def _mean(program: LocalProgram, value: Value) -> Value:
+def _mean(program: ProgramWriter, value: Value) -> Value:
     """The mean over all blocks, kept as dims of size 1."""
     count = prod(program.origin.shape[dim] for dim in program.dims)
     total = program.all_reduce(program.reduced("ReduceSum", value, program.dims), "sum")
     return program.op("Mul", [total, program.constant(1 / count, value.dtype)])
 
 
-def _centred(program: LocalProgram, data: Value) -> tuple[Value, Value, Value]:
+def _centred(program: ProgramWriter, data: Value) -> tuple[Value, Value, Value]:
     """The mean, what is left without it, and the variance: the mean goes first, so that large means do no harm."""
     mean = _mean(program, data)
     centred = program.op("Sub", [data, mean])
     return mean, centred, _mean(program, program.op("Mul", [centred, centred]))
 
 
-def _inverse_root(program: LocalProgram, variance: Value, default: float = 1e-5) -> Value:
+def _inverse_root(program: ProgramWriter, variance: Value, default: float = 1e-5) -> Value:
     epsilon = program.constant(float_attribute(program.whole, "epsilon", default), variance.dtype)
     return program.op("Reciprocal", [program.op("Sqrt", [program.op("Add", [variance, epsilon])])])
 
 
-def _affine(program: LocalProgram, value: Value, scale: Value | None, shift: Value | None) -> Value:
+def _affine(program: ProgramWriter, value: Value, scale: Value | None, shift: Value | None) -> Value:
     for op_type, other in (("Mul", scale), ("Add", shift)):
         if other is not None:
             value = program.op(op_type, [value, program.cast(other, value.dtype)])
     return value
 
 
-def _layer_normalization(program: LocalProgram) -> list[Value]:
+def _layer_normalization(program: ProgramWriter) -> list[Value]:
     data = program.cast(program.data, _computed(program.data.dtype))
     operands = (*program.local.operands, None)
     mean, centred, variance = _centred(program, data)
@@ -109,7 +109,7 @@ def _layer_normalization(program: LocalProgram) -> list[Value]:
     return [program.cast(value, like.dtype) for value, like in zip(made, program.local.results, strict=False)]
 
 
-def _rms_normalization(program: LocalProgram) -> list[Value]:
+def _rms_normalization(program: ProgramWriter) -> list[Value]:
     data = program.cast(program.data, _computed(program.data.dtype))
     inverse = _inverse_root(program, _mean(program, program.op("Mul", [data, data])))
     normal = program.op("Mul", [data, inverse])
@@ -118,7 +118,7 @@ def _rms_normalization(program: LocalProgram) -> list[Value]:
     return [program.cast(value, like.dtype) for value, like in zip(made, program.local.results, strict=False)]
 
 
-def _skip_normalization(program: LocalProgram) -> list[Value]:
+def _skip_normalization(program: ProgramWriter) -> list[Value]:
     """com.microsoft: x and skip are added, and a bias, then normalised; the sum is the last result."""
     local, is_simple = program.local, program.whole.op_type == "SkipSimplifiedLayerNormalization"
     dtype = _computed(program.data.dtype)
@@ -144,7 +144,7 @@ def _skip_dims(node: Node) -> Sequence[int] | None:
 _SKIP_EPSILON = 1e-12
 
 
-def _instance_normalization(program: LocalProgram) -> list[Value]:
+def _instance_normalization(program: ProgramWriter) -> list[Value]:
     dtype = program.data.dtype
     data = program.cast(program.data, _computed(dtype))
     _, centred, variance = _centred(program, data)
@@ -152,7 +152,7 @@ def _instance_normalization(program: LocalProgram) -> list[Value]:
     return [program.cast(_scaled_and_shifted(program, normal, _of_channel(data)), dtype)]
 
 
-def _batch_normalization(program: LocalProgram) -> list[Value]:
+def _batch_normalization(program: ProgramWriter) -> list[Value]:
     """In training mode: by mean and variance of the batch, of which running ones take their share."""
     dtype = program.data.dtype
     data = program.cast(program.data, _computed(dtype))
@@ -174,7 +174,7 @@ def _batch_dims(node: Node) -> Sequence[int]:
     return (0, *range(2, len(shape_of(node, 0))))
 
 
-def _group_normalization(program: LocalProgram) -> list[Value]:
+def _group_normalization(program: ProgramWriter) -> list[Value]:
     """The statistics of each group; of a group that is cut, a device has one, and some of its channels."""
     node, dtype = program.whole, program.data.dtype
     batch, channels, *places = program.data.shape
@@ -208,7 +208,7 @@ def _of_channel(value: Value) -> Shape:
     return (value.shape[1], *[1] * (len(value.shape) - 2))
 
 
-def _scaled_and_shifted(program: LocalProgram, value: Value, shape: Shape) -> Value:
+def _scaled_and_shifted(program: ProgramWriter, value: Value, shape: Shape) -> Value:
     """By operands 1 and 2, which have an element for each of what the first dim of `shape` counts."""
     sides = [program.op("Reshape", [side, program.ints(shape)], shape=shape) for side in program.local.inputs[1:3]]
     return _affine(program, value, *sides)
@@ -224,7 +224,7 @@ def _channel_dims(node: Node) -> Sequence[int] | None:
     return range(1, len(shape_of(node, 0))) if _is_float(node) else None
 
 
-def _mean_variance_normalization(program: LocalProgram) -> list[Value]:
+def _mean_variance_normalization(program: ProgramWriter) -> list[Value]:
     dtype = program.data.dtype
     data = program.cast(program.data, _computed(dtype))
     _, centred, variance = _centred(program, data)
@@ -232,7 +232,7 @@ def _mean_variance_normalization(program: LocalProgram) -> list[Value]:
     return [program.cast(program.op("Div", [centred, root]), dtype)]
 
 
-def _lp_normalization(program: LocalProgram) -> list[Value]:
+def _lp_normalization(program: ProgramWriter) -> list[Value]:
     dtype = program.data.dtype
     data = program.cast(program.data, _computed(dtype))
     is_first = int_attribute(program.whole, "p", 2) == 1
@@ -260,7 +260,7 @@ _DIMS: dict[str, Dims] = {
 }
 
 
-_WRITERS: dict[str, tuple[int, Callable[[LocalProgram], list[Value]]]] = {
+_WRITERS: dict[str, tuple[int, Callable[[ProgramWriter], list[Value]]]] = {
     "Softmax": (2, _softmax),
     "LogSoftmax": (2, _softmax),
     "LpNormalization": (1, _lp_normalization),
@@ -278,7 +278,7 @@ _WRITERS: dict[str, tuple[int, Callable[[LocalProgram], list[Value]]]] = {
 # -- norms ----------------------------------------------------------------------------------------------------------
 
 
-def _norm(program: LocalProgram) -> list[Value]:
+def _norm(program: ProgramWriter) -> list[Value]:
     """ReduceL2, ReduceLogSum: a function of the sum of all blocks."""
     data = program.cast(program.data, _computed(program.data.dtype))
     is_length = program.whole.op_type == "ReduceL2"
@@ -287,7 +287,7 @@ def _norm(program: LocalProgram) -> list[Value]:
     return [_without_dims(program, program.op("Sqrt" if is_length else "Log", [total]))]
 
 
-def _log_sum_exp(program: LocalProgram) -> list[Value]:
+def _log_sum_exp(program: ProgramWriter) -> list[Value]:
     """m + log(sum(exp(x - m))) with the maximum m of all blocks, so that no exponential is too large."""
     data = program.cast(program.data, _computed(program.data.dtype))
     most = program.all_reduce(program.reduced("ReduceMax", data, program.dims), "max")
@@ -299,7 +299,7 @@ def _log_sum_exp(program: LocalProgram) -> list[Value]:
     return [_without_dims(program, program.op("Add", [program.op("Log", [total]), most]))]
 
 
-def _without_dims(program: LocalProgram, value: Value) -> Value:
+def _without_dims(program: ProgramWriter, value: Value) -> Value:
     value = program.cast(value, program.data.dtype)
     if int_attribute(program.whole, "keepdims", 1):
         return value
@@ -307,18 +307,18 @@ def _without_dims(program: LocalProgram, value: Value) -> Value:
     return program.op("Squeeze", [value, program.ints(program.dims)], shape=shape)
 
 
-def _spread(count: int, write: Callable[[LocalProgram], list[Value]], dims: Dims) -> Spread:
-    return Spread(_statistics(count, dims), write, lambda node: dims(node) if _is_float(node) else None)
+def _program(count: int, write: Callable[[ProgramWriter], list[Value]], dims: Dims) -> LocalProgram:
+    return LocalProgram(_statistics(count, dims), write, lambda node: dims(node) if _is_float(node) else None)
 
 
-def reductions(dims: Dims) -> dict[str, Spread]:
+def reductions(dims: Dims) -> dict[str, LocalProgram]:
     """The local programs of the reductions that do something to a sum; `dims` are those that a node reduces."""
     writers = {"ReduceL2": (1, _norm), "ReduceLogSum": (1, _norm), "ReduceLogSumExp": (2, _log_sum_exp)}
-    return {op_type: _spread(count, write, dims) for op_type, (count, write) in writers.items()}
+    return {op_type: _program(count, write, dims) for op_type, (count, write) in writers.items()}
 
 
-GROUPS = Spread(_group_sends, _group_normalization, _channel_dims)
+GROUPS = LocalProgram(_group_sends, _group_normalization, _channel_dims)
 """That of GroupNormalization, over channels of a group and places."""
 
-SPREADS = {op_type: _spread(count, write, _DIMS[op_type]) for op_type, (count, write) in _WRITERS.items()}
+LOCAL_PROGRAMS = {op_type: _program(count, write, _DIMS[op_type]) for op_type, (count, write) in _WRITERS.items()}
 """Operator to its local program, over the dims that it normalises."""

@@ -9,9 +9,9 @@ import numpy as np
 from irpar.ir import DType, Node, TensorType, Value
 from irpar.sharding import ceil_div
 
-from .coords import block_index, block_start
-from .facts import axis_attribute, axis_of, int_attribute, needed_ints, result_shape, shape_of, tensor_of
-from .spread import Cuts, LocalProgram, Sent, Shape, Spread
+from ..coords import block_index, block_start
+from ..facts import axis_attribute, axis_of, int_attribute, needed_ints, result_shape, shape_of, tensor_of
+from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +56,7 @@ def _sends_best(dims: Callable[[Node], Sequence[int] | None]) -> Callable[..., l
     return sends
 
 
-def _best_place(program: LocalProgram, op_type: str, *, last: int = 0) -> Value:
+def _best_place(program: ProgramWriter, op_type: str, *, last: int = 0) -> Value:
     """The place of the greatest or least in the whole axis, which stays with size 1: int64.
 
     Blocks follow each other in order, so that the first (or last) of equal ones is that of the first (or last) block.
@@ -75,7 +75,7 @@ def _best_place(program: LocalProgram, op_type: str, *, last: int = 0) -> Value:
     return program.cast(found, DType.I64)
 
 
-def _arg(program: LocalProgram) -> list[Value]:
+def _arg(program: ProgramWriter) -> list[Value]:
     node = program.whole
     found = _best_place(program, node.op_type, last=int_attribute(node, "select_last_index", 0))
     if int_attribute(node, "keepdims", 1):
@@ -84,7 +84,7 @@ def _arg(program: LocalProgram) -> list[Value]:
     return [program.op("Squeeze", [found, program.ints(program.dims)], shape=shape)]
 
 
-def _hardmax(program: LocalProgram) -> list[Value]:
+def _hardmax(program: ProgramWriter) -> list[Value]:
     """1 where the greatest is, for each row the first."""
     (axis,) = program.dims
     block = ceil_div(program.origin.shape[axis], program.parts)
@@ -116,7 +116,7 @@ def _sends_candidates(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) ->
     return [Sent("all_gather", count, bits) for bits in (_searched(tensor_of(node, 0).dtype).bits, _PLACE.bits)]
 
 
-def _top_k(program: LocalProgram) -> list[Value]:
+def _top_k(program: ProgramWriter) -> list[Value]:
     """The best of each block, then the best of these. Equal ones come in the order of their places, as ONNX says."""
     (axis,) = program.dims
     node, dtype = program.whole, program.data.dtype
@@ -139,7 +139,7 @@ def _top_k(program: LocalProgram) -> list[Value]:
     return [program.cast(best, dtype), program.cast(found, DType.I64)][: len(node.results)]
 
 
-def _searched_block(program: LocalProgram, data: Value, count: int, search: dict[str, int]) -> tuple[Value, Value]:
+def _searched_block(program: ProgramWriter, data: Value, count: int, search: dict[str, int]) -> tuple[Value, Value]:
     shape = tuple(count if dim == search["axis"] else size for dim, size in enumerate(data.shape))
     node = program.builder.node("TopK", [data, program.ints([count])], search, results=2)
     values, places = node.results
@@ -147,7 +147,7 @@ def _searched_block(program: LocalProgram, data: Value, count: int, search: dict
     return values, places
 
 
-def _padded(program: LocalProgram, value: Value, axis: int, count: int, filler: Array) -> Value:
+def _padded(program: ProgramWriter, value: Value, axis: int, count: int, filler: Array) -> Value:
     shape = [count if dim == axis else size for dim, size in enumerate(value.shape)]
     number = program.builder.constant(filler, "filler")
     more = program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=value.dtype)
@@ -179,7 +179,7 @@ def _sends_totals(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> lis
     return [Sent("all_gather", _others(blocks[0], axis), tensor_of(node, 0).dtype.bits)]
 
 
-def _cumulative(program: LocalProgram) -> list[Value]:
+def _cumulative(program: ProgramWriter) -> list[Value]:
     """The block's own sums, and before them the totals of the blocks before it (Blelloch, 1990, section 1.3)."""
     (axis,) = program.dims
     node, dtype = program.whole, program.data.dtype
@@ -198,12 +198,12 @@ def _cumulative(program: LocalProgram) -> list[Value]:
     return [program.op(combine, [own, offset])]
 
 
-SPREADS: dict[str, Spread] = {
-    "ArgMax": Spread(_sends_best(_arg_dims), _arg, _arg_dims),
-    "ArgMin": Spread(_sends_best(_arg_dims), _arg, _arg_dims),
-    "Hardmax": Spread(_sends_best(_hardmax_dims), _hardmax, _hardmax_dims),
-    "TopK": Spread(_sends_candidates, _top_k, _top_k_dims),
-    "CumSum": Spread(_sends_totals, _cumulative, _cumulative_dims),
-    "CumProd": Spread(_sends_totals, _cumulative, _cumulative_dims),
+LOCAL_PROGRAMS: dict[str, LocalProgram] = {
+    "ArgMax": LocalProgram(_sends_best(_arg_dims), _arg, _arg_dims),
+    "ArgMin": LocalProgram(_sends_best(_arg_dims), _arg, _arg_dims),
+    "Hardmax": LocalProgram(_sends_best(_hardmax_dims), _hardmax, _hardmax_dims),
+    "TopK": LocalProgram(_sends_candidates, _top_k, _top_k_dims),
+    "CumSum": LocalProgram(_sends_totals, _cumulative, _cumulative_dims),
+    "CumProd": LocalProgram(_sends_totals, _cumulative, _cumulative_dims),
 }
 """Operator to its local program."""

@@ -13,8 +13,8 @@ import numpy as np
 from irpar.ir import Builder, DType, Node, TensorType, Value
 from irpar.sharding import Axis, Reduction, Sharding, local_shape
 
-from .facts import needed
-from .rule import FactorRule
+from ..facts import needed
+from ..rule import FactorRule
 
 Shape = tuple[int, ...]
 Cuts = Mapping[int, int]
@@ -44,7 +44,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Spread:
+class LocalProgram:
     """The local program of an operator, for factors that its rule needs whole.
 
     Attributes:
@@ -59,22 +59,21 @@ class Spread:
     """
 
     sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
-    write: "Callable[[LocalProgram], Sequence[Value] | None]"
+    write: "Callable[[ProgramWriter], Sequence[Value] | None]"
     dims: Callable[[Node], Sequence[int] | None]
     operand: int = 0
 
 
-class LocalProgram:
+class ProgramWriter:
     """Writes the local program of one node.
 
     Args:
+        program: of the operator.
         whole: the node in global view: whole types, and shardings.
         local: its local copy.
         builder: inserts before it.
         axes: the mesh axes that cut the factors along which the program works.
-        dims: the dims where these stand.
         ranks: that run the local graph.
-        operand: the one that has these dims.
         rule: the rule of the node.
         factors: per factor of the rule the axes that cut it.
 
@@ -84,13 +83,12 @@ class LocalProgram:
 
     def __init__(
         self,
+        program: LocalProgram,
         whole: Node,
         local: Node,
         builder: Builder,
         axes: Sequence[Axis],
-        dims: Sequence[int],
         ranks: Sequence[int],
-        operand: int,
         rule: FactorRule,
         factors: Sequence[Sequence[Axis]],
     ) -> None:
@@ -98,11 +96,11 @@ class LocalProgram:
         self.local = local
         self.builder = builder
         self.axes = tuple(axes)
-        self.dims = tuple(dims)
+        self.dims = tuple(program.dims(whole) or ())
         self.rule = rule
         self.factors = factors
-        self.data = needed(local, operand)
-        self.origin = needed(whole, operand)
+        self.data = needed(local, program.operand)
+        self.origin = needed(whole, program.operand)
         assert self.origin.sharding is not None
         self.lies = self.origin.sharding
         self.mesh = self.lies.mesh

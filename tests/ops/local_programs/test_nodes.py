@@ -12,13 +12,13 @@ from onnx import TensorProto, helper
 import irpar
 from irpar.ir import Node
 from irpar.ir.text import parse_module
-from irpar.ops import FactorRule, definition, definitions, factor_rule, spread_factors
+from irpar.ops import FactorRule, definition, definitions, factor_rule, program_factors
 from irpar.sharding import filled_blocks
 
-from .spread_nodes import check, nodes, partitioned, spread_out
+from .nodes import check, nodes, partitioned, partitioned_node
 
 MESHES = ({"p": 2}, {"p": 3}, {"p": 4}, {"p": 2, "q": 2})
-OPERATORS = sorted(found.name for found in definitions() if found.spread is not None)
+OPERATORS = sorted(found.name for found in definitions() if found.local_program is not None)
 
 
 def whole_node(folder: Path) -> Node:
@@ -42,7 +42,7 @@ def has_elements_everywhere(folder: Path, axis: int, parts: int) -> bool:
     """Whether every device has a part of what is cut, as a local program needs; else the node is done whole."""
     whole = whole_node(folder)
     rule = factor_rule(whole)
-    if rule is None or cut_factor(whole, rule, axis) not in spread_factors(whole, rule):
+    if rule is None or cut_factor(whole, rule, axis) not in program_factors(whole, rule):
         return False
     factor = cut_factor(whole, rule, axis)
     values = (*whole.operands, *whole.results)
@@ -63,7 +63,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 def test_blocks_of_what_is_needed_whole(name: str, data: st.DataObject, tmp_path: Path) -> None:
     node, operands, axis = data.draw(nodes(name))
     mesh = data.draw(st.sampled_from(MESHES))
-    partition = spread_out(node, operands, axis, mesh, tmp_path)
+    partition = partitioned_node(node, operands, axis, mesh, tmp_path)
     check(partition, operands, tmp_path)
     if has_elements_everywhere(tmp_path, axis, int(np.prod(list(mesh.values())))):
         reasons = [entry["reason"] for entry in partition.plan.collectives]
@@ -76,11 +76,11 @@ def test_blocks_of_what_is_needed_whole(name: str, data: st.DataObject, tmp_path
 def test_what_is_priced_is_what_is_sent(name: str, data: st.DataObject, tmp_path: Path) -> None:
     node, operands, axis = data.draw(nodes(name))
     mesh = data.draw(st.sampled_from(MESHES))
-    partition = spread_out(node, operands, axis, mesh, tmp_path)
+    partition = partitioned_node(node, operands, axis, mesh, tmp_path)
     whole = whole_node(tmp_path)
     found = definition(whole)
     assert found is not None
-    assert found.spread is not None
+    assert found.local_program is not None
     parts = int(np.prod(list(mesh.values())))
     assume(has_elements_everywhere(tmp_path, axis, parts))
     rule = factor_rule(whole)
@@ -91,7 +91,7 @@ def test_what_is_priced_is_what_is_sent(name: str, data: st.DataObject, tmp_path
         and tuple(-(-size // parts) if factor in dim else size for size, dim in zip(value.shape, dims, strict=True))
         for value, dims in zip(whole.operands, rule.operands, strict=True)
     ]
-    priced = [(sent.kind, sent.bytes) for sent in found.spread.sends(whole, blocks, {axis: parts})]
+    priced = [(sent.kind, sent.bytes) for sent in found.local_program.sends(whole, blocks, {axis: parts})]
     made = [entry for entry in partition.plan.collectives if "works along" in entry["reason"]]
     assert priced == [(entry["kind"], entry["bytes"]) for entry in made]
 
@@ -123,14 +123,14 @@ def test_rows_of_strings_are_brought_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "spread"),
+    ("text", "expected"),
     [
         ("%y = Softmax(%x) : i64[4, 8]", 0),
         ("%y = Softmax(%x) {axis=0} : f32[4, 8]", 1),
         ("%y = MatMul(%x, %x) : f32[4, 8]", 0),
     ],
 )
-def test_which_factors_may_be_cut(text: str, spread: int) -> None:
+def test_which_factors_may_be_cut(text: str, expected: int) -> None:
     dtype = "i64" if "i64" in text else "f32"
     shape = "[8, 8]" if "MatMul" in text else "[4, 8]"
     text = text.replace("[4, 8]", shape)
@@ -138,4 +138,4 @@ def test_which_factors_may_be_cut(text: str, spread: int) -> None:
     assert graph.first is not None
     rule = factor_rule(graph.first)
     assert rule is not None
-    assert len(spread_factors(graph.first, rule)) == spread
+    assert len(program_factors(graph.first, rule)) == expected
