@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from irpar.analysis.flow import Flow
 from irpar.analysis.origins import cutting_names
 from irpar.analysis.placement import has_rank, program_axes
@@ -12,9 +10,10 @@ from irpar.analysis.reasons import Origins, reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
 from irpar.ops.collectives import collective_axes, number_collectives
-from irpar.ops.coords import COORDS, block_index, block_start
+from irpar.ops.coords import COORDS, block_start
 from irpar.ops.local_node import localized
 from irpar.ops.local_programs.program import LocalProgram, ProgramWriter
+from irpar.ops.neutral import first_only
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import (
     Axis,
@@ -329,16 +328,10 @@ class _Localizer:
         (whole,), result = made.inputs, node.result
         assert result.sharding is not None
         assert made.graph is not None
-        neutral = {"sum": 0, "prod": 1}.get(result.sharding.reduce)
         builder = Builder(made.graph, self.module.opsets, before=made, like=node)
-        if neutral is None:
-            self._replace(node, made, [builder.op("Identity", [whole], type=whole.type)])
-            return
-        position = block_index(builder, self.mesh, collective_axes(node))
-        zero = builder.constant(np.asarray(0, np.int64), "number_0")
-        is_first = builder.op("Equal", [position, zero], type=TensorType(DType.BOOL, ()))
-        nothing = builder.constant(np.full((), neutral, whole.dtype.numpy), "neutral")
-        self._replace(node, made, [builder.op("Where", [is_first, whole, nothing], type=whole.type)])
+        once = first_only(whole, result.sharding.reduce, self.mesh, collective_axes(node), builder)
+        own = builder.op("Identity", [whole], type=whole.type) if once is whole else once
+        self._replace(node, made, [own])
 
     def _block_bounds(self, axes: Sequence[Axis], block: int) -> tuple[Value, Value]:
         """Where the own block of a dim starts and ends, as Slice takes it: int64[1], made once for each cut."""

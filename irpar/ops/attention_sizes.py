@@ -6,9 +6,9 @@ import numpy as np
 
 from irpar.ir import Builder, Dim, DType, Expr, Node, TensorType, Value
 from irpar.ir.dims import exact_div
-from irpar.sharding import Axis, Mesh, ceil_div
+from irpar.sharding import Axis, Mesh
 
-from .coords import block_start
+from .coords import start_in_dim
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of
 
 
@@ -98,7 +98,7 @@ class Places:
         found = builder.constant(numbers, "positions")
         if mesh.group_size(self.axes) == 1:
             return found
-        start = block_start(builder, mesh, self.axes, ceil_div(self.whole, mesh.group_size(self.axes)))
+        start = start_in_dim(builder, mesh, self.axes, self.whole)
         return builder.op("Add", [found, start], type=TensorType(DType.I64, shape))
 
 

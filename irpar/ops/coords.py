@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from irpar.ir import ArrayTensor, Builder, DType, Graph, TensorType, Value
-from irpar.sharding import Axis, Mesh
+from irpar.sharding import Axis, Mesh, ceil_div
 
 COORDS = "irpar.coords"
 """Name of the int64 graph input with the rank's mesh coordinates."""
@@ -89,6 +89,11 @@ def block_start(builder: Builder, mesh: Mesh, axes: Sequence[Axis], block: int) 
     assert index.node is not None
     after = Builder(root, builder.opsets, before=index.node.next)
     return after.op("Mul", [index, _number(after, block)], type=_SCALAR, name=name)
+
+
+def start_in_dim(builder: Builder, mesh: Mesh, axes: Sequence[Axis], size: int) -> Value:
+    """Where the rank's block starts in a dim of `size` elements cut over axes: an int64 scalar."""
+    return block_start(builder, mesh, axes, ceil_div(size, mesh.group_size(axes)))
 
 
 def _name(what: str, mesh: Mesh, axes: Sequence[Axis]) -> str:

@@ -6,9 +6,9 @@ from math import prod
 import numpy as np
 
 from irpar.ir import Builder, DType, Node, TensorType, Type, Value
-from irpar.sharding import Reduction, ceil_div
+from irpar.sharding import Reduction
 
-from .coords import block_start
+from .coords import start_in_dim
 from .facts import (
     CannotTellError,
     axis_attribute,
@@ -90,8 +90,7 @@ def _start_of_block(value: Value, dim: int, size: int, builder: Builder) -> Valu
     """Where the device's block of a value starts in a dim of `size` elements; None where that is not cut."""
     if value.sharding is None or value.sharding.dim_parts(dim) == 1:
         return None
-    mesh, axes = value.sharding.mesh, value.sharding.dims[dim].axes
-    return block_start(builder, mesh, axes, ceil_div(size, mesh.group_size(axes)))
+    return start_in_dim(builder, value.sharding.mesh, value.sharding.dims[dim].axes, size)
 
 
 def _with_dims(value: Value, count: int, builder: Builder) -> Value:
@@ -247,8 +246,6 @@ define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot, localize=_localize_one
 
 _SCATTERED: dict[str, Reduction] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
 """What results of some of the updates alone combine by, where updates combine with what is there."""
-_NEUTRAL = {"add": 0, "mul": 1}
-"""What other devices than the first have for the data, where it must count once."""
 
 
 def _updates_kind(node: Node) -> tuple[Kind, Reduction]:
@@ -266,9 +263,8 @@ def _rows_kind(node: Node) -> Kind:
 
 def _localize_scatter(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
     """The data counts once, where it is added to or multiplied; a device scatters what falls into its block."""
-    neutral = _NEUTRAL.get(text_attribute(whole_node, "reduction", "none"))
-    if neutral is not None:
-        add_bias_once(local, 0, builder, neutral)
+    if text_attribute(whole_node, "reduction", "none") != "none":
+        add_bias_once(local, 0, builder)
     data = needed(local, 0)
     axis = 0 if local.op_type == "ScatterND" else axis_attribute(whole_node, len(data.shape), 0)
     size, rows = shape_of(whole_node, 0)[axis], data.shape[axis]

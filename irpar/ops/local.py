@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import Builder, DType, Node, TensorType, Value
+from irpar.ir import Builder, Node, Value
 
-from .coords import block_index
 from .facts import operand
+from .neutral import first_only
 
 
 def typed_like(
@@ -36,19 +36,12 @@ def set_target(local: Node, index: int, target: Sequence[int], builder: Builder)
     local.set_operands(operands)
 
 
-def add_bias_once(local: Node, index: int, builder: Builder, neutral: int = 0) -> None:
-    """Where the result is partial, give an operand to the first of the devices that reduce theirs, `neutral` to others.
-
-    So a bias counts once where they add up what they have.
-    """
+def add_bias_once(local: Node, index: int, builder: Builder) -> None:
+    """Where the result is partial, let an operand, such as a bias, count once when devices reduce what they have."""
     bias, sharding = operand(local, index), local.result.sharding
     if bias is None or sharding is None or not sharding.partial:
         return
-    position = block_index(builder, sharding.mesh, sharding.partial)
-    zero = builder.constant(np.asarray(0, np.int64), "number_0")
-    is_first = builder.op("Equal", [position, zero], type=TensorType(DType.BOOL, ()))
-    nothing = builder.constant(np.full((), neutral, bias.dtype.numpy), "neutral")
-    once = builder.op("Where", [is_first, bias, nothing], type=bias.type, name=f"{bias.name}_once")
+    once = first_only(bias, sharding.reduce, sharding.mesh, sharding.partial, builder, f"{bias.name}_once")
     operands = list(local.operands)
     operands[index] = once
     local.set_operands(operands)

@@ -1,16 +1,14 @@
 """What takes the place of a node in the program of one device: nothing where it has no elements, or the op's hook."""
 
-from collections.abc import Callable
 from math import prod
 
-import ml_dtypes
 import numpy as np
 
-from irpar.ir import ArrayTensor, Builder, DType, Node, Value
-from irpar.sharding import Reduction
+from irpar.ir import ArrayTensor, Builder, Node, Value
 
 from .bodies import holds_collectives
 from .local import typed_like
+from .neutral import neutral
 from .registry import definition, factor_rule
 from .rule import Kind
 
@@ -74,34 +72,3 @@ def _filled(result: Value, number: object, builder: Builder) -> Value:
     scalar = builder.constant(ArrayTensor(np.full((), number, dtype.numpy), dtype), "neutral")
     target = builder.constant(np.asarray(shape, np.int64), "shape")
     return typed_like(result, "Expand", [scalar, target], None, builder)
-
-
-def neutral(reduce: Reduction, dtype: DType) -> object:
-    """What changes nothing in a reduction of elements of a type."""
-    return _NEUTRAL[reduce](dtype)
-
-
-def _least(dtype: DType) -> object:
-    if dtype.is_integer:
-        return ml_dtypes.iinfo(dtype.numpy).min
-    with np.errstate(all="ignore"):
-        infinite = np.asarray(-np.inf).astype(dtype.numpy)
-    return infinite if np.isneginf(infinite.astype(np.float64)) else ml_dtypes.finfo(dtype.numpy).min
-
-
-def _greatest(dtype: DType) -> object:
-    if dtype.is_integer:
-        return ml_dtypes.iinfo(dtype.numpy).max
-    with np.errstate(all="ignore"):
-        infinite = np.asarray(np.inf).astype(dtype.numpy)
-    return infinite if np.isposinf(infinite.astype(np.float64)) else ml_dtypes.finfo(dtype.numpy).max
-
-
-_NEUTRAL: dict[Reduction, Callable[[DType], object]] = {
-    "sum": lambda _: 0,
-    "prod": lambda _: 1,
-    "max": _least,
-    "min": _greatest,
-    "and": lambda dtype: np.invert(np.zeros((), dtype.numpy)),
-    "or": lambda _: 0,
-}

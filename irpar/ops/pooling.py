@@ -7,10 +7,10 @@ from math import prod
 import numpy as np
 
 from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
-from irpar.sharding import Reduction, ceil_div
+from irpar.sharding import Reduction
 
 from .convolution import window_sizes
-from .coords import block_start
+from .coords import start_in_dim
 from .facts import (
     CannotTellError,
     dims_of,
@@ -95,9 +95,7 @@ def _block_of(value: Value, local: Value, builder: Builder) -> _Block | None:
     if sharding is None or not any(dim.axes for dim in sharding.dims[:2]):
         return None
     starts = [
-        block_start(builder, sharding.mesh, dim.axes, ceil_div(size, sharding.mesh.group_size(dim.axes)))
-        if dim.axes
-        else None
+        start_in_dim(builder, sharding.mesh, dim.axes, size) if dim.axes else None
         for dim, size in zip(sharding.dims[:2], value.shape, strict=False)
     ]
     return _Block(value.shape[1], local.shape[1], *starts)

@@ -13,13 +13,7 @@ from irpar.sharding import Axis
 
 from ..attention_sizes import Places, attention_sizes, head_dim, key_count, masked, query_dim, static, visible_keys
 from ..facts import float_attribute, needed, operand, shape_of, tensor_of
-from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
-
-_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
-
-
-def _computed(dtype: DType) -> DType:
-    return DType.F64 if dtype is DType.F64 else DType.F32
+from .program import FLOATS, Cuts, LocalProgram, ProgramWriter, Sent, Shape, widened
 
 
 def _key_dims(node: Node) -> Sequence[int] | None:
@@ -27,7 +21,7 @@ def _key_dims(node: Node) -> Sequence[int] | None:
     mask = operand(node, 3)
     holds_keys = len(node.results) > 1 or operand(node, 4) is not None
     is_short = mask is not None and mask.shape[-1:] not in ((), (1,), (key_count(node),))
-    if holds_keys or is_short or tensor_of(node, 0).dtype not in _FLOATS:
+    if holds_keys or is_short or tensor_of(node, 0).dtype not in FLOATS:
         return None
     return (query_dim(node),)
 
@@ -37,7 +31,7 @@ def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]
     query = blocks[0] or ()
     heads = query[1] if head_dim(node) == 1 else query[2] // static(attention_sizes(node).head)
     rows = query[0] * heads * query[query_dim(node)]
-    return [Sent("all_reduce", rows, _computed(tensor_of(node, 0).dtype).bits)] * 2
+    return [Sent("all_reduce", rows, widened(tensor_of(node, 0).dtype).bits)] * 2
 
 
 def _by_heads(program: ProgramWriter, value: Value, size: int) -> Value:
@@ -47,7 +41,7 @@ def _by_heads(program: ProgramWriter, value: Value, size: int) -> Value:
         shape = (batch, places, width // size, size)
         value = program.op("Reshape", [value, program.ints(shape)], shape=shape)
         value = _turned(program, value, (0, 2, 1, 3))
-    return program.cast(value, _computed(value.dtype))
+    return program.wide(value)
 
 
 def _turned(program: ProgramWriter, value: Value, order: Sequence[int]) -> Value:

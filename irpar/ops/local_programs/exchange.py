@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import DType, Node, TensorType, Value
+from irpar.ir import DType, Node, Value
 from irpar.sharding import block_range
 from irpar.sharding.exchange import Exchange, Indices, plan_exchange
 
-from ..coords import block_index
 from ..facts import needed
-from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
+from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape, with_size
 
 MOST_PLACES = 1 << 20
 """Elements along a dim, for all devices together, up to which an exchange is planned."""
@@ -73,7 +72,7 @@ def perform(
     total = sum(value.shape[dim] for value in has)
     if any(total in exchange.rows[at] for at in ours):
         number = program.builder.constant(np.asarray(0 if fill is None else fill, held.dtype.numpy), "fill")
-        shape = tuple(1 if at == dim else size for at, size in enumerate(held.shape))
+        shape = with_size(held.shape, dim, 1)
         has.append(program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=held.dtype))
     return _taken(program, _joined(program, has, dim), dim, list(exchange.rows), ours)
 
@@ -82,8 +81,7 @@ def _joined(program: ProgramWriter, values: Sequence[Value], dim: int) -> Value:
     if len(values) == 1:
         return values[0]
     total = sum(value.shape[dim] for value in values)
-    shape = tuple(total if at == dim else size for at, size in enumerate(values[0].shape))
-    return program.op("Concat", values, {"axis": dim}, shape=shape)
+    return program.op("Concat", values, {"axis": dim}, shape=with_size(values[0].shape, dim, total))
 
 
 def _taken(program: ProgramWriter, value: Value, dim: int, rows: Sequence[Indices | None], ours: set[int]) -> Value:
@@ -99,11 +97,8 @@ def _taken(program: ProgramWriter, value: Value, dim: int, rows: Sequence[Indice
     table = np.stack(
         [np.zeros(width, np.int64) if row is None or at not in ours else row for at, row in enumerate(rows)]
     )
-    place = block_index(program.builder, program.mesh, program.lies.axes[dim])
-    known = program.builder.constant(table, "places")
-    row = program.builder.op("Gather", [known, place], {"axis": 0}, type=TensorType(DType.I64, (width,)))
-    shape = tuple(width if at == dim else size for at, size in enumerate(value.shape))
-    return program.op("Gather", [value, row], {"axis": dim}, shape=shape)
+    row = program.of_place(table, dim, "places")
+    return program.op("Gather", [value, row], {"axis": dim}, shape=with_size(value.shape, dim, width))
 
 
 def _sliced(program: ProgramWriter, value: Value, dim: int, row: Indices) -> Value:
@@ -115,14 +110,13 @@ def _sliced(program: ProgramWriter, value: Value, dim: int, row: Indices) -> Val
     else:
         runs = np.split(row, np.flatnonzero(np.diff(row) != 1) + 1)
     if len(runs) > _MOST_SLICES:
-        shape = tuple(len(row) if at == dim else size for at, size in enumerate(value.shape))
-        return program.op("Gather", [value, program.ints(row.tolist())], {"axis": dim}, shape=shape)
+        places = program.ints(row.tolist())
+        return program.op("Gather", [value, places], {"axis": dim}, shape=with_size(value.shape, dim, len(row)))
     made = []
     for run in runs:
         start = int(run[0]) if len(run) else 0
         ends = [program.ints([number]) for number in (start, start + len(run), dim)]
-        shape = tuple(len(run) if at == dim else size for at, size in enumerate(value.shape))
-        made.append(program.op("Slice", [value, *ends], shape=shape))
+        made.append(program.op("Slice", [value, *ends], shape=with_size(value.shape, dim, len(run))))
     return _joined(program, made, dim)
 
 

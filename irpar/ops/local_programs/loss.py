@@ -11,11 +11,10 @@ from math import prod
 import numpy as np
 
 from irpar.ir import DType, Node, Value
-from irpar.sharding import Reduction, ceil_div
+from irpar.sharding import Reduction
 
-from ..coords import block_start
 from ..facts import CannotTellError, int_attribute, needed, operand, shape_of, tensor_of, text_attribute
-from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
+from .program import FLOATS, Cuts, LocalProgram, ProgramWriter, Sent, Shape, widened
 
 _CLASSES = 1
 
@@ -41,13 +40,9 @@ def needs_all_rows(node: Node) -> bool:
 
 
 def _dims(node: Node) -> Sequence[int] | None:
-    if tensor_of(node, 0).dtype not in (DType.F16, DType.BF16, DType.F32, DType.F64):
+    if tensor_of(node, 0).dtype not in FLOATS:
         return None
     return range(len(shape_of(node, 0))) if needs_all_rows(node) else (_CLASSES,)
-
-
-def _computed(dtype: DType) -> DType:
-    return DType.F64 if dtype is DType.F64 else DType.F32
 
 
 def _numbers(node: Node) -> int:
@@ -56,7 +51,7 @@ def _numbers(node: Node) -> int:
 
 
 def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
-    bits = _computed(tensor_of(node, 0).dtype).bits
+    bits = widened(tensor_of(node, 0).dtype).bits
     rows = prod(size for dim, size in enumerate(blocks[0] or ()) if dim != _CLASSES)
     found = []
     if node.op_type == "SoftmaxCrossEntropyLoss" and cuts.get(_CLASSES, 1) > 1:
@@ -93,9 +88,7 @@ def _labels(program: ProgramWriter) -> tuple[Value, Value]:
     zero = program.constant(0, DType.I64)
     relative = labels
     if program.lies.dim_parts(_CLASSES) > 1:
-        block = ceil_div(program.origin.shape[_CLASSES], program.lies.dim_parts(_CLASSES))
-        start = block_start(program.builder, program.mesh, program.lies.axes[_CLASSES], block)
-        relative = program.op("Sub", [labels, start])
+        relative = program.op("Sub", [labels, program.start(_CLASSES)])
     count = program.constant(program.data.shape[_CLASSES], DType.I64)
     tests = [
         program.op("GreaterOrEqual", [relative, zero], dtype=DType.BOOL),
@@ -112,7 +105,7 @@ def _labels(program: ProgramWriter) -> tuple[Value, Value]:
 
 def _loss(program: ProgramWriter) -> list[Value]:
     """Each term is made by the device that has the class of its label; the others have zeros."""
-    dtype = _computed(program.data.dtype)
+    dtype = widened(program.data.dtype)
     known = _log_probabilities(program, program.cast(program.data, dtype))
     label, counts = _labels(program)
     picked = program.op("GatherElements", [known, label], {"axis": _CLASSES}, shape=label.shape)

@@ -7,20 +7,13 @@ from irpar.ir import DType, Node, Value
 from irpar.sharding import ceil_div
 
 from ..facts import axes_of, axis_attribute, float_attribute, int_attribute, ints_attribute, shape_of, tensor_of
-from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
+from .program import FLOATS, Cuts, LocalProgram, ProgramWriter, Sent, Shape, widened
 
 Dims = Callable[[Node], Sequence[int] | None]
 
-_NARROW = (DType.F16, DType.BF16)
-"""Computed in f32, as ONNX Runtime does, and sent so."""
-
-
-def _computed(dtype: DType) -> DType:
-    return DType.F32 if dtype in _NARROW else dtype
-
 
 def _is_float(node: Node) -> bool:
-    return tensor_of(node, 0).dtype in (DType.F16, DType.BF16, DType.F32, DType.F64)
+    return tensor_of(node, 0).dtype in FLOATS
 
 
 def _statistics(count: int, dims_of: Dims) -> Callable[[Node, Sequence[Shape | None], Cuts], list[Sent]]:
@@ -29,7 +22,7 @@ def _statistics(count: int, dims_of: Dims) -> Callable[[Node, Sequence[Shape | N
     def sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
         shape, dims = blocks[0] or (), dims_of(node) or ()
         elements = prod(size for dim, size in enumerate(shape) if dim not in dims)
-        return [Sent("all_reduce", elements, _computed(tensor_of(node, 0).dtype).bits)] * count
+        return [Sent("all_reduce", elements, widened(tensor_of(node, 0).dtype).bits)] * count
 
     return sends
 
@@ -61,7 +54,7 @@ def _mean_variance_dims(node: Node) -> Sequence[int]:
 def _softmax(program: ProgramWriter) -> list[Value]:
     """exp(x - m) / sum, with the maximum m and the sum of all blocks; Milakov and Gimelshein (2018) for the two."""
     dtype = program.data.dtype
-    data = program.cast(program.data, _computed(dtype))
+    data = program.wide(program.data)
     most = program.all_reduce(program.reduced("ReduceMax", data, program.dims), "max")
     shifted = program.op("Sub", [data, most])
     exponentials = program.op("Exp", [shifted])
@@ -100,7 +93,7 @@ def _affine(program: ProgramWriter, value: Value, scale: Value | None, shift: Va
 
 
 def _layer_normalization(program: ProgramWriter) -> list[Value]:
-    data = program.cast(program.data, _computed(program.data.dtype))
+    data = program.wide(program.data)
     operands = (*program.local.operands, None)
     mean, centred, variance = _centred(program, data)
     inverse = _inverse_root(program, variance)
@@ -110,7 +103,7 @@ def _layer_normalization(program: ProgramWriter) -> list[Value]:
 
 
 def _rms_normalization(program: ProgramWriter) -> list[Value]:
-    data = program.cast(program.data, _computed(program.data.dtype))
+    data = program.wide(program.data)
     inverse = _inverse_root(program, _mean(program, program.op("Mul", [data, data])))
     normal = program.op("Mul", [data, inverse])
     result = _affine(program, normal, program.local.operands[1], None)
@@ -121,7 +114,7 @@ def _rms_normalization(program: ProgramWriter) -> list[Value]:
 def _skip_normalization(program: ProgramWriter) -> list[Value]:
     """com.microsoft: x and skip are added, and a bias, then normalised; the sum is the last result."""
     local, is_simple = program.local, program.whole.op_type == "SkipSimplifiedLayerNormalization"
-    dtype = _computed(program.data.dtype)
+    dtype = widened(program.data.dtype)
     data, skip, scale, *others = [None if each is None else program.cast(each, dtype) for each in local.operands]
     shift, bias = (None, *others, None)[:2] if is_simple else (*others, None, None)[:2]
     assert data is not None
@@ -146,7 +139,7 @@ _SKIP_EPSILON = 1e-12
 
 def _instance_normalization(program: ProgramWriter) -> list[Value]:
     dtype = program.data.dtype
-    data = program.cast(program.data, _computed(dtype))
+    data = program.wide(program.data)
     _, centred, variance = _centred(program, data)
     normal = program.op("Mul", [centred, _inverse_root(program, variance)])
     return [program.cast(_scaled_and_shifted(program, normal, _of_channel(data)), dtype)]
@@ -155,7 +148,7 @@ def _instance_normalization(program: ProgramWriter) -> list[Value]:
 def _batch_normalization(program: ProgramWriter) -> list[Value]:
     """In training mode: by mean and variance of the batch, of which running ones take their share."""
     dtype = program.data.dtype
-    data = program.cast(program.data, _computed(dtype))
+    data = program.wide(program.data)
     mean, centred, variance = _centred(program, data)
     normal = program.op("Mul", [centred, _inverse_root(program, variance)])
     results = [program.cast(_scaled_and_shifted(program, normal, _of_channel(data)), dtype)]
@@ -183,7 +176,7 @@ def _group_normalization(program: ProgramWriter) -> list[Value]:
     cut = program.factors[program.rule.operands[0][1][0]] if groups > 1 else ()
     count = ceil_div(groups, program.mesh.group_size(cut))
     grouped = (batch, count, channels // count * prod(places))
-    data = program.op("Reshape", [program.cast(program.data, _computed(dtype)), program.ints(grouped)], shape=grouped)
+    data = program.op("Reshape", [program.wide(program.data), program.ints(grouped)], shape=grouped)
 
     def mean(value: Value) -> Value:
         rows = [program.lies.axes[0], cut, ()], (program.origin.shape[0], groups, 1)
@@ -217,7 +210,7 @@ def _scaled_and_shifted(program: ProgramWriter, value: Value, shape: Shape) -> V
 def _group_sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
     shape, groups = blocks[0] or (), int_attribute(node, "num_groups")
     elements = shape[0] * ceil_div(groups, cuts.get(1, 1))
-    return [Sent("all_reduce", elements, _computed(tensor_of(node, 0).dtype).bits)] * 2
+    return [Sent("all_reduce", elements, widened(tensor_of(node, 0).dtype).bits)] * 2
 
 
 def _channel_dims(node: Node) -> Sequence[int] | None:
@@ -226,7 +219,7 @@ def _channel_dims(node: Node) -> Sequence[int] | None:
 
 def _mean_variance_normalization(program: ProgramWriter) -> list[Value]:
     dtype = program.data.dtype
-    data = program.cast(program.data, _computed(dtype))
+    data = program.wide(program.data)
     _, centred, variance = _centred(program, data)
     root = program.op("Add", [program.op("Sqrt", [variance]), program.constant(1e-9, data.dtype)])
     return [program.cast(program.op("Div", [centred, root]), dtype)]
@@ -234,7 +227,7 @@ def _mean_variance_normalization(program: ProgramWriter) -> list[Value]:
 
 def _lp_normalization(program: ProgramWriter) -> list[Value]:
     dtype = program.data.dtype
-    data = program.cast(program.data, _computed(dtype))
+    data = program.wide(program.data)
     is_first = int_attribute(program.whole, "p", 2) == 1
     sizes = program.op("Abs", [data]) if is_first else program.op("Mul", [data, data])
     total = program.all_reduce(program.reduced("ReduceSum", sizes, program.dims), "sum")
@@ -280,31 +273,25 @@ _WRITERS: dict[str, tuple[int, Callable[[ProgramWriter], list[Value]]]] = {
 
 def _norm(program: ProgramWriter) -> list[Value]:
     """ReduceL2, ReduceLogSum: a function of the sum of all blocks."""
-    data = program.cast(program.data, _computed(program.data.dtype))
+    data = program.wide(program.data)
     is_length = program.whole.op_type == "ReduceL2"
     terms = program.op("Mul", [data, data]) if is_length else data
     total = program.all_reduce(program.reduced("ReduceSum", terms, program.dims), "sum")
-    return [_without_dims(program, program.op("Sqrt" if is_length else "Log", [total]))]
+    found = program.op("Sqrt" if is_length else "Log", [total])
+    return [program.as_reduced(program.cast(found, program.data.dtype))]
 
 
 def _log_sum_exp(program: ProgramWriter) -> list[Value]:
     """m + log(sum(exp(x - m))) with the maximum m of all blocks, so that no exponential is too large."""
-    data = program.cast(program.data, _computed(program.data.dtype))
+    data = program.wide(program.data)
     most = program.all_reduce(program.reduced("ReduceMax", data, program.dims), "max")
     # A maximum that is infinite would leave inf - inf.
     huge = program.op("IsInf", [most], dtype=DType.BOOL)
     most = program.op("Where", [huge, program.constant(0, data.dtype), most], shape=most.shape, dtype=data.dtype)
     exponentials = program.op("Exp", [program.op("Sub", [data, most])])
     total = program.all_reduce(program.reduced("ReduceSum", exponentials, program.dims), "sum")
-    return [_without_dims(program, program.op("Add", [program.op("Log", [total]), most]))]
-
-
-def _without_dims(program: ProgramWriter, value: Value) -> Value:
-    value = program.cast(value, program.data.dtype)
-    if int_attribute(program.whole, "keepdims", 1):
-        return value
-    shape = tuple(size for dim, size in enumerate(value.shape) if dim not in program.dims)
-    return program.op("Squeeze", [value, program.ints(program.dims)], shape=shape)
+    found = program.op("Add", [program.op("Log", [total]), most])
+    return [program.as_reduced(program.cast(found, program.data.dtype))]
 
 
 def _program(count: int, write: Callable[[ProgramWriter], list[Value]], dims: Dims) -> LocalProgram:

@@ -13,12 +13,26 @@ import numpy as np
 from irpar.ir import Builder, DType, Node, TensorType, Value
 from irpar.sharding import Axis, Reduction, Sharding, local_shape
 
-from ..facts import needed
+from ..coords import block_index, start_in_dim
+from ..facts import int_attribute, needed
 from ..rule import FactorRule
+
+FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
+"""What statistics are taken of."""
 
 Shape = tuple[int, ...]
 Cuts = Mapping[int, int]
 """Dim to the number of blocks, for those along which a local program works and which are cut."""
+
+
+def widened(dtype: DType) -> DType:
+    """What is computed and sent for a type: narrow floats as f32, as ONNX Runtime computes them."""
+    return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
+
+
+def with_size(shape: Sequence[int], dim: int, size: int) -> Shape:
+    """A shape with another size along one dim."""
+    return tuple(size if at == dim else length for at, length in enumerate(shape))
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,27 @@ class ProgramWriter:
             return value
         return self.op("Cast", [value], {"to": dtype.value}, dtype=dtype)
 
+    def wide(self, value: Value) -> Value:
+        """The value in the type in which it is computed."""
+        return self.cast(value, widened(value.dtype))
+
+    def start(self, dim: int) -> Value:
+        """Where the device's block of the operand starts along a dim."""
+        return start_in_dim(self.builder, self.mesh, self.lies.axes[dim], self.origin.shape[dim])
+
+    def of_place(self, table: "np.ndarray[Any, Any]", dim: int, name: str) -> Value:
+        """The row of a table that has one for each block of the operand along a dim."""
+        known = self.builder.constant(table, name)
+        place = block_index(self.builder, self.mesh, self.lies.axes[dim])
+        return self.op("Gather", [known, place], {"axis": 0}, shape=table.shape[1:])
+
+    def as_reduced(self, value: Value) -> Value:
+        """A value whose `dims` have size 1 as a reduction gives it: without them, unless its `keepdims` says so."""
+        if int_attribute(self.whole, "keepdims", 1):
+            return value
+        shape = tuple(size for dim, size in enumerate(value.shape) if dim not in self.dims)
+        return self.op("Squeeze", [value, self.ints(self.dims)], shape=shape)
+
     def reduced(self, op_type: str, value: Value, dims: Sequence[int]) -> Value:
         """A reduction of the block; its dims stay with size 1."""
         shape = [1 if dim in dims else size for dim, size in enumerate(value.shape)]
@@ -185,10 +220,9 @@ class ProgramWriter:
         before = Sharding.of_axes(self.mesh, [self.axes if at == dim else axes for at, axes in enumerate(cut)])
         after = Sharding.of_axes(self.mesh, [() if at == dim else axes for at, axes in enumerate(cut)])
         total = value.shape[dim] * self.parts
-        whole = tuple(total if at == dim else size for at, size in enumerate(self.origin.shape))
+        whole = with_size(self.origin.shape, dim, total)
         value.sharding, value.global_shape = before, whole
-        shape = tuple(total if at == dim else size for at, size in enumerate(value.shape))
-        return self._collective("AllGather", value, {"dim": dim}, shape, after, whole)
+        return self._collective("AllGather", value, {"dim": dim}, with_size(value.shape, dim, total), after, whole)
 
     def permute(self, value: Value, dim: int, pairs: Sequence[tuple[int, int]]) -> Value:
         """What the first device of each pair has along a dim, on the second; zeros where nothing comes."""

@@ -1,6 +1,6 @@
 """Local programs of ArgMax, ArgMin, Hardmax, TopK, CumSum and CumProd over a dim that devices hold in blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -9,20 +9,17 @@ import numpy as np
 from irpar.ir import DType, Node, TensorType, Value
 from irpar.sharding import ceil_div
 
-from ..coords import block_index, block_start
+from ..coords import block_index
 from ..facts import axis_attribute, axis_of, int_attribute, needed_ints, result_shape, shape_of, tensor_of
-from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
+from ..neutral import neutral
+from .program import FLOATS, Cuts, LocalProgram, ProgramWriter, Sent, Shape, widened, with_size
 
 Array = np.ndarray[Any, Any]
 
 _PLACE = DType.I32
 """In which places are sent: half the bytes of ONNX's int64."""
-_NUMBERS = (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64)
-"""What ONNX Runtime takes the greatest of and sums, narrow floats as f32."""
-
-
-def _searched(dtype: DType) -> DType:
-    return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
+_NUMBERS = (*FLOATS, DType.I32, DType.I64)
+"""What ONNX Runtime takes the greatest of and sums."""
 
 
 def _axis(node: Node, default: int) -> tuple[int] | None:
@@ -31,8 +28,9 @@ def _axis(node: Node, default: int) -> tuple[int] | None:
     return (axis_attribute(node, len(shape_of(node, 0)), default),)
 
 
-def _others(shape: Shape | None, axis: int) -> int:
-    return prod(size for dim, size in enumerate(shape or ()) if dim != axis)
+def _rows(shape: Shape | None, cuts: Cuts) -> int:
+    """How many there are along the axis, the only dim that is cut."""
+    return prod(size for dim, size in enumerate(shape or ()) if dim not in cuts)
 
 
 # -- ArgMax, ArgMin, Hardmax ----------------------------------------------------------------------------------------
@@ -46,14 +44,13 @@ def _hardmax_dims(node: Node) -> Sequence[int] | None:
     return _axis(node, -1) if node.version >= 13 else None
 
 
-def _sends_best(dims: Callable[[Node], Sequence[int] | None]) -> Callable[..., list[Sent]]:
-    def sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
-        (axis,) = dims(node) or (0,)
-        rows = _others(blocks[0], axis)
-        bits = _searched(tensor_of(node, 0).dtype).bits
-        return [Sent("all_gather", rows, bits), Sent("all_gather", rows, _PLACE.bits)]
+def _sends_best(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
+    """Each device's best of each row, and their places."""
+    return _sends_with_places(node, _rows(blocks[0], cuts))
 
-    return sends
+
+def _sends_with_places(node: Node, count: int) -> list[Sent]:
+    return [Sent("all_gather", count, bits) for bits in (widened(tensor_of(node, 0).dtype).bits, _PLACE.bits)]
 
 
 def _best_place(program: ProgramWriter, op_type: str, *, last: int = 0) -> Value:
@@ -62,13 +59,11 @@ def _best_place(program: ProgramWriter, op_type: str, *, last: int = 0) -> Value
     Blocks follow each other in order, so that the first (or last) of equal ones is that of the first (or last) block.
     """
     (axis,) = program.dims
-    data = program.cast(program.data, _searched(program.data.dtype))
+    data = program.wide(program.data)
     best = program.reduced("ReduceMax" if op_type == "ArgMax" else "ReduceMin", data, program.dims)
     search = {"axis": axis, "keepdims": 1, "select_last_index": last}
     place = program.op(op_type, [data], search, shape=best.shape, dtype=DType.I64)
-    block = ceil_div(program.origin.shape[axis], program.parts)
-    start = block_start(program.builder, program.mesh, program.axes, block)
-    place = program.cast(program.op("Add", [place, start]), _PLACE)
+    place = program.cast(program.op("Add", [place, program.start(axis)]), _PLACE)
     bests, places = program.all_gather(best, axis), program.all_gather(place, axis)
     winner = program.op(op_type, [bests], search, shape=best.shape, dtype=DType.I64)
     found = program.op("GatherElements", [places, winner], {"axis": axis}, shape=best.shape)
@@ -78,18 +73,13 @@ def _best_place(program: ProgramWriter, op_type: str, *, last: int = 0) -> Value
 def _arg(program: ProgramWriter) -> list[Value]:
     node = program.whole
     found = _best_place(program, node.op_type, last=int_attribute(node, "select_last_index", 0))
-    if int_attribute(node, "keepdims", 1):
-        return [found]
-    shape = tuple(size for dim, size in enumerate(found.shape) if dim not in program.dims)
-    return [program.op("Squeeze", [found, program.ints(program.dims)], shape=shape)]
+    return [program.as_reduced(found)]
 
 
 def _hardmax(program: ProgramWriter) -> list[Value]:
     """1 where the greatest is, for each row the first."""
     (axis,) = program.dims
-    block = ceil_div(program.origin.shape[axis], program.parts)
-    start = block_start(program.builder, program.mesh, program.axes, block)
-    here = program.op("Sub", [_best_place(program, "ArgMax"), start])
+    here = program.op("Sub", [_best_place(program, "ArgMax"), program.start(axis)])
     size = program.data.shape[axis]
     trailing = [1] * (len(program.data.shape) - axis - 1)
     places = program.builder.constant(np.arange(size, dtype=np.int64).reshape([size, *trailing]), "places")
@@ -104,16 +94,14 @@ def _top_k_dims(node: Node) -> Sequence[int] | None:
     return _axis(node, -1) if node.version >= 11 else None
 
 
-def _candidates(node: Node, parts: int) -> int:
+def _candidates(node: Node, axis: int, parts: int) -> int:
     """How many elements of its block each device names: k, or all."""
-    (axis,) = _top_k_dims(node) or (0,)
     return min(result_shape(node)[axis], ceil_div(shape_of(node, 0)[axis], parts))
 
 
 def _sends_candidates(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
-    (axis,) = _top_k_dims(node) or (0,)
-    count = _others(blocks[0], axis) * _candidates(node, prod(cuts.values()))
-    return [Sent("all_gather", count, bits) for bits in (_searched(tensor_of(node, 0).dtype).bits, _PLACE.bits)]
+    ((axis, parts),) = cuts.items()
+    return _sends_with_places(node, _rows(blocks[0], cuts) * _candidates(node, axis, parts))
 
 
 def _top_k(program: ProgramWriter) -> list[Value]:
@@ -121,15 +109,13 @@ def _top_k(program: ProgramWriter) -> list[Value]:
     (axis,) = program.dims
     node, dtype = program.whole, program.data.dtype
     largest = int_attribute(node, "largest", 1)
-    data = program.cast(program.data, _searched(dtype))
-    count = _candidates(node, program.parts)
+    data = program.wide(program.data)
+    count = _candidates(node, axis, program.parts)
     mine = min(count, data.shape[axis])
     values, places = _searched_block(program, data, mine, {"axis": axis, "largest": largest, "sorted": 1})
-    block = ceil_div(program.origin.shape[axis], program.parts)
-    start = block_start(program.builder, program.mesh, program.axes, block)
-    places = program.cast(program.op("Add", [places, start]), _PLACE)
+    places = program.cast(program.op("Add", [places, program.start(axis)]), _PLACE)
     if mine < count:  # A shorter block has less to offer than the others.
-        worst = _least(data.dtype) if largest else _greatest(data.dtype)
+        worst = neutral("max" if largest else "min", data.dtype)
         values = _padded(program, values, axis, count - mine, worst)
         places = _padded(program, places, axis, count - mine, np.asarray(program.origin.shape[axis], np.int32))
     all_values, all_places = program.all_gather(values, axis), program.all_gather(places, axis)
@@ -140,7 +126,7 @@ def _top_k(program: ProgramWriter) -> list[Value]:
 
 
 def _searched_block(program: ProgramWriter, data: Value, count: int, search: dict[str, int]) -> tuple[Value, Value]:
-    shape = tuple(count if dim == search["axis"] else size for dim, size in enumerate(data.shape))
+    shape = with_size(data.shape, search["axis"], count)
     node = program.builder.node("TopK", [data, program.ints([count])], search, results=2)
     values, places = node.results
     values.type, places.type = TensorType(data.dtype, shape), TensorType(DType.I64, shape)
@@ -148,21 +134,10 @@ def _searched_block(program: ProgramWriter, data: Value, count: int, search: dic
 
 
 def _padded(program: ProgramWriter, value: Value, axis: int, count: int, filler: Array) -> Value:
-    shape = [count if dim == axis else size for dim, size in enumerate(value.shape)]
+    shape = with_size(value.shape, axis, count)
     number = program.builder.constant(filler, "filler")
     more = program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=value.dtype)
-    total = [size + (count if dim == axis else 0) for dim, size in enumerate(value.shape)]
-    return program.op("Concat", [value, more], {"axis": axis}, shape=total)
-
-
-def _least(dtype: DType) -> Array:
-    limits = np.iinfo(dtype.numpy).min if dtype.is_integer else -np.inf
-    return np.asarray(limits, dtype.numpy)
-
-
-def _greatest(dtype: DType) -> Array:
-    limits = np.iinfo(dtype.numpy).max if dtype.is_integer else np.inf
-    return np.asarray(limits, dtype.numpy)
+    return program.op("Concat", [value, more], {"axis": axis}, shape=with_size(shape, axis, value.shape[axis] + count))
 
 
 # -- CumSum, CumProd ------------------------------------------------------------------------------------------------
@@ -175,8 +150,7 @@ def _cumulative_dims(node: Node) -> Sequence[int] | None:
 
 
 def _sends_totals(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
-    (axis,) = _cumulative_dims(node) or (0,)
-    return [Sent("all_gather", _others(blocks[0], axis), tensor_of(node, 0).dtype.bits)]
+    return [Sent("all_gather", _rows(blocks[0], cuts), tensor_of(node, 0).dtype.bits)]
 
 
 def _cumulative(program: ProgramWriter) -> list[Value]:
@@ -191,17 +165,17 @@ def _cumulative(program: ProgramWriter) -> list[Value]:
     place = block_index(program.builder, program.mesh, program.axes)
     is_before = "Greater" if int_attribute(node, "reverse", 0) else "Less"
     before = program.op(is_before, [order, place], dtype=DType.BOOL)
-    neutral = program.constant(0 if is_sum else 1, dtype)
-    counted = program.op("Where", [before, totals, neutral], shape=totals.shape, dtype=dtype)
+    nothing = program.builder.constant(neutral("sum" if is_sum else "prod", dtype), "number")
+    counted = program.op("Where", [before, totals, nothing], shape=totals.shape, dtype=dtype)
     offset = program.reduced(reduce, counted, program.dims)
     own = program.op(node.op_type, list(program.local.operands), node.attributes)
     return [program.op(combine, [own, offset])]
 
 
 LOCAL_PROGRAMS: dict[str, LocalProgram] = {
-    "ArgMax": LocalProgram(_sends_best(_arg_dims), _arg, _arg_dims),
-    "ArgMin": LocalProgram(_sends_best(_arg_dims), _arg, _arg_dims),
-    "Hardmax": LocalProgram(_sends_best(_hardmax_dims), _hardmax, _hardmax_dims),
+    "ArgMax": LocalProgram(_sends_best, _arg, _arg_dims),
+    "ArgMin": LocalProgram(_sends_best, _arg, _arg_dims),
+    "Hardmax": LocalProgram(_sends_best, _hardmax, _hardmax_dims),
     "TopK": LocalProgram(_sends_candidates, _top_k, _top_k_dims),
     "CumSum": LocalProgram(_sends_totals, _cumulative, _cumulative_dims),
     "CumProd": LocalProgram(_sends_totals, _cumulative, _cumulative_dims),

@@ -14,22 +14,16 @@ from irpar.ir import Node, Value
 from irpar.sharding import block_range, ceil_div
 from irpar.sharding.exchange import FILL, Indices
 
-from ..coords import block_index
 from ..facts import ints_attribute, result_shape, shape_of, text_attribute
 from ..local import add_bias_once
 from .exchange import Moving, blocks_of, is_small
-from .program import ProgramWriter
+from .program import ProgramWriter, with_size
+from .window import flat_pads, place_pads, stride_and_reach
 
 
 def _numbers(node: Node, dim: int) -> tuple[int, int, int]:
     """Stride, reach of a window, and places that are left out before the first one."""
-    place, rank = dim - 2, len(shape_of(node, 0)) - 2
-    kernel = ints_attribute(node, "kernel_shape") or shape_of(node, 1)[2:]
-    stride = (ints_attribute(node, "strides") or (1,) * rank)[place]
-    dilation = (ints_attribute(node, "dilations") or (1,) * rank)[place]
-    pads = ints_attribute(node, "pads") or (0,) * (2 * rank)
-    before = pads[place] if text_attribute(node, "auto_pad", "NOTSET") == "NOTSET" else 0
-    return stride, dilation * (kernel[place] - 1) + 1, before
+    return *stride_and_reach(node, dim), place_pads(node)[dim - 2][0]
 
 
 def _dims(node: Node) -> Sequence[int] | None:
@@ -61,21 +55,19 @@ def _wanted(node: Node, dim: int, parts: int) -> list[Indices]:
 
 
 def _write(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
-    """LocalProgram what is there without padding, and keep the block."""
+    """Spread what is there without padding, and keep the block."""
     whole, local = program.whole, program.local
     add_bias_once(local, 2, program.builder)
     rank = len(value.shape) - 2
     attributes: dict[str, Any] = {name: found for name, found in local.attributes.items() if name != "auto_pad"}
-    pads = list(ints_attribute(whole, "pads") or (0,) * (2 * rank))
-    if text_attribute(whole, "auto_pad", "NOTSET") != "NOTSET":
-        pads = [0] * (2 * rank)
+    pads = place_pads(whole)
     extra = list(ints_attribute(whole, "output_padding") or (0,) * rank)
     shape = list(local.result.shape)
     for dim in cut:
         stride, reach, _ = _numbers(whole, dim)
-        pads[dim - 2] = pads[dim - 2 + rank] = extra[dim - 2] = 0
+        pads[dim - 2], extra[dim - 2] = (0, 0), 0
         shape[dim] = (value.shape[dim] - 1) * stride + reach
-    attributes |= {"pads": tuple(pads), "output_padding": tuple(extra)}
+    attributes |= {"pads": flat_pads(pads), "output_padding": tuple(extra)}
     attributes["group"] = local.result.shape[1] // local.inputs[1].shape[1]
     made = program.op("ConvTranspose", [value, *local.operands[1:]], attributes, shape=shape)
     for dim in cut:
@@ -90,12 +82,9 @@ def _kept(program: ProgramWriter, value: Value, dim: int) -> Value:
     blocks = [block_range(result_shape(whole)[dim], parts, at)[0] for at in range(parts)]
     starts = [[start + before - stride * _first(whole, dim, start)] for start in blocks]
     size = program.local.result.shape[dim]
-    known = program.builder.constant(np.asarray(starts, np.int64), "starts")
-    place = block_index(program.builder, program.mesh, program.lies.axes[dim])
-    start = program.op("Gather", [known, place], {"axis": 0}, shape=(1,))
+    start = program.of_place(np.asarray(starts, np.int64), dim, "starts")
     stop = program.op("Add", [start, program.ints([size])])
-    shape = tuple(size if at == dim else length for at, length in enumerate(value.shape))
-    return program.op("Slice", [value, start, stop, program.ints([dim])], shape=shape)
+    return program.op("Slice", [value, start, stop, program.ints([dim])], shape=with_size(value.shape, dim, size))
 
 
 TRANSPOSED = Moving(_dims, _wanted, _write)

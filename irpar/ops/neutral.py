@@ -1,0 +1,56 @@
+"""What changes nothing in a reduction, and operands that are to count once in one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from irpar.ir import Builder, DType, TensorType, Value
+from irpar.sharding import Axis, Mesh, Reduction
+
+from .coords import block_index
+
+
+def neutral(reduce: Reduction, dtype: DType) -> "np.ndarray[Any, Any]":
+    """The element of a type that changes nothing in a reduction, as an array without dims."""
+    return np.asarray(_NEUTRAL[reduce](dtype), dtype.numpy)
+
+
+def _limit(dtype: DType, sign: int) -> object:
+    """The greatest (1) or least (-1) number of a type."""
+    if dtype.is_integer:
+        limits = ml_dtypes.iinfo(dtype.numpy)
+    else:
+        with np.errstate(all="ignore"):
+            infinite = np.asarray(sign * np.inf).astype(dtype.numpy)
+        if infinite.astype(np.float64) == sign * np.inf:
+            return infinite
+        limits = ml_dtypes.finfo(dtype.numpy)
+    return limits.max if sign > 0 else limits.min
+
+
+_NEUTRAL: dict[Reduction, Callable[[DType], object]] = {
+    "sum": lambda _: 0,
+    "prod": lambda _: 1,
+    "max": lambda dtype: _limit(dtype, -1),
+    "min": lambda dtype: _limit(dtype, 1),
+    "and": lambda dtype: np.invert(np.zeros((), dtype.numpy)),
+    "or": lambda _: 0,
+}
+
+
+def first_only(
+    value: Value, reduce: Reduction, mesh: Mesh, axes: Sequence[Axis], builder: Builder, name: str = ""
+) -> Value:
+    """A value that all devices along axes hold, so that it counts once when they reduce it.
+
+    The first keeps it; the others get what changes nothing. A maximum is the same however often it counts.
+    """
+    if reduce not in ("sum", "prod"):
+        return value
+    position = block_index(builder, mesh, axes)
+    zero = builder.constant(np.asarray(0, np.int64), "number_0")
+    is_first = builder.op("Equal", [position, zero], type=TensorType(DType.BOOL, ()))
+    nothing = builder.constant(neutral(reduce, value.dtype), "neutral")
+    return builder.op("Where", [is_first, value, nothing], type=value.type, name=name)
