@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from irpar.analysis.flow import Flow
 from irpar.analysis.origins import cutting_names
-from irpar.analysis.placement import has_rank, program_axes
+from irpar.analysis.placement import has_rank
 from irpar.analysis.reasons import Origins, reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops import definition
@@ -263,15 +263,15 @@ class _Localizer:
     def _write_program(self, node: Node, made: Node, program: LocalProgram) -> bool:
         """Write the local program of a node where the dims along which it works are cut; False where the node stays."""
         placement = self.flow.placement_as_it_lies(node)
-        if placement is None or placement.rule is None:
+        view = self.flow.rule(node)
+        if placement is None or view is None:
             return False
-        rule, factors = placement.rule, placement.factors
-        axes = program_axes(node, rule, factors)
+        axes = view.program_axes(placement.factors)
         if self.mesh.group_size(axes) == 1:
             return False
         assert made.graph is not None
         builder = Builder(made.graph, self.module.opsets, before=made, like=made)
-        writer = ProgramWriter(program, node, made, builder, axes, self.local.ranks, rule, factors)
+        writer = ProgramWriter(program, node, made, builder, axes, self.local.ranks, view.rule, placement.factors)
         results = program.write(writer)
         for collective in writer.made:
             collective.doc = reason_of_program(self.origins, node, writer.origin, axes)

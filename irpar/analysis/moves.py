@@ -102,7 +102,7 @@ def cost_of_placements(flow: Flow, placements: Mapping[Node, Placement], network
     for node, placement in placements.items():
         if node.domain != "irpar" and not placement.is_boundary and _is_static(node):
             times = flow.usual_trips_of(node.graph)
-            spent, collectives = program_cost(node, placement, flow.mesh, network)
+            spent, collectives = program_cost(flow.rule(node), placement, network)
             total += (computation(node, placement.ways(flow.mesh), network) + spent) * times
             launches += collectives * times
     return total, launches

@@ -130,7 +130,6 @@ class RuleView:
         self.program_factors = program_factors(node, rule) if values is None else frozenset()
         shapes = tuple(None if value is None else value.shape for value in self.values)
         self._alike = _alike(rule, mesh, shapes, self.program_factors)
-        self.must_divide, self.least = self._alike.must_divide, self._alike.least
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
         """The longest major part of `axes` that may cut a factor.
@@ -143,9 +142,9 @@ class RuleView:
         size = self.rule.sizes[factor]
         for count in range(len(axes), 0, -1):
             parts = self.mesh.group_size(axes[:count])
-            if factor in self.program_factors and filled_blocks(self.least[factor], parts) < parts:
+            if factor in self.program_factors and filled_blocks(self._alike.least[factor], parts) < parts:
                 continue  # In a local program every device takes part.
-            if size % parts == 0 or (not self.must_divide[factor] and self._takes(factor, parts)):
+            if size % parts == 0 or (not self._alike.must_divide[factor] and self._takes(factor, parts)):
                 return axes[:count]
         return ()
 
@@ -223,6 +222,10 @@ class RuleView:
             dims.append(join_axes(self.mesh, axes))
         return tuple(dims)
 
+    def program_axes(self, factors: Sequence[Axes]) -> Axes:
+        """The axes that cut the factors along which the local program of the node works, major first."""
+        return tuple(axis for factor in sorted(self.program_factors) for axis in factors[factor])
+
     def partial_axes(self, factors: Sequence[Axes]) -> Axes:
         """The axes over which results are partial."""
         return tuple(
@@ -292,13 +295,6 @@ class RuleView:
                 if axes:
                     found.insert(0, Carried(places, axes, reduce))
         return found
-
-
-def program_axes(node: Node, rule: FactorRule | None, factors: FactorAxes) -> Axes:
-    """The axes that cut the factors along which the local program of a node works, major first."""
-    if rule is None:
-        return ()
-    return tuple(axis for factor in sorted(program_factors(node, rule)) for axis in factors[factor])
 
 
 def has_rank(value: Value) -> bool:

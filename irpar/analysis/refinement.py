@@ -322,7 +322,7 @@ class _Refinement:
         known = self.costs.get((node, placement))
         if known is None:
             times = self.flow.usual_trips_of(node.graph)
-            spent, launches = situation.program_cost(node, placement, self.flow.mesh, self.network)
+            spent, launches = situation.program_cost(self.flow.rule(node), placement, self.network)
             work = situation.computation(node, placement.ways(self.flow.mesh), self.network)
             known = self.costs[node, placement] = (spent + work) * times, launches * times
         return known

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from irpar.ir import Node, Value
 from irpar.ops import definition
-from irpar.sharding import Mesh, Sharding, ceil_shape
+from irpar.sharding import Sharding, ceil_shape
 
 from . import redistribution
 from .device import node_seconds
 from .network import BYTES, Network
-from .placement import Axes, Carried, FactorAxes, Placement, RuleView, program_axes, suggested
+from .placement import Axes, Carried, FactorAxes, Placement, RuleView, suggested
 
 MOST_COMBINATIONS = 256
 """Above this many ways to cut a node whose values disagree, the factors are decided one after the other."""
@@ -35,11 +35,12 @@ def computation(node: Node, ways: int, network: Network) -> int:
     return 0 if network.device is None else round(node_seconds(node, network.device) * _FEMTO / ways)
 
 
-def program_cost(node: Node, placement: Placement, mesh: Mesh, network: Network) -> tuple[int, int]:
+def program_cost(view: RuleView | None, placement: Placement, network: Network) -> tuple[int, int]:
     """What the local program of a node sends, in the first unit of the network's keys, and its collectives."""
-    axes = program_axes(node, placement.rule, placement.factors)
-    if not axes:
+    axes = () if view is None else view.program_axes(placement.factors)
+    if view is None or not axes:
         return 0, 0
+    node, mesh = view.node, view.mesh
     found = definition(node)
     assert found is not None
     assert found.local_program is not None
@@ -116,12 +117,12 @@ class Situation:
                 return IMPOSSIBLE
             moved = redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)
             total, launches = total + often * moved[0], launches + moved[-1]
-        spent, collectives = program_cost(view.node, placement, view.mesh, self.network)
+        spent, collectives = program_cost(view, placement, self.network)
         total += times[-1] * spent
         launches += collectives
         ways = placement.ways(view.mesh)
         total += times[-1] * computation(view.node, ways, self.network)
-        return total, -ways // view.mesh.group_size(program_axes(view.node, view.rule, placement.factors)), launches
+        return total, -ways // view.mesh.group_size(view.program_axes(placement.factors)), launches
 
     def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
