@@ -1,11 +1,11 @@
 """insert-redistribution: collectives where a value does not lie as its reader needs it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from irpar.analysis.effects import draws_random_numbers
 from irpar.analysis.flow import Flow
 from irpar.analysis.move_log import Move, MoveLog
-from irpar.analysis.move_trees import attributes_of, standing_in
+from irpar.analysis.move_trees import insert_step, mark_rematerialized, standing_in
 from irpar.analysis.moves import captured_whole, first_target, placements_of, wanted_shardings
 from irpar.analysis.network import network_of
 from irpar.analysis.origins import explain_values
@@ -14,7 +14,7 @@ from irpar.analysis.reasons import Reasons
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
 from irpar.analysis.refinement import refine
 from irpar.ir import Builder, Module, Node, Value
-from irpar.ops.collectives import FREE, collective_axes, number_collectives
+from irpar.ops.collectives import FREE, number_collectives
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Sharding
 
@@ -83,7 +83,7 @@ class _Insertion:
         self.slices = 0
         self.given = 0
         self.copied: list[Value] = []
-        self.log = MoveLog(module, flow.mesh)
+        self.log = MoveLog(module)
 
     def run(self) -> int:
         """Returns how many nodes and constants were inserted, and results found to lie otherwise."""
@@ -101,7 +101,7 @@ class _Insertion:
         for node in self.placements:
             self._feed(node)
             self._give(node, wanted)
-        self._find_rematerialized()
+        mark_rematerialized(self.module, self.flow.graph.walk())
         self._remove_copied()
         self.log.finish()
         number_collectives(self.flow.graph)
@@ -120,21 +120,6 @@ class _Insertion:
             given, needs = self.placements[maker].results[value.index], wanted.get(value, set())
             if given is not None and needs and value.sharding not in needs:
                 value.sharding = given if given in needs else min(needs, key=str)
-
-    def _find_rematerialized(self) -> None:
-        """Mark the conflicts for which a value is gathered and then cut again."""
-        for node in self.flow.graph.walk():
-            if node.domain != "irpar" or node.op_type != "AllSlice":
-                continue
-            cut = {axis.name for axis in collective_axes(node)}
-            maker = node.inputs[0].node
-            while maker is not None and maker.domain == "irpar":
-                name = maker.results[0].name
-                conflict = self.module.conflicts.get(name)
-                is_whole = maker.op_type == "AllGather" and cut & {axis.name for axis in collective_axes(maker)}
-                if conflict is not None and is_whole:
-                    self.module.conflicts[name] = replace(conflict, rematerialized=True)
-                maker = maker.inputs[0].node
 
     def _remove_copied(self) -> None:
         """Remove constants of which only copies are read."""
@@ -225,19 +210,12 @@ class _Insertion:
         )
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:
-        assert value.sharding is not None
-        attributes = attributes_of(step, value.sharding)
         like = origin if origin is not None else before
         assert value.owner is not None
         before = standing_in(value.owner, before)
         builder = Builder(value.owner, self.module.opsets, before=before, like=None if like.is_return else like)
-        result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
-        result.sharding = step.after
-        result.source = value.source
-        assert result.node is not None
-        result.node.doc = reason
         if step.op in FREE:
             self.slices += 1
         else:
             self.collectives += 1
-        return result
+        return insert_step(builder, value, step, reason)

@@ -1,9 +1,11 @@
 """Why values that were moved lie as they do: the log of decisions, kept while collectives are put in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from irpar.ir import Decision, Module, Node, Value
-from irpar.sharding import Mesh, Sharding
+from irpar.sharding import Sharding
 
 from .origins import cutting_names
 
@@ -23,22 +25,48 @@ class Move:
     party: Node | None
 
 
+def log_step(
+    module: Module, value: Value, result: Value, op: str, target: Sharding, gained: Callable[[str], Decision | None]
+) -> None:
+    """Log why what one collective makes of a value lies so.
+
+    Args:
+        module: with the log.
+        value, result: before and after it.
+        op: the collective.
+        target: how the value lies in the end, after this collective and others.
+        gained: why it brings an axis that cuts the value in the end; None: not known.
+    """
+    had, names, last = (cutting_names(lies) for lies in (value.sharding, result.sharding, target))
+    start = f"{op} of %{value.name}"
+    for name in names:
+        if name in had:
+            why: Decision | None = Decision(start, value.name, (name,))
+        elif name not in last:
+            told = f"{start}, on the way to {target}: devices that hold the same share the work"
+            why = Decision(told, None, (name,))
+        else:
+            why = gained(name)
+        if why is not None:
+            module.decide(result.name, why)
+    if not names:
+        module.decide(result.name, Decision(start, value.name))
+
+
 class MoveLog:
     """Logs the values that one pass moves.
 
     Args:
         module: with the log; every value that is moved is explained in it.
-        mesh: of its shardings.
     """
 
-    def __init__(self, module: Module, mesh: Mesh) -> None:
+    def __init__(self, module: Module) -> None:
         self.module = module
-        self.mesh = mesh
         self._instead: dict[tuple[str, str], str] = {}
 
     def copied(self, value: Value, copy: Value, reader: Node) -> None:
         """A reader has a copy of a constant, cut as it needs it: that lies so for the reasons of the constant."""
-        had, names = self._names(value), self._names(copy)
+        had, names = cutting_names(value.sharding), cutting_names(copy.sharding)
         for name in names:
             known = self.module.decision(value.name, name)
             if name in had and known is not None:
@@ -53,19 +81,8 @@ class MoveLog:
 
     def moved(self, value: Value, result: Value, op: str, move: Move) -> None:
         """One collective of a move has made `result` of `value`."""
-        had, names = self._names(value), self._names(result)
-        last = cutting_names(move.target)
-        for name in names:
-            if name in had:
-                why = Decision(f"{op} of %{value.name}", value.name, (name,))
-            elif name not in last:
-                told = f"{op} of %{value.name}, on the way to {move.target}: devices that hold the same share the work"
-                why = Decision(told, None, (name,))
-            else:
-                why = self._gained(value, result, op, name, move)
-            self.module.decide(result.name, why)
-        if not names:
-            self.module.decide(result.name, Decision(f"{op} of %{value.name}", value.name))
+        gained = partial(self._gained, value, result, op, move)
+        log_step(self.module, value, result, op, move.target, gained)
 
     def finish(self) -> None:
         """Let what follows an axis of a value follow the one that now has it."""
@@ -76,7 +93,7 @@ class MoveLog:
                 if other not in (None, name):
                     known[number] = replace(decision, follows=other)
 
-    def _gained(self, value: Value, result: Value, op: str, name: str, move: Move) -> Decision:
+    def _gained(self, value: Value, result: Value, op: str, move: Move, name: str) -> Decision:
         """Why a move brings an axis: it was to cut what the node gives, or cuts what its reader reads besides."""
         known = self.module.decision(move.origin.name, name)
         is_about_axis = known is not None and (name in known.axes or known.follows is None)
@@ -100,10 +117,8 @@ class MoveLog:
         holders = [node.graph.parent for node in nodes if node.is_return and node.graph is not None]
         for node in (*nodes, *(holder for holder in holders if holder is not None)):
             for other in (*node.inputs, *node.results):
-                if other is not origin and name in self._names(other):
+                if other is not origin and name in cutting_names(other.sharding):
                     return Decision(f"{op} of %{value.name}, beside %{other.name} at {node.title}", other.name, (name,))
-        having = origin if name in self._names(origin) else value  # It was given up on the way, and taken again.
+        # What the origin has not was given up on the way, and taken again.
+        having = origin if name in cutting_names(origin.sharding) else value
         return Decision(f"{op} of %{value.name}", having.name, (name,))
-
-    def _names(self, value: Value) -> tuple[str, ...]:
-        return cutting_names(value.sharding)

@@ -10,7 +10,8 @@ from irpar.ir.value import Use
 from irpar.ops.collectives import FREE
 from irpar.sharding import Sharding, ceil_shape
 
-from .move_trees import Tree, attributes_of, is_move, standing_in
+from .move_log import log_step
+from .move_trees import Tree, insert_step, is_move, mark_rematerialized, standing_in
 from .origins import cutting_names
 from .redistribution import Step
 
@@ -77,7 +78,7 @@ class TreeWriter:
             if names is not None:
                 made[step.after].rename(names.name)
             self._explain(made[before], made[step.after], step, told[target], target)
-        self._mark_rematerialized(made, edges)
+        mark_rematerialized(self.module, filter(None, (value.node for value in made.values())))
         for lies, uses in readers.items():
             tree.root.replace_uses(made[lies], only=uses)
         self._redirect(tree, made, gone)
@@ -167,46 +168,21 @@ class TreeWriter:
     # -- after ------------------------------------------------------------------------------------------------------
 
     def _make(self, value: Value, step: Step, before: Node, told: _Told) -> Value:
-        assert value.sharding is not None
         builder = Builder(self.graph, self.module.opsets, before=before, like=told.like)
-        attributes = attributes_of(step, value.sharding)
-        if step.op not in FREE:
-            attributes["id"] = 0
-        result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
-        result.sharding, result.source = step.after, value.source
-        assert result.node is not None
-        result.node.doc = told.doc
-        return result
+        return insert_step(builder, value, step, told.doc)
 
     def _explain(self, value: Value, result: Value, step: Step, told: _Told, target: Sharding) -> None:
         """Log why the result of a step lies so, and the conflict that it resolves."""
-        had, names, last = (cutting_names(lies) for lies in (value.sharding, result.sharding, target))
-        start = f"{step.op} of %{value.name}"
-        for axis in names:
-            if axis in had:
-                self.module.decide(result.name, Decision(start, value.name, (axis,)))
-            elif axis not in last:
-                why = f"{start}, on the way to {target}: devices that hold the same share the work"
-                self.module.decide(result.name, Decision(why, None, (axis,)))
-            elif axis in told.decisions:
-                outer = told.decisions[axis]
-                self.module.decide(result.name, Decision(_MOVE.sub(start, outer.why), outer.follows, (axis,)))
-        if not names:
-            self.module.decide(result.name, Decision(start, value.name))
+
+        def gained(axis: str) -> Decision | None:
+            outer = told.decisions.get(axis)
+            if outer is None:
+                return None
+            return Decision(_MOVE.sub(f"{step.op} of %{value.name}", outer.why), outer.follows, (axis,))
+
+        log_step(self.module, value, result, step.op, target, gained)
         if told.conflict is not None and step.op not in FREE:
             self.module.conflicts[result.name] = replace(told.conflict, rematerialized=False)
-
-    def _mark_rematerialized(self, made: dict[Sharding, Value], edges: Sequence[Edge]) -> None:
-        """Mark the conflicts for which the value is gathered and then cut by the same axes."""
-        came = {step.after: (before, step) for before, step in edges}
-        for before, step in edges:
-            cut = {axis.name for axis in step.axes} if step.op == "AllSlice" else set()
-            while cut and before in came:
-                before, maker = came[before]
-                name = made[maker.after].name
-                conflict = self.module.conflicts.get(name)
-                if conflict is not None and maker.op == "AllGather" and cut & {axis.name for axis in maker.axes}:
-                    self.module.conflicts[name] = replace(conflict, rematerialized=True)
 
     def _redirect(self, tree: Tree, made: dict[Sharding, Value], gone: set[tuple[str, str]]) -> None:
         """Names that stand for a value again, with the axis, are followed as before; others give way to the root."""

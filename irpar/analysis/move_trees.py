@@ -1,10 +1,10 @@
 """What stands between a value and its readers in global view: a tree of collectives."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from irpar.ir import Graph, Node, Value
-from irpar.ops.collectives import collective_axes
+from irpar.ir import Builder, Graph, Module, Node, Value
+from irpar.ops.collectives import FREE, collective_axes
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import Sharding
 
@@ -60,6 +60,35 @@ def attributes_of(step: Step, before: Sharding) -> dict[str, object]:
         case "AllReduce" | "ReduceScatter":
             attributes["reduce"] = before.reduce
     return attributes
+
+
+def insert_step(builder: Builder, value: Value, step: Step, doc: str) -> Value:
+    """Insert the node that does a step; `doc` says why. Returns its result."""
+    assert value.sharding is not None
+    attributes = attributes_of(step, value.sharding)
+    if step.op not in FREE:
+        attributes["id"] = 0
+    result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
+    result.sharding, result.source = step.after, value.source
+    assert result.node is not None
+    result.node.doc = doc
+    return result
+
+
+def mark_rematerialized(module: Module, nodes: Iterable[Node]) -> None:
+    """Mark the conflicts for which a value is gathered and then, by one of these nodes, cut by the same axes."""
+    for node in nodes:
+        if node.domain != "irpar" or node.op_type != "AllSlice":
+            continue
+        cut = {axis.name for axis in collective_axes(node)}
+        maker = node.inputs[0].node
+        while maker is not None and maker.domain == "irpar":
+            name = maker.results[0].name
+            conflict = module.conflicts.get(name)
+            is_whole = maker.op_type == "AllGather" and cut & {axis.name for axis in collective_axes(maker)}
+            if conflict is not None and is_whole:
+                module.conflicts[name] = replace(conflict, rematerialized=True)
+            maker = maker.inputs[0].node
 
 
 @dataclass
