@@ -122,6 +122,11 @@ class Flow:
         """The node whose body a node ends; None for other nodes, and for the end of the outermost graph."""
         return node.graph.parent if node.is_return and node.graph is not None and node.graph in self.trips else None
 
+    def deciding(self, node: Node) -> list[Value]:
+        """What says whether and how often the bodies of a holder run: operands that are nothing inside."""
+        tied = {tie.operand for tie in self.ties.get(node, ())}
+        return [value for n, value in enumerate(node.operands) if value is not None and n not in tied]
+
     def neighbours(self, value: Value) -> Iterator[Node]:
         """The nodes that make and read a value, and the holders of bodies through whose boundary it passes."""
         if value.node is not None:

@@ -1,7 +1,7 @@
 """Why a collective is there, in words, and which annotations it stands between."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from irpar.ir import Conflict, Decision, Module, Node, Value
 from irpar.ops import Kind
@@ -31,10 +31,6 @@ class Side:
     def introduced(self) -> str:
         """The text behind a colon."""
         return f": {self.text}" if self.text else ""
-
-
-_DECIDING = {"If": 1, "Loop": 2}
-"""How many operands, the first, say whether and how often a body runs."""
 
 
 class Origins:
@@ -68,6 +64,11 @@ class Origins:
             assert end is not None
             self._ends[passed, axis] = end
         return end
+
+    def end(self, value: Value, axis: str | None = None) -> str | None:
+        """The name of the value at which the chain ends."""
+        found = self.of(value.name, axis)
+        return None if found is None else found[0]
 
     def because(self, value: Value, axis: str | None = None) -> str:
         """The annotation that a value's sharding, or its cut by an axis, goes back to; in brackets."""
@@ -110,7 +111,7 @@ class Reasons:
         holder = self.flow.holder(node)
         if holder is not None:
             return f"{holder.title} takes it out of its body as {needed}, as it lies on the other side"
-        if needed.is_replicated and value in node.operands[: _DECIDING.get(node.op_type, 0)]:
+        if needed.is_replicated and value in self.flow.deciding(node):
             return f"{node.title} needs it whole: all devices must decide alike"
         if value in node.results:
             return f"{node.title} gives it as it lies in its body, {needed}"
@@ -129,15 +130,11 @@ class Reasons:
         reasons = []
         for maker in self._makers(node):
             cut = [
-                f"%{operand.name}{self.because(operand, given.partial[0].name)}"
+                f"%{operand.name}{self.origins.because(operand, given.partial[0].name)}"
                 for operand in self._cut_operands(maker)
             ]
             reasons.append(f"{maker.title} {VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}")
         return "; ".join(reasons)
-
-    def because(self, value: Value, axis: str | None = None) -> str:
-        """The annotation that a value's sharding, or its cut by an axis, goes back to; in brackets."""
-        return self.origins.because(value, axis)
 
     # -- conflicts ------------------------------------------------------------------------------------------------
 
@@ -172,7 +169,7 @@ class Reasons:
             avoid=self._ways_out(value, needed if is_read else lies, (one, other), is_direct=is_direct),
         )
 
-    def _sides(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> "tuple[Side, Side]":
+    def _sides(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> tuple[Side, Side]:
         """Why a value lies as it does, and why it is needed otherwise."""
         contested = _contested(lies, needed)
         own = self._annotation(value, contested)
@@ -181,38 +178,28 @@ class Reasons:
         mine = self._other_side(node, value, lies, needed) or Side("that sends least")
         return mine, self._side_of_readers(value, needed, contested) or own
 
-    def _annotation(self, value: Value, contested: set[str]) -> "Side":
+    def _annotation(self, value: Value, contested: set[str]) -> Side:
         """What a value's own contested axes go back to."""
         assert value.sharding is not None
         axis = next((axis.name for axis in value.sharding.all_axes if axis.name in contested), None)
-        return Side(self.because(value, axis).strip(" ()"), self._origin(value, axis))
+        return Side(self.origins.because(value, axis).strip(" ()"), self.origins.end(value, axis))
 
-    def _origin(self, value: Value, axis: str | None) -> str | None:
-        """The name of the value at which the chain of steps ends."""
-        end = self.origins.of(value.name, axis)
-        return None if end is None else end[0]
-
-    def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding) -> "Side | None":
+    def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding) -> Side | None:
         """Why a value cannot lie as elsewhere at a node, or what else the contested axes cut there."""
         placement = self.placements[node]
         if placement.is_boundary:
             return Side(self._boundary(node, value, here))
         contested = _contested(here, elsewhere)
-        pairs = list(zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True))
-        tensor = next(number for number, (other, _) in enumerate(pairs) if other is value)
+        tensor = next(n for n, other in enumerate((*node.operands, *node.results)) if other is value)
         why = why_given_up(node, placement, tensor, here.mesh, elsewhere, here)
-        for other, needs in pairs:
-            if other is None or needs is None or other is value:
-                continue
-            held = {axis.name for axis in other.sharding.all_axes} if other.sharding is not None else set()
-            names = {axis.name for axis in needs.all_axes} & contested & held
-            if names:
-                verb = "gives" if other in node.results else "reads"
-                text = f"it {verb} %{other.name} as {needs}{self.because(other, min(names))}"
-                return Side(why or text, self._origin(other, min(names)))
+        for other, needs in self._beside(node, value):
+            held = _names(needs) & contested & _names(other.sharding)
+            if held:
+                found = self._side("it", node, other, needs, min(held))
+                return replace(found, text=why) if why else found
         return Side(why) if why else None
 
-    def _side_of_readers(self, value: Value, needed: Sharding, contested: set[str]) -> "Side | None":
+    def _side_of_readers(self, value: Value, needed: Sharding, contested: set[str]) -> Side | None:
         """What the readers of a value want; None where its own annotation says so."""
         annotation = self.module.annotated.get(value.name)
         if annotation is not None:
@@ -222,17 +209,27 @@ class Reasons:
         for reader in value.users:
             if reader not in self.placements:
                 continue
-            placement = self.placements[reader]
-            shardings = (*placement.operands, *placement.results)
-            for other, needs in zip((*reader.operands, *reader.results), shardings, strict=True):
-                names = {axis.name for axis in needs.all_axes} & contested if needs is not None else set()
-                if other is not None and other is not value and names:
-                    verb = "gives" if other in reader.results else "reads"
-                    text = f"{reader.title} {verb} %{other.name} as {needs}{self.because(other, min(names))}"
-                    return Side(text, self._origin(other, min(names)))
+            for other, needs in self._beside(reader, value):
+                names = _names(needs) & contested
+                if names:
+                    return self._side(reader.title, reader, other, needs, min(names))
         return None
 
-    def _ways_out(self, value: Value, wanted: Sharding, sides: "tuple[Side, Side]", *, is_direct: bool) -> str:
+    def _beside(self, node: Node, value: Value) -> Iterator[tuple[Value, Sharding]]:
+        """The other tensors of a node, with how it needs and gives them."""
+        placement = self.placements[node]
+        needed = (*placement.operands, *placement.results)
+        for other, needs in zip((*node.operands, *node.results), needed, strict=True):
+            if other is not None and needs is not None and other is not value:
+                yield other, needs
+
+    def _side(self, subject: str, node: Node, value: Value, needs: Sharding, axis: str) -> Side:
+        """That an axis cuts another tensor of a node."""
+        verb = "gives" if value in node.results else "reads"
+        text = f"{subject} {verb} %{value.name} as {needs}{self.origins.because(value, axis)}"
+        return Side(text, self.origins.end(value, axis))
+
+    def _ways_out(self, value: Value, wanted: Sharding, sides: tuple[Side, Side], *, is_direct: bool) -> str:
         """The annotations with which a value would not be moved, the least change first.
 
         Args:
@@ -296,6 +293,10 @@ def _contested(a: Sharding, b: Sharding) -> set[str]:
     """The names of axes of several devices that lie otherwise in two shardings."""
     found = {axis for one, other in zip(a.axes, b.axes, strict=True) if one != other for axis in (*one, *other)}
     return {axis.name for axis in found if a.mesh.axes[axis.name] > 1}
+
+
+def _names(sharding: Sharding | None) -> set[str]:
+    return set() if sharding is None else {axis.name for axis in sharding.all_axes}
 
 
 def _spec_text(sharding: Sharding) -> str:
