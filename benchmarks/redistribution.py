@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from irpar.analysis.redistribution import _planned, redistribution
+from irpar.analysis.redistribution import planned, redistribution
 from irpar.analysis.redistribution.solution import forget
 from irpar.sharding import Axis, Mesh, Sharding, local_region
 
@@ -260,7 +260,7 @@ def print_speed() -> bool:
         fresh = statistics.median(seconds(plan, pairs, _forget_all))
         seconds(plan, pairs)
         known = statistics.median(seconds(plan, pairs))
-        renamed = statistics.median(seconds(plan, pairs, _planned.cache_clear))
+        renamed = statistics.median(seconds(plan, pairs, planned.cache_clear))
         is_met = is_met and renamed <= 1e-4 and fresh <= 1e-3
         print(f"  rank {rank}: {1 / known:,.0f} a second asked before, {1 / renamed:,.0f} by other names; ", end="")
         print(f"new: {fresh * 1e3:.2f} ms")
@@ -285,7 +285,7 @@ def seconds(
 
 def _forget_all() -> None:
     forget()
-    _planned.cache_clear()
+    planned.cache_clear()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

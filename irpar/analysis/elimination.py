@@ -32,8 +32,6 @@ class Elimination:
         self._tables: dict[int, tuple[tuple[int, ...], Array]] = {}
         self._of: list[set[int]] = [set() for _ in sizes]
         self._next = 0
-        self.held: list[int] = []
-        """Variables that were not chosen freely."""
 
     def add(self, scope: Sequence[int], costs: Array) -> None:
         """A cost for every combination of states of some variables; a variable may stand in `scope` once only."""
@@ -105,7 +103,6 @@ class Elimination:
 
     def _hold(self, variable: int, start: Sequence[int], waiting: set[int]) -> None:
         """Leave a variable at its start."""
-        self.held.append(variable)
         waiting.discard(variable)
         for scope, table in self._take(variable):
             axis = scope.index(variable)

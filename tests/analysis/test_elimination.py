@@ -26,18 +26,18 @@ def total(tables: Tables, states: list[int]) -> float:
     return sum(float(table[tuple(states[variable] for variable in scope)]) for scope, table in tables)
 
 
-def solved(sizes: list[int], tables: Tables, most: int) -> tuple[Elimination, list[int]]:
+def solved(sizes: list[int], tables: Tables, most: int) -> list[int]:
     problem = Elimination(sizes, most)
     for scope, table in tables:
         problem.add(scope, table)
-    return problem, problem.solve([0] * len(sizes))
+    return problem.solve([0] * len(sizes))
 
 
 @given(problems())
 @settings(max_examples=200, deadline=None)
 def test_it_is_the_least(problem: tuple[list[int], Tables]) -> None:
     sizes, tables = problem
-    _, states = solved(sizes, tables, 1 << 18)
+    states = solved(sizes, tables, 1 << 18)
     best = min(total(tables, list(tried)) for tried in itertools.product(*map(range, sizes)))
     assert total(tables, states) == best
 
@@ -46,15 +46,16 @@ def test_it_is_the_least(problem: tuple[list[int], Tables]) -> None:
 @settings(max_examples=200, deadline=None)
 def test_with_small_tables_it_is_never_worse_than_the_start(problem: tuple[list[int], Tables], most: int) -> None:
     sizes, tables = problem
-    search, states = solved(sizes, tables, most)
-    assert total(tables, states) <= total(tables, [0] * len(sizes))
-    assert all(states[variable] == 0 for variable in search.held)
+    assert total(tables, solved(sizes, tables, most)) <= total(tables, [0] * len(sizes))
 
 
-def test_long_chains_and_cycles() -> None:
+def test_long_cycles() -> None:
+    """The least of all ways around is found: per first state a path, by a product of matrices of minima and sums."""
     random = np.random.default_rng(0)
     count = 2000
     tables = [((n, (n + 1) % count), random.uniform(0, 1, (4, 4))) for n in range(count)]
-    search, states = solved([4] * count, tables, 1 << 18)
-    assert search.held == []
-    assert total(tables, states) < 0.3 * count
+    around = tables[0][1]
+    for _, table in tables[1:]:
+        around = (around[:, :, None] + table[None]).min(1)
+    states = solved([4] * count, tables, 1 << 18)
+    assert np.isclose(total(tables, states), around.diagonal().min())

@@ -24,7 +24,7 @@ from .problem import Names, common_axes, problem_of
 from .solution import Planner, names_at, solve
 from .space import Move
 
-__all__ = ["CHUNK_BYTES", "Planner", "Redistribution", "Step", "cost", "plan", "price", "redistribution", "step_key"]
+__all__ = ["CHUNK_BYTES", "Planner", "Redistribution", "Step", "planned", "price", "redistribution", "step_key"]
 
 CHUNK_BYTES = 1 << 20
 """How far above the larger block of both ends a block on the way may be, 1 MiB: below it memory is not the question."""
@@ -111,19 +111,7 @@ def redistribution(
             f"cannot redistribute from {source} to {target}: they are of two meshes",
             do="redistribute within one mesh; see cross_mesh for what to send from one mesh to another",
         )
-    return _planned(source.closed(), target.closed(), tuple(shape), itemsize_bits, network, planner, chunk_bytes)
-
-
-def plan(
-    source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES
-) -> tuple[Step, ...]:
-    """The cheapest steps; arguments as for `redistribution`."""
-    return redistribution(source, target, shape, itemsize_bits, network).steps
-
-
-def cost(source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES) -> int:
-    """Bytes that a device sends for the cheapest steps; arguments as for `redistribution`."""
-    return redistribution(source, target, shape, itemsize_bits, network).sent_bytes
+    return planned(source.closed(), target.closed(), tuple(shape), itemsize_bits, network, planner, chunk_bytes)
 
 
 def price(
@@ -144,7 +132,7 @@ def step_key(before: Sharding, step: Step, shape: Sequence[int], itemsize_bits: 
 
 
 @lru_cache(maxsize=65536)
-def _planned(
+def planned(
     source: Sharding,
     target: Sharding,
     shape: tuple[int, ...],
@@ -153,15 +141,16 @@ def _planned(
     planner: Planner,
     chunk_bytes: int,
 ) -> Redistribution:
+    """As `redistribution`, of shardings whose dims are closed; what was asked before is known."""
     if source == target:
         size = _block_bytes(source, shape, bits)
         return Redistribution((), network.nothing, size, size)
     runs = common_axes(source, target)
     if runs is None or (source.partial and target.partial and source.reduce != target.reduce):
         stop = _stop_between(source, target)
-        there = _planned(source, stop, shape, bits, network, planner, chunk_bytes)
+        there = planned(source, stop, shape, bits, network, planner, chunk_bytes)
         ends = max(_block_bytes(source, shape, bits), _block_bytes(target, shape, bits))
-        return there.then(_planned(stop, target, shape, bits, network, planner, chunk_bytes), ends)
+        return there.then(planned(stop, target, shape, bits, network, planner, chunk_bytes), ends)
     problem, names = problem_of(source, target, runs, shape, bits, network)
     solution = solve(problem, names, network, planner, chunk_bytes)
     steps = _steps(solution.moves, names_at(problem, names, solution.granularity), source, target, shape, bits)

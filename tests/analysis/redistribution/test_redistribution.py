@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.analysis.network import BYTES, Network, add_keys, network_of
-from irpar.analysis.redistribution import Step, cost, plan, price
+from irpar.analysis.redistribution import Step, price, redistribution
 from irpar.analysis.redistribution.search import Effort
 from irpar.analysis.redistribution.solution import EFFORTS, forget
 from irpar.ops.collectives import FREE, KINDS
@@ -25,7 +25,7 @@ def check(
     mesh: Mesh, source: Sharding, target: Sharding, shape: tuple[int, ...], network: Network = BYTES
 ) -> tuple[Step, ...]:
     array = np.random.default_rng(0).standard_normal(shape)
-    steps = plan(source, target, shape, 32, network)
+    steps = redistribution(source, target, shape, 32, network).steps
     held = [block(array, source, rank) for rank in range(mesh.size)]
     before = source
     for step in steps:
@@ -114,7 +114,7 @@ M24 = Mesh({"x": 2, "y": 4})
 def test_known_moves(source: Sharding, target: Sharding, ops: list[str], sent: int) -> None:
     steps = check(M24, source, target, (64, 32))
     assert [step.op for step in steps] == ops
-    assert sum(step.sent_bytes for step in steps) == sent == cost(source, target, (64, 32), 32)
+    assert sum(step.sent_bytes for step in steps) == sent
 
 
 def test_every_pair_on_two_axes() -> None:
@@ -145,18 +145,18 @@ def test_sub_axes_that_do_not_divide_each_other_go_through_the_whole_tensor() ->
 
 def test_another_mesh_is_refused() -> None:
     with pytest.raises(IrparError, match="two meshes"):
-        plan(specs(M24, None), specs(Mesh({"x": 4}), None), (8,), 32)
+        redistribution(specs(M24, None), specs(Mesh({"x": 4}), None), (8,), 32)
 
 
 def test_other_reductions_go_through_the_reduced_value() -> None:
     source = Sharding.of_axes(M24, [()], [Axis("x")], "max")
-    steps = plan(source, specs(M24, ["y"], partial="x"), (8,), 32)
+    steps = redistribution(source, specs(M24, ["y"], partial="x"), (8,), 32).steps
     assert [step.op for step in steps] == ["AllSlice", "AllReduce", "MakePartial"]
     assert [step.after.reduce for step in steps if step.after.partial] == ["max", "sum"]
 
 
 def test_half_reduced_values_keep_the_other_axis() -> None:
-    (step,) = plan(specs(M24, None, partial="xy"), specs(M24, None, partial="y"), (8,), 32)
+    (step,) = redistribution(specs(M24, None, partial="xy"), specs(M24, None, partial="y"), (8,), 32).steps
     assert step.op == "AllReduce"
     assert step.axes == (Axis("x"),)
     assert step.sent_bytes == math.prod([8, 4, 2, 1]) // 2
@@ -198,16 +198,15 @@ def test_paths_by_a_network(problem: tuple[Mesh, Sharding, Sharding, tuple[int, 
     mesh, source, target, shape = problem
     steps = check(mesh, source, target, shape, network)
     assert price(source, target, shape, 32, network) == price_of(steps, source, shape, network)
-    by_bytes = plan(source, target, shape, 32)
+    by_bytes = redistribution(source, target, shape, 32).steps
     assert price_of(steps, source, shape, network) <= price_of(by_bytes, source, shape, network)
-    assert cost(source, target, shape, 32, network) == sum(step.sent_bytes for step in steps)
 
 
 def test_what_is_far_is_sent_little() -> None:
     """x is across nodes, y inside: rather more bytes inside than fewer across."""
     mesh = Mesh({"x": 2, "y": 4})
     source, target, shape = specs(mesh, None, None, partial="xy"), specs(mesh, None, None), (64, 65536)
-    assert [step.op for step in plan(source, target, shape, 32)] == ["AllReduce"]
+    assert [step.op for step in redistribution(source, target, shape, 32).steps] == ["AllReduce"]
     seconds = price(source, target, shape, 32, SLOW_ACROSS)[0] / 1e15
     size = 64 * 65536 * 4
     inside, across = 2 * 3 / 4 * size / 100e9, 2 / 2 * size / 4 / 1e9
