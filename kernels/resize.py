@@ -1,7 +1,7 @@
 """Resize: each resized axis in turn becomes a weighted sum of a few neighbours (its taps)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,18 +44,23 @@ class Axis:
     region: tuple[float, float]
 
     def coordinates(self, mode: str) -> np.ndarray:
-        """The place in the operand of each element of the result."""
-        x, n, m, scale = np.arange(self.resized, dtype=np.float64), self.length, self.resized, self.scale
+        """The place in the operand of each element of the result.
+
+        In single precision, as ONNX Runtime has it: that decides which of two neighbours a place between them is.
+        """
+        x = np.arange(self.resized, dtype=np.float32)
+        n, m, scale, half = self.length, self.resized, np.float32(self.scale), np.float32(0.5)
         start, end = self.region
         match mode:
             case "pytorch_half_pixel" if m <= 1:
                 return np.zeros(m)
             case "half_pixel" | "pytorch_half_pixel":
-                return (x + 0.5) / scale - 0.5
+                return (x + half) / scale - half
             case "half_pixel_symmetric":
-                return n / 2 * (1 - m / (scale * n)) + (x + 0.5) / scale - 0.5
+                center = np.float32(n) / 2 * (1 - np.float32(m) / (scale * np.float32(n)))
+                return center + (x + half) / scale - half
             case "tf_half_pixel_for_nn":
-                return (x + 0.5) / scale
+                return (x + half) / scale
             case "align_corners":
                 return x * (n - 1) / (m - 1) if m > 1 else np.zeros(m)
             case "asymmetric":
@@ -152,13 +157,13 @@ def resize(
     one_of("coordinate_transformation_mode", coordinate_transformation_mode, _COORDINATES)
     dims = normalize_axes(range(x.ndim) if axes is None else axes, x.ndim)
     crop = coordinate_transformation_mode == "tf_crop_and_resize"
-    regions = _regions(roi, len(dims)) if crop else [(0.0, 1.0)] * len(dims)
-    plan = _plan([x.shape[dim] for dim in dims], scales, sizes, regions, keep_aspect_ratio_policy, crop=crop)
+    regions = _regions(roi, len(dims)) if crop else None
+    axes_of = plan([x.shape[dim] for dim in dims], scales, sizes, keep_aspect_ratio_policy, regions)
     interpolation = Filter(mode, nearest_mode, cubic_coeff_a, bool(antialias), bool(exclude_outside))
 
     result = x if mode == "nearest" else x.astype(np.float64) if is_integer(x.dtype) else widen(x)
     outside = []
-    for dim, axis in zip(dims, plan, strict=True):
+    for dim, axis in zip(dims, axes_of, strict=True):
         if axis.length == axis.resized and axis.scale == 1 and not crop:
             continue
         coordinates = axis.coordinates(coordinate_transformation_mode)
@@ -181,27 +186,36 @@ def _regions(roi: Array | None, count: int) -> list[tuple[float, float]]:
     return list(zip(values[:count], values[count:], strict=True))
 
 
-def _plan(
-    lengths: list[int],
+def plan(
+    lengths: Sequence[int],
     scales: Array | None,
     sizes: Array | None,
-    regions: list[tuple[float, float]],
-    policy: str,
-    *,
-    crop: bool,
+    policy: str = "stretch",
+    regions: Sequence[tuple[float, float]] | None = None,
 ) -> list[Axis]:
+    """How each of some axes is resized.
+
+    Args:
+        lengths: elements before.
+        scales, sizes: what is asked for; one of both.
+        policy: `keep_aspect_ratio_policy`.
+        regions: of a crop, start and end of each axis as shares of it.
+    """
     given_scales = scales is not None and scales.size > 0
     given_sizes = sizes is not None and sizes.size > 0
     if given_scales == given_sizes:
         raise ValueError("exactly one of scales and sizes must be given")
+    taken = regions or [(0.0, 1.0)] * len(lengths)
     if given_sizes:
         resized, ratios = _sizes_by_policy(tuple(lengths), to_ints(sizes), policy)
     else:
         assert scales is not None
         ratios = [float(scale) for scale in scales.reshape(-1).tolist()]
-        shares = [end - start if crop else 1.0 for start, end in regions]
-        resized = tuple(math.floor(n * share * r) for n, share, r in zip(lengths, shares, ratios, strict=True))
-    return [Axis(n, m, ratio, region) for n, m, ratio, region in zip(lengths, resized, ratios, regions, strict=True)]
+        shares = [end - start for start, end in taken]
+        # In single precision: 10 times 0.7 is 7 there.
+        exact = zip(*(np.asarray(numbers, np.float32) for numbers in (lengths, shares, ratios)), strict=True)
+        resized = tuple(int(length * share * ratio) for length, share, ratio in exact)
+    return [Axis(n, m, ratio, region) for n, m, ratio, region in zip(lengths, resized, ratios, taken, strict=True)]
 
 
 @kernel("Upsample", since=9)

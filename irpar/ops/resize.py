@@ -1,22 +1,15 @@
-"""Resize: dims that keep their places pass."""
+"""Resize: dims that keep their places pass, others exchange the borders of their blocks."""
 
 from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
-from irpar.ir import Builder, Dim, Floats, Node, Type
+from irpar.ir import Builder, Dim, Node, Type
 
 from .facts import (
     CannotTellError,
-    axes_of,
-    axis_of,
-    data_of,
     dims_of,
-    ints_attribute,
-    ints_operand,
-    needed,
-    operand,
     result_shape,
     shape_of,
     shapes_of,
@@ -24,63 +17,36 @@ from .facts import (
     text_attribute,
 )
 from .local import set_target
+from .local_programs.resize import RESIZE, is_crop, named_dims, policy_of, resized_dims, scales_of, sizes_of
 from .registry import OpDef, define
-from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
+from .rule import FactorRule, moving_rule
 
 TAPS = {"nearest": 0, "linear": 2, "cubic": 4}
 """Elements that count into a result along one resized dim; 0: it is copied."""
 
 
-def _axes(node: Node, rank: int) -> tuple[int, ...]:
-    """The dims that scales or sizes speak of, in their order."""
-    axes = ints_attribute(node, "axes")
-    if axes is None:
-        return tuple(range(rank))
-    axes_of(axes, rank)  # refuses one that is named twice
-    return tuple(axis_of(axis, rank) for axis in axes)
-
-
-def _sizes(node: Node) -> tuple[int, ...] | None:
-    """The operand `sizes`, or None where there are scales."""
-    found = ints_operand(node, 3) if operand(node, 3) is not None else None
-    return found or None
-
-
-def _is_crop(node: Node) -> bool:
-    return text_attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-
-
-def _keeps_aspect(node: Node) -> bool:
-    return text_attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch"
-
-
-def _scales(node: Node) -> list[float]:
-    """The constant operand `scales`."""
-    if node.op_type == "Upsample" and node.version < 9:
-        listed = node.attributes.get("scales")
-        if not isinstance(listed, Floats):
-            raise CannotTellError("scales")
-        return list(listed)
-    found = data_of(needed(node, 1 if node.version < 11 else 2))
-    if found is None:
-        raise CannotTellError("scales")
-    return [float(scale) for scale in found.numpy()]
-
-
 def _infer_resize(node: Node) -> Sequence[Type]:
     dims = list(dims_of(node, 0))
-    axes, sizes = _axes(node, len(dims)), _sizes(node)
+    axes, sizes = named_dims(node, len(dims)), sizes_of(node)
     if sizes is not None:
-        if _keeps_aspect(node):
-            raise CannotTellError("sizes that keep the aspect ratio")
+        if policy_of(node) != "stretch":
+            return [tensor_of(node, 0).with_shape(_kept_aspect(node))]
         for axis, size in zip(axes, sizes, strict=True):
             dims[axis] = size
     else:
-        if _is_crop(node):
+        if is_crop(node):
             raise CannotTellError("a crop")
-        for axis, scale in zip(axes, _scales(node), strict=True):
+        for axis, scale in zip(axes, scales_of(node), strict=True):
             dims[axis] = _scaled(dims[axis], scale)
     return [tensor_of(node, 0).with_shape(tuple(dims))]
+
+
+def _kept_aspect(node: Node) -> tuple[int, ...]:
+    """The shape of the result where all named dims have one scale."""
+    shape = list(shape_of(node, 0))
+    for dim, axis in resized_dims(node).items():
+        shape[dim] = axis.resized
+    return tuple(shape)
 
 
 def _scaled(size: Dim, scale: float) -> Dim:
@@ -91,41 +57,26 @@ def _scaled(size: Dim, scale: float) -> Dim:
     return size * int(scale)
 
 
-def _kept(node: Node) -> set[int]:
-    """The dims whose places stay what they are.
-
-    A scale of 1 does so, an equal size alone does not: 5 places at scale 1.1 are 5 places with other numbers.
-    """
-    shape = shape_of(node, 0)
-    axes = _axes(node, len(shape))
-    others = set(range(len(shape))) - set(axes)
-    if _is_crop(node):
-        return others
-    sizes = _sizes(node)
-    if sizes is not None:
-        if _keeps_aspect(node):
-            return others
-        return others | {axis for axis, size in zip(axes, sizes, strict=True) if shape[axis] == size}
-    return others | {axis for axis, scale in zip(axes, _scales(node), strict=True) if scale == 1.0}
+def _changed(node: Node) -> set[int]:
+    """The dims whose places change."""
+    if is_crop(node) or policy_of(node) != "stretch":
+        return set(named_dims(node, len(shape_of(node, 0))))
+    return set(resized_dims(node))
 
 
 def _rule_resize(node: Node) -> FactorRule:
-    """Dims that are not resized pass; those that are need their neighbours' places."""
-    kept = _kept(node)
-    rule = RuleBuilder()
-    data: list[DimFactors] = [
-        rule.dims([size], Kind.PASS if dim in kept else Kind.REPLICATE)[0] for dim, size in enumerate(shape_of(node, 0))
-    ]
-    result: list[DimFactors] = [factors if dim in kept else () for dim, factors in enumerate(data)]
-    others = [() if other is None else whole(len(other)) for other in shapes_of(node)[1:]]
-    return rule.done([data, *others], [result])
+    """Dims that are not resized pass; along those that are, blocks need places of their neighbours."""
+    return moving_rule(shapes_of(node), result_shape(node), _changed(node))
 
 
 def _localize_resize(whole_node: Node, local: Node, builder: Builder) -> None:
     """Sizes are those of the block."""
-    if _sizes(whole_node) is not None:
-        shape = result_shape(local)
-        set_target(local, 3, [shape[axis] for axis in _axes(whole_node, len(shape))], builder)
+    if sizes_of(whole_node) is None:
+        return
+    if policy_of(whole_node) != "stretch":
+        return  # Cut are dims that it does not name.
+    shape = result_shape(local)
+    set_target(local, 3, [shape[axis] for axis in named_dims(whole_node, len(shape))], builder)
 
 
 def _cost_resize(node: Node) -> int:
@@ -136,5 +87,5 @@ def _cost_resize(node: Node) -> int:
     return 2 * prod(result) * taps**resized if taps and resized else 0
 
 
-define(OpDef("", "Upsample", _infer_resize, _rule_resize, _cost_resize))
-define(OpDef("", "Resize", _infer_resize, _rule_resize, _cost_resize, _localize_resize))
+define(OpDef("", "Upsample", _infer_resize, _rule_resize, _cost_resize, local_program=RESIZE.local_program()))
+define(OpDef("", "Resize", _infer_resize, _rule_resize, _cost_resize, _localize_resize, RESIZE.local_program()))

@@ -5,7 +5,7 @@ A rule gives every dim of every operand and result a list of factors, major firs
 Compare Shardy's sharding rules (OpenXLA RFC, 2024) and GSPMD, section 3.4 (Xu et al., 2021).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -164,6 +164,24 @@ def broadcast_rule(shapes: Sequence[Sequence[int] | None], result: Sequence[int]
         for shape in shapes
     ]
     return rule.done(operands, [factors] * results)
+
+
+def moving_rule(shapes: Sequence[Sequence[int] | None], result: Sequence[int], changed: Container[int]) -> FactorRule:
+    """The rule of an op that keeps the dims of its first operand but for some, along which elements move.
+
+    Args:
+        shapes: of the operands; all but the first are whole.
+        result: its shape.
+        changed: the dims along which elements of a block may come from other blocks.
+    """
+    rule = RuleBuilder()
+    (data, *others) = shapes
+    assert data is not None
+    dims = [
+        rule.dims([max(size, after)], Kind.PERMUTE if dim in changed else Kind.PASS)[0]
+        for dim, (size, after) in enumerate(zip(data, result, strict=True))
+    ]
+    return rule.done([dims, *(() if other is None else whole(len(other)) for other in others)], [dims])
 
 
 def reshape_factors(

@@ -28,7 +28,7 @@ from .facts import (
 from .local import set_target
 from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
 from .registry import OpDef, define
-from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
+from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, reshape_factors, whole
 
 # -- Transpose ------------------------------------------------------------------------------------------------------
 
@@ -268,19 +268,7 @@ def _rule_slice(node: Node) -> FactorRule:
     """Dims that are taken whole pass; along those that are sliced elements move to other blocks."""
     shape = shape_of(node, 0)
     partial = {axis for axis, cut in slices(node, len(shape)).items() if not _is_full(shape[axis], cut)}
-    return _rule_except(node, partial)
-
-
-def _rule_except(node: Node, changed: set[int]) -> FactorRule:
-    """Dims pass; along the changed ones elements move to other blocks. All operands but the first are whole."""
-    rule = RuleBuilder()
-    shape, result = shape_of(node, 0), result_shape(node)
-    dims = [
-        rule.dims([max(size, after)], Kind.PERMUTE if dim in changed else Kind.PASS)[0]
-        for dim, (size, after) in enumerate(zip(shape, result, strict=True))
-    ]
-    others = [() if other is None else whole(len(other)) for other in shapes_of(node)[1:]]
-    return rule.done([dims, *others], [dims])
+    return moving_rule(shapes_of(node), result_shape(node), partial)
 
 
 define(OpDef("", "Slice", _infer_slice, _rule_slice, local_program=SLICE.local_program()))
@@ -296,7 +284,11 @@ def _infer_pad(node: Node) -> Sequence[Type]:
 
 def _rule_pad(node: Node) -> FactorRule:
     """Dims without padding pass, in every mode."""
-    return _rule_except(node, {axis for axis, pads in pads_of(node, len(shape_of(node, 0))).items() if pads != (0, 0)})
+    return moving_rule(
+        shapes_of(node),
+        result_shape(node),
+        {axis for axis, pads in pads_of(node, len(shape_of(node, 0))).items() if pads != (0, 0)},
+    )
 
 
 define(OpDef("", "Pad", _infer_pad, _rule_pad, local_program=PAD.local_program()))
@@ -312,7 +304,9 @@ def _infer_tile(node: Node) -> Sequence[Type]:
 
 def _rule_tile(node: Node) -> FactorRule:
     """Dims that are not repeated pass."""
-    return _rule_except(node, {dim for dim, count in enumerate(needed_ints(node, 1)) if count != 1})
+    return moving_rule(
+        shapes_of(node), result_shape(node), {dim for dim, count in enumerate(needed_ints(node, 1)) if count != 1}
+    )
 
 
 define(OpDef("", "Tile", _infer_tile, _rule_tile, local_program=TILE.local_program()))
@@ -415,7 +409,7 @@ def _infer_depth_space(node: Node) -> Sequence[Type]:
 
 def _rule_batch_only(node: Node) -> FactorRule:
     """Only the batch passes."""
-    return _rule_except(node, set(range(1, len(shape_of(node, 0)))))
+    return moving_rule(shapes_of(node), result_shape(node), set(range(1, len(shape_of(node, 0)))))
 
 
 for _name in ("DepthToSpace", "SpaceToDepth"):

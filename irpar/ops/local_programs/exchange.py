@@ -63,18 +63,17 @@ def perform(
         dim: along which.
         fill: what stands for missing elements; None: there are none, or zeros do.
     """
-    axes = program.lies.axes[dim]
-    ours = {program.mesh.position(program.mesh.coords(rank), axes) for rank in program.ranks}
+    ours = own_devices(program, dim)
     held = sources[0] if len(sources) == 1 else _joined(program, sources, dim)
     has = [held]
     for step in exchange.rounds:
-        has.append(program.permute(_taken(program, held, dim, list(step.rows), ours), dim, step.pairs))
+        has.append(program.permute(taken(program, held, dim, list(step.rows), ours), dim, step.pairs))
     total = sum(value.shape[dim] for value in has)
     if any(total in exchange.rows[at] for at in ours):
         number = program.builder.constant(np.asarray(0 if fill is None else fill, held.dtype.numpy), "fill")
         shape = with_size(held.shape, dim, 1)
         has.append(program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=held.dtype))
-    return _taken(program, _joined(program, has, dim), dim, list(exchange.rows), ours)
+    return taken(program, _joined(program, has, dim), dim, list(exchange.rows), ours)
 
 
 def _joined(program: ProgramWriter, values: Sequence[Value], dim: int) -> Value:
@@ -84,7 +83,33 @@ def _joined(program: ProgramWriter, values: Sequence[Value], dim: int) -> Value:
     return program.op("Concat", values, {"axis": dim}, shape=with_size(values[0].shape, dim, total))
 
 
-def _taken(program: ProgramWriter, value: Value, dim: int, rows: Sequence[Indices | None], ours: set[int]) -> Value:
+def own_devices(program: ProgramWriter, dim: int) -> set[int]:
+    """The positions, along the axes that cut a dim, of the devices that run the program."""
+    axes = program.lies.axes[dim]
+    return {program.mesh.position(program.mesh.coords(rank), axes) for rank in program.ranks}
+
+
+def own(
+    program: ProgramWriter, rows: "Sequence[np.ndarray[Any, Any] | None]", dim: int, ours: set[int], name: str
+) -> Value:
+    """The device's own one of constants: of one where all our devices have the same, else looked up by place.
+
+    Args:
+        program: writes.
+        rows: for each position along the axes that cut `dim`; those of our devices have one shape.
+        dim: see rows.
+        ours: positions of the devices that run the program.
+        name: of the constant.
+    """
+    mine = [row for at, row in enumerate(rows) if at in ours and row is not None]
+    if all(np.array_equal(row, mine[0]) for row in mine):
+        return program.builder.constant(np.asarray(mine[0]), name)
+    nothing = np.zeros_like(mine[0])
+    table = np.stack([nothing if row is None or at not in ours else row for at, row in enumerate(rows)])
+    return program.of_place(table, dim, name)
+
+
+def taken(program: ProgramWriter, value: Value, dim: int, rows: Sequence[Indices | None], ours: set[int]) -> Value:
     """The elements of a row along a dim: slices where all our devices take the same, else looked up by place."""
     mine = [row for at, row in enumerate(rows) if at in ours and row is not None]
     if not mine:
@@ -93,12 +118,8 @@ def _taken(program: ProgramWriter, value: Value, dim: int, rows: Sequence[Indice
         mine = [np.zeros(size, np.int64)]
     if all(np.array_equal(row, mine[0]) for row in mine):
         return _sliced(program, value, dim, mine[0])
-    width = len(mine[0])
-    table = np.stack(
-        [np.zeros(width, np.int64) if row is None or at not in ours else row for at, row in enumerate(rows)]
-    )
-    row = program.of_place(table, dim, "places")
-    return program.op("Gather", [value, row], {"axis": dim}, shape=with_size(value.shape, dim, width))
+    row = own(program, rows, dim, ours, "places")
+    return program.op("Gather", [value, row], {"axis": dim}, shape=with_size(value.shape, dim, len(mine[0])))
 
 
 def _sliced(program: ProgramWriter, value: Value, dim: int, row: Indices) -> Value:

@@ -17,7 +17,7 @@ Operands = dict[str, np.ndarray]
 Drawn = tuple[onnx.NodeProto, Operands, int]
 """A node, its operands, and a dim of the one called x along which it works; those called other.. are inputs too."""
 
-OPSETS = {"RMSNormalization": 23, "CumProd": 26, "Attention": 24}
+OPSETS = {"RMSNormalization": 23, "CumProd": 26, "Attention": 24, "Upsample": 9}
 
 
 @st.composite
@@ -222,6 +222,53 @@ def transposed(draw: st.DrawFn) -> Drawn:
 
 
 @st.composite
+def resizes(draw: st.DrawFn) -> Drawn:
+    """A Resize of an image of which the first place dim is long."""
+    places = [draw(st.integers(16, 30)), draw(st.integers(4, 9))]
+    mode = draw(st.sampled_from(["nearest", "linear", "cubic"]))
+    attributes: dict[str, Any] = {
+        "mode": mode,
+        "coordinate_transformation_mode": draw(
+            st.sampled_from(["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"])
+        ),
+    }
+    match mode:
+        case "nearest":
+            kinds = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+            attributes["nearest_mode"] = draw(st.sampled_from(kinds))
+        case "cubic":
+            attributes |= {"exclude_outside": draw(st.integers(0, 1)), "cubic_coeff_a": -0.5}
+    if mode != "nearest":
+        attributes["antialias"] = draw(st.integers(0, 1))
+    operands = {"x": _normals(draw, 2, 2, *places)}
+    both = draw(st.booleans())
+    ratios = [
+        draw(st.sampled_from([0.5, 0.6, 0.7, 1.2, 1.7, 2, 3])),
+        draw(st.sampled_from([0.5, 1.7, 2])) if both else 1,
+    ]
+    if draw(st.booleans()):
+        names = ["x", "", "scales"]
+        operands["scales"] = np.array([1, 1, *ratios], np.float32)
+    else:
+        names = ["x", "", "", "sizes"]
+        attributes["axes"] = [2, 3]
+        operands["sizes"] = np.array([int(size * ratio) for size, ratio in zip(places, ratios, strict=True)])
+        if both:
+            policies = ["stretch", "not_larger", "not_smaller"]
+            attributes["keep_aspect_ratio_policy"] = draw(st.sampled_from(policies))
+    return helper.make_node("Resize", names, ["y"], **attributes), operands, 2
+
+
+@st.composite
+def upsamples(draw: st.DrawFn) -> Drawn:
+    """An Upsample, which is a Resize of long ago."""
+    operands = {"x": _normals(draw, 1, 2, draw(st.integers(8, 20)), 4)}
+    operands["scales"] = np.array([1, 1, draw(st.sampled_from([1.5, 2, 3])), 2], np.float32)
+    mode = draw(st.sampled_from(["nearest", "linear"]))
+    return helper.make_node("Upsample", list(operands), ["y"], mode=mode), operands, 2
+
+
+@st.composite
 def losses(draw: st.DrawFn, name: str) -> Drawn:
     """A loss over many classes, or a mean over many rows of which some do not count as much."""
     batch, classes, places = draw(st.integers(1, 4)), draw(st.integers(2, 5)), draw(st.sampled_from([(), (3,), (2, 3)]))
@@ -326,6 +373,8 @@ DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
     "Tile": tiles,
     "Attention": attentions,
     "ConvTranspose": transposed,
+    "Resize": resizes,
+    "Upsample": upsamples,
     **{
         name: (lambda draws=draws, name=name: draws(name))
         for draws, names in {
