@@ -21,7 +21,7 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
-from .indexing import infer_gather_nd, rule_gather_nd
+from .indexing import infer_gather_nd, localize_gather_nd, rule_gather_nd
 from .local_programs.normalization import LOCAL_PROGRAMS
 from .microsoft import microsoft
 from .registry import OpDef, define
@@ -140,7 +140,7 @@ def _rule_unfold(node: Node) -> FactorRule:
 
 microsoft("ExpandDims", _infer_expand_dims, _rule_expand_dims)
 microsoft("UnfoldTensor", _infer_unfold, _rule_unfold)
-microsoft("GatherND", infer_gather_nd, rule_gather_nd)
+microsoft("GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd)
 microsoft("Trilu", same_type, rule_matrices)
 
 

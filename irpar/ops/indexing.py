@@ -1,6 +1,7 @@
 """Reading and writing by index: Gather and its kin, OneHot, the scatters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from irpar.ir import Builder, DType, Node, TensorType, Type, Value
 from irpar.sharding import Reduction
 
-from .coords import start_in_dim
+from .block_indices import from_start, is_within, number, relative_or, start_of_block, tuples_in_block, zero_or_nan
 from .facts import (
     CannotTellError,
     axis_attribute,
@@ -70,27 +71,39 @@ def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Va
     """Look up only the indices in the block of rows; zeros for the others, NaN for those in no rank's block."""
     size_of = shape_of(whole_node, 0)
     axis = axis_attribute(whole_node, len(size_of), 0)
-    size, rows = size_of[axis], needed(local, 0).shape[axis]
-    start = _start_of_block(needed(whole_node, 0), axis, size, builder)
+    start = start_of_block(needed(whole_node, 0), axis, shape_of(whole_node, 0)[axis], builder)
     if start is None:
         return None
-    result = local.result
-    index = _from_start(needed(local, 1), size, builder)
-    other = _nothing(index, size, result.dtype, builder)
-    index, inside = _index_in_block(index, start, rows, builder)
-    found = typed_like(result, local.op_type, [needed(local, 0), index], {"axis": axis}, builder)
+    index = from_start(needed(local, 1), size_of[axis], builder)
+    relative, inside = relative_or(index, start, needed(local, 0).shape[axis], 0, builder)
     trailing = len(size_of) - axis - 1 if local.op_type == "Gather" else 0
-    inside, other = (_with_dims(value, trailing, builder) for value in (inside, other))
+    known = partial(is_within, index, size_of[axis], builder)
+    return [_looked_up(local, relative, inside, known, trailing, builder)]
+
+
+def _looked_up(
+    local: Node, index: Value, inside: Value, known: Callable[[], Value], trailing: int, builder: Builder
+) -> Value:
+    """What a node finds by indices of its block, and nothing where they are of others.
+
+    Args:
+        local: the node.
+        index: in the block.
+        inside: whether it is the block's.
+        known: makes whether any block has it.
+        trailing: dims that a found slice has after those of `inside`.
+        builder: inserts before the node.
+    """
+    result = local.result
+    found = typed_like(result, local.op_type, [needed(local, 0), index], local.attributes, builder)
+    inside_each = _with_dims(inside, trailing, builder)
     if result.dtype is DType.BOOL:  # ONNX Runtime has no Where for bools.
-        return [typed_like(result, "And", [inside, found], None, builder)]
-    return [typed_like(result, "Where", [inside, found, other], None, builder)]
-
-
-def _start_of_block(value: Value, dim: int, size: int, builder: Builder) -> Value | None:
-    """Where the device's block of a value starts in a dim of `size` elements; None where that is not cut."""
-    if value.sharding is None or value.sharding.dim_parts(dim) == 1:
-        return None
-    return start_in_dim(builder, value.sharding.mesh, value.sharding.dims[dim].axes, size)
+        return typed_like(result, "And", [inside_each, found], None, builder)
+    if result.dtype in (DType.F16, DType.F32, DType.F64):
+        other = _with_dims(zero_or_nan(known(), result.dtype, builder), trailing, builder)
+    else:
+        other = builder.constant(np.zeros((), result.dtype.numpy), "zero")
+    return typed_like(result, "Where", [inside_each, found, other], None, builder)
 
 
 def _with_dims(value: Value, count: int, builder: Builder) -> Value:
@@ -100,46 +113,6 @@ def _with_dims(value: Value, count: int, builder: Builder) -> Value:
     rank = len(value.shape)
     last = builder.constant(np.arange(rank, rank + count, dtype=np.int64), "axes")
     return builder.op("Unsqueeze", [value, last], type=TensorType(value.dtype, (*value.shape, *[1] * count)))
-
-
-def _number(builder: Builder, value: int) -> Value:
-    return builder.constant(np.asarray(value, np.int64), f"number_{value}")
-
-
-def _from_start(index: Value, size: int, builder: Builder) -> Value:
-    """Indices as int64, negative ones counted from the start."""
-    of = TensorType(DType.I64, index.shape)
-    if index.dtype is not DType.I64:
-        index = builder.op("Cast", [index], {"to": DType.I64.value}, type=of)
-    negative = builder.op("Less", [index, _number(builder, 0)], type=TensorType(DType.BOOL, index.shape))
-    from_end = builder.op("Add", [index, _number(builder, size)], type=of)
-    return builder.op("Where", [negative, from_end, index], type=of)
-
-
-def _nothing(index: Value, size: int, dtype: DType, builder: Builder) -> Value:
-    """What stands for rows of other blocks: 0; but NaN where no block has the index, which ONNX Runtime refuses too."""
-    zero = np.zeros((), dtype.numpy)
-    if dtype not in (DType.F16, DType.F32, DType.F64):
-        return builder.constant(zero, "zero")
-    inside = _is_within(index, size, builder)
-    values = [builder.constant(zero, "zero"), builder.constant(np.full((), np.nan, dtype.numpy), "nan")]
-    return builder.op("Where", [inside, *values], type=TensorType(dtype, index.shape))
-
-
-def _is_within(index: Value, size: int, builder: Builder) -> Value:
-    """Where 0 <= index < size."""
-    flag = TensorType(DType.BOOL, index.shape)
-    above = builder.op("GreaterOrEqual", [index, _number(builder, 0)], type=flag)
-    below = builder.op("Less", [index, _number(builder, size)], type=flag)
-    return builder.op("And", [above, below], type=flag)
-
-
-def _index_in_block(index: Value, start: Value, rows: int, builder: Builder) -> tuple[Value, Value]:
-    """Indices relative to the block, 0 where they are outside; and whether they are inside."""
-    of = TensorType(DType.I64, index.shape)
-    relative = builder.op("Sub", [index, start], type=of)
-    inside = _is_within(relative, rows, builder)
-    return builder.op("Where", [inside, relative, _number(builder, 0)], type=of), inside
 
 
 define(OpDef("", "Gather", _infer_gather, _rule_gather, localize=_localize_gather))
@@ -182,19 +155,35 @@ def infer_gather_nd(node: Node) -> Sequence[Type]:
 
 
 def rule_gather_nd(node: Node) -> FactorRule:
-    """Batch dims, dims of the indices and dims of the slices pass; the indexed dims are whole."""
+    """Batch dims, dims of the indices and dims of the slices pass; the indexed dims are reduced, as in Gather."""
     shape, indices = shape_of(node, 0), shape_of(node, 1)
     batch_dims = int_attribute(node, "batch_dims", 0)
+    reduce = COMBINED.get(tensor_of(node, 0).dtype)
+    kind = Kind.REPLICATE if reduce is None else Kind.REDUCE
     rule = RuleBuilder()
     batch = rule.dims(shape[:batch_dims])
-    indexed = rule.dims(shape[batch_dims : batch_dims + indices[-1]], Kind.REPLICATE)
+    indexed = rule.dims(shape[batch_dims : batch_dims + indices[-1]], kind)
     slices = rule.dims(shape[batch_dims + indices[-1] :])
     places = rule.dims(indices[batch_dims:-1])
-    return rule.done([[*batch, *indexed, *slices], [*batch, *places, ()]], [[*batch, *places, *slices]])
+    operands = [[*batch, *indexed, *slices], [*batch, *places, ()]]
+    return rule.done(operands, [[*batch, *places, *slices]], reduce or "sum")
+
+
+def localize_gather_nd(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """Look up only what is in the block; zeros for the rest, NaN for what is in no rank's block."""
+    first = int_attribute(whole_node, "batch_dims", 0)
+    at = tuples_in_block(whole_node, local, first, builder)
+    if at is None:
+        return None
+    inside = at.inside(builder, keepdims=True)
+    index = builder.op("Where", [inside, at.relative, number(builder, 0)], type=at.relative.type)
+    trailing = len(shape_of(whole_node, 0)) - first - len(at.rows)
+    inside = at.inside(builder, keepdims=False)
+    return [_looked_up(local, index, inside, partial(at.known, builder), trailing, builder)]
 
 
 define(OpDef("", "GatherElements", _infer_gather_elements, _rule_gather_elements, localize=_localize_gather))
-define(OpDef("", "GatherND", infer_gather_nd, rule_gather_nd))
+define(OpDef("", "GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd))
 
 
 # -- OneHot ---------------------------------------------------------------------------------------------------------
@@ -220,22 +209,13 @@ def _localize_one_hot(whole_node: Node, local: Node, builder: Builder) -> list[V
     """Indices relative to the block; those of other blocks are as those beyond the depth, which nothing is hot for."""
     axis = axis_attribute(whole_node, len(result_shape(whole_node)), -1)
     classes = result_shape(whole_node)[axis]
-    start = _start_of_block(local.result, axis, classes, builder)
+    start = start_of_block(local.result, axis, classes, builder)
     if start is None:
         return None
     depth, size = needed(local, 1), result_shape(local)[axis]
-    index = _from_start(needed(local, 0), classes, builder)
-    index = _relative_or(index, start, size, size, builder)
+    index, _ = relative_or(from_start(needed(local, 0), classes, builder), start, size, size, builder)
     count = builder.constant(np.full(depth.shape, size, np.int64), "depth")
     return [typed_like(local.result, "OneHot", [index, count, needed(local, 2)], local.attributes, builder)]
-
-
-def _relative_or(index: Value, start: Value, rows: int, outside: int, builder: Builder) -> Value:
-    """Indices relative to a block of rows, and a number for those of other blocks."""
-    of = TensorType(DType.I64, index.shape)
-    relative = builder.op("Sub", [index, start], type=of)
-    inside = _is_within(relative, rows, builder)
-    return builder.op("Where", [inside, relative, _number(builder, outside)], type=of)
 
 
 define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot, localize=_localize_one_hot))
@@ -265,24 +245,46 @@ def _localize_scatter(whole_node: Node, local: Node, builder: Builder) -> list[V
     """The data counts once, where it is added to or multiplied; a device scatters what falls into its block."""
     if text_attribute(whole_node, "reduction", "none") != "none":
         add_bias_once(local, 0, builder)
-    data = needed(local, 0)
-    axis = 0 if local.op_type == "ScatterND" else axis_attribute(whole_node, len(data.shape), 0)
-    size, rows = shape_of(whole_node, 0)[axis], data.shape[axis]
-    start = _start_of_block(needed(whole_node, 0), axis, size, builder)
+    if local.op_type == "ScatterND":
+        axis, index = 0, _tuple_or_beyond(whole_node, local, builder)
+    else:
+        axis = axis_attribute(whole_node, len(shape_of(whole_node, 0)), 0)
+        index = _index_or_beyond(whole_node, local, axis, builder)
+    return None if index is None else [_scattered_with_rest(local, axis, index, builder)]
+
+
+def _index_or_beyond(whole_node: Node, local: Node, axis: int, builder: Builder) -> Value | None:
+    """Indices in the block, the number of its rows for those of other blocks; None where the axis is not cut."""
+    start = start_of_block(needed(whole_node, 0), axis, shape_of(whole_node, 0)[axis], builder)
     if start is None:
         return None
-    index = _relative_or(_from_start(needed(local, 1), size, builder), start, rows, rows, builder)
-    # What falls into other blocks goes to a row more, which is then left out.
+    rows = needed(local, 0).shape[axis]
+    index = from_start(needed(local, 1), shape_of(whole_node, 0)[axis], builder)
+    return relative_or(index, start, rows, rows, builder)[0]
+
+
+def _tuple_or_beyond(whole_node: Node, local: Node, builder: Builder) -> Value | None:
+    """The same of tuples of indices: those of other blocks name the row behind the first dim, and there the first."""
+    at = tuples_in_block(whole_node, local, 0, builder)
+    if at is None:
+        return None
+    beyond = number(builder, [at.rows[0], *[0] * (len(at.rows) - 1)])
+    return builder.op("Where", [at.inside(builder, keepdims=True), at.relative, beyond], type=at.relative.type)
+
+
+def _scattered_with_rest(local: Node, axis: int, index: Value, builder: Builder) -> Value:
+    """Scatter into a block with a row more, for what falls into other blocks, which is then left out."""
+    data = needed(local, 0)
+    rows = data.shape[axis]
     shape = tuple(1 if dim == axis else length for dim, length in enumerate(data.shape))
     zero = builder.constant(np.zeros((), data.dtype.numpy), "zero")
-    target = builder.constant(np.asarray(shape, np.int64), "shape")
-    row = builder.op("Expand", [zero, target], type=TensorType(data.dtype, shape))
+    row = builder.op("Expand", [zero, number(builder, shape)], type=TensorType(data.dtype, shape))
     shape = tuple(rows + 1 if dim == axis else length for dim, length in enumerate(data.shape))
     longer = TensorType(data.dtype, shape)
     joined = builder.op("Concat", [data, row], {"axis": axis}, type=longer)
     made = builder.op(local.op_type, [joined, index, needed(local, 2)], local.attributes, type=longer)
-    bounds = [builder.constant(np.asarray([number], np.int64), "bound") for number in (0, rows, axis)]
-    return [typed_like(local.result, "Slice", [made, *bounds], None, builder)]
+    bounds = [number(builder, [bound]) for bound in (0, rows, axis)]
+    return typed_like(local.result, "Slice", [made, *bounds], None, builder)
 
 
 def _rule_scatter_elements(node: Node) -> FactorRule:
@@ -309,13 +311,13 @@ def _rule_scatter_elements(node: Node) -> FactorRule:
 
 
 def _rule_scatter_nd(node: Node) -> FactorRule:
-    """The dims of the slices pass, and of one indexed dim its rows, of more none; updates are as in ScatterElements."""
+    """All dims of the data pass: each device scatters into its block; updates are as in ScatterElements."""
     shape, indices = shape_of(node, 0), shape_of(node, 1)
     kind, reduce = _updates_kind(node)
     rule = RuleBuilder()
     slices = rule.dims(shape[indices[-1] :])
     updates = rule.dims(indices[:-1], kind)
-    data = [*rule.dims(shape[: indices[-1]], _rows_kind(node) if indices[-1] == 1 else Kind.REPLICATE), *slices]
+    data = [*rule.dims(shape[: indices[-1]], _rows_kind(node)), *slices]
     return rule.done([data, [*updates, ()], [*updates, *slices]], [data], reduce)
 
 

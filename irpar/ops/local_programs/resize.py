@@ -219,9 +219,9 @@ def _product(program: ProgramWriter, value: Value, dim: int, blocks: _Blocks) ->
     rank, width = len(value.shape), value.shape[dim]
     matrices = []
     for places, weights in zip(blocks.places, blocks.weights, strict=True):
-        matrix = np.zeros((width, len(places)), np.float64)
-        np.add.at(matrix, (places, np.arange(len(places))[:, None]), weights)
-        matrices.append(matrix.astype(value.dtype.numpy))
+        numbers = np.zeros((width, len(places)), np.float64)
+        np.add.at(numbers, (places, np.arange(len(places))[:, None]), weights)
+        matrices.append(numbers.astype(value.dtype.numpy))
     matrix = own(program, matrices, dim, own_devices(program, dim), "weights")
     order = [*(at for at in range(rank) if at != dim), dim]
     last = program.op("Transpose", [value], {"perm": order}, shape=[value.shape[at] for at in order])
@@ -235,7 +235,8 @@ def _engine_resized(program: ProgramWriter, value: Value, done: Sequence[int]) -
     node, local = program.whole, program.local
     shape = local.result.shape
     dims = named_dims(node, len(shape))
-    attributes, operands = dict(node.attributes), [value, *local.operands[1:]]
+    attributes: dict[str, Any] = dict(node.attributes)
+    operands: list[Value | None] = [value, *local.operands[1:]]
     sizes = sizes_of(node)
     if sizes is not None:
         operands[3] = program.ints([shape[dim] for dim in dims])

@@ -1,0 +1,122 @@
+"""Indices of a whole dim, as a device's block of it sees them: which it has, and where.
+
+x : [10@tp, 4], indices [0, 7, -1] over tp=4     the third device holds rows 6, 7, 8: of these indices 7 is its row 1
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from irpar.ir import Builder, DType, Node, TensorType, Value
+
+from .coords import start_in_dim
+from .facts import needed
+
+Sizes = int | Sequence[int]
+"""Of one dim; or of several, whose indices stand side by side in the last dim of a tensor."""
+
+
+def start_of_block(value: Value, dim: int, size: int, builder: Builder) -> Value | None:
+    """Where the device's block of a value starts in a dim of `size` elements; None where that is not cut."""
+    if value.sharding is None or value.sharding.dim_parts(dim) == 1:
+        return None
+    return start_in_dim(builder, value.sharding.mesh, value.sharding.dims[dim].axes, size)
+
+
+def from_start(index: Value, size: Sizes, builder: Builder) -> Value:
+    """Indices as int64, negative ones counted from the start."""
+    of = TensorType(DType.I64, index.shape)
+    if index.dtype is not DType.I64:
+        index = builder.op("Cast", [index], {"to": DType.I64.value}, type=of)
+    negative = builder.op("Less", [index, number(builder, 0)], type=TensorType(DType.BOOL, index.shape))
+    from_end = builder.op("Add", [index, number(builder, size)], type=of)
+    return builder.op("Where", [negative, from_end, index], type=of)
+
+
+def is_within(index: Value, size: Sizes, builder: Builder) -> Value:
+    """Where 0 <= index < size."""
+    flag = TensorType(DType.BOOL, index.shape)
+    above = builder.op("GreaterOrEqual", [index, number(builder, 0)], type=flag)
+    below = builder.op("Less", [index, number(builder, size)], type=flag)
+    return builder.op("And", [above, below], type=flag)
+
+
+def relative_or(index: Value, start: Value, rows: Sizes, outside: int, builder: Builder) -> tuple[Value, Value]:
+    """Indices relative to a block of rows, and a number for those of other blocks; and whether they are inside."""
+    of = TensorType(DType.I64, index.shape)
+    relative = builder.op("Sub", [index, start], type=of)
+    inside = is_within(relative, rows, builder)
+    return builder.op("Where", [inside, relative, number(builder, outside)], type=of), inside
+
+
+def zero_or_nan(known: Value, dtype: DType, builder: Builder) -> Value:
+    """What stands for elements of other blocks: 0; but NaN where no block has the index, which ONNX Runtime refuses.
+
+    Args:
+        known: bool, whether some block has it.
+        dtype: one of f16, f32 and f64.
+        builder: inserts.
+    """
+    values = [builder.constant(np.full((), each, dtype.numpy), name) for each, name in ((0, "zero"), (np.nan, "nan"))]
+    return builder.op("Where", [known, *values], type=TensorType(dtype, known.shape))
+
+
+def number(builder: Builder, value: Sizes) -> Value:
+    """An int64 scalar, or a list."""
+    array = np.asarray(value, np.int64)
+    return builder.constant(array, f"number_{value}" if isinstance(value, int) else "numbers")
+
+
+@dataclass(frozen=True)
+class Tuples:
+    """Indices of several dims, side by side in the last dim of a tensor, beside a device's block of these dims.
+
+    Attributes:
+        index: in the whole, counted from the start.
+        relative: in the block.
+        sizes: of the whole, by dim.
+        rows: of the block.
+    """
+
+    index: Value
+    relative: Value
+    sizes: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    def inside(self, builder: Builder, *, keepdims: bool) -> Value:
+        """Whether the block has what each tuple names."""
+        return _all_within(self.relative, self.rows, builder, keepdims=keepdims)
+
+    def known(self, builder: Builder) -> Value:
+        """Whether some block has it."""
+        return _all_within(self.index, self.sizes, builder, keepdims=False)
+
+
+def tuples_in_block(whole_node: Node, local: Node, first: int, builder: Builder) -> Tuples | None:
+    """The indices (operand 1) of the dims of the data (operand 0) from `first` on; None where none of these is cut."""
+    data, index = needed(whole_node, 0), needed(local, 1)
+    dims = range(first, first + index.shape[-1])
+    starts = [start_of_block(data, dim, data.shape[dim], builder) for dim in dims]
+    if not any(start is not None for start in starts):
+        return None
+    one = TensorType(DType.I64, (1,))
+    columns = [
+        number(builder, [0]) if start is None else builder.op("Reshape", [start, number(builder, [1])], type=one)
+        for start in starts
+    ]
+    side_by_side = TensorType(DType.I64, (len(columns),))
+    start = columns[0] if len(columns) == 1 else builder.op("Concat", columns, {"axis": 0}, type=side_by_side)
+    sizes, rows = (tuple(value.shape[dim] for dim in dims) for value in (data, needed(local, 0)))
+    index = from_start(index, sizes, builder)
+    return Tuples(index, builder.op("Sub", [index, start], type=index.type), sizes, rows)
+
+
+def _all_within(index: Value, sizes: Sequence[int], builder: Builder, *, keepdims: bool) -> Value:
+    """Where 0 <= index < sizes holds in all places of the last dim."""
+    inside = is_within(index, sizes, builder)
+    misses = builder.op("Where", [inside, number(builder, 0), number(builder, 1)], type=index.type)
+    shape = (*index.shape[:-1], *[1] * keepdims)
+    operands = [misses, number(builder, [len(index.shape) - 1])]
+    count = builder.op("ReduceSum", operands, {"keepdims": int(keepdims)}, type=TensorType(DType.I64, shape))
+    return builder.op("Equal", [count, number(builder, 0)], type=TensorType(DType.BOOL, shape))
