@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from irpar.analysis.atoms import Atoms, Plan, joined
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
 from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY, VARIADIC
@@ -21,22 +23,25 @@ class SimplifyLayout(Pass):
     nodes is longer than it must be, and operators that treat dims one by one (elementwise, batched MatMul, Softmax ...)
     work on the parts of a dim that was merged before them. Exporters merge batch and heads to one dim and split it
     again behind attention; a cut of the heads cannot be told on the merged dim, and would have to be undone around it.
+    A GatherND whose first index counts the rows (`x[arange(batch), last]`) has them as batch dims, which may be cut.
     """
 
     name = "simplify-layout"
 
     def run(self, module: Module) -> PassResult:
         """Simplify all graphs."""
-        chains = merges = 0
+        chains = merges = rows = 0
         for graph in module.all_graphs():
             for node in graph:
                 if not _is_layout(node):
                     merges += _sink(node, module)
+                    rows += _index_by_rows(node, module)
                     continue
                 chain = _chain(node)
                 if len(chain) > 1 and not _goes_on(node):
                     chains += _simplify(chain, module)
-        return PassResult(chains + merges > 0, statistics={"chains": chains, "merges": merges})
+        found = {"chains": chains, "merges": merges, "rows": rows}
+        return PassResult(any(found.values()), statistics=found)
 
 
 def _is_layout(node: Node | None) -> bool:
@@ -313,3 +318,50 @@ def _apart(value: Value, merged: _Merged | None, splits: dict[int, Split], node:
     if merged is not None:
         return _follow(merged.atoms.plan(target), merged.source, value.name, builder)
     return _follow([("Reshape", target)], value, value.name, builder)
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+#
+# i = Concat([[0], [1], [2], [3]], last : [4, 1])
+# z = GatherND(x : [4, 6, 8], i : [4, 2]) : [4, 8]    z = GatherND(x, last) {batch_dims=1}
+
+_MOST_ROWS = 1 << 20
+"""Of indices that are looked at."""
+
+
+def _index_by_rows(node: Node, module: Module) -> bool:
+    """Let a GatherND index row by row what its indices count row by row; False where there is nothing to do."""
+    if node.identity != ("", "GatherND") or not all(map(_is_static, (*node.inputs, node.result))):
+        return False
+    data, index = node.inputs
+    joined_by = index.node
+    if index.sharding is not None or joined_by is None or joined_by.identity != ("", "Concat"):
+        return False
+    if _axis(joined_by, 0, len(index.shape)) != -1:
+        return False
+    columns, batch = list(joined_by.inputs), int(str(node.attributes.get("batch_dims", 0)))
+    count = batch
+    while len(columns) > 1 and data.shape[count] == index.shape[count] and _counts(columns[0], count):
+        columns, count = columns[1:], count + 1
+    if count == batch:
+        return False
+    assert node.graph is not None
+    builder = Builder(node.graph, module.opsets, before=node, like=node)
+    left = columns[0]
+    if len(columns) > 1:
+        shape = (*index.shape[:-1], index.shape[-1] - count + batch)
+        left = builder.op("Concat", columns, {"axis": -1}, type=TensorType(index.dtype, shape), name=index.name)
+    node.set_operand(1, left)
+    node.set_attribute("batch_dims", count)
+    if not index.has_uses:
+        joined_by.erase()
+    return True
+
+
+def _counts(column: Value, dim: int) -> bool:
+    """Whether a column of indices is a constant that gives the place along a dim."""
+    shape = column.shape
+    if column.data is None or shape[-1] != 1 or dim >= len(shape) - 1 or math.prod(shape) > _MOST_ROWS:
+        return False
+    places = np.arange(shape[dim]).reshape([-1 if at == dim else 1 for at in range(len(shape))])
+    return bool((column.data.numpy() == places).all())

@@ -118,7 +118,6 @@ TRAPS = {
           y = Relu(z) }""",
         {"x": [["dp"], None, None], "last": [["dp"]]},
         integers={"zero": 0, "one": 1, "ones": [1]},
-        share=2.0,
         mesh={"dp": 2},
     ),
     "tied embeddings with a Transpose at run time": Trap(

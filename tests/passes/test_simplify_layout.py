@@ -174,3 +174,59 @@ def test_the_reason_of_an_annotated_value_stays_with_it(text: str, spec: list) -
     assert decision.why == 'annotated "c"'
     assert module.annotated[value.name].pattern == "c"
     assert set(module.decisions) <= {value.name for value in module.graph.values()}
+
+
+def test_rows_that_are_counted_are_batch_dims() -> None:
+    """As in `x[arange(4), last]`, which picks the last token of each row."""
+    check(
+        "simplify-layout",
+        """
+        graph @g(%x: f32[4, 6, 8], %last: i64[4, 1]) -> (%y) opset 21 {
+          %rows = constant : i64[4, 1] [[0], [1], [2], [3]]
+          %at = Concat(%rows, %last) {axis=-1} : i64[4, 2]
+          %y = GatherND(%x, %at) : f32[4, 8]
+        }
+        """,
+        """
+        graph @g(%x: f32[4, 6, 8], %last: i64[4, 1]) -> (%y) opset 21 {
+          %rows = constant : i64[4, 1] [[0], [1], [2], [3]]
+          %y = GatherND(%x, %last) {batch_dims=1} : f32[4, 8]
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [("[[0], [1], [3], [2]]", 4), ("[[0], [1], [2], [3]]", 5)], ids=["out of order", "not all"]
+)
+def test_rows_that_are_not_counted_stay(rows: str, size: int) -> None:
+    text = f"""
+        graph @g(%x: f32[{size}, 6, 8], %last: i64[4, 1]) -> (%y) opset 21 {{
+          %rows = constant : i64[4, 1] {rows}
+          %at = Concat(%rows, %last) {{axis=-1}} : i64[4, 2]
+          %y = GatherND(%x, %at) : f32[4, 8]
+        }}
+        """
+    check("simplify-layout", text, text)
+
+
+def test_several_dims_are_counted() -> None:
+    check(
+        "simplify-layout",
+        """
+        graph @g(%x: f32[2, 3, 6, 8], %a: i64[2, 3, 1], %b: i64[2, 3, 1]) -> (%y) opset 21 {
+          %rows = constant : i64[2, 3, 1] [[[0], [0], [0]], [[1], [1], [1]]]
+          %columns = constant : i64[2, 3, 1] [[[0], [1], [2]], [[0], [1], [2]]]
+          %at = Concat(%rows, %columns, %a, %b) {axis=2} : i64[2, 3, 4]
+          %y = GatherND(%x, %at) : f32[2, 3]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 3, 6, 8], %a: i64[2, 3, 1], %b: i64[2, 3, 1]) -> (%y) opset 21 {
+          %rows = constant : i64[2, 3, 1] [[[0], [0], [0]], [[1], [1], [1]]]
+          %columns = constant : i64[2, 3, 1] [[[0], [1], [2]], [[0], [1], [2]]]
+          %at_1 = Concat(%a, %b) {axis=-1} : i64[2, 3, 2]
+          %y = GatherND(%x, %at_1) {batch_dims=2} : f32[2, 3]
+        }
+        """,
+    )
