@@ -40,7 +40,7 @@ class SimplifyLayout(Pass):
                 chain = _chain(node)
                 if len(chain) > 1 and not _goes_on(node):
                     chains += _simplify(chain, module)
-        found: dict[str, object] = {"chains": chains, "merges": merges, "rows": rows}
+        found: dict[str, int | float] = {"chains": chains, "merges": merges, "rows": rows}
         return PassResult(any(found.values()), statistics=found)
 
 
