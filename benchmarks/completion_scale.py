@@ -33,7 +33,7 @@ from onnx import compose, shape_inference
 
 import irpar
 from irpar import models
-from irpar.api import NORMALISE
+from irpar.default_pipeline import NORMALISE
 from irpar.ir import Module, clone_module
 
 LAYERS = (12, 48, 192, 768, 2632)

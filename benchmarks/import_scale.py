@@ -168,7 +168,7 @@ def _pipeline_time(folder: Path, layers: int, repeat: int) -> tuple[int, float]:
     """Nodes of a Llama of that many layers, and the best time of the default pipeline on it."""
     import irpar
     from irpar import models
-    from irpar.api import DEFAULT_PIPELINE
+    from irpar.default_pipeline import DEFAULT_PIPELINE
     from irpar.ir import clone_module
 
     path = folder / "llama.onnx"

@@ -10,6 +10,8 @@ from irpar.analysis.plan import Plan, make_plan, original_of, read_plan, source_
 from irpar.ir import Module, clone_module
 from irpar.sharding import IrparError, Mesh
 
+from .default_pipeline import DEFAULT_PIPELINE, NORMALISING, know_ranks
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -17,14 +19,6 @@ if TYPE_CHECKING:
     from irpar.pass_manager import PassManager, PipelineResult, Progress
     from irpar.runtime.executor import Executor
     from irpar.verification import Bisection, Original, Verification
-
-NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce"
-"""The passes that make an export static and small."""
-NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
-"""Passes that leave the model what it is; what follows them meets it as one device would run it."""
-SHARD = "complete-sharding,insert-redistribution,simplify-collectives,localize,simplify-collectives"
-"""The passes that make it a partition."""
-DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
 
 Engine = Literal["ort", "numpy"]
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
@@ -114,13 +108,6 @@ def partition(
 
         check_moves(work, made.plan, max_redistribution_mb)
     return made
-
-
-def know_ranks(module: Module) -> None:
-    """Infer the types that the model does not declare, so that annotations of intermediate values can be checked."""
-    from irpar.passes.infer_types import InferTypes
-
-    InferTypes().run(module)
 
 
 def _run_passes(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":

@@ -18,7 +18,7 @@ from irpar.ops import definition, factor_rule, has_open_bodies
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import IrparError
 
-from .api import NORMALISE
+from .default_pipeline import NORMALISE
 from .parameters import ParameterGroup, exact_use_texts, parameters_of, scope_of
 
 

@@ -25,7 +25,7 @@ from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import Axis, DimSpec, IrparError, Mesh, split_axis
 
-from .api import NORMALISE, SHARD, know_ranks
+from .default_pipeline import NORMALISE, SHARD, know_ranks
 from .display import share_text
 from .suggestion_file import Spec, lines_of
 from .suggestion_report import Groups, TensorGroup

@@ -16,6 +16,7 @@ from onnx import helper
 
 import irpar
 from irpar.comparison import compare
+from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.pass_manager import Instrumentation, PassFailure, PassManager
 from irpar.sharding import Axis, join_axes
 
@@ -92,7 +93,7 @@ class Program:
     def pipeline(self) -> str:
         """The passes."""
         name = "complete-sharding"
-        return irpar.api.DEFAULT_PIPELINE.replace(name, f"{name}{{strategy={self.strategy}}}")
+        return DEFAULT_PIPELINE.replace(name, f"{name}{{strategy={self.strategy}}}")
 
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

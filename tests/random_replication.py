@@ -15,6 +15,7 @@ from irpar.analysis.flow import Flow
 from irpar.analysis.moves import cost_of_placements, placements_of
 from irpar.analysis.network import Network, network_of
 from irpar.analysis.placement import Placement, RuleView, rule_view, suggested
+from irpar.default_pipeline import know_ranks
 from irpar.ir import Module, Node, clone_module
 from irpar.network_file import find_network
 from irpar.pass_manager import PassManager
@@ -47,7 +48,7 @@ def runs(program: Program, folder: Path) -> list[Run]:
     """How each node with a rule runs."""
     module = loaded(program, folder)
     module.network = find_network(program.network).text
-    irpar.api.know_ranks(module)
+    know_ranks(module)
     module.set_mesh(program.mesh)
     passes = PassManager.parse(program.pipeline).passes
     place = next(place for place, each in enumerate(passes) if each.name == "complete-sharding")

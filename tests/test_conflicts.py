@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import irpar
-from irpar.api import NORMALISE, know_ranks
+from irpar.default_pipeline import NORMALISE, know_ranks
 from irpar.ir import Conflict, Module, Node, clone_module
 from irpar.ops.collectives import collective_axes
 from irpar.pass_manager import PassManager

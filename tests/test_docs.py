@@ -14,7 +14,7 @@ import irpar
 from irpar import models
 from irpar.analysis.network_algorithms import ALGORITHMS
 from irpar.analysis.network_presets import PRESETS
-from irpar.api import DEFAULT_PIPELINE
+from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.ir import parse_module
 from irpar.network_file import read_network
 from irpar.shardings_file import read_shardings

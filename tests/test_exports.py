@@ -14,7 +14,8 @@ import onnx
 import pytest
 
 import irpar
-from irpar.api import Engine, know_ranks
+from irpar.api import Engine
+from irpar.default_pipeline import know_ranks
 from irpar.ir import TensorType
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 

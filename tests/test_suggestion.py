@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import irpar
 from irpar import models
 from irpar.analysis.symbols import UnboundSymbolError, free_symbols
+from irpar.default_pipeline import know_ranks
 from irpar.ir import Module
 from irpar.sharding import IrparError, Mesh
 from irpar.shardings_file import read_shardings
@@ -43,7 +44,7 @@ def partition(module: Module, found: Suggestion, folder: Path) -> irpar.Partitio
     file = read_shardings(path)
     assert file.mesh is not None
     module.set_mesh(file.mesh)
-    irpar.api.know_ranks(module)
+    know_ranks(module)
     file.annotate(module)
     return irpar.partition(module)
 

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 import irpar
-from irpar.api import DEFAULT_PIPELINE
+from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.pass_manager import Instrumentation, PassManager
 
 from .written import model_of_text

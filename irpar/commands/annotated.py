@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irpar.atomic import check_file
+from irpar.default_pipeline import COMPLETION
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ def check_annotate(path: Path, out: Path, sources: list[Path], passes: "tuple[Pa
     Raises:
         IrparError: saying why.
     """
-    from irpar.spellings.onnx_annotations import COMPLETION
-
     check_file(path, "the annotated model")
     files = {path.resolve(), path.with_name(path.name + ".data").resolve()}
     problem = ""

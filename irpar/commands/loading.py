@@ -65,7 +65,7 @@ def shardings_of(mesh: str | None, shardings: Path | None) -> "tuple[ShardingsFi
 
 def annotate_by(module: Module, file: "ShardingsFile", mesh: Mesh | None, *, needs_mesh: bool = True) -> int:
     """As `annotate_model`, with what `shardings_of` gives."""
-    from irpar.api import know_ranks
+    from irpar.default_pipeline import know_ranks
 
     if mesh is not None:
         module.set_mesh(mesh)

@@ -95,7 +95,8 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
-    from irpar.api import DEFAULT_PIPELINE, partition
+    from irpar.api import partition
+    from irpar.default_pipeline import DEFAULT_PIPELINE
     from irpar.onnx_io.target import check_target
     from irpar.pass_manager import PassManager
     from irpar.spellings.onnx_annotations import CompletionWatch

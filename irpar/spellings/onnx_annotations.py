@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from irpar.default_pipeline import COMPLETION, NORMALISE, know_ranks
 from irpar.instrumentation import Instrumentation
 from irpar.ir import Annotation, Module, Shape, Value, clone_module, tensor_type
 from irpar.ir.annotate import apply_to
@@ -21,7 +22,6 @@ from irpar.sharding.tiles import axes_of_blocks, blocks_over
 from .devices import SpellingError, spec_of
 from .named import infer_types, rank_of
 
-COMPLETION = "complete-sharding"
 _MOST_ORDERS = 8
 """Orders of devices that are tried for a mesh."""
 _log = logging.getLogger(__name__)
@@ -288,7 +288,6 @@ def complete(module: Module, mesh: Mesh | None = None) -> Module:
     Raises:
         IrparError: as from `irpar.partition`.
     """
-    from irpar.api import NORMALISE, know_ranks
     from irpar.pass_manager import PassManager
 
     made, work = clone_module(module), clone_module(module)

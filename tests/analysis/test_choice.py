@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import irpar
 from irpar import models
-from irpar.api import DEFAULT_PIPELINE
+from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.ir import Module
 from irpar.ir.text import parse_module
 from irpar.onnx_io import to_module

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 import irpar
-from irpar.api import NORMALISE
+from irpar.default_pipeline import NORMALISE
 from irpar.ir import Module
 from irpar.onnx_io import to_module
 from irpar.ops import factor_rule

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 
 from irpar import models
-from irpar.api import DEFAULT_PIPELINE, NORMALISE
 from irpar.cli import main
+from irpar.default_pipeline import DEFAULT_PIPELINE, NORMALISE
 from irpar.ir.text import print_module
 from irpar.onnx_io import load, to_module
 from irpar.sharding import IrparError

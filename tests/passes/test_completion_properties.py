@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import irpar
-from irpar.api import NORMALISE
+from irpar.default_pipeline import NORMALISE
 from irpar.ir import Module
 from irpar.onnx_io import to_module
 from irpar.onnx_io.versions import upgrade

@@ -1,0 +1,20 @@
+"""The default pipeline, of which commands, suggestions and annotations each run a part."""
+
+from irpar.ir import Module
+
+NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce"
+"""The passes that make an export static and small."""
+NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
+"""Passes that leave the model what it is; what follows them meets it as one device would run it."""
+COMPLETION = "complete-sharding"
+"""The pass that decides how all values lie."""
+SHARD = f"{COMPLETION},insert-redistribution,simplify-collectives,localize,simplify-collectives"
+"""The passes that make it a partition."""
+DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
+
+
+def know_ranks(module: Module) -> None:
+    """Infer the types that the model does not declare, so that annotations of intermediate values can be checked."""
+    from irpar.passes.infer_types import InferTypes
+
+    InferTypes().run(module)
