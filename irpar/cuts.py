@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Node, Value, tensor_type
+from irpar.ir.annotate import spec_json
 from irpar.ops import factor_rule
 from irpar.sharding import DimSpec, IrparError, Mesh
 
@@ -147,7 +148,9 @@ def _ambiguous(
 ) -> CutsError:
     cuts = ", ".join(str(list(tensor.counts)) for tensor in tensors)
     spellings = tuple(
-        ", ".join(f'"{tensor.value.source or tensor.value.name}": {_json(tensor.spec(choice))}' for tensor in tensors)
+        ", ".join(
+            f'"{tensor.value.source or tensor.value.name}": {spec_json(tensor.spec(choice))}' for tensor in tensors
+        )
         for choice in choices[:4]
     )
     return CutsError(
@@ -155,7 +158,3 @@ def _ambiguous(
         notes=spellings,
         do='write one of these lines under "tensors"',
     )
-
-
-def _json(spec: Sequence[DimSpec]) -> str:
-    return str(list(spec)).replace("None", "null").replace("'", '"')

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from irpar.atomic import WriteError, check_file, new_file
-from irpar.ir.annotate import matching
+from irpar.ir.annotate import matching, spec_json
 from irpar.sharding import IrparError, Mesh
 
 from .shardings_file import read_shardings
@@ -80,10 +80,7 @@ def as_yaml(mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], 
 
 def as_json(mesh: Mesh, lines: Mapping[str, Spec]) -> str:
     """The file as JSON."""
-    entries = ",\n".join(
-        f"    {json.dumps(name)}: {json.dumps([None if axes is None else list(axes) for axes in spec])}"
-        for name, spec in lines.items()
-    )
+    entries = ",\n".join(f"    {json.dumps(name)}: {spec_json(spec)}" for name, spec in lines.items())
     tensors = f"{{\n{entries}\n  }}" if entries else "{}"
     return f'{{\n  "mesh": {json.dumps(dict(mesh.axes))},\n  "tensors": {tensors}\n}}\n'
 

@@ -42,9 +42,13 @@ class Annotation:
 
     def place(self) -> str:
         """The annotation and its place, as one line of a message."""
-        return f"{self.pattern!r}: {list(self.spec)}".replace("None", "null").replace("'", '"') + (
-            f"      {self.where}" if self.where else ""
-        )
+        entry = f"{json.dumps(self.pattern, ensure_ascii=False)}: {spec_json(self.spec)}"
+        return entry + (f"      {self.where}" if self.where else "")
+
+
+def spec_json(spec: Sequence[DimSpec]) -> str:
+    """As a --shardings file in JSON writes it."""
+    return json.dumps(spec, ensure_ascii=False)
 
 
 def annotate(module: Module, annotation: Annotation) -> int:
