@@ -1,6 +1,7 @@
 """irpar partition: a model cut over a mesh, written to a folder."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from irpar.analysis.plan import Plan
     from irpar.ir import Module
     from irpar.pass_manager import PipelineResult
 
@@ -97,7 +99,6 @@ def partition_command(
     """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
     from irpar.api import partition
     from irpar.default_pipeline import DEFAULT_PIPELINE
-    from irpar.onnx_io.target import check_target
     from irpar.pass_manager import PassManager
     from irpar.spellings.onnx_annotations import CompletionWatch
 
@@ -105,13 +106,8 @@ def partition_command(
     from .loading import annotate_by, load_model, shardings_of
 
     choice("--collectives", collectives, COLLECTIVES)
-    kept = weights_choice(weights)
-    if network is not None:
-        from irpar.network_file import find_network
-
-        find_network(network)  # A mistake in it is told before the model is read.
-    sources = [path for path in (model, shardings, network and Path(network)) if path]
-    check_target(out, force, sources)
+    kept: Any = choice("--weights", weights, ("copy", "none"))
+    sources = _checked_sources(model, shardings, network, out, force)
     with ProgressReport(is_shown=not as_json) as report:
         watch = CompletionWatch(
             print_ir_before=print_ir_before or (),
@@ -134,17 +130,23 @@ def partition_command(
         told = write_annotated(annotate, module, made, watch) if annotate is not None else []
     assert made.passes is not None
     if as_json:
-        plan = asdict(made.plan)
-        del plan["values"]
-        print_json({"out": str(out), "annotations": annotated, "passes": passes_json(made.passes), **plan})
-        return
-    print_tables(made.passes, timing, statistics)
-    from .plan_tables import print_summary
+        _print_json(made.plan, out, made.passes, annotated)
+    else:
+        print_tables(made.passes, timing, statistics)
+        _print(made.plan, out, made.passes, annotated, told)
 
-    print_summary(output(), made.plan, f"irpar explain {shlex.quote(str(out))}")
-    _print_notes(made.passes, annotated, out)
-    for line in told:
-        output().print(line)
+
+def _checked_sources(model: Path, shardings: Path | None, network: str | None, out: Path, force: bool) -> list[Path]:
+    """The files that are read. What is wrong with the network or the target is told before the model is read."""
+    from irpar.onnx_io.target import check_target
+
+    if network is not None:
+        from irpar.network_file import find_network
+
+        find_network(network)
+    sources = [path for path in (model, shardings, network and Path(network)) if path]
+    check_target(out, force, sources)
+    return sources
 
 
 def _refuse_parts(module: "Module", path: Path) -> None:
@@ -162,8 +164,17 @@ def _refuse_parts(module: "Module", path: Path) -> None:
         )
 
 
-def _print_notes(passes: "PipelineResult", annotated: int, out: Path) -> None:
+def _print_json(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int) -> None:
+    entries = asdict(plan)
+    del entries["values"]
+    print_json({"out": str(out), "annotations": annotated, "passes": passes_json(passes), **entries})
+
+
+def _print(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int, told: Sequence[str]) -> None:
+    from .plan_tables import print_summary
+
     console = output()
+    print_summary(console, plan, f"irpar explain {shlex.quote(str(out))}")
     console.print()
     for note in passes.notes:
         console.print(note)
@@ -171,17 +182,8 @@ def _print_notes(passes: "PipelineResult", annotated: int, out: Path) -> None:
         console.print("no tensor was annotated (--shardings FILE), so nothing asked for a cut")
     folder = shlex.quote(str(out))
     console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}")
-
-
-def weights_choice(text: str) -> Any:
-    """The value of --weights.
-
-    Raises:
-        IrparError: there is no such value.
-    """
-    if text not in ("copy", "none"):
-        raise IrparError(f'there is no --weights "{text}"', do="use --weights copy or --weights none")
-    return text
+    for line in told:
+        console.print(line)
 
 
 def passes_json(result: "PipelineResult") -> list[dict[str, Any]]:

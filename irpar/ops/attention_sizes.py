@@ -34,6 +34,11 @@ def _divided(size: Dim, count: int) -> int | Expr:
 
 
 def attention_sizes(node: Node) -> AttentionSizes:
+    """The sizes of an Attention, from operands of three dims or four, and a past that its keys follow.
+
+    Raises:
+        CannotTellError: its numbers of heads do not divide its widths.
+    """
     q, k, v = (dims_of(node, place) for place in range(3))
     if len(q) == 4:
         sizes = AttentionSizes(q[0], q[1], k[1], q[2], k[2], q[3], v[3])
@@ -49,6 +54,11 @@ def attention_sizes(node: Node) -> AttentionSizes:
 
 
 def static(dim: Dim) -> int:
+    """A size as a number.
+
+    Raises:
+        CannotTellError: it is not known yet.
+    """
     if not isinstance(dim, int):
         raise CannotTellError("a symbolic dim")
     return dim
