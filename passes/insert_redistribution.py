@@ -1,13 +1,13 @@
 """insert-redistribution: collectives where a value does not lie as its reader needs it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from irpar.analysis.effects import draws_random_numbers
 from irpar.analysis.flow import Flow
 from irpar.analysis.move_log import Move, MoveLog
 from irpar.analysis.move_trees import insert_step, mark_rematerialized, standing_in
 from irpar.analysis.moves import captured_whole, first_target, placements_of, wanted_shardings
-from irpar.analysis.network import network_of
+from irpar.analysis.network import Network, network_of
 from irpar.analysis.origins import explain_values
 from irpar.analysis.placement import has_rank, why_whole
 from irpar.analysis.reasons import Reasons
@@ -38,12 +38,16 @@ class InsertRedistribution(Pass):
         chunk_kb: kB that a block on the way may be above the larger of both ends.
         refine: choose again how nodes run around values that are moved, with all readers of each value in view, and
             runs of nodes at a time; else each node runs as its own values want it.
+        memory_mb: MB (10^6 bytes) that what one node reads and gives may take on a device. A way to run it that takes
+            more is chosen only where there is none that takes less. None: what the devices of the network have, if it
+            knows them.
     """
 
     name = "insert-redistribution"
     planner: Planner = "optimal"
     chunk_kb: float = CHUNK_BYTES / 1024
     refine: bool = True
+    memory_mb: float | None = None
 
     def run(self, module: Module) -> PassResult:
         """Insert into the main graph and the bodies in it."""
@@ -59,6 +63,14 @@ class InsertRedistribution(Pass):
         count = insertion.run()
         return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})
 
+    def network_with_room(self, network: Network) -> Network:
+        """The network, whose devices have no more room for one node than the option says."""
+        if self.memory_mb is None:
+            return network
+        if not self.memory_mb >= 0:
+            raise IrparError(f"a node cannot hold {self.memory_mb} MB", do="give memory-mb a number of MB, 0 or more")
+        return replace(network, room=int(self.memory_mb * 10**6))
+
 
 class _Insertion:
     """One run over one graph and the bodies in it.
@@ -73,7 +85,7 @@ class _Insertion:
         self.options = options
         self.flow = flow
         self.mesh = flow.mesh
-        self.network = network_of(module.network)
+        self.network = options.network_with_room(network_of(module.network))
         self.placements = placements_of(flow, self.network)
         if options.refine:
             self._refine()

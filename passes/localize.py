@@ -8,11 +8,10 @@ from irpar.analysis.origins import cutting_names
 from irpar.analysis.placement import has_rank
 from irpar.analysis.reasons import Origins, reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
-from irpar.ops import definition
 from irpar.ops.collectives import collective_axes, number_collectives
 from irpar.ops.coords import COORDS, block_start
 from irpar.ops.local_node import localized
-from irpar.ops.local_programs.program import LocalProgram, ProgramWriter
+from irpar.ops.local_programs.program import ProgramWriter
 from irpar.ops.neutral import first_only
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import (
@@ -249,9 +248,7 @@ class _Localizer:
         if node in self.flow.ties:
             for body, copy in zip(node.nested_graphs(), made.nested_graphs(), strict=True):
                 self._localize_body(body, copy)
-        found = definition(node)
-        program = None if found is None else found.local_program
-        if program is not None and self._write_program(node, made, program):
+        if self._write_program(node, made):
             return
         if self._is_cut(node):
             assert made.graph is not None
@@ -260,14 +257,18 @@ class _Localizer:
             if replaced is not None:
                 self._replace(node, made, replaced)
 
-    def _write_program(self, node: Node, made: Node, program: LocalProgram) -> bool:
+    def _write_program(self, node: Node, made: Node) -> bool:
         """Write the local program of a node where the dims along which it works are cut; False where the node stays."""
-        placement = self.flow.placement_as_it_lies(node)
         view = self.flow.rule(node)
-        if placement is None or view is None:
+        if view is None or all(way.program is None for way in view.ways):
             return False
+        placement = self.flow.placement_as_it_lies(node)
+        if placement is None:
+            return False
+        view = view.way_of(placement)
         axes = view.program_axes(placement.factors)
-        if self.mesh.group_size(axes) == 1:
+        program = view.program
+        if program is None or self.mesh.group_size(axes) == 1:
             return False
         assert made.graph is not None
         builder = Builder(made.graph, self.module.opsets, before=made, like=made)

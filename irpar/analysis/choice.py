@@ -397,6 +397,7 @@ class _Chooser:
             node = view.node
             runs = self.flow.times(view), flops(node), carriers(node, "sum")
             # What a local program sends, its attributes say.
-            key = node.identity, view.rule, values, runs, node if view.program_factors else None
+            sends = any(way.program_factors for way in view.ways)
+            key = node.identity, view.rule, values, runs, node if sends else None
             known = self.kinds[view.node] = self.kinds_known.setdefault(key, len(self.kinds_known))
         return known

@@ -9,7 +9,7 @@ from . import redistribution
 from .flow import Flow
 from .network import Network
 from .placement import Placement
-from .situation import computation, is_cut_when_written, program_cost
+from .situation import is_cut_when_written, running_cost
 
 
 def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
@@ -102,8 +102,8 @@ def cost_of_placements(flow: Flow, placements: Mapping[Node, Placement], network
     for node, placement in placements.items():
         if node.domain != "irpar" and not placement.is_boundary and _is_static(node):
             times = flow.usual_trips_of(node.graph)
-            spent, collectives = program_cost(flow.rule(node), placement, network)
-            total += (computation(node, placement.ways(flow.mesh), network) + spent) * times
+            spent, collectives = running_cost(node, flow.rule(node), placement, network)
+            total += spent * times
             launches += collectives * times
     return total, launches
 

@@ -91,6 +91,7 @@ class Network:
         launch: seconds that starting a collective takes.
         axes: mesh axis to the name of the link that it runs over, whatever the device ids say.
         device: what computes; None where nothing is known of it.
+        room: bytes that one node may hold on a device, where that is less than all that the device has.
     """
 
     text: str
@@ -99,12 +100,13 @@ class Network:
     launch: float = 0.0
     axes: Mapping[str, str] = field(default_factory=dict)
     device: Device | None = None
+    room: int | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Network) and self.text == other.text)
+        return self is other or (isinstance(other, Network) and (self.text, self.room) == (other.text, other.room))
 
     def __repr__(self) -> str:
         return f"<network {self.name}>"
@@ -124,6 +126,12 @@ class Network:
     @cached_property
     def _seconds(self) -> dict[tuple[str, tuple[Level, ...], float], float]:
         return {}
+
+    @cached_property
+    def memory(self) -> int | None:
+        """Bytes that what one node reads and gives may take on a device; None where that is not known."""
+        has = None if self.device is None or self.device.memory is None else int(self.device.memory)
+        return min((room for room in (has, self.room) if room is not None), default=None)
 
     @property
     def knows_seconds(self) -> bool:

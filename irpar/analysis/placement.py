@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from irpar.ir import Node, Value, tensor_type
-from irpar.ops import FactorRule, Kind, definition, factor_rule, program_factors, why_replicated
+from irpar.ops import (
+    FactorRule,
+    Kind,
+    definition,
+    factor_rule,
+    other_rules,
+    program_factors,
+    program_of,
+    why_replicated,
+)
 from irpar.ops.linear import carriers
 from irpar.sharding import (
     Axis,
@@ -118,15 +127,21 @@ class RuleView:
         rule: how it may be cut.
         mesh: the mesh.
         values: what the rule is about, where these are not all operands and results.
+
+    Attributes:
+        program: the local program that works along factors of the rule, if the operator has one.
+        ways: itself and the other rules by which the node may run, among which its placement is chosen.
     """
 
     def __init__(self, node: Node, rule: FactorRule, mesh: Mesh, values: Sequence[Value | None] | None = None) -> None:
+        self.ways: tuple[RuleView, ...] = (self,)
         self.node = node
         self.mesh = mesh
         self.rule = rule
         self.values: tuple[Value | None, ...] = tuple(values or (*node.operands, *node.results))
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
+        self.program = program_of(node, rule) if values is None else None
         self.program_factors = program_factors(node, rule) if values is None else frozenset()
         shapes = tuple(None if value is None else value.shape for value in self.values)
         self._alike = _alike(rule, mesh, shapes, self.program_factors)
@@ -221,6 +236,10 @@ class RuleView:
                 complete = complete and self.mesh.group_size(factors[factor]) == self.rule.sizes[factor]
             dims.append(join_axes(self.mesh, axes))
         return tuple(dims)
+
+    def way_of(self, placement: Placement) -> "RuleView":
+        """The one of `ways` that a placement follows."""
+        return next((way for way in self.ways if way.rule == placement.rule), self)
 
     def program_axes(self, factors: Sequence[Axes]) -> Axes:
         """The axes that cut the factors along which the local program of the node works, major first."""
@@ -318,7 +337,11 @@ def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
     if not all(value.is_static for value in (*node.inputs, *node.results)):
         return None
     rule = factor_rule(node)
-    return None if rule is None else RuleView(node, rule, mesh)
+    if rule is None:
+        return None
+    view = RuleView(node, rule, mesh)
+    view.ways = (view, *(RuleView(node, other, mesh) for other in other_rules(node)))
+    return view
 
 
 def why_whole(node: Node) -> str:
@@ -347,11 +370,12 @@ def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Place
         return whole if fits(node, whole) else None
     lies = [None if value is None else value.sharding for value in view.values]
     known = [None if lie is None else lie.canonical.axes for lie in lies]
-    factors = tuple(choices[0] for choices in suggested(view, known))
-    for carried in view.carriable(lies):
-        placement = view.placement(factors, carried)
-        if placement is not None and fits(node, placement):
-            return placement
+    for way in view.ways:
+        factors = tuple(choices[0] for choices in suggested(way, known))
+        for carried in way.carriable(lies):
+            placement = way.placement(factors, carried)
+            if placement is not None and fits(node, placement):
+                return placement
     return None
 
 

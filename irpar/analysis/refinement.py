@@ -6,6 +6,7 @@ Completion and placement look at one node among its values; here whole runs of n
 stands where the tensor is smallest: before a broadcast, behind a slice or a cast to a narrower type, and is shared.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping
 
@@ -227,11 +228,10 @@ class _Refinement:
         seen = {now}
         needs, given = self._around(change)
         lies = [self._of(value, needs, given) for value in view.values]
-        for factors in self._factors(view, lies):
-            for carried in view.carriable(
-                [given.get(value, self._lies(value)) if value else None for value in view.values]
-            ):
-                placement = view.placement(factors, carried)
+        given_lies = [given.get(value, self._lies(value)) if value else None for value in view.values]
+        for way in view.ways:
+            for factors, carried in itertools.product(self._factors(way, lies), way.carriable(given_lies)):
+                placement = way.placement(factors, carried)
                 if placement is not None and placement not in seen and placement.ways(self.flow.mesh) >= least:
                     seen.add(placement)
                     yield placement
@@ -322,9 +322,8 @@ class _Refinement:
         known = self.costs.get((node, placement))
         if known is None:
             times = self.flow.usual_trips_of(node.graph)
-            spent, launches = situation.program_cost(self.flow.rule(node), placement, self.network)
-            work = situation.computation(node, placement.ways(self.flow.mesh), self.network)
-            known = self.costs[node, placement] = (spent + work) * times, launches * times
+            spent, launches = situation.running_cost(node, self.flow.rule(node), placement, self.network)
+            known = self.costs[node, placement] = spent * times, launches * times
         return known
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Node, Value
-from irpar.ops import definition
+from irpar.ops.local_programs.program import Sent
 from irpar.sharding import Sharding, ceil_shape
 
 from . import redistribution
@@ -29,31 +29,56 @@ IMPOSSIBLE: Price = (1 << 200, 0, 0)
 
 _FEMTO = 1e15
 
-
-def computation(node: Node, ways: int, network: Network) -> int:
-    """Femtoseconds that a device computes a node that is cut in a number of ways; 0 where no device is known."""
-    return 0 if network.device is None else round(node_seconds(node, network.device) * _FEMTO / ways)
+_PER_BYTE_TOO_MUCH = 1 << 40
+"""What a byte for which a device has no room costs: more than any way around it."""
 
 
-def program_cost(view: RuleView | None, placement: Placement, network: Network) -> tuple[int, int]:
-    """What the local program of a node sends, in the first unit of the network's keys, and its collectives."""
-    axes = () if view is None else view.program_axes(placement.factors)
-    if view is None or not axes:
-        return 0, 0
-    node, mesh = view.node, view.mesh
-    found = definition(node)
-    assert found is not None
-    assert found.local_program is not None
+def running_cost(node: Node, view: RuleView | None, placement: Placement, network: Network) -> tuple[int, int]:
+    """What a node costs but for its moves, in the first unit of the network's keys, and its collectives.
+
+    That is what its local program sends, what it computes where a device is known, and what it holds beyond what a
+    device may, where that is known.
+
+    Args:
+        node: the node.
+        view: its rule; None where it must run whole.
+        placement: how it runs.
+        network: what that costs.
+    """
+    sent = [] if view is None else _sent(view.way_of(placement), placement)
+    total = 0
+    if network.device is not None:
+        ways = 1 if view is None else placement.ways(view.mesh)
+        total = round(node_seconds(node, network.device) * _FEMTO / ways)
+    if view is not None:
+        total += sum(network.key(each.kind, axes, each.bytes, view.mesh)[0] for each, axes in sent)
+    if view is not None and network.memory is not None:
+        held = _held_bytes(node, placement) + sum(sorted(each.bytes for each, _ in sent)[-2:])
+        total += max(0, held - network.memory) * _PER_BYTE_TOO_MUCH
+    return total, len(sent)
+
+
+def _sent(view: RuleView, placement: Placement) -> list[tuple[Sent, Axes]]:
+    """The collectives of the local program of a node, and the axes that each runs over."""
+    along, program, node = view.program_axes(placement.factors), view.program, view.node
+    if not along or program is None:
+        return []
     blocks = [
         None if value is None or needed is None else ceil_shape(needed, value.shape)
         for value, needed in zip(node.operands, placement.operands, strict=True)
     ]
-    lies = placement.operands[found.local_program.operand]
+    lies = placement.operands[program.operand]
     assert lies is not None
-    cut = {dim: lies.axes[dim] for dim in found.local_program.dims(node) or () if lies.axes[dim]}
-    sent = found.local_program.sends(node, blocks, {dim: mesh.group_size(axes) for dim, axes in cut.items()})
-    keys = (network.key(each.kind, axes if each.dim is None else cut[each.dim], each.bytes, mesh) for each in sent)
-    return sum(key[0] for key in keys), len(sent)
+    cut = {dim: lies.axes[dim] for dim in program.dims(node) or () if lies.axes[dim]}
+    sent = program.sends(node, blocks, {dim: view.mesh.group_size(axes) for dim, axes in cut.items()})
+    return [(each, along if each.dim is None else cut[each.dim]) for each in sent]
+
+
+def _held_bytes(node: Node, placement: Placement) -> int:
+    """Bytes of a device's blocks of what a node reads and gives."""
+    pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
+    held = {(value, lies): value.dtype for value, lies in pairs if value is not None and lies is not None}
+    return sum(-(-math.prod(ceil_shape(lies, value.shape)) * dtype.bits // 8) for (value, lies), dtype in held.items())
 
 
 def is_cut_when_written(value: Value, lies: Sharding) -> bool:
@@ -92,8 +117,8 @@ class Situation:
         agreed = view.agreed(tuple(known)) if len(carriable) == 1 else None
         if agreed is not None:
             return agreed
-        options = _with_moves(view, known, suggested(view, known))
-        return min((self._cheapest(options, carried) for carried in carriable), key=self.price)
+        cheapest = (self._cheapest(way, known, carried) for way in view.ways for carried in carriable)
+        return min(cheapest, key=self.price)
 
     def price(self, placement: Placement) -> Price:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
@@ -117,21 +142,21 @@ class Situation:
                 return IMPOSSIBLE
             moved = redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)
             total, launches = total + often * moved[0], launches + moved[-1]
-        spent, collectives = program_cost(view, placement, self.network)
-        total += times[-1] * spent
-        launches += collectives
-        ways = placement.ways(view.mesh)
-        total += times[-1] * computation(view.node, ways, self.network)
-        return total, -ways // view.mesh.group_size(view.program_axes(placement.factors)), launches
+        spent, collectives = running_cost(view.node, view, placement, self.network)
+        along = view.way_of(placement).program_axes(placement.factors)
+        ways = placement.ways(view.mesh) // view.mesh.group_size(along)
+        return total + times[-1] * spent, -ways, launches + collectives
 
-    def _cheapest(self, options: list[list[Axes]], carried: Carried) -> Placement:
+    def _cheapest(self, view: RuleView, known: Sequence[tuple[Axes, ...] | None], carried: Carried) -> Placement:
+        """By one of the rules of the node."""
+        options = _with_moves(view, known, suggested(view, known))
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
             candidates: Iterator[FactorAxes] = itertools.product(*options)
         else:
-            candidates = self._one_after_the_other(options, carried)
+            candidates = self._one_after_the_other(view, options, carried)
         best: tuple[Price, Placement] | None = None
         for factors in candidates:
-            placement = self.view.placement(factors, carried)
+            placement = view.placement(factors, carried)
             if placement is None:
                 continue
             key = self.price(placement)
@@ -140,14 +165,14 @@ class Situation:
         assert best is not None, "cutting nothing is always possible"
         return best[1]
 
-    def _one_after_the_other(self, options: list[list[Axes]], carried: Carried) -> Iterator[FactorAxes]:
+    def _one_after_the_other(self, view: RuleView, options: list[list[Axes]], carried: Carried) -> Iterator[FactorAxes]:
         """Fix each factor at its best option while the later ones are not cut."""
         chosen: list[Axes] = [()] * len(options)
         for factor, choices in enumerate(options):
             priced = []
             for choice in choices:
                 chosen[factor] = choice
-                placement = self.view.placement(tuple(chosen), carried)
+                placement = view.placement(tuple(chosen), carried)
                 if placement is not None:
                     priced.append((self.price(placement), choice))
             chosen[factor] = min(priced, key=lambda pair: pair[0])[1]

@@ -2,7 +2,17 @@
 
 from . import collective_checks  # noqa: F401 - the verifier's checks are there as soon as operators are
 from .bodies import OPEN_BODIES, has_open_bodies, holds_collectives
-from .registry import OpDef, define, definition, definitions, factor_rule, flops, program_factors
+from .registry import (
+    OpDef,
+    define,
+    definition,
+    definitions,
+    factor_rule,
+    flops,
+    other_rules,
+    program_factors,
+    program_of,
+)
 from .replicate_only import why_replicated
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
 
@@ -20,7 +30,9 @@ __all__ = [
     "flops",
     "has_open_bodies",
     "holds_collectives",
+    "other_rules",
     "program_factors",
+    "program_of",
     "reshape_factors",
     "whole",
     "why_replicated",

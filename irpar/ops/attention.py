@@ -1,6 +1,7 @@
 """Attention and RotaryEmbedding (opset 23 on)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -20,7 +21,9 @@ from .attention_sizes import (
     visible_keys,
 )
 from .facts import CannotTellError, int_attribute, needed, operand, result_shape, same_type, shape_of, tensor_of
+from .local_programs import ring_attention
 from .local_programs.attention import LOCAL_PROGRAM
+from .local_programs.program import LocalProgram
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -89,6 +92,23 @@ def _rule_attention(node: Node) -> FactorRule:
     return rule.done(operands, results, moves=[(queries, key_head), (keys, key_head)])
 
 
+def _rule_ring(node: Node) -> FactorRule | None:
+    """Places of queries and of keys are one factor `s`: `([b,(hr),s,d],[b,h,s,d],[b,h,s,e])->([b,(hr),s,e])`.
+
+    There may be more of the ones than of the others. A mask is cut along its queries, its keys are whole.
+    """
+    if not ring_attention.dims(node):
+        return None
+    rule, dim = _rule_attention(node), query_dim(node)
+    queries, keys = rule.operands[0][dim], rule.operands[1][dim]
+    if not queries or not keys:
+        return None
+    operands = list(rule.operands)
+    if len(operands) > 3:
+        operands[3] = tuple(() if parts == keys else parts for parts in operands[3])
+    return replace(rule, operands=tuple(operands)).merged(queries[0], keys[0], Kind.PERMUTE)
+
+
 def _mask_factors(node: Node, of: AttentionSizes, scores: Sequence[DimFactors]) -> list[DimFactors]:
     """The mask broadcasts to batch, heads, queries, keys; its keys are whole."""
     shape = shape_of(node, 3)
@@ -139,7 +159,21 @@ def _cost_attention(node: Node) -> int:
     return scores * (2 * static(of.head) + 1 + SOFTMAX_FLOPS + 2 * static(of.value_head))
 
 
-define(OpDef("", "Attention", _infer_attention, _rule_attention, _cost_attention, _localize_attention, LOCAL_PROGRAM))
+RING = LocalProgram(ring_attention.sends, ring_attention.write, ring_attention.dims, operand=1, rule=_rule_ring)
+"""Along queries and keys that the same axes cut."""
+
+define(
+    OpDef(
+        "",
+        "Attention",
+        _infer_attention,
+        _rule_attention,
+        _cost_attention,
+        _localize_attention,
+        LOCAL_PROGRAM,
+        other_programs=(RING,),
+    )
+)
 
 
 # -- RotaryEmbedding ------------------------------------------------------------------------------------------------

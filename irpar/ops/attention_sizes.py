@@ -96,11 +96,13 @@ class Places:
         size: how many.
         whole: how many all devices have together.
         axes: that cut them.
+        start: where the first of them stands among all, int64; None: where the device's own block starts.
     """
 
     size: int
     whole: int
     axes: tuple[Axis, ...]
+    start: Value | None = None
 
     def positions(self, mesh: Mesh, builder: Builder, shape: tuple[int, ...], first: int = 0) -> Value:
         """Where they stand among all, counted from `first`: int64."""
@@ -108,7 +110,7 @@ class Places:
         found = builder.constant(numbers, "positions")
         if mesh.group_size(self.axes) == 1:
             return found
-        start = start_in_dim(builder, mesh, self.axes, self.whole)
+        start = self.start or start_in_dim(builder, mesh, self.axes, self.whole)
         return builder.op("Add", [found, start], type=TensorType(DType.I64, shape))
 
 
@@ -138,6 +140,8 @@ def visible_keys(whole: Node, local: Node, queries: Places, keys: Places, mesh: 
         return builder.constant(np.asarray(value, np.int64), f"number_{value}")
 
     past, valid = operand(whole, 4), operand(local, 6)
+    if valid is None and not reads_position(whole):
+        return None
     offset = 0 if past is None else past.shape[2]
     query = queries.positions(mesh, builder, (queries.size, 1), offset)
     key = keys.positions(mesh, builder, (1, keys.size))
@@ -155,8 +159,6 @@ def visible_keys(whole: Node, local: Node, queries: Places, keys: Places, mesh: 
         rules.append(op("GreaterOrEqual", key, op("Sub", query, number(left), DType.I64), DType.BOOL))
     if right >= 0:
         rules.append(op("LessOrEqual", key, op("Add", query, number(right), DType.I64), DType.BOOL))
-    if not rules:
-        return None
     allowed = rules[0]
     for rule in rules[1:]:
         allowed = op("And", allowed, rule, DType.BOOL)

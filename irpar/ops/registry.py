@@ -65,6 +65,7 @@ class OpDef:
             `local`, else one value for each result of `local`, of the same type: the caller lets these take over
             uses, names and facts of the results and erases `local`.
         local_program: what it does for factors that take more than to run on blocks.
+        other_programs: more of them, each with a rule of its own (`LocalProgram.rule`).
     """
 
     domain: str
@@ -74,6 +75,7 @@ class OpDef:
     flops: Cost | None = None
     localize: Localize | None = None
     local_program: LocalProgram | None = None
+    other_programs: tuple[LocalProgram, ...] = ()
 
 
 _DEFINITIONS: dict[tuple[str, str], OpDef] = {}
@@ -94,6 +96,9 @@ def define(definition: OpDef) -> OpDef:
         definition,
         infer=definition.infer and _guarded_infer(definition.infer),
         rule=definition.rule and _guarded_rule(definition.rule),
+        other_programs=tuple(
+            replace(program, rule=program.rule and _guarded_rule(program.rule)) for program in definition.other_programs
+        ),
     )
     _DEFINITIONS[key] = guarded
     return guarded
@@ -201,16 +206,34 @@ def factor_rule(node: Node) -> FactorRule | None:
     return found.rule(node) if found is not None and found.rule is not None else None
 
 
+def other_rules(node: Node) -> tuple[FactorRule, ...]:
+    """The rules of a node's other local programs: more ways to run it, of which none is followed by completion."""
+    found = definition(node)
+    programs = () if found is None else found.other_programs
+    return tuple(rule for program in programs if program.rule is not None and (rule := program.rule(node)) is not None)
+
+
+def program_of(node: Node, rule: FactorRule) -> LocalProgram | None:
+    """The local program that works along factors of one of a node's rules."""
+    found = definition(node)
+    if found is None:
+        return None
+    for program in found.other_programs:
+        if program.rule is not None and program.rule(node) == rule:
+            return program
+    return found.local_program
+
+
 def program_factors(node: Node, rule: FactorRule) -> frozenset[int]:
     """The factors along which a local program works: those that a rule needs whole may be cut all the same."""
-    found = definition(node)
-    if found is None or found.local_program is None:
+    program = program_of(node, rule)
+    if program is None:
         return frozenset()
     try:
-        dims = found.local_program.dims(node)
+        dims = program.dims(node)
     except CannotTellError:
         dims = None
-    standing = [factor for dim in dims or () for factor in rule.operands[found.local_program.operand][dim]]
+    standing = [factor for dim in dims or () for factor in rule.operands[program.operand][dim]]
     return frozenset(factor for factor in standing if rule.kinds[factor] is not Kind.PASS)
 
 

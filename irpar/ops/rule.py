@@ -78,6 +78,34 @@ class FactorRule:
             found.append(passes or kind is Kind.REDUCE)
         return tuple(found)
 
+    def merged(self, kept: int, other: int, kind: Kind) -> "FactorRule":
+        """The rule of a node of which the same axes cut two factors: both are one, of a kind of its own.
+
+        Axes that cut it move to no others.
+
+        ([i],[j])->([i]) reduce(j) sum, j merged into i: ([i],[i])->([i])
+
+        Raises:
+            ValueError: they stand in one tensor, of which an axis cannot cut both.
+        """
+        left = [factor for factor in range(len(self.sizes)) if factor != other]
+        number = {factor: place for place, factor in enumerate(left)}
+        number[other] = number[kept]
+
+        def tensor(dims: TensorFactors) -> TensorFactors:
+            if {kept, other}.issubset(factor for parts in dims for factor in parts):
+                raise ValueError(f"factors {kept} and {other} stand in one tensor")
+            return tuple(tuple(number[factor] for factor in parts) for parts in dims)
+
+        return FactorRule(
+            tuple(map(tensor, self.operands)),
+            tuple(map(tensor, self.results)),
+            tuple(self.sizes[factor] for factor in left),
+            tuple(kind if factor == kept else self.kinds[factor] for factor in left),
+            self.reduce,
+            frozenset(number[factor] for factor in self.runs_empty - {other}),
+        )
+
     def __str__(self) -> str:
         names = _names(len(self.sizes))
 

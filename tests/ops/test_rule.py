@@ -86,3 +86,14 @@ def test_a_rule_says_what_its_factors_mean() -> None:
     found = rule.done([[(batch,), (inner,)]], [[(batch,)]], "max")
     assert str(found) == "([i,j])->([i]) reduce(j) max"
     assert found.places == (((0, 0, 0), (1, 0, 0)), ((0, 1, 0),))
+
+
+def test_two_factors_that_the_same_axes_cut_are_one() -> None:
+    rule = RuleBuilder()
+    i, j, k = rule.factor(8), rule.factor(4, Kind.REDUCE), rule.factor(2)
+    made = rule.done([[(i,), (k,)], [(j,), (k,)]], [[(i,), (k,)]], runs_empty=[k], moves=[((i,), (k,))])
+    merged = made.merged(i, j, Kind.PERMUTE)
+    assert str(merged) == "([i,j],[i,j])->([i,j]) permute(i)"
+    assert (merged.sizes, merged.runs_empty, merged.moves) == ((8, 2), {1}, ())
+    with pytest.raises(ValueError, match="factors 0 and 2 stand in one tensor"):
+        made.merged(i, k, Kind.PASS)

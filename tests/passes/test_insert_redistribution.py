@@ -193,3 +193,25 @@ def test_reasons_do_not_quote_each_other() -> None:
     assert max(map(len, docs)) < 120
     last = [name for name, _ in module.chain("c_1")]
     assert last[:2] == ["c_1", "c"]
+
+
+@pytest.mark.parametrize(("options", "kinds"), [("", ["AllGather"]), ("{memory-mb=0.001}", [])])
+def test_what_a_node_holds_may_be_bounded(options: str, kinds: list[str]) -> None:
+    """The rows whole are 1,024 bytes, and as many of the result; in blocks both are 512, and 512 the sums sent."""
+    module = run(
+        f"insert-redistribution{options}",
+        """
+        mesh @m = ["p"=4]
+        graph @g(%x: f32[64, 4@p]) -> (%y) opset 21 {
+          %y = Softmax(%x) : f32[64, 4@p]
+        }
+        """,
+    )
+    assert [node.op_type for node in module.graph if node.op_type in ("AllGather", "AllReduce")] == kinds
+
+
+@pytest.mark.parametrize("most", ["-1", "nan"])
+def test_a_bound_is_a_number_of_megabytes(most: str) -> None:
+    module = read("""mesh @m = ["p"=4]\ngraph @g(%x: f32[4@p]) -> (%x) opset 21 {\n}""")
+    with pytest.raises(IrparError, match="cannot hold"):
+        PassManager.parse(f"insert-redistribution{{memory-mb={most}}}").run(module)

@@ -16,7 +16,7 @@ from ..facts import float_attribute, needed, operand, shape_of, tensor_of
 from .program import FLOATS, Cuts, LocalProgram, ProgramWriter, Sent, Shape, widened
 
 
-def _key_dims(node: Node) -> Sequence[int] | None:
+def key_dims(node: Node) -> Sequence[int] | None:
     """Those of K; none where a past or results hold keys, or where a mask is shorter than they are."""
     mask = operand(node, 3)
     holds_keys = len(node.results) > 1 or operand(node, 4) is not None
@@ -34,42 +34,55 @@ def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]
     return [Sent("all_reduce", rows, widened(tensor_of(node, 0).dtype).bits)] * 2
 
 
-def _by_heads(program: ProgramWriter, value: Value, size: int) -> Value:
+def by_heads(program: ProgramWriter, value: Value, size: int) -> Value:
     """(batch, heads, sequence, size), as the computation needs it."""
     if len(value.shape) == 3:
         batch, places, width = value.shape
         shape = (batch, places, width // size, size)
         value = program.op("Reshape", [value, program.ints(shape)], shape=shape)
-        value = _turned(program, value, (0, 2, 1, 3))
+        value = turned(program, value, (0, 2, 1, 3))
     return program.wide(value)
 
 
-def _turned(program: ProgramWriter, value: Value, order: Sequence[int]) -> Value:
+def turned(program: ProgramWriter, value: Value, order: Sequence[int]) -> Value:
+    """Its dims in another order."""
     shape = tuple(value.shape[dim] for dim in order)
     return program.op("Transpose", [value], {"perm": tuple(order)}, shape=shape)
 
 
-def _scores(program: ProgramWriter, query: Value, key: Value) -> Value:
+def scaled_query(program: ProgramWriter) -> Value:
+    """(batch, query heads, queries, size), times what scales the scores."""
+    size = static(attention_sizes(program.whole).head)
+    query = by_heads(program, needed(program.local, 0), size)
+    scale = float_attribute(program.whole, "scale", 1 / math.sqrt(size))
+    return program.op("Mul", [query, program.constant(scale, query.dtype)])
+
+
+def scores_of(program: ProgramWriter, query: Value, key: Value) -> Value:
     """(batch, query heads, queries, keys); query heads that share a key head are rows of one product."""
-    node = program.whole
     (batch, heads, queries, size), (_, key_heads, keys, _) = query.shape, key.shape
-    scale = float_attribute(node, "scale", 1 / math.sqrt(size))
-    scaled = program.op("Mul", [query, program.constant(scale, query.dtype)])
     rows = (batch, key_heads, heads // key_heads * queries, size)
-    grouped = program.op("Reshape", [scaled, program.ints(rows)], shape=rows)
-    product = program.op("MatMul", [grouped, _turned(program, key, (0, 1, 3, 2))], shape=(*rows[:3], keys))
+    grouped = program.op("Reshape", [query, program.ints(rows)], shape=rows)
+    product = program.op("MatMul", [grouped, turned(program, key, (0, 1, 3, 2))], shape=(*rows[:3], keys))
     shape = (batch, heads, queries, keys)
     scores = program.op("Reshape", [product, program.ints(shape)], shape=shape)
-    softcap = float_attribute(node, "softcap", 0.0)
+    softcap = float_attribute(program.whole, "softcap", 0.0)
     if softcap:
         cap = program.constant(softcap, scores.dtype)
         scores = program.op("Mul", [program.op("Tanh", [program.op("Div", [scores, cap])]), cap])
     return scores
 
 
-def _with_masks(program: ProgramWriter, scores: Value) -> Value:
-    whole, local, mesh = program.whole, program.local, program.mesh
-    mask, dim = operand(local, 3), query_dim(local)
+def with_masks(program: ProgramWriter, scores: Value, mask: Value | None, keys: Places) -> Value:
+    """Scores of the device's queries, and minus infinity where a key may not be seen.
+
+    Args:
+        program: writes.
+        scores: (batch, heads, queries, keys).
+        mask: as the operator has it, for these queries and keys; None: there is none.
+        keys: which ones.
+    """
+    whole, local, dim = program.whole, program.local, query_dim(program.local)
     if mask is not None and mask.dtype is DType.BOOL:
         scores = masked(scores, mask, program.builder)
     elif mask is not None:
@@ -77,8 +90,7 @@ def _with_masks(program: ProgramWriter, scores: Value) -> Value:
     lies = needed(whole, 0).sharding
     assert lies is not None
     queries = Places(shape_of(local, 0)[dim], shape_of(whole, 0)[dim], lies.axes[dim])
-    keys = Places(key_count(local), key_count(whole), program.lies.axes[dim])
-    allowed = visible_keys(whole, local, queries, keys, mesh, program.builder)
+    allowed = visible_keys(whole, local, queries, keys, program.mesh, program.builder)
     return scores if allowed is None else masked(scores, allowed, program.builder)
 
 
@@ -94,9 +106,10 @@ def _rows(program: ProgramWriter) -> tuple[Sequence[Sequence[Axis]], tuple[int, 
 def _attention(program: ProgramWriter) -> list[Value]:
     """Softmax over all devices' keys as in `.normalization`, and the products with the device's own values."""
     of = attention_sizes(program.whole)
-    query, key = (_by_heads(program, needed(program.local, place), static(of.head)) for place in range(2))
-    value = _by_heads(program, needed(program.local, 2), static(of.value_head))
-    scores = _with_masks(program, _scores(program, query, key))
+    key = by_heads(program, needed(program.local, 1), static(of.head))
+    value = by_heads(program, needed(program.local, 2), static(of.value_head))
+    keys = Places(key_count(program.local), key_count(program.whole), program.lies.axes[query_dim(program.local)])
+    scores = with_masks(program, scores_of(program, scaled_query(program), key), operand(program.local, 3), keys)
     rows = _rows(program)
     most = program.all_reduce(program.reduced("ReduceMax", scores, (3,)), "max", *rows)
     # A query that may see no key has a sum of zeros, and gets zeros.
@@ -107,21 +120,27 @@ def _attention(program: ProgramWriter) -> list[Value]:
     total = program.all_reduce(program.reduced("ReduceSum", exponentials, (3,)), "sum", *rows)
     total = program.op("Where", [unseen, one, total], shape=total.shape, dtype=scores.dtype)
     weights = program.op("Div", [exponentials, total])
-    return [program.cast(_weighted(program, weights, value), program.local.result.dtype)]
+    return [as_result(program, weighted(program, weights, value))]
 
 
-def _weighted(program: ProgramWriter, weights: Value, value: Value) -> Value:
+def weighted(program: ProgramWriter, weights: Value, value: Value) -> Value:
+    """(batch, query heads, queries, size of values): the values by their weights."""
     (batch, heads, queries, keys), (_, key_heads, _, size) = weights.shape, value.shape
     rows = (batch, key_heads, heads // key_heads * queries, keys)
     grouped = program.op("Reshape", [weights, program.ints(rows)], shape=rows)
     product = program.op("MatMul", [grouped, value], shape=(*rows[:3], size))
     shape = (batch, heads, queries, size)
-    result = program.op("Reshape", [product, program.ints(shape)], shape=shape)
-    if head_dim(program.whole) == 1:
-        return result
-    packed = program.local.result.shape
-    return program.op("Reshape", [_turned(program, result, (0, 2, 1, 3)), program.ints(packed)], shape=packed)
+    return program.op("Reshape", [product, program.ints(shape)], shape=shape)
 
 
-LOCAL_PROGRAM = LocalProgram(_sends, _attention, _key_dims, operand=1)
+def as_result(program: ProgramWriter, value: Value) -> Value:
+    """What was computed by heads, as the operator gives it."""
+    result = program.local.result
+    if head_dim(program.whole) == 2:
+        value = turned(program, value, (0, 2, 1, 3))
+        value = program.op("Reshape", [value, program.ints(result.shape)], shape=result.shape)
+    return program.cast(value, result.dtype)
+
+
+LOCAL_PROGRAM = LocalProgram(_sends, _attention, key_dims, operand=1)
 """Along the keys, which are reduced."""

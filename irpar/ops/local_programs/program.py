@@ -70,12 +70,16 @@ class LocalProgram:
             none. Factors that are reduced may be among them: results are then partial, and the program does what must
             come before.
         operand: the operand that has these dims.
+        rule: the rule that it follows, where that is not the one of the operator: it cuts what that one cannot, as
+            places of queries and of keys by the same axes. Only how a node runs is chosen by it; completion follows
+            the rule of the operator.
     """
 
     sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
     write: "Callable[[ProgramWriter], Sequence[Value] | None]"
     dims: Callable[[Node], Sequence[int] | None]
     operand: int = 0
+    rule: Callable[[Node], FactorRule | None] | None = None
 
 
 class ProgramWriter:
@@ -224,22 +228,35 @@ class ProgramWriter:
         value.sharding, value.global_shape = before, whole
         return self._collective("AllGather", value, {"dim": dim}, with_size(value.shape, dim, total), after, whole)
 
-    def permute(self, value: Value, dim: int, pairs: Sequence[tuple[int, int]]) -> Value:
-        """What the first device of each pair has along a dim, on the second; zeros where nothing comes."""
-        if value.sharding is not None or value.node not in self.builder.made:
-            value = self.op("Identity", [value])  # What is there already says how it lies by itself.
-        block = local_shape(self.lies, self.origin.shape, self.mesh.coords(self.ranks[0]))
+    def permute(self, value: Value, dim: int, pairs: Sequence[tuple[int, int]], of: Value | None = None) -> Value:
+        """What the first device of each pair has along a dim, on the second; zeros where nothing comes.
+
+        Args:
+            value: what this device has.
+            dim: along which the blocks lie.
+            pairs: (sender, receiver), positions along the axes that cut the dim.
+            of: the value in global view as which it lies; None: the operand along which the program works.
+        """
+        origin = self.origin if of is None else of
+        lies = origin.sharding
+        assert lies is not None
+        block = local_shape(lies, origin.shape, self.mesh.coords(self.ranks[0]))
         kept = [at == dim or value.shape[at] == block[at] for at in range(len(block))]
-        axes = [cut if keep else () for cut, keep in zip(self.lies.axes, kept, strict=True)]
-        sizes = zip(self.origin.shape, value.shape, kept, strict=True)
+        axes = [cut if keep else () for cut, keep in zip(lies.axes, kept, strict=True)]
+        sizes = zip(origin.shape, value.shape, kept, strict=True)
         whole = [size if keep else mine for size, mine, keep in sizes]
-        whole[dim] = value.shape[dim] * self.lies.dim_parts(dim)
-        value.sharding, value.global_shape = Sharding.of_axes(self.mesh, axes), tuple(whole)
+        whole[dim] = value.shape[dim] * lies.dim_parts(dim)
+        after, shape = Sharding.of_axes(self.mesh, axes), tuple(whole)
+        is_new = value.sharding is None and value.node in self.builder.made
+        if not is_new and (value.sharding, value.global_shape) != (after, shape):
+            value = self.op("Identity", [value])  # What is there already says how it lies by itself.
+        value.sharding, value.global_shape = after, shape
         flat = [position for pair in pairs for position in pair]
-        along = self.lies.axes[dim]
-        return self._collective(
-            "CollectivePermute", value, {"pairs": flat}, value.shape, value.sharding, tuple(whole), along
+        result = self._collective(
+            "CollectivePermute", value, {"pairs": flat}, value.shape, after, shape, lies.axes[dim]
         )
+        value.source = result.source = origin.source
+        return result
 
     def _collective(
         self,

@@ -1,6 +1,7 @@
 """Nodes of operators with local programs, drawn at random, as models of which an operand is cut where they work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import irpar
+from irpar.analysis.placement import Placement, RuleView
+from irpar.ir import Node
+from irpar.ops import definitions
+from irpar.ops.local_programs.program import LocalProgram
 
 Operands = dict[str, np.ndarray]
 Drawn = tuple[onnx.NodeProto, Operands, int]
@@ -415,12 +420,30 @@ def partitioned(
     return irpar.partition(module, irpar.Mesh(mesh))
 
 
+@contextmanager
+def chosen(program: LocalProgram) -> Iterator[None]:
+    """Let nodes run by a local program wherever they can, whatever it costs: a TopK of many may be cheaper whole."""
+
+    def cost(_: Node, view: RuleView | None, placement: Placement, *__: object) -> tuple[int, int]:
+        way = None if view is None else view.way_of(placement)
+        is_it = way is not None and way.program is program and way.program_axes(placement.factors)
+        return (-(1 << 60) if is_it else 0), 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("irpar.analysis.situation.running_cost", cost)
+        yield
+
+
 def partitioned_node(
     node: onnx.NodeProto, operands: Operands, axis: int, mesh: dict[str, int], folder: Path
 ) -> irpar.Partition:
-    """The same by the local program, whatever it costs: a TopK of many may be cheaper whole."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("irpar.analysis.situation.program_cost", lambda *_: (0, 0))
+    """The same by the local program of the operator."""
+    (program,) = [
+        found.local_program
+        for found in definitions()
+        if found.name == node.op_type and found.domain in ("", node.domain) and found.local_program
+    ]
+    with chosen(program):
         return partitioned(node, operands, axis, mesh, folder)
 
 

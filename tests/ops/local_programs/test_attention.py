@@ -13,49 +13,10 @@ from onnx import TensorProto, helper
 import irpar
 from irpar.kernels import lookup
 
-from .nodes import Operands, check
+from .attentions import Cuts, cut_attention, heads, kinds
+from .nodes import check
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-Cuts = dict[str, tuple[int, str]]
-
-
-def heads(*shape: int) -> np.ndarray:
-    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
-
-
-def cut_attention(
-    operands: Operands,
-    cuts: Cuts,
-    mesh: dict[str, int],
-    folder: Path,
-    results: int = 1,
-    opset: int = 24,
-    **attributes: Any,
-) -> irpar.Partition:
-    """The partition of an Attention whose operands, in ONNX's order, are all inputs; some are cut."""
-    names = ("q", "k", "v", "mask", "past_k", "past_v", "valid")
-    types = {
-        np.dtype(np.float32): TensorProto.FLOAT,
-        np.dtype(bool): TensorProto.BOOL,
-        np.dtype(np.int64): TensorProto.INT64,
-    }
-    given = [name if name in operands else "" for name in names]
-    while not given[-1]:
-        given.pop()
-    outputs = ["y", "present_k", "present_v"][:results]
-    node = helper.make_node("Attention", given, outputs, **attributes)
-    inputs = [helper.make_tensor_value_info(name, types[array.dtype], array.shape) for name, array in operands.items()]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info(name) for name in outputs])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "model.onnx")
-    module = irpar.load(folder / "model.onnx")
-    for name, (dim, axis) in cuts.items():
-        module.shard(name, [axis if at == dim else None for at in range(operands[name].ndim)])
-    return irpar.partition(module, irpar.Mesh(mesh))
-
-
-def kinds(partition: irpar.Partition) -> list[str]:
-    return [entry["kind"] for entry in partition.plan.collectives]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
