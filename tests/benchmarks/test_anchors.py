@@ -1,8 +1,6 @@
 """benchmarks/anchors.py over a folder of two cases made here."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -10,18 +8,12 @@ import pytest
 
 from irpar import models
 
-ROOT = Path(__file__).parents[2]
+from .scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def anchors() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("irpar_benchmark_anchors", ROOT / "benchmarks" / "anchors.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("anchors")
 
 
 def case(name: str, xla: int, output: list[list[str] | None]) -> dict[str, object]:

@@ -1,8 +1,6 @@
 """benchmarks/redistribution.py: the greedy that it compares with, and its verdict on small meshes."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -10,21 +8,15 @@ import pytest
 
 from irpar.sharding import Mesh, Sharding
 
-ROOT = Path(__file__).parents[2]
+from .scripts import load_script
+
 MESH = Mesh({"x": 2, "y": 4})
 BYTES = 64 * 64 * 4
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    path = ROOT / "benchmarks" / "redistribution.py"
-    spec = importlib.util.spec_from_file_location("irpar_benchmark_redistribution", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("redistribution")
 
 
 GREEDY = [
