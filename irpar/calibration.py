@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from irpar.analysis.network_algorithms import ALGORITHMS
+from irpar.ops.collectives import KINDS
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.memory import memory_limit
 from irpar.sharding import Axis, IrparError, Mesh
@@ -31,14 +32,7 @@ ALGORITHM = {
     "broadcast": "direct",
 }
 """The formula that is fitted to each kind, whatever a group really does; the file pins it."""
-_OPS = {
-    "all_reduce": "AllReduce",
-    "all_gather": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "all_to_all": "AllToAll",
-    "permute": "CollectivePermute",
-    "broadcast": "Broadcast",
-}
+_OPS = {kind: name for name, kind in KINDS.items()}
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 """Bytes of a rank's operand (of the gathered result for all_gather) at which collectives are measured."""
 MOST_RANKS = 64

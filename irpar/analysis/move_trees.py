@@ -1,31 +1,23 @@
 """What stands between a value and its readers in global view: a tree of collectives."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from irpar.ir import Builder, Graph, Module, Node, Value
-from irpar.ops.collectives import FREE, collective_axes
+from irpar.ops.collectives import COLLECTIVES, FREE, collective_axes
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import Sharding
 
 from .network import Key, Network, add_keys
 from .redistribution import Step, step_key
 
-_DIMS: Mapping[str, tuple[str, ...]] = {
-    "AllReduce": (),
-    "AllGather": ("dim",),
-    "ReduceScatter": ("dim",),
-    "AllSlice": ("dim",),
-    "AllToAll": ("split_dim", "concat_dim"),
-    "CollectivePermute": (),
-    "MakePartial": (),
-}
-"""The operators that lead from one sharding to another, with the attributes that name dims."""
+_MOVES = COLLECTIVES.keys() - {"Broadcast"}
+"""The operators that lead from one sharding to another."""
 
 
 def is_move(node: Node) -> bool:
     """True for a collective in global view that brings a value of its own graph to another sharding."""
-    if node.domain != "irpar" or node.op_type not in _DIMS:
+    if node.domain != "irpar" or node.op_type not in _MOVES:
         return False
     value = node.inputs[0]
     return value.owner is node.graph and value.sharding is not None and node.result.sharding is not None
@@ -44,14 +36,14 @@ def step_of(node: Node) -> Step:
     """What a move does."""
     after = node.result.sharding
     assert after is not None
-    dims = tuple(int_attribute(node, name) for name in _DIMS[node.op_type])
+    dims = tuple(int_attribute(node, name) for name in COLLECTIVES[node.op_type].dims)
     return Step(node.op_type, collective_axes(node), dims, after, 0, ints_attribute(node, "pairs") or ())
 
 
 def attributes_of(step: Step, before: Sharding) -> dict[str, object]:
     """The attributes of the node that does a step, less its id."""
     attributes: dict[str, object] = {"axes": [str(axis) for axis in step.axes]}
-    attributes |= dict(zip(_DIMS[step.op], step.dims, strict=True))
+    attributes |= dict(zip(COLLECTIVES[step.op].dims, step.dims, strict=True))
     match step.op:
         case "CollectivePermute":
             attributes["pairs"] = list(step.pairs)

@@ -4,13 +4,14 @@ In global view a collective keeps the shape; in local view it changes dims by gr
 tell. Inference therefore leaves those dims open, and the value_info that irpar writes fills them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import onnx
 from onnx import defs
 
 from irpar.ir import IRPAR_OPSET
+from irpar.ops.collectives import COLLECTIVES, CollectiveOp
 
 _ALL_TENSORS = sorted(
     {
@@ -36,34 +37,6 @@ _KINDS = {
     "concat_sizes": (_AttrType.INTS, False, "block size of each member along concat_dim, where they differ"),
 }
 
-_COLLECTIVES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    "AllReduce": (("axes", "reduce", "id"), (), "Reduces over the group; all get the result."),
-    "AllGather": (("axes", "dim", "id", "sizes"), ("dim",), "Concatenates the members' blocks along dim."),
-    "ReduceScatter": (
-        ("axes", "dim", "reduce", "id", "sizes"),
-        ("dim",),
-        "Reduces over the group, then member i keeps block i along dim.",
-    ),
-    "AllToAll": (
-        ("axes", "split_dim", "concat_dim", "id", "split_sizes", "concat_sizes"),
-        ("split_dim", "concat_dim"),
-        "Member i sends block j of split_dim to member j and joins what it receives along concat_dim.",
-    ),
-    "CollectivePermute": (
-        ("axes", "pairs", "id", "shapes"),
-        (),
-        "Sends whole tensors between positions; who receives nothing gets zeros.",
-    ),
-    "Broadcast": (("axes", "root", "id"), (), "All get the tensor of the root."),
-    "AllSlice": (("axes", "dim"), (), "Each keeps its own block along dim; exists in global view only."),
-    "MakePartial": (
-        ("axes", "reduce"),
-        (),
-        "The first keeps what all hold, so that reducing gives it again; exists in global view only.",
-    ),
-}
-"""Per collective: its attributes, the attributes that name dims whose size may change, and what it does."""
-
 
 def _inference(changing: tuple[str, ...]) -> Callable[[Any], None]:
     def infer(context: Any) -> None:
@@ -86,27 +59,28 @@ def _inference(changing: tuple[str, ...]) -> Callable[[Any], None]:
     return infer
 
 
-def _schema(name: str, attributes: Iterable[str], changing: tuple[str, ...], doc: str) -> defs.OpSchema:
+def _schema(name: str, op: CollectiveOp) -> defs.OpSchema:
+    identified = () if op.kind is None else ("id",)
     schema = defs.OpSchema(
         name,
         "irpar",
         IRPAR_OPSET,
-        doc,
+        op.does,
         inputs=[defs.OpSchema.FormalParameter("x", "T", "what this device gives")],
         outputs=[defs.OpSchema.FormalParameter("y", "T", "what this device gets")],
         type_constraints=[("T", _ALL_TENSORS, "any tensor")],
         attributes=[
             defs.OpSchema.Attribute(attribute, kind, text, required=required)
-            for attribute in attributes
+            for attribute in ("axes", *op.dims, *op.others, *identified, *op.uneven)
             for kind, required, text in (_KINDS[attribute],)
         ],
     )
-    schema.set_type_and_shape_inference_function(_inference(changing))
+    schema.set_type_and_shape_inference_function(_inference(() if op.kind is None else op.dims))
     return schema
 
 
 def register() -> None:
     """Tell onnx of irpar's operators, once in a process."""
-    for name, (attributes, changing, doc) in _COLLECTIVES.items():
+    for name, op in COLLECTIVES.items():
         if not defs.has(name, "irpar"):
-            defs.register_schema(_schema(name, attributes, changing, doc))
+            defs.register_schema(_schema(name, op))

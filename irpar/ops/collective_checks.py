@@ -13,13 +13,7 @@ Atoms = tuple[Axis, ...]
 State = tuple[tuple[Atoms, ...], frozenset[Axis]]
 """The axes of each dim, major first, and the partial ones, all split into parts that compare."""
 
-REDUCING = frozenset({"AllReduce", "ReduceScatter", "MakePartial"})
-DIMS = {
-    "AllGather": ("dim",),
-    "ReduceScatter": ("dim",),
-    "AllSlice": ("dim",),
-    "AllToAll": ("split_dim", "concat_dim"),
-}
+REDUCING = frozenset(name for name, op in COLLECTIVES.items() if "reduce" in op.others)
 
 
 def check_collective(module: Module, node: Node) -> Iterator[str]:
@@ -63,7 +57,7 @@ def _attribute_problems(node: Node) -> Iterator[str]:
     if node.op_type in REDUCING and node.attributes.get("reduce") not in REDUCTIONS:
         yield f"has no attribute reduce, one of {', '.join(REDUCTIONS)}"
     rank = None if type_ is None else type_.rank
-    for name in DIMS.get(node.op_type, ()):
+    for name in COLLECTIVES[node.op_type].dims:
         dim = node.attributes.get(name)
         if not isinstance(dim, int) or dim < 0 or (rank is not None and dim >= rank):
             yield f"has {name} {dim!r}, which is no dim of {'its operand' if type_ is None else type_}"

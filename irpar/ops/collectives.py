@@ -178,43 +178,94 @@ def _elements_none(node: Node, size: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Collective:
-    """One kind of collective.
+class CollectiveOp:
+    """One of irpar's operators between devices.
 
     Attributes:
+        kind: what plan.json calls it; None: it sends nothing, has no id, and stands in global view only.
+        does: what it does.
         shape: the local shape of the result.
         elements: how many elements a member sends, as a fraction (numerator, denominator).
+        dims: the attributes that name dims of its operand; of one that sends, their sizes change in local view.
+        others: the attributes that it must have besides, and beside `axes` and `id`.
+        uneven: the attributes that it has where the members' blocks differ.
     """
 
+    kind: str | None
+    does: str
     shape: Callable[[Node], Shape]
     elements: Callable[[Node, int], tuple[int, int]]
+    dims: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    uneven: tuple[str, ...] = ()
 
 
 COLLECTIVES = {
-    "AllReduce": _Collective(_shape_kept, _elements_all_reduce),
-    "AllGather": _Collective(_shape_all_gather, _elements_all_gather),
-    "ReduceScatter": _Collective(_shape_reduce_scatter, _elements_reduce_scatter),
-    "AllToAll": _Collective(_shape_all_to_all, _elements_all_to_all),
-    "CollectivePermute": _Collective(_shape_permute, _elements_all),
-    "Broadcast": _Collective(_shape_kept, _elements_all),
-    # Free, and in global view only: localize turns them into ONNX operators.
-    "AllSlice": _Collective(_shape_reduce_scatter, _elements_none),
-    "MakePartial": _Collective(_shape_kept, _elements_none),
+    "AllReduce": CollectiveOp(
+        "all_reduce",
+        "Reduces over the group; all get the result.",
+        _shape_kept,
+        _elements_all_reduce,
+        others=("reduce",),
+    ),
+    "AllGather": CollectiveOp(
+        "all_gather",
+        "Concatenates the members' blocks along dim.",
+        _shape_all_gather,
+        _elements_all_gather,
+        dims=("dim",),
+        uneven=("sizes",),
+    ),
+    "ReduceScatter": CollectiveOp(
+        "reduce_scatter",
+        "Reduces over the group, then member i keeps block i along dim.",
+        _shape_reduce_scatter,
+        _elements_reduce_scatter,
+        dims=("dim",),
+        others=("reduce",),
+        uneven=("sizes",),
+    ),
+    "AllToAll": CollectiveOp(
+        "all_to_all",
+        "Member i sends block j of split_dim to member j and joins what it receives along concat_dim.",
+        _shape_all_to_all,
+        _elements_all_to_all,
+        dims=("split_dim", "concat_dim"),
+        uneven=("split_sizes", "concat_sizes"),
+    ),
+    "CollectivePermute": CollectiveOp(
+        "permute",
+        "Sends whole tensors between positions; who receives nothing gets zeros.",
+        _shape_permute,
+        _elements_all,
+        others=("pairs",),
+        uneven=("shapes",),
+    ),
+    "Broadcast": CollectiveOp(
+        "broadcast", "All get the tensor of the root.", _shape_kept, _elements_all, others=("root",)
+    ),
+    # localize turns these into ONNX operators.
+    "AllSlice": CollectiveOp(
+        None,
+        "Each keeps its own block along dim; exists in global view only.",
+        _shape_reduce_scatter,
+        _elements_none,
+        dims=("dim",),
+    ),
+    "MakePartial": CollectiveOp(
+        None,
+        "The first keeps what all hold, so that reducing gives it again; exists in global view only.",
+        _shape_kept,
+        _elements_none,
+        others=("reduce",),
+    ),
 }
+"""By operator."""
 
-
-KINDS = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "AllToAll": "all_to_all",
-    "CollectivePermute": "permute",
-    "Broadcast": "broadcast",
-}
+KINDS = {name: op.kind for name, op in COLLECTIVES.items() if op.kind is not None}
 """What plan.json calls the collectives that send."""
 
-
-FREE = frozenset({"AllSlice", "MakePartial"})
+FREE = frozenset(COLLECTIVES.keys() - KINDS.keys())
 """The operators that send nothing, have no id, and stand in global view only."""
 
 

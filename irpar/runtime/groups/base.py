@@ -7,20 +7,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from irpar.ir import Attribute, Node, dtype_of_numpy, tensor_type
+from irpar.ops.collectives import COLLECTIVES, KINDS
 from irpar.sharding import REDUCTIONS, Axis, Mesh, Reduction
 
 from ..errors import ProgramError
 
 Array = np.ndarray[Any, Any]
 
-REQUIRED: dict[str, tuple[str, ...]] = {
-    "AllReduce": ("reduce",),
-    "AllGather": ("dim",),
-    "ReduceScatter": ("dim", "reduce"),
-    "AllToAll": ("split_dim", "concat_dim"),
-    "CollectivePermute": ("pairs",),
-    "Broadcast": ("root",),
-}
+REQUIRED = {name: (*COLLECTIVES[name].dims, *COLLECTIVES[name].others) for name in KINDS}
 """The collectives, and the attributes that each must have beside `id` and `axes`."""
 
 _DIMS = ("dim", "split_dim", "concat_dim")
