@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.choice import improve
-from irpar.analysis.flow import Flow
+from irpar.analysis.flow import Flow, require_global
 from irpar.analysis.moves import cost_of_moves
 from irpar.analysis.network import network_of
 from irpar.analysis.placement import Axes, Placement, RuleView
@@ -50,8 +50,7 @@ class CompleteSharding(Pass):
             UnboundSymbolError: a dim is still symbolic.
             IrparError: the module has no mesh, or is in local view already.
         """
-        if module.is_local:
-            raise IrparError("complete-sharding needs the global view", do="run it before localize")
+        require_global(module, self.name)
         require_static(module)
         for node in module.graph:
             if definition(node) is not None and all(value.type is UNKNOWN for value in node.results):

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 
 from irpar.analysis.effects import draws_random_numbers
-from irpar.analysis.flow import Flow
+from irpar.analysis.flow import Flow, completed_flow
 from irpar.analysis.move_log import Move, MoveLog
 from irpar.analysis.move_trees import insert_step, mark_rematerialized, standing_in
 from irpar.analysis.moves import captured_whole, first_target, placements_of, wanted_shardings
 from irpar.analysis.network import Network, network_of
 from irpar.analysis.origins import explain_values
-from irpar.analysis.placement import has_rank, why_whole
+from irpar.analysis.placement import why_whole
 from irpar.analysis.reasons import Reasons
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
 from irpar.analysis.refinement import refine
@@ -51,14 +51,7 @@ class InsertRedistribution(Pass):
 
     def run(self, module: Module) -> PassResult:
         """Insert into the main graph and the bodies in it."""
-        if module.is_local:
-            raise IrparError("insert-redistribution needs the global view", do="run it before localize")
-        flow = Flow(module.graph, module.mesh)
-        for value in flow.values():
-            if value.sharding is None and value.has_uses and has_rank(value):
-                raise IrparError(
-                    f"%{value.name} has no sharding yet", do="run complete-sharding before insert-redistribution"
-                )
+        flow = completed_flow(module, self.name)
         insertion = _Insertion(module, flow, self)
         count = insertion.run()
         return PassResult(count > 0, statistics={"collectives": insertion.collectives, "slices": insertion.slices})

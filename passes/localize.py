@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from irpar.analysis.flow import Flow
+from irpar.analysis.flow import Flow, completed_flow
 from irpar.analysis.origins import cutting_names
-from irpar.analysis.placement import has_rank
 from irpar.analysis.reasons import Origins, reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops.collectives import collective_axes, number_collectives
@@ -43,14 +42,7 @@ class Localize(Pass):
 
     def run(self, module: Module) -> PassResult:
         """Replace the global graph by local ones."""
-        if module.is_local:
-            raise IrparError("the module is in local view already", do="run localize once")
-        mesh = module.mesh
-        whole = module.graph
-        flow = Flow(whole, mesh)
-        for value in flow.values():
-            if value.sharding is None and value.has_uses and has_rank(value):
-                raise IrparError(f"%{value.name} has no sharding", do="run complete-sharding before localize")
+        flow = completed_flow(module, self.name)
         for node in flow.nodes:
             if not flow.runs_as_it_lies(node):
                 raise IrparError(
@@ -63,7 +55,7 @@ class Localize(Pass):
         graphs = [_Localizer(module, flow, ranks, origins).run() for ranks in distinct_programs(flow)]
         if len(graphs) > 1:
             for number, graph in enumerate(graphs):
-                graph.name = f"{whole.name}.{number}"
+                graph.name = f"{flow.graph.name}.{number}"
         module.graphs = graphs
         return PassResult(True, statistics={"programs": len(graphs)})
 

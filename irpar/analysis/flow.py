@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Graph, Module, Node, Value
 from irpar.ops import has_open_bodies
 from irpar.ops.rule import RuleBuilder, TensorFactors
-from irpar.sharding import Mesh, Sharding
+from irpar.sharding import IrparError, Mesh, Sharding
 
 from .control_flow import runs, scan_axes
 from .network import Network
-from .placement import Placement, RuleView, fits, placement_as_it_lies, rule_view, whole_placement
+from .placement import Placement, RuleView, fits, has_rank, placement_as_it_lies, rule_view, whole_placement
 from .situation import place
 
 T = TypeVar("T")
@@ -263,6 +263,33 @@ class Flow:
     def placement_as_it_lies(self, node: Node) -> Placement | None:
         """How a node without bodies runs on blocks as its operands and results lie; None where it cannot."""
         return placement_as_it_lies(node, self.rule(node), self.mesh)
+
+
+def require_global(module: Module, name: str) -> None:
+    """Refuse a module of which localize has made programs already; `name` is the pass that needs the whole graph.
+
+    Raises:
+        IrparError: it is in local view.
+    """
+    if module.is_local:
+        raise IrparError(
+            f"{name} needs the global view, and the module is in local view already",
+            do=f"leave {name} out of what follows localize",
+        )
+
+
+def completed_flow(module: Module, name: str) -> Flow:
+    """The flow of a module in global view whose tensors all have shardings; `name` is the pass that needs them.
+
+    Raises:
+        IrparError: it is in local view, or a value has no sharding.
+    """
+    require_global(module, name)
+    flow = Flow(module.graph, module.mesh)
+    for value in flow.values():
+        if value.sharding is None and value.has_uses and has_rank(value):
+            raise IrparError(f"%{value.name} has no sharding yet", do=f"run complete-sharding before {name}")
+    return flow
 
 
 def _with_dim(dims: Sequence[tuple[T, ...]], dim: int | None) -> tuple[tuple[T, ...], ...]:
