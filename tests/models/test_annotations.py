@@ -7,34 +7,15 @@ import pytest
 
 from irpar.models import annotations, build
 
-VARIANTS = [
-    ("mlp", {}),
-    ("mlp", {"layers": 3, "gemm": True}),
-    ("gpt", {}),
-    ("gpt", {"fused_qkv": True, "tied": True}),
-    ("llama", {}),
-    ("llama", {"preset": "gqa"}),
-    ("bert", {}),
-    ("vit", {}),
-    ("t5", {}),
-    ("moe", {}),
-    ("moe", {"routing": "gather"}),
-    ("resnet", {}),
-    ("resnet", {"preset": "bottleneck"}),
-    ("dlrm", {}),
-    ("unet", {}),
-    ("recurrent", {}),
-    ("recurrent", {"cell": "gru", "bidirectional": True}),
-    ("control", {"kind": "if"}),
-    ("control", {"kind": "scan"}),
-    ("unet", {"levels": 1}),
-    ("llama", {"preset": "fused"}),
-]
+from .variants import VARIANTS
+
 PAIRED = [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"}), ("bert", {}), ("vit", {}), ("t5", {})]
 """Models in which every weight that is cut by columns feeds one that is cut by rows."""
 
 
-@pytest.mark.parametrize(("name", "settings"), VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "settings"), [*VARIANTS, ("control", {"kind": "scan"}), ("llama", {"preset": "fused"})]
+)
 def test_every_name_matches_and_every_cut_divides(name, settings):
     model = build(name, **settings)
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}

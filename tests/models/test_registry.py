@@ -10,27 +10,8 @@ import pytest
 from irpar.models import FAMILIES, ConfigError, build, config_of, save
 from irpar.models.config import OPSETS
 
-VARIANTS = [
-    ("mlp", {}),
-    ("mlp", {"gemm": True, "layers": 3}),
-    ("gpt", {}),
-    ("gpt", {"fused_qkv": True, "tied": True}),
-    ("llama", {}),
-    ("llama", {"preset": "gqa"}),
-    ("bert", {}),
-    ("vit", {}),
-    ("t5", {}),
-    ("moe", {}),
-    ("moe", {"routing": "gather"}),
-    ("resnet", {}),
-    ("resnet", {"preset": "bottleneck"}),
-    ("dlrm", {}),
-    ("unet", {}),
-    ("recurrent", {}),
-    ("recurrent", {"cell": "gru", "bidirectional": True}),
-    ("control", {"kind": "if"}),
-    ("control", {"kind": "loop"}),
-]
+from .variants import VARIANTS
+
 CUT = {"batch": 3, "seq": 20, "target": 10}
 """Other sizes for the symbols of dynamic models."""
 WHOLE_ROWS = ("recurrent", "control")
