@@ -103,7 +103,6 @@ def partition_command(
     from irpar.spellings.onnx_annotations import CompletionWatch
 
     from .annotated import check_annotate, write_annotated
-    from .loading import annotate_by, load_model, shardings_of
 
     choice("--collectives", collectives, COLLECTIVES)
     kept: Any = choice("--weights", weights, ("copy", "none"))
@@ -121,10 +120,7 @@ def partition_command(
         manager = PassManager.parse(DEFAULT_PIPELINE if pipeline is None else pipeline, watch)
         if annotate is not None:
             check_annotate(annotate, out, sources, manager.passes, force)
-        file, agreed = shardings_of(mesh, shardings)
-        module = load_model(model, bind, configuration=configuration, mesh=agreed)
-        _refuse_parts(module, model)
-        annotated = len(module.annotated) + annotate_by(module, file, agreed)
+        module, annotated = _annotated_model(model, bind, configuration, mesh, shardings)
         made = partition(module, pipeline=manager, network=network, max_redistribution_mb=max_redistribution_mb)
         made.save(out, weights=kept, force=force, progress=report.bytes)
         told = write_annotated(annotate, module, made, watch) if annotate is not None else []
@@ -147,6 +143,18 @@ def _checked_sources(model: Path, shardings: Path | None, network: str | None, o
     sources = [path for path in (model, shardings, network and Path(network)) if path]
     check_target(out, force, sources)
     return sources
+
+
+def _annotated_model(
+    model: Path, bind: Sequence[str] | None, configuration: str, mesh: str | None, shardings: Path | None
+) -> "tuple[Module, int]":
+    """The model, and how many annotations it has from its own file and from --shardings."""
+    from .loading import annotate_by, load_model, shardings_of
+
+    file, agreed = shardings_of(mesh, shardings)
+    module = load_model(model, bind, configuration=configuration, mesh=agreed)
+    _refuse_parts(module, model)
+    return module, len(module.annotated) + annotate_by(module, file, agreed)
 
 
 def _refuse_parts(module: "Module", path: Path) -> None:
