@@ -64,23 +64,14 @@ def perform(
         fill: what stands for missing elements; None: there are none, or zeros do.
     """
     ours = own_devices(program, dim)
-    held = sources[0] if len(sources) == 1 else _joined(program, sources, dim)
+    held = program.joined(sources, dim)
     has = [held]
     for step in exchange.rounds:
         has.append(program.permute(taken(program, held, dim, list(step.rows), ours), dim, step.pairs))
     total = sum(value.shape[dim] for value in has)
     if any(total in exchange.rows[at] for at in ours):
-        number = program.builder.constant(np.asarray(0 if fill is None else fill, held.dtype.numpy), "fill")
-        shape = with_size(held.shape, dim, 1)
-        has.append(program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=held.dtype))
-    return taken(program, _joined(program, has, dim), dim, list(exchange.rows), ours)
-
-
-def _joined(program: ProgramWriter, values: Sequence[Value], dim: int) -> Value:
-    if len(values) == 1:
-        return values[0]
-    total = sum(value.shape[dim] for value in values)
-    return program.op("Concat", values, {"axis": dim}, shape=with_size(values[0].shape, dim, total))
+        has.append(program.filled(held, dim, 1, 0 if fill is None else fill))
+    return taken(program, program.joined(has, dim), dim, list(exchange.rows), ours)
 
 
 def own_devices(program: ProgramWriter, dim: int) -> set[int]:
@@ -138,7 +129,7 @@ def _sliced(program: ProgramWriter, value: Value, dim: int, row: Indices) -> Val
         start = int(run[0]) if len(run) else 0
         ends = [program.ints([number]) for number in (start, start + len(run), dim)]
         made.append(program.op("Slice", [value, *ends], shape=with_size(value.shape, dim, len(run))))
-    return _joined(program, made, dim)
+    return program.joined(made, dim)
 
 
 # -- operators that put elements elsewhere --------------------------------------------------------------------------

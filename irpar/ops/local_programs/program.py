@@ -171,6 +171,19 @@ class ProgramWriter:
         place = block_index(self.builder, self.mesh, self.lies.axes[dim])
         return self.op("Gather", [known, place], {"axis": 0}, shape=table.shape[1:])
 
+    def joined(self, values: Sequence[Value], dim: int) -> Value:
+        """Values side by side along a dim."""
+        if len(values) == 1:
+            return values[0]
+        total = sum(value.shape[dim] for value in values)
+        return self.op("Concat", values, {"axis": dim}, shape=with_size(values[0].shape, dim, total))
+
+    def filled(self, like: Value, dim: int, size: int, number: "np.ndarray[Any, Any] | int") -> Value:
+        """A value like another but for its size along a dim, every element a number."""
+        known = self.builder.constant(np.asarray(number, like.dtype.numpy), "filler")
+        shape = with_size(like.shape, dim, size)
+        return self.op("Expand", [known, self.ints(shape)], shape=shape, dtype=like.dtype)
+
     def as_reduced(self, value: Value) -> Value:
         """A value whose `dims` have size 1 as a reduction gives it: without them, unless its `keepdims` says so."""
         if int_attribute(self.whole, "keepdims", 1):

@@ -151,15 +151,11 @@ class _Ring:
 
     def _padded(self, value: Value, dim: int, size: int) -> Value:
         """The value with zeros behind it, along a dim."""
-        program = self.program
         dim = dim % len(value.shape)
         missing = size - value.shape[dim]
         if not missing:
             return value
-        before, after = value.shape[:dim], value.shape[dim + 1 :]
-        zero = program.builder.constant(np.asarray(0, value.dtype.numpy), "padding")
-        zeros = program.op("Expand", [zero, program.ints((*before, missing, *after))], shape=(*before, missing, *after))
-        return program.op("Concat", [value, zeros], {"axis": dim}, shape=(*before, size, *after))
+        return self.program.joined([value, self.program.filled(value, dim, missing, 0)], dim)
 
 
 def write(program: ProgramWriter) -> list[Value]:

@@ -116,8 +116,9 @@ def _top_k(program: ProgramWriter) -> list[Value]:
     places = program.cast(program.op("Add", [places, program.start(axis)]), _PLACE)
     if mine < count:  # A shorter block has less to offer than the others.
         worst = neutral("max" if largest else "min", data.dtype)
-        values = _padded(program, values, axis, count - mine, worst)
-        places = _padded(program, places, axis, count - mine, np.asarray(program.origin.shape[axis], np.int32))
+        values = program.joined([values, program.filled(values, axis, count - mine, worst)], axis)
+        none = program.filled(places, axis, count - mine, program.origin.shape[axis])
+        places = program.joined([places, none], axis)
     all_values, all_places = program.all_gather(values, axis), program.all_gather(places, axis)
     search = {"axis": axis, "largest": largest, "sorted": int_attribute(node, "sorted", 1)}
     best, winners = _searched_block(program, all_values, result_shape(node)[axis], search)
@@ -131,13 +132,6 @@ def _searched_block(program: ProgramWriter, data: Value, count: int, search: dic
     values, places = node.results
     values.type, places.type = TensorType(data.dtype, shape), TensorType(DType.I64, shape)
     return values, places
-
-
-def _padded(program: ProgramWriter, value: Value, axis: int, count: int, filler: Array) -> Value:
-    shape = with_size(value.shape, axis, count)
-    number = program.builder.constant(filler, "filler")
-    more = program.op("Expand", [number, program.ints(shape)], shape=shape, dtype=value.dtype)
-    return program.op("Concat", [value, more], {"axis": axis}, shape=with_size(shape, axis, value.shape[axis] + count))
 
 
 # -- CumSum, CumProd ------------------------------------------------------------------------------------------------
