@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -13,8 +12,6 @@ from ..coords import block_index
 from ..facts import axis_attribute, axis_of, int_attribute, needed_ints, result_shape, shape_of, tensor_of
 from ..neutral import neutral
 from .program import FLOATS, Cuts, LocalProgram, ProgramWriter, Sent, Shape, widened, with_size
-
-Array = np.ndarray[Any, Any]
 
 _PLACE = DType.I32
 """In which places are sent: half the bytes of ONNX's int64."""
