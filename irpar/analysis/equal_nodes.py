@@ -133,7 +133,7 @@ def _attribute_key(attribute: Attribute) -> Hashable:
 
 def _numbers_key(data: Tensor) -> Hashable:
     """dtype, shape and bits, so that 0.0 and -0.0 differ; None for what lies in a file."""
-    if isinstance(data.base, ExternalTensor):
+    if any(isinstance(base, ExternalTensor) for base in data.bases):
         return None
     numbers = tuple(data.numpy().ravel().tolist()) if data.dtype is DType.STR else data.raw()
     return data.dtype, data.shape, numbers

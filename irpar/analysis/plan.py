@@ -89,9 +89,9 @@ def source_of(module: Module) -> dict[str, Any]:
     files: dict[Path, str] = {}
     for graph in module.all_graphs():
         for value in graph.constants:
-            tensor = None if value.data is None else value.data.base
-            if isinstance(tensor, ExternalTensor):
-                files.setdefault(tensor.path, tensor.name)
+            for tensor in value.data.bases if value.data is not None else ():
+                if isinstance(tensor, ExternalTensor):
+                    files.setdefault(tensor.path, tensor.name)
     external = []
     for path, name in files.items():
         known = path.stat() if path.exists() else None

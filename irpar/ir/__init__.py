@@ -21,7 +21,18 @@ from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import Function
 from .graph import Graph, Node, captured_or_read
 from .module import DEFAULT_NETWORK, IRPAR_OPSET, Conflict, Decision, Module
-from .tensor import ArrayTensor, ExternalTensor, LazyTensor, SlicedTensor, Tensor, TensorError
+from .tensor import (
+    ArrayTensor,
+    ExternalTensor,
+    JoinedTensor,
+    LazyTensor,
+    SlicedTensor,
+    Tensor,
+    TensorError,
+    joined_tensor,
+    place_of,
+    range_along,
+)
 from .text import Printed, TextError, parse_module, print_module, read_text, write_text
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
 from .value import Names, Use, Value
@@ -48,6 +59,7 @@ __all__ = [
     "Graphs",
     "InflightType",
     "Ints",
+    "JoinedTensor",
     "LazyTensor",
     "Module",
     "Names",
@@ -79,10 +91,13 @@ __all__ = [
     "dtype_of_onnx",
     "dtype_of_text",
     "inherit",
+    "joined_tensor",
     "parse_dim",
     "parse_module",
+    "place_of",
     "plain_attribute",
     "print_module",
+    "range_along",
     "read_text",
     "register_check",
     "rewrite",

@@ -8,7 +8,7 @@ from .attributes import Attribute, Floats, Graphs, Tensors, same_attribute
 from .function import Function
 from .graph import Graph, Node
 from .module import Module
-from .tensor import ExternalTensor, SlicedTensor, Tensor
+from .tensor import ExternalTensor, JoinedTensor, SlicedTensor, Tensor
 from .value import Value
 
 _MODULE_FACTS = ("opsets", "ir_version", "producer", "doc", "metadata", "meshes", "network")
@@ -152,4 +152,7 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
             return a.dtype is b.dtype and a.shape == b.shape
     if isinstance(a, SlicedTensor) and isinstance(b, SlicedTensor) and a.region == b.region:
         return same_tensor(a.base, b.base)
+    if isinstance(a, JoinedTensor) and isinstance(b, JoinedTensor) and (a.dim, a.parts) == (b.dim, b.parts):
+        both = zip(a.pieces, b.pieces, strict=False)
+        return a.type == b.type and len(a.pieces) == len(b.pieces) and all(same_tensor(*pair) for pair in both)
     return a.equals(b)

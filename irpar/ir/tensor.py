@@ -3,7 +3,7 @@
 import math
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ class Tensor:
     def base(self) -> "Tensor":
         """The tensor that this one is a block of: another one for a slice, else itself."""
         return self
+
+    @property
+    def bases(self) -> "tuple[Tensor, ...]":
+        """The tensors that its numbers are read from: several for one that is put together of pieces."""
+        return (self.base,)
 
     @property
     def region(self) -> tuple[tuple[int, int], ...]:
@@ -223,6 +228,100 @@ class SlicedTensor(Tensor):
         view = self.base.numpy()[tuple(slice(start, stop) for start, stop in self.region)]
         view.flags.writeable = False
         return view
+
+
+class JoinedTensor(Tensor):
+    """Tensors side by side along a dim, part by part: the first part of each, then the second part of each ...
+
+    q, k, v of 4 columns each, in 2 parts:  q0 q1 k0 k1 v0 v1 q2 q3 k2 k3 v2 v3. Each half is a block of q, of k and of v.
+
+    Attributes:
+        pieces: the tensors; alike but for their sizes along `dim`, which `parts` divides.
+        dim: along which they stand side by side.
+        parts: into how many equal parts each is cut.
+    """
+
+    __slots__ = ("dim", "parts", "pieces")
+
+    def __init__(self, pieces: Sequence[Tensor], dim: int, parts: int = 1) -> None:
+        first = pieces[0]
+        for piece in pieces:
+            others = (piece.shape[:dim], piece.shape[dim + 1 :]) == (first.shape[:dim], first.shape[dim + 1 :])
+            if piece.dtype is not first.dtype or not others or parts < 1 or piece.shape[dim] % parts:
+                raise ValueError(f"{piece.type} does not stand beside {first.type} along dim {dim} in {parts} parts")
+        size = sum(piece.shape[dim] for piece in pieces)
+        super().__init__(first.dtype, (*first.shape[:dim], size, *first.shape[dim + 1 :]))
+        self.pieces = tuple(pieces)
+        self.dim = dim
+        self.parts = parts
+
+    @property
+    def bases(self) -> tuple[Tensor, ...]:
+        return tuple(base for piece in self.pieces for base in piece.bases)
+
+    def numpy(self) -> Array:
+        array = np.concatenate([block.numpy() for block in self.blocks()], self.dim)
+        array.flags.writeable = False
+        return array
+
+    def blocks(self) -> list[Tensor]:
+        """The parts of the pieces, as they stand side by side."""
+        return [self._part(piece, part) for part in range(self.parts) for piece in self.pieces]
+
+    def _part(self, piece: Tensor, part: int) -> Tensor:
+        size = piece.shape[self.dim] // self.parts
+        return range_along(piece, self.dim, part * size, (part + 1) * size)
+
+    def slice(self, region: Sequence[tuple[int, int]]) -> Tensor:
+        region = tuple(region)
+        for (start, stop), size in zip(region, self.shape, strict=True):
+            if not 0 <= start <= stop <= size:
+                raise ValueError(f"range [{start}, {stop}) is outside a dim of {size}")
+        first, last = region[self.dim]
+        kept: list[Tensor] = []
+        place = 0
+        for block in self.blocks():
+            size = block.shape[self.dim]
+            own = max(first - place, 0), min(last - place, size)
+            place += size
+            if own[0] < own[1]:
+                kept.append(block.slice((*region[: self.dim], own, *region[self.dim + 1 :])))
+        if not kept:
+            return SlicedTensor(self, region)
+        return joined_tensor(kept, self.dim)
+
+
+def joined_tensor(pieces: Sequence[Tensor], dim: int, parts: int = 1) -> Tensor:
+    """Tensors side by side along a dim, part by part (see `JoinedTensor`); one block where that is one of one tensor."""
+    if parts == 1:
+        whole = [pieces[0]]
+        for piece in pieces[1:]:
+            last = whole[-1]
+            (start, end), (begin, stop) = last.region[dim], piece.region[dim]
+            both = _with_range(last.region, dim, start, stop)
+            if place_of(last.base) == place_of(piece.base) and begin == end and _with_range(piece.region, dim, start, stop) == both:
+                whole[-1] = last.base.slice(both)
+            else:
+                whole.append(piece)
+        pieces = whole
+    return pieces[0] if len(pieces) == 1 else JoinedTensor(pieces, dim, parts)
+
+
+def place_of(tensor: Tensor) -> Hashable:
+    """Equal for tensors whose bytes are the same because they lie at the same place; reads nothing."""
+    base = tensor.base
+    where = (base.path, base.offset, base.shape) if isinstance(base, ExternalTensor) else id(base)
+    return tensor.dtype, where, tensor.region
+
+
+def _with_range(region: Sequence[tuple[int, int]], dim: int, start: int, stop: int) -> tuple[tuple[int, int], ...]:
+    """A region with another range in one dim."""
+    return (*region[:dim], (start, stop), *region[dim + 1 :])
+
+
+def range_along(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
+    """The elements [start, stop) of one dim, lazy."""
+    return tensor.slice(_with_range([(0, size) for size in tensor.shape], dim, start, stop))
 
 
 def pack(array: Array, dtype: DType) -> bytes:

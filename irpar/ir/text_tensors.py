@@ -10,7 +10,7 @@ import numpy as np
 
 from .dtypes import DType
 from .lexer import Lexer, quote, quote_bytes
-from .tensor import ArrayTensor, ExternalTensor, SlicedTensor, Tensor
+from .tensor import ArrayTensor, ExternalTensor, JoinedTensor, SlicedTensor, Tensor
 from .types import TensorType, Type
 
 INLINE_ELEMENTS = 16
@@ -49,6 +49,9 @@ def literal_text(tensor: Tensor, store: Store) -> str:
     if isinstance(tensor, SlicedTensor):
         region = ", ".join(f"{start}:{stop}" for start, stop in tensor.region)
         return f"slice([{region}] of {tensor.base.type} {literal_text(tensor.base, store)})"
+    if isinstance(tensor, JoinedTensor):
+        pieces = ", ".join(f"{piece.type} {literal_text(piece, store)}" for piece in tensor.pieces)
+        return f"join({tensor.dim}, {tensor.parts}, {pieces})"
     if tensor.size > INLINE_ELEMENTS and tensor.dtype is not DType.STR:
         file, offset = store.put(tensor)
         return f"data({quote(file)}, {offset}, {tensor.nbytes})"
@@ -142,6 +145,8 @@ class LiteralReader:
             return self._data(type_)
         if self.lexer.token == "slice":
             return self._slice(type_, depth)
+        if self.lexer.token == "join":
+            return self._join(type_, depth)
         return self._inline(type_)
 
     def _data(self, type_: TensorType) -> Tensor:
@@ -190,6 +195,33 @@ class LiteralReader:
             raise lexer.error(f"these ranges of {whole} do not make {type_}", start)
         return SlicedTensor(base, tuple(region))
 
+    def _join(self, type_: TensorType, depth: int) -> Tensor:
+        lexer = self.lexer
+        start = lexer.start
+        if depth:
+            raise lexer.error("a join in a slice or a join: write one join of slices")
+        lexer.advance()
+        lexer.expect("(")
+        dim = lexer.integer("the dim along which tensors are joined")
+        lexer.expect(",")
+        parts = lexer.integer("a number of parts")
+        pieces: list[Tensor] = []
+        while not lexer.accept(")"):
+            lexer.expect(",")
+            place = lexer.start
+            piece = self.static(self.read_type(), place)
+            # A slice may stand in a join, nothing else that is made of others.
+            pieces.append(self.literal(piece, int(lexer.token != "slice")))
+        if not pieces or not all(0 <= dim < len(piece.shape) for piece in pieces):
+            raise lexer.error(f"join needs tensors that have the dim {dim}", start)
+        try:
+            made = JoinedTensor(pieces, dim, parts)
+        except ValueError as error:
+            raise lexer.error(str(error), start) from None
+        if made.type != type_:
+            raise lexer.error(f"these tensors make {made.type}, not {type_}", start)
+        return made
+
     def _inline(self, type_: TensorType) -> Tensor:
         start = self.lexer.start
         shape = type_.static_shape
@@ -197,7 +229,7 @@ class LiteralReader:
         elements: list[Any] = []
         if self.lexer.token != "[":
             if shape:
-                raise self.lexer.expected(f"the numbers of {type_} in brackets, data(...) or slice(...)")
+                raise self.lexer.expected(f"the numbers of {type_} in brackets, data(...), slice(...) or join(...)")
             elements.append(self._element(type_.dtype))
         else:
             self._list(type_.dtype, shape, 0, elements)

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from irpar.ir import ExternalTensor, Tensor, TensorError
+from irpar.ir import ExternalTensor, JoinedTensor, Tensor, TensorError, range_along
 
 BUFFER_BYTES = 1 << 20
 """Small enough to stay in a core's cache between reading and writing."""
@@ -29,6 +29,9 @@ def write_tensor(tensor: Tensor, out: BinaryIO, offset: int, progress: Progress 
         TensorError: the bytes cannot be read.
         OSError: they cannot be written.
     """
+    if isinstance(tensor, JoinedTensor) and tensor.dtype.bits >= 8:
+        _write_joined(tensor, out, offset, progress)
+        return
     base = tensor.base
     if isinstance(base, ExternalTensor) and base.dtype.bits >= 8:
         base.check()
@@ -38,6 +41,27 @@ def write_tensor(tensor: Tensor, out: BinaryIO, offset: int, progress: Progress 
     data = tensor.raw()
     _write_all(out.fileno(), memoryview(data), offset)
     progress(len(data))
+
+
+def _write_joined(tensor: JoinedTensor, out: BinaryIO, offset: int, progress: Progress) -> None:
+    """Write what stands side by side: one after the other where that is along the outermost dim, else some rows at once.
+
+    Only where rows are wider than the buffer is more than the buffer in memory: one row.
+    """
+    level = next((dim for dim, size in enumerate(tensor.shape) if size > 1), tensor.dim)
+    if level >= tensor.dim:
+        for block in tensor.blocks():
+            write_tensor(block, out, offset, progress)
+            offset += block.nbytes
+        return
+    row = tensor.nbytes // max(tensor.shape[level], 1)
+    step = max(1, BUFFER_BYTES // max(row, 1))
+    for start in range(0, tensor.shape[level], step):
+        rows = range_along(tensor, level, start, min(start + step, tensor.shape[level]))
+        data = rows.raw()
+        _write_all(out.fileno(), memoryview(data), offset)
+        progress(len(data))
+        offset += len(data)
 
 
 class _Copy:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from irpar.ir import ExternalTensor, Tensor
+from irpar.ir import Tensor, place_of
 
 from .copying import Progress, write_tensor
 
@@ -26,7 +26,7 @@ class DataFile:
 
     def place(self, tensor: Tensor) -> int:
         """The offset of a tensor in the file; the same for a tensor that was placed before."""
-        key = _identity(tensor)
+        key = place_of(tensor)
         known = self._places.get(key)
         if known is not None:
             return known[0]
@@ -47,10 +47,3 @@ class DataFile:
             file.truncate(self.size)
             for offset, tensor in self._places.values():
                 write_tensor(tensor, file, offset, progress)
-
-
-def _identity(tensor: Tensor) -> object:
-    """Equal for tensors whose bytes are the same because they lie at the same place."""
-    base = tensor.base
-    place = (base.path, base.offset, base.shape) if isinstance(base, ExternalTensor) else base
-    return tensor.dtype, place, tensor.region

@@ -146,5 +146,6 @@ def _external_tensors(module: Module) -> Iterator[tuple[str, ExternalTensor]]:
 
 def _external(name: str, tensors: Iterable[Tensor | None]) -> Iterator[tuple[str, ExternalTensor]]:
     for tensor in tensors:
-        if tensor is not None and isinstance(tensor.base, ExternalTensor):
-            yield name, tensor.base
+        for base in tensor.bases if tensor is not None else ():
+            if isinstance(base, ExternalTensor):
+                yield name, base

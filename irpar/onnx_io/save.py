@@ -90,8 +90,9 @@ def _refuse_own_source(module: Module, data_path: Path) -> None:
         return
     for graph in module.all_graphs():
         for value in graph.constants:
-            base = None if value.data is None else value.data.base
-            if isinstance(base, ExternalTensor) and base.path.exists() and base.path.samefile(data_path):
+            bases = value.data.bases if value.data is not None else ()
+            files = {base.path for base in bases if isinstance(base, ExternalTensor)}
+            if any(path.exists() and path.samefile(data_path) for path in files):
                 raise OnnxError(
                     f"{data_path.name} is the file that the module reads its weights from",
                     where=str(data_path),

@@ -59,9 +59,9 @@ def source_files(module: Module) -> list[Path]:
     found = dict.fromkeys([] if module.source is None else [module.source])
     for graph in module.all_graphs():
         for value in graph.constants:
-            base = None if value.data is None else value.data.base
-            if isinstance(base, ExternalTensor):
-                found[base.path] = None
+            for base in value.data.bases if value.data is not None else ():
+                if isinstance(base, ExternalTensor):
+                    found[base.path] = None
     return list(found)
 
 

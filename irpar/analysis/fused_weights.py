@@ -1,0 +1,310 @@
+"""Products with a weight of which Split, Slice or Gather take sections apart: q, k and v, or gate and up, in one matrix.
+
+y = MatMul(x, w : [64, 192])    z = Add(y, b : [192])    q, k, v = Split(z)        sections of w: 0:64, 64:128, 128:192
+
+Contiguous blocks of such a matrix are no blocks of its sections. Followed are biases and other elementwise operators
+between the product and its readers, and Reshape and Transpose: [17, 192] to [17, 3, 4, 16], of which the 3 is taken apart.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from irpar.ir import Graph, Node, Value
+from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY
+from irpar.ops.facts import CannotTellError, axis_attribute, axis_of, int_attribute, needed_ints, result_shape
+from irpar.ops.local_programs.shape import slices
+
+from .atoms import Atom, Atoms, joined
+
+MOST_SECTIONS = 16
+"""Of one weight."""
+_LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+_ALONE = frozenset({*UNARY, *TESTS, "Cast"})
+_BESIDE = frozenset({*BINARY, *COMPARISONS, "Where"})
+_T = TypeVar("_T")
+Columns = dict[int, int]
+"""Operand number to the dim of it that runs along the columns of the result."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """One result of a Split, Slice or Gather: which columns of the weight it has."""
+
+    node: Node
+    index: int
+    start: int
+    stop: int
+
+    @property
+    def value(self) -> Value:
+        """The result."""
+        return self.node.results[self.index]
+
+
+@dataclass(frozen=True)
+class FusedWeight:
+    """A weight of which sections are taken apart.
+
+    Attributes:
+        weight: the constant.
+        dim: of the weight, that runs along the columns.
+        start: what the weight goes through before the product: Transpose nodes, first to last.
+        steps: the product and the elementwise nodes behind it, in order; each reads the one before. None where the
+            weight itself is taken apart.
+        layout: the Reshape and Transpose nodes behind these.
+        picked: what is taken of the last, in order of columns; parts of the same columns are equal.
+        dims: the pieces of each dim of what is taken apart, as `Atoms` names them.
+        place: the dim along which it is taken apart.
+    """
+
+    weight: Value
+    dim: int
+    start: tuple[Node, ...]
+    steps: tuple[Node, ...]
+    layout: tuple[Node, ...]
+    picked: tuple[Picked, ...]
+    dims: tuple[tuple[Atom, ...], ...]
+    place: int
+
+    @property
+    def sections(self) -> tuple[tuple[int, int], ...]:
+        """The columns of each section, in order."""
+        return tuple(dict.fromkeys((picked.start, picked.stop) for picked in self.picked))
+
+
+def columns_of(node: Node) -> tuple[int, Columns] | None:
+    """Of a product with a weight: the dim of the result that the columns are, and the operands that have them.
+
+    None for what is no such product, or one whose weight has no columns.
+    """
+    if node.domain:
+        return None
+    operands = node.operands
+    match node.op_type:
+        case "MatMul" if len(operands[1].shape) > 1:  # type: ignore[union-attr]
+            assert operands[1] is not None
+            return len(node.result.shape) - 1, {1: len(operands[1].shape) - 1}
+        case "Gemm":
+            bias = operands[2] if len(operands) > 2 else None
+            columns: Columns = {1: 0 if node.attributes.get("transB") else 1}
+            if bias is not None and bias.shape and bias.shape[-1] == node.result.shape[1]:
+                columns[2] = len(bias.shape) - 1
+            return 1, columns
+        case "Conv" if node.attributes.get("group", 1) == 1:
+            return 1, {1: 0} | ({2: 0} if len(operands) > 2 and operands[2] is not None else {})
+    return None
+
+
+def beside(node: Node, value: Value, dim: int) -> Columns | None:
+    """The operands of an elementwise node that have the columns, `value` among them; None for other nodes.
+
+    Args:
+        node: reads the value.
+        value: static.
+        dim: of the value, that the columns are.
+    """
+    if node.domain or not (node.op_type in _ALONE or node.op_type in _BESIDE):
+        return None
+    values = node.inputs
+    if len(values) < len(node.operands) or not all(other.is_static for other in (*values, node.result)):
+        return None
+    if node.result.shape != value.shape:
+        return None
+    back = len(value.shape) - dim
+    return {
+        index: len(other.shape) - back
+        for index, other in enumerate(values)
+        if len(other.shape) >= back and other.shape[-back] != 1
+    }
+
+
+def weights_taken_apart(graph: Graph) -> list[FusedWeight]:
+    """The constants of a graph of which sections are read by themselves."""
+    return [found for value in graph.constants if (found := _told(_of_itself, value)) is not None]
+
+
+def fused_weights(graph: Graph) -> list[FusedWeight]:
+    """The weights of the products of a graph of which sections are taken apart; not those in nested graphs."""
+    return [found for node in graph if len(node.results) == 1 and (found := _told(_of_product, node)) is not None]
+
+
+def _told(find: Callable[[_T], FusedWeight | None], where: _T) -> FusedWeight | None:
+    try:
+        return find(where)
+    except CannotTellError:
+        return None
+
+
+def _is_free(value: Value) -> bool:
+    """Whether a value may go: static, with elements, not annotated."""
+    return value.is_static and 0 not in value.shape and value.sharding is None
+
+
+def _of_itself(weight: Value) -> FusedWeight | None:
+    users = weight.users
+    if not users or not all(user.op_type in _PICKERS for user in users) or not weight.is_static:
+        return None
+    atoms = Atoms(weight.shape)
+    for dim, size in enumerate(weight.shape):
+        picked = _all_picked(weight, dim, 1) if size > 1 else None
+        if picked:
+            return FusedWeight(weight, dim, (), (), (), picked, tuple(map(tuple, atoms.dims)), dim)
+    return None
+
+
+def _of_product(node: Node) -> FusedWeight | None:
+    if not all(value.is_static for value in (*node.inputs, *node.results)):
+        return None
+    found = columns_of(node)
+    if found is None or not _is_free(node.result):
+        return None
+    place, columns = found
+    behind = _constant_behind(node.operands[1], columns[1])
+    others = [node.operands[index] for index in columns if index != 1]
+    if behind is None or not all(other is not None and other.is_constant for other in others):
+        return None
+    weight, dim, start = behind
+    if len(weight.uses) > 1 or weight.shape[dim] != node.result.shape[place] or weight.shape[dim] == 1:
+        return None
+    steps, value = _elementwise(node, place)
+    return _taken_apart(weight, dim, start, steps, value, place)
+
+
+def _constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Node, ...]] | None:
+    """The constant that a value is a transpose of, the dim of it that `dim` is, and the nodes between."""
+    nodes: list[Node] = []
+    while value is not None and not value.is_constant:
+        node = value.node
+        if node is None or node.identity != ("", "Transpose") or len(value.uses) > 1 or value.sharding is not None:
+            return None
+        perm = node.attributes.get("perm")
+        dim = perm[dim] if isinstance(perm, tuple) else len(value.shape) - 1 - dim
+        nodes.insert(0, node)
+        value = node.inputs[0]
+    return None if value is None else (value, dim, tuple(nodes))
+
+
+def _elementwise(product: Node, place: int) -> tuple[list[Node], Value]:
+    """The product and the elementwise nodes behind it, and what the last gives."""
+    steps, value = [product], product.result
+    while (reader := _only_reader(value)) is not None and _is_step(reader, value, place):
+        steps.append(reader)
+        value = reader.result
+    return steps, value
+
+
+def _only_reader(value: Value) -> Node | None:
+    """The node that alone reads a value, in the graph of the value, with one result that may go too."""
+    if len(value.uses) != 1:
+        return None
+    (user,) = value.users
+    fits = not user.is_return and user.graph is value.owner and len(user.results) == 1
+    return user if fits and _is_free(user.result) else None
+
+
+def _is_step(node: Node, value: Value, place: int) -> bool:
+    own = node.operands.index(value)
+    others = (other for index, other in enumerate(node.inputs) if index != own)
+    return beside(node, value, place) is not None and all(other.is_constant for other in others)
+
+
+def _taken_apart(
+    weight: Value, dim: int, start: tuple[Node, ...], steps: list[Node], value: Value, place: int
+) -> FusedWeight | None:
+    """Follow Reshape and Transpose to where the major piece of the columns is taken apart."""
+    size = value.shape[place]
+    atoms = Atoms(value.shape)
+    layout: list[Node] = []
+    while True:
+        at, unit = _major(atoms, place, size)
+        picked = None if at is None else _all_picked(value, at, unit)
+        if picked:
+            dims = tuple(map(tuple, atoms.dims))
+            return FusedWeight(weight, dim, start, tuple(steps), tuple(layout), picked, dims, at or 0)
+        reader = _only_reader(value)
+        if reader is None or reader.domain:
+            return None
+        if reader.op_type in _LAYOUT:
+            if not atoms.apply(reader):
+                return None
+            layout.append(reader)
+        elif layout and reader.op_type in _ALONE:
+            # Of each element by itself, so that it may as well stand before.
+            steps.append(reader)
+        else:
+            return None
+        value = reader.result
+
+
+def _major(atoms: Atoms, place: int, size: int) -> tuple[int | None, int]:
+    """The dim that is the major piece of the columns and nothing else, and how many columns a step of it has."""
+    for at, found in enumerate(atoms.dims):
+        pieces = joined(found)
+        if len(pieces) == 1 and pieces[0][0] == place and pieces[0][1] * pieces[0][2] == size:
+            return at, pieces[0][1]
+    return None, 0
+
+
+# -- what takes sections ------------------------------------------------------------------------------------------
+
+
+def _of_split(node: Node, dim: int) -> list[tuple[int, int]]:
+    if axis_attribute(node, len(result_shape(node)), 0) != dim:
+        raise CannotTellError("another axis")
+    sizes = [value.shape[dim] for value in node.results]
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _of_slice(node: Node, dim: int) -> list[tuple[int, int]]:
+    (value,) = node.inputs[:1]
+    found = slices(node, len(value.shape))
+    size = value.shape[dim]
+    for axis, (start, end, step) in found.items():
+        taken = range(value.shape[axis])[start:end:step]
+        if axis != dim and len(taken) != value.shape[axis]:
+            raise CannotTellError("another axis")
+        if step != 1 or not len(taken):
+            raise CannotTellError("steps")
+    if dim not in found:
+        raise CannotTellError("another axis")
+    taken = range(size)[found[dim][0] : found[dim][1]]
+    return [(taken.start, taken.stop)]
+
+
+def _of_gather(node: Node, dim: int) -> list[tuple[int, int]]:
+    size = node.inputs[0].shape[dim]
+    if axis_of(int_attribute(node, "axis", 0), len(node.inputs[0].shape)) != dim:
+        raise CannotTellError("another axis")
+    if len(node.inputs[1].shape) > 1:
+        raise CannotTellError("indices of several dims")
+    places = [at + size if at < 0 else at for at in needed_ints(node, 1)]
+    if not places or places != list(range(places[0], places[0] + len(places))) or not 0 <= places[0] <= places[-1] < size:
+        raise CannotTellError("elements that do not stand side by side")
+    return [(places[0], places[-1] + 1)]
+
+
+_PICKERS = {"Split": _of_split, "Slice": _of_slice, "Gather": _of_gather}
+
+
+def _all_picked(value: Value, dim: int, unit: int) -> tuple[Picked, ...] | None:
+    """What all readers take of a value along a dim; None where one reads it otherwise, or they do not take it apart."""
+    found: list[Picked] = []
+    for user in value.users:
+        if user.domain or user.is_return or user.op_type not in _PICKERS or user.graph is not value.owner:
+            return None
+        if user.operands.count(value) > 1 or user.operands[0] is not value:
+            return None
+        if not all(result.is_static for result in user.results):
+            return None
+        try:
+            ranges = _PICKERS[user.op_type](user, dim)
+        except CannotTellError:
+            return None
+        found += [Picked(user, index, start * unit, stop * unit) for index, (start, stop) in enumerate(ranges)]
+    ranges = sorted({(picked.start, picked.stop) for picked in found})
+    apart = all(first[1] <= second[0] for first, second in zip(ranges, ranges[1:], strict=False))
+    if not 2 <= len(ranges) <= MOST_SECTIONS or not apart or any(start == stop for start, stop in ranges):
+        return None
+    return tuple(sorted(found, key=lambda picked: picked.start))
