@@ -134,7 +134,7 @@ def _mlp_weights(config: MlpConfig) -> dict[str, Cut]:
 
 
 def _gpt_weights(config: GptConfig) -> dict[str, Cut]:
-    """A fused c_attn is cut by columns too, where the cuts do not meet those of its Split: that costs communication."""
+    """A fused c_attn is cut by columns too: each device gets its columns of q, of k and of v."""
     table: dict[str, Cut] = {}
     for projection in ("c_attn",) if config.fused_qkv else ("q", "k", "v"):
         table |= {f"h.*.attn.{projection}.weight": _COLUMNS, f"h.*.attn.{projection}.bias": _VECTOR}

@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 
 from irpar.analysis.atoms import Atoms
-from irpar.analysis.fused_weights import FusedWeight, Picked, beside, columns_of, fused_weights, weights_taken_apart
+from irpar.analysis.fused_weights import (
+    FusedWeight,
+    Picked,
+    beside,
+    carried,
+    columns_of,
+    fused_weights,
+    weights_taken_apart,
+)
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, range_along
 from irpar.pass_manager import Pass, PassResult
 
@@ -57,17 +65,28 @@ def _columns(fused: FusedWeight) -> list[tuple[Node, dict[int, int]]]:
     if not fused.steps:
         return []
     product, *others = fused.steps
-    found = columns_of(product)
-    assert found is not None
-    place, columns = found
+    place, columns = _product(fused)
     listed = [(product, columns)]
-    for step, before in zip(others, fused.steps, strict=False):
-        own = next(index for index, value in enumerate(step.operands) if value is not None and value.node is before)
-        value = step.operands[own]
-        assert value is not None
+    for step in others:
+        (value,) = (operand for operand in step.inputs if not operand.is_constant)
+        own = step.operands.index(value)
         # One behind a Reshape has a single operand.
         listed.append((step, {own: place} if len(step.operands) == 1 else beside(step, value, place) or {}))
     return listed
+
+
+def _product(fused: FusedWeight) -> tuple[int, dict[int, int]]:
+    """The dim of the product's result that the columns are, and the operands that have them."""
+    product = fused.steps[0]
+    found = columns_of(product, _own(fused))
+    assert found is not None
+    return found
+
+
+def _own(fused: FusedWeight) -> int:
+    """Which operand of the product the weight is."""
+    weight = fused.start[-1].result if fused.start else fused.weight
+    return fused.steps[0].operands.index(weight)
 
 
 def _divides(value: Value, dim: int, fused: FusedWeight) -> bool:
@@ -82,62 +101,57 @@ class _Split:
     def __init__(self, module: Module, fused: FusedWeight) -> None:
         self.module = module
         self.fused = fused
+        self.named: set[Value] = set()
 
     def run(self) -> None:
         """Make the products of all sections, and take out the one that was."""
         fused = self.fused
         weights = [value for value, _ in _weights(fused)]
-        old = dict.fromkeys((*(picked.node for picked in fused.picked), *reversed((*fused.steps, *fused.layout))))
         columns = dict(_columns(fused))
         for section in fused.sections:
-            value = self._section(section, columns)
-            for picked in fused.picked:
-                if (picked.start, picked.stop) == section:
-                    self._take(picked, value)
-        order = sorted(old, key=self._depth, reverse=True)
-        for node in (*order, *reversed(fused.start)):
+            read = [one for one in fused.picked if (one.start, one.stop) == section and one.value.has_uses]
+            value = self._section(section, columns) if read else None
+            for picked in read:
+                assert value is not None
+                self._take(picked, value)
+        for node in dict.fromkeys((*(picked.node for picked in fused.picked), *reversed((*fused.start, *fused.path)))):
             node.erase()
         for weight in weights:
             if not weight.has_uses:
                 self._forget(weight)
 
-    def _depth(self, node: Node) -> int:
-        """How far behind the weight a node stands."""
-        chain = (*self.fused.steps, *self.fused.layout)
-        return chain.index(node) if node in chain else len(chain)
-
     def _section(self, section: tuple[int, int], columns: dict[Node, dict[int, int]]) -> Value:
         """What the last step gives of a section."""
         fused = self.fused
         value = self._part(fused.weight, fused.dim, section)
+        dim = fused.dim
         for node in fused.start:
             assert node.graph is not None
-            shape = tuple(value.shape[dim] for dim in _perm(node))
-            builder = Builder(node.graph, self.module.opsets, before=node, like=node)
-            type_ = TensorType(value.dtype, shape)
-            value = builder.op("Transpose", [value], node.attributes, type=type_, name=node.result.name)
+            after = carried(node, dim)
+            assert after is not None
+            dim = after
+            type_ = TensorType(value.dtype, _resized(node.result.shape, dim, section))
+            builder = Builder(node.graph, {"": node.version}, before=node, like=node)
+            operands = [value, *node.operands[1:]]
+            value = builder.op(node.op_type, operands, node.attributes, type=type_, name=node.result.name)
         for node in fused.steps:
             value = self._step(node, value, section, columns[node])
         return value
 
     def _step(self, node: Node, before: Value, section: tuple[int, int], columns: dict[int, int]) -> Value:
         """A step for a section; `before` is what the step before gives, or the weight."""
-        fused = self.fused
-        is_product = node is fused.steps[0]
-        found = columns_of(fused.steps[0])
-        assert found is not None
-        place = found[0]
+        first = self.fused.steps[0]
+        is_product = node is first
         operands: list[Value | None] = []
         for index, value in enumerate(node.operands):
-            if (is_product and index == 1) or (not is_product and value is not None and not value.is_constant):
+            is_before = index == _own(self.fused) if is_product else value is not None and not value.is_constant
+            if is_before:
                 operands.append(before)
             elif value is not None and index in columns:
                 operands.append(self._part(value, columns[index], section))
             else:
                 operands.append(value)
-        whole = fused.steps[0].result.shape
-        shape = (*whole[:place], section[1] - section[0], *whole[place + 1 :])
-        first = fused.steps[0]
+        shape = _resized(first.result.shape, _product(self.fused)[0], section)
         assert first.graph is not None
         builder = Builder(first.graph, {"": node.version}, before=first, like=node)
         return builder.op(
@@ -177,17 +191,13 @@ class _Split:
             else:
                 target = builder.constant(Ints(argument), "shape")
                 made = builder.op("Reshape", [made, target], type=TensorType(made.dtype, argument), name=name)
-        if result.sharding is not None and made is value:
+        if made in self.named or (made.is_constant and result.sharding is not None):
             made = builder.op("Identity", [made], type=made.type, name=name)
+        self.named.add(made)
         result.replace_uses(made)
         made.sharding = made.sharding or result.sharding
-        if made.node is not None:
-            made.source = made.source or result.source
-            self._rename(result, made)
-
-    def _rename(self, result: Value, made: Value) -> None:
-        """Let what stands for a result have its name, under which the module keeps what it knows of it."""
-        name = result.name
+        made.source = made.source or result.source
+        # Under its name the module keeps what it knows of the result.
         result.rename("")
         made.rename(name)
 
@@ -199,7 +209,6 @@ class _Split:
             table.pop(weight.name, None)  # type: ignore[attr-defined]
 
 
-def _perm(node: Node) -> tuple[int, ...]:
-    perm = node.attributes.get("perm")
-    rank = len(node.inputs[0].shape)
-    return perm if isinstance(perm, Ints) else tuple(reversed(range(rank)))
+def _resized(shape: tuple[int, ...], dim: int, section: tuple[int, int]) -> tuple[int, ...]:
+    """A shape with the columns of a section only."""
+    return (*shape[:dim], section[1] - section[0], *shape[dim + 1 :])

@@ -37,15 +37,14 @@ class Collectives:
 
 _BLOCKS = "one all-reduce for each attention and each feed-forward"
 _MASK = "the mask is looked up with indices of rows, which may point to any row (32 bytes)"
-_FUSED = "an all-gather for each matrix of q, k and v side by side: its contiguous blocks are no heads"
 COLLECTIVES: dict[str, Collectives] = {
     "gpt": Collectives(0, 4, _BLOCKS),
     "gpt-fp16": Collectives(0, 4, _BLOCKS),
     "llama": Collectives(0, 4, _BLOCKS),
     "llama-opset23": Collectives(0, 4, _BLOCKS),
     "bert": Collectives(0, 4, _BLOCKS),
-    "vit": Collectives(0, 6, f"{_BLOCKS}; {_FUSED}"),
-    "bart": Collectives(0, 9, f"{_BLOCKS}; {_FUSED}, and for the weight of cross-attention before its Split"),
+    "vit": Collectives(0, 4, _BLOCKS),
+    "bart": Collectives(0, 5, _BLOCKS),
     "moe-capacity": Collectives(0, 2, "one all-reduce for each layer of experts"),
     "moe-topk": Collectives(4, 4, "tokens are gathered and scattered by indices that may point to any row"),
     "resnet": Collectives(0, 7, "one reduction for each block, and channels brought together between blocks"),
@@ -60,12 +59,12 @@ COLLECTIVES: dict[str, Collectives] = {
     "if": Collectives(1, 4, "the predicate's sum; a sum for each branch, and what one of them reads"),
     "loop": Collectives(0, 1, "one all-reduce for the perceptron of a trip"),
     "scan": Collectives(0, 7, "the state at each of six steps, and all of them for the head"),
-    "hf-gpt2": Collectives(1, 7, f"{_BLOCKS}, and for the vocabulary; {_FUSED}; {_MASK}"),
+    "hf-gpt2": Collectives(1, 5, f"{_BLOCKS}, and for the vocabulary; {_MASK}"),
     "hf-llama": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
     "hf-bert": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
     "hf-t5": Collectives(0, 7, f"{_BLOCKS}, and for the vocabulary on both sides"),
     "hf-vit": Collectives(0, 4, _BLOCKS),
-    "hf-mixtral": Collectives(1, 8, f"{_BLOCKS}; exchanges for each gate and up side by side; {_MASK}"),
+    "hf-mixtral": Collectives(1, 4, f"{_BLOCKS}; {_MASK}"),
 }
 
 _STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"

@@ -1,16 +1,18 @@
-"""Products with a weight of which Split, Slice or Gather take sections apart: q, k and v, or gate and up, in one matrix.
+"""Products with a weight of which Split, Slice or Gather take sections apart: q, k and v, or gate and up, in one.
 
 y = MatMul(x, w : [64, 192])    z = Add(y, b : [192])    q, k, v = Split(z)        sections of w: 0:64, 64:128, 128:192
 
 Contiguous blocks of such a matrix are no blocks of its sections. Followed are biases and other elementwise operators
-between the product and its readers, and Reshape and Transpose: [17, 192] to [17, 3, 4, 16], of which the 3 is taken apart.
+between the product and its readers, and Reshape and Transpose: [17, 192] to [17, 3, 4, 16], of which the 3 is taken
+apart.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Graph, Ints, Node, Value
 from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY
 from irpar.ops.facts import CannotTellError, axis_attribute, axis_of, int_attribute, needed_ints, result_shape
 from irpar.ops.local_programs.shape import slices
@@ -20,6 +22,8 @@ from .atoms import Atom, Atoms, joined
 MOST_SECTIONS = 16
 """Of one weight."""
 _LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+_CARRIERS = frozenset({"Transpose", "Gather", "GatherND"})
+"""What a weight goes through before a product: rows of experts are looked up by index."""
 _ALONE = frozenset({*UNARY, *TESTS, "Cast"})
 _BESIDE = frozenset({*BINARY, *COMPARISONS, "Where"})
 _T = TypeVar("_T")
@@ -49,10 +53,10 @@ class FusedWeight:
     Attributes:
         weight: the constant.
         dim: of the weight, that runs along the columns.
-        start: what the weight goes through before the product: Transpose nodes, first to last.
+        start: what the weight goes through before the product, first to last (see `carried`).
         steps: the product and the elementwise nodes behind it, in order; each reads the one before. None where the
             weight itself is taken apart.
-        layout: the Reshape and Transpose nodes behind these.
+        path: these, and the Reshape and Transpose nodes behind and between them, each reading the one before.
         picked: what is taken of the last, in order of columns; parts of the same columns are equal.
         dims: the pieces of each dim of what is taken apart, as `Atoms` names them.
         place: the dim along which it is taken apart.
@@ -62,7 +66,7 @@ class FusedWeight:
     dim: int
     start: tuple[Node, ...]
     steps: tuple[Node, ...]
-    layout: tuple[Node, ...]
+    path: tuple[Node, ...]
     picked: tuple[Picked, ...]
     dims: tuple[tuple[Atom, ...], ...]
     place: int
@@ -73,26 +77,64 @@ class FusedWeight:
         return tuple(dict.fromkeys((picked.start, picked.stop) for picked in self.picked))
 
 
-def columns_of(node: Node) -> tuple[int, Columns] | None:
+def columns_of(node: Node, own: int) -> tuple[int, Columns] | None:
     """Of a product with a weight: the dim of the result that the columns are, and the operands that have them.
 
-    None for what is no such product, or one whose weight has no columns.
+    Args:
+        node: any node, of static operands.
+        own: which operand the weight is.
+
+    Returns:
+        None for what is no such product, or one whose weight has no columns.
     """
-    if node.domain:
+    if node.domain or node.op_type not in _PRODUCTS:
         return None
-    operands = node.operands
+    return _PRODUCTS[node.op_type](node, own)
+
+
+def _of_matmul(node: Node, own: int) -> tuple[int, Columns] | None:
+    """The columns of the right operand, the rows of the left one."""
+    ranks = [len(value.shape) for value in node.inputs]
+    rank = len(node.result.shape)
+    if ranks[own] < 2:
+        return None
+    return (rank - 1, {1: ranks[1] - 1}) if own else (rank - min(ranks[1], 2), {0: ranks[0] - 2})
+
+
+def _of_gemm(node: Node, own: int) -> tuple[int, Columns] | None:
+    bias = node.operands[2] if len(node.operands) > 2 else None
+    if own != 1:
+        return None
+    columns: Columns = {1: 0 if node.attributes.get("transB") else 1}
+    if bias is not None and bias.shape and bias.shape[-1] == node.result.shape[1]:
+        columns[2] = len(bias.shape) - 1
+    return 1, columns
+
+
+def _of_conv(node: Node, own: int) -> tuple[int, Columns] | None:
+    if own != 1 or node.attributes.get("group", 1) != 1:
+        return None
+    return 1, {1: 0} | ({2: 0} if len(node.operands) > 2 and node.operands[2] is not None else {})
+
+
+_PRODUCTS = {"MatMul": _of_matmul, "Gemm": _of_gemm, "Conv": _of_conv}
+
+
+def carried(node: Node, dim: int) -> int | None:
+    """The dim of the result that a dim of the first operand becomes; None where the node does more than carry it."""
+    if node.domain or len(node.results) != 1 or not all(value.is_static for value in (*node.inputs, node.result)):
+        return None
+    rank = len(node.inputs[0].shape)
     match node.op_type:
-        case "MatMul" if len(operands[1].shape) > 1:  # type: ignore[union-attr]
-            assert operands[1] is not None
-            return len(node.result.shape) - 1, {1: len(operands[1].shape) - 1}
-        case "Gemm":
-            bias = operands[2] if len(operands) > 2 else None
-            columns: Columns = {1: 0 if node.attributes.get("transB") else 1}
-            if bias is not None and bias.shape and bias.shape[-1] == node.result.shape[1]:
-                columns[2] = len(bias.shape) - 1
-            return 1, columns
-        case "Conv" if node.attributes.get("group", 1) == 1:
-            return 1, {1: 0} | ({2: 0} if len(operands) > 2 and operands[2] is not None else {})
+        case "Transpose":
+            perm = node.attributes.get("perm")
+            return (perm if isinstance(perm, Ints) else tuple(reversed(range(rank)))).index(dim)
+        case "Gather":
+            axis = axis_of(int_attribute(node, "axis", 0), rank)
+            return None if axis == dim else dim + (len(node.inputs[1].shape) - 1 if axis < dim else 0)
+        case "GatherND" if not int_attribute(node, "batch_dims", 0):
+            indices = node.inputs[1].shape
+            return None if dim < indices[-1] else dim - indices[-1] + len(indices) - 1
     return None
 
 
@@ -154,35 +196,45 @@ def _of_itself(weight: Value) -> FusedWeight | None:
 
 
 def _of_product(node: Node) -> FusedWeight | None:
-    if not all(value.is_static for value in (*node.inputs, *node.results)):
+    if node.domain or node.op_type not in _PRODUCTS or not _is_free(node.result):
         return None
-    found = columns_of(node)
-    if found is None or not _is_free(node.result):
+    if not all(value.is_static for value in node.inputs):
         return None
-    place, columns = found
-    behind = _constant_behind(node.operands[1], columns[1])
-    others = [node.operands[index] for index in columns if index != 1]
-    if behind is None or not all(other is not None and other.is_constant for other in others):
-        return None
-    weight, dim, start = behind
-    if len(weight.uses) > 1 or weight.shape[dim] != node.result.shape[place] or weight.shape[dim] == 1:
-        return None
-    steps, value = _elementwise(node, place)
-    return _taken_apart(weight, dim, start, steps, value, place)
+    for own in (1, 0):
+        found = columns_of(node, own)
+        behind = None if found is None else _constant_behind(node.operands[own], found[1][own])
+        if found is None or behind is None:
+            continue
+        place, columns = found
+        weight, dim, start = behind
+        others = [node.operands[index] for index in columns if index != own]
+        is_alone = len(weight.uses) == 1 and all(other is not None and other.is_constant for other in others)
+        if is_alone and weight.shape[dim] == node.result.shape[place] > 1:
+            steps, value = _elementwise(node, place)
+            return _taken_apart(weight, dim, start, steps, value, place)
+    return None
 
 
 def _constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Node, ...]] | None:
-    """The constant that a value is a transpose of, the dim of it that `dim` is, and the nodes between."""
+    """The constant that a value is made of, the dim of it that `dim` is, and the nodes between."""
     nodes: list[Node] = []
     while value is not None and not value.is_constant:
         node = value.node
-        if node is None or node.identity != ("", "Transpose") or len(value.uses) > 1 or value.sharding is not None:
+        if node is None or not node.inputs or len(value.uses) > 1 or not _is_free(value):
             return None
-        perm = node.attributes.get("perm")
-        dim = perm[dim] if isinstance(perm, tuple) else len(value.shape) - 1 - dim
+        if node.op_type not in _CARRIERS or node.operands[0] in node.operands[1:]:
+            return None
         nodes.insert(0, node)
-        value = node.inputs[0]
-    return None if value is None else (value, dim, tuple(nodes))
+        value = node.operands[0]
+    if value is None or not value.is_static:
+        return None
+    for first in range(len(value.shape)):
+        at: int | None = first
+        for node in nodes:
+            at = None if at is None else carried(node, at)
+        if at == dim:
+            return value, first, tuple(nodes)
+    return None
 
 
 def _elementwise(product: Node, place: int) -> tuple[list[Node], Value]:
@@ -215,25 +267,25 @@ def _taken_apart(
     """Follow Reshape and Transpose to where the major piece of the columns is taken apart."""
     size = value.shape[place]
     atoms = Atoms(value.shape)
-    layout: list[Node] = []
+    path = list(steps)
     while True:
         at, unit = _major(atoms, place, size)
         picked = None if at is None else _all_picked(value, at, unit)
         if picked:
             dims = tuple(map(tuple, atoms.dims))
-            return FusedWeight(weight, dim, start, tuple(steps), tuple(layout), picked, dims, at or 0)
+            return FusedWeight(weight, dim, start, tuple(steps), tuple(path), picked, dims, at or 0)
         reader = _only_reader(value)
         if reader is None or reader.domain:
             return None
         if reader.op_type in _LAYOUT:
             if not atoms.apply(reader):
                 return None
-            layout.append(reader)
-        elif layout and reader.op_type in _ALONE:
+        elif len(path) > len(steps) and reader.op_type in _ALONE:
             # Of each element by itself, so that it may as well stand before.
             steps.append(reader)
         else:
             return None
+        path.append(reader)
         value = reader.result
 
 
@@ -280,7 +332,11 @@ def _of_gather(node: Node, dim: int) -> list[tuple[int, int]]:
     if len(node.inputs[1].shape) > 1:
         raise CannotTellError("indices of several dims")
     places = [at + size if at < 0 else at for at in needed_ints(node, 1)]
-    if not places or places != list(range(places[0], places[0] + len(places))) or not 0 <= places[0] <= places[-1] < size:
+    if (
+        not places
+        or places != list(range(places[0], places[0] + len(places)))
+        or not 0 <= places[0] <= places[-1] < size
+    ):
         raise CannotTellError("elements that do not stand side by side")
     return [(places[0], places[-1] + 1)]
 
@@ -304,7 +360,7 @@ def _all_picked(value: Value, dim: int, unit: int) -> tuple[Picked, ...] | None:
             return None
         found += [Picked(user, index, start * unit, stop * unit) for index, (start, stop) in enumerate(ranges)]
     ranges = sorted({(picked.start, picked.stop) for picked in found})
-    apart = all(first[1] <= second[0] for first, second in zip(ranges, ranges[1:], strict=False))
+    apart = all(first[1] <= second[0] for first, second in pairwise(ranges))
     if not 2 <= len(ranges) <= MOST_SECTIONS or not apart or any(start == stop for start, stop in ranges):
         return None
     return tuple(sorted(found, key=lambda picked: picked.start))

@@ -13,6 +13,7 @@ from irpar.ir import (
     Decision,
     ExternalTensor,
     Graph,
+    JoinedTensor,
     Module,
     Node,
     Value,
@@ -295,12 +296,21 @@ def _value(value: Value, name: str, source: str, mesh: Mesh, decisions: Sequence
         "shape": list(value.whole_shape),
         "sharding": value.sharding.spec(),
         "partial": [str(axis) for axis in value.sharding.partial],
+        "sections": _sections(value),
         "why": [
             {"why": decision.why, "follows": decision.follows, "axes": list(decision.axes)}
             for decision in decisions
             if not decision.axes or axes & set(decision.axes)
         ],
     }
+
+
+def _sections(value: Value) -> dict[str, Any] | None:
+    """Of a constant with blocks of several sections of a tensor side by side: along which dim, and which sections."""
+    data = value.data
+    if not isinstance(data, JoinedTensor) or data.sections is None:
+        return None
+    return {"dim": data.dim, "of": [list(section) for section in data.sections]}
 
 
 def read_plan(folder: Path) -> Plan:

@@ -154,6 +154,13 @@ class Reason(TypedDict):
     axes: list[str]
 
 
+class Sections(TypedDict):
+    """Which sections of a tensor stand side by side."""
+
+    dim: int
+    of: list[list[int]]
+
+
 class ValueFields(TypedDict):
     """A value that is cut."""
 
@@ -162,6 +169,7 @@ class ValueFields(TypedDict):
     shape: list[int | None]
     sharding: Shardings
     partial: list[str]
+    sections: NotRequired[Sections | None]
     why: list[Reason]
 
 

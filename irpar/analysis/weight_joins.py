@@ -2,11 +2,12 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from irpar.ir import Graph, Ints, Node, SlicedTensor, Value, place_of
+from irpar.ir import Graph, Node, SlicedTensor, Value, place_of
 from irpar.ops.collectives import KINDS
 
-from .fused_weights import beside, columns_of
+from .fused_weights import beside, carried, columns_of
 
 _WITHOUT_DIM = frozenset({"AllReduce"})
 """Collectives that treat all dims alike."""
@@ -63,7 +64,7 @@ def joins(graph: Graph) -> Iterator[Join]:
         values, has_product = weights, False
         while (step := _step(values, dim, has_product)) is not None:
             join.steps.append(step)
-            has_product = has_product or columns_of(step.nodes[0]) is not None
+            has_product = has_product or columns_of(step.nodes[0], step.own) is not None
             values, dim = tuple(node.result for node in step.nodes), step.dim
         if has_product:
             yield join
@@ -87,7 +88,7 @@ def _apart_in(regions: Sequence[tuple[tuple[int, int], ...]]) -> int | None:
     if len(dims) != 1:
         return None
     ranges = sorted(region[dims[0]] for region in regions)
-    return dims[0] if all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False)) else None
+    return dims[0] if all(a[1] <= b[0] for a, b in pairwise(ranges)) else None
 
 
 def parts_along(value: Value, dim: int) -> int:
@@ -130,25 +131,22 @@ def _is_like(node: Node, other: Node) -> bool:
     return same and is_simple and len(node.operands) == len(other.operands)
 
 
-def _through(
-    node: Node, value: Value, own: int, dim: int, has_product: bool
-) -> tuple[int, dict[int, int]] | None:
-    """The dim of the result that `dim` of an operand becomes, and the operands that have it; None where it ends here."""
+def _through(node: Node, value: Value, own: int, dim: int, has_product: bool) -> tuple[int, dict[int, int]] | None:
+    """The dim of the result that `dim` of an operand becomes, and the operands with it; None where joining ends."""
     if node.domain == "irpar":
         if node.op_type not in KINDS or not has_product:
             return None
         at = node.attributes.get("dim")
         fits = node.op_type in _WITHOUT_DIM or (node.op_type in _ALONG_DIM and at != dim)
         return (dim, {0: dim}) if fits else None
-    if node.identity == ("", "Transpose"):
-        perm = node.attributes.get("perm")
-        order = perm if isinstance(perm, Ints) else tuple(reversed(range(len(value.shape))))
-        return order.index(dim), {0: dim}
-    found = None if has_product else columns_of(node)
+    if has_product:
+        columns = beside(node, value, dim)
+        return (dim, columns) if columns is not None and columns.get(own) == dim else None
+    found = columns_of(node, own)
     if found is not None:
-        return found if found[1].get(own) == dim and own == 1 else None
-    columns = beside(node, value, dim)
-    return (dim, columns) if has_product and columns is not None and columns.get(own) == dim else None
+        return found if found[1].get(own) == dim else None
+    after = carried(node, dim) if own == 0 else None
+    return None if after is None else (after, {0: dim})
 
 
 def _may_join(nodes: Sequence[Node], index: int, dim: int | None) -> bool:

@@ -233,7 +233,7 @@ class SlicedTensor(Tensor):
 class JoinedTensor(Tensor):
     """Tensors side by side along a dim, part by part: the first part of each, then the second part of each ...
 
-    q, k, v of 4 columns each, in 2 parts:  q0 q1 k0 k1 v0 v1 q2 q3 k2 k3 v2 v3. Each half is a block of q, of k and of v.
+    q, k, v of 4 columns each, in 2 parts:  q0 q1 k0 k1 v0 v1 q2 q3 k2 k3 v2 v3. A half has blocks of q, of k and of v.
 
     Attributes:
         pieces: the tensors; alike but for their sizes along `dim`, which `parts` divides.
@@ -264,6 +264,13 @@ class JoinedTensor(Tensor):
         array.flags.writeable = False
         return array
 
+    @property
+    def sections(self) -> tuple[tuple[int, int], ...] | None:
+        """Of pieces that are blocks of one tensor, which of its elements along `dim` each has; else None."""
+        if len({place_of(piece.base) for piece in self.pieces}) > 1:
+            return None
+        return tuple(piece.region[self.dim] for piece in self.pieces)
+
     def blocks(self) -> list[Tensor]:
         """The parts of the pieces, as they stand side by side."""
         return [self._part(piece, part) for part in range(self.parts) for piece in self.pieces]
@@ -292,19 +299,25 @@ class JoinedTensor(Tensor):
 
 
 def joined_tensor(pieces: Sequence[Tensor], dim: int, parts: int = 1) -> Tensor:
-    """Tensors side by side along a dim, part by part (see `JoinedTensor`); one block where that is one of one tensor."""
+    """Tensors side by side along a dim, part by part, as in `JoinedTensor`; neighbours in one tensor are one block."""
     if parts == 1:
         whole = [pieces[0]]
         for piece in pieces[1:]:
-            last = whole[-1]
-            (start, end), (begin, stop) = last.region[dim], piece.region[dim]
-            both = _with_range(last.region, dim, start, stop)
-            if place_of(last.base) == place_of(piece.base) and begin == end and _with_range(piece.region, dim, start, stop) == both:
-                whole[-1] = last.base.slice(both)
-            else:
+            region = _beside(whole[-1], piece, dim)
+            if region is None:
                 whole.append(piece)
+            else:
+                whole[-1] = piece.base.slice(region)
         pieces = whole
     return pieces[0] if len(pieces) == 1 else JoinedTensor(pieces, dim, parts)
+
+
+def _beside(first: Tensor, second: Tensor, dim: int) -> tuple[tuple[int, int], ...] | None:
+    """The region of two blocks of one tensor of which the second follows the first along a dim; else None."""
+    (start, end), (begin, stop) = first.region[dim], second.region[dim]
+    both = _with_range(first.region, dim, start, stop)
+    follows = begin == end and _with_range(second.region, dim, start, stop) == both
+    return both if follows and place_of(first.base) == place_of(second.base) else None
 
 
 def place_of(tensor: Tensor) -> Hashable:

@@ -44,7 +44,7 @@ def write_tensor(tensor: Tensor, out: BinaryIO, offset: int, progress: Progress 
 
 
 def _write_joined(tensor: JoinedTensor, out: BinaryIO, offset: int, progress: Progress) -> None:
-    """Write what stands side by side: one after the other where that is along the outermost dim, else some rows at once.
+    """Write what stands side by side: one after the other along the outermost dim, else some rows at once.
 
     Only where rows are wider than the buffer is more than the buffer in memory: one row.
     """

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, get_args
 
-from irpar.ir import Graph, InflightType, Module, Node, Value, tensor_type
+from irpar.ir import Graph, InflightType, JoinedTensor, Module, Node, Value, tensor_type
 from irpar.ir.graph import Phase, Place
 from irpar.ir.value import Memory
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
@@ -18,6 +18,8 @@ from .scopes import scope_of
 PREFIX = "irpar."
 INPUT_DEFAULT = "irpar.input_default"
 """On a constant: it was the default of a graph input that irpar dropped."""
+SECTIONS = "irpar.sections"
+"""On a constant of a part: along which dim the blocks of several sections of the source's tensor stand side by side."""
 QUANTIZATION = "irpar.quantization"
 """On a value: its quantization_annotation, JSON of parameter to tensor name."""
 
@@ -98,6 +100,8 @@ def value_facts(value: Value, name: str, module: Module) -> dict[str, str]:
         found["irpar.sharding"] = _sharding_text(value.sharding, len(module.meshes))
     if value.global_shape is not None:
         found["irpar.global_shape"] = json.dumps(list(value.global_shape))
+    if isinstance(value.data, JoinedTensor) and value.data.sections is not None:
+        found[SECTIONS] = json.dumps({"dim": value.data.dim, "of": value.data.sections})
     # In a part, a value that stands for none of the source model says so; elsewhere its name becomes its source.
     if value.source != name and (value.source is not None or module.is_local):
         found["irpar.source"] = value.source or ""

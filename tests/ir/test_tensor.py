@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from irpar.ir import ArrayTensor, DType, ExternalTensor, LazyTensor, SlicedTensor, TensorError
+from irpar.ir import (
+    ArrayTensor,
+    DType,
+    ExternalTensor,
+    JoinedTensor,
+    LazyTensor,
+    SlicedTensor,
+    TensorError,
+    joined_tensor,
+    range_along,
+)
 from irpar.ir.tensor import pack, unpack
 
 NUMERIC = [dtype for dtype in DType if dtype is not DType.STR]
@@ -94,3 +104,50 @@ def test_equality_is_bit_by_bit() -> None:
     assert ArrayTensor(np.array(["a", "b"])).equals(ArrayTensor(["a", "b"]))
     lazy = LazyTensor(DType.F32, (2,), lambda: np.array([0.0, np.nan], np.float32))
     assert lazy.equals(a)
+
+
+def test_part_by_part() -> None:
+    pieces = [ArrayTensor(np.array(numbers)) for numbers in ([0, 1, 2, 3], [10, 11], [20, 21])]
+    joined = JoinedTensor(pieces, 0, 2)
+    assert joined.numpy().tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
+    assert joined.slice([(4, 8)]).numpy().tolist() == [2, 3, 11, 21]
+    assert joined.bases == tuple(pieces)
+    with pytest.raises(ValueError, match=r"i64\[2\] does not stand beside i64\[4\] along dim 0 in 4 parts"):
+        JoinedTensor(pieces, 0, 4)
+    with pytest.raises(ValueError, match="outside a dim"):
+        joined.slice([(4, 9)])
+
+
+@given(st.data())
+def test_any_slice_of_what_is_joined(data: st.DataObject) -> None:
+    dim, parts = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 3))
+    shape = [2, 3, 4]
+    pieces = []
+    for number, count in enumerate(data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))):
+        shape[dim] = count * parts
+        pieces.append(np.random.default_rng(number).integers(0, 99, shape))
+    blocks = [np.split(piece, parts, dim) for piece in pieces]
+    whole = np.concatenate([block[part] for part in range(parts) for block in blocks], dim)
+    joined = JoinedTensor([ArrayTensor(piece) for piece in pieces], dim, parts)
+    np.testing.assert_array_equal(joined.numpy(), whole)
+    region = []
+    for size in whole.shape:
+        start = data.draw(st.integers(0, size))
+        region.append((start, data.draw(st.integers(start, size))))
+    cut = joined.slice(region)
+    np.testing.assert_array_equal(cut.numpy(), whole[tuple(slice(*bounds) for bounds in region)])
+    again = [(0, size // 2) for size in cut.shape]
+    np.testing.assert_array_equal(cut.slice(again).numpy(), cut.numpy()[tuple(slice(*bounds) for bounds in again)])
+
+
+def test_neighbours_in_one_tensor_are_one_block() -> None:
+    whole = ArrayTensor(np.arange(24).reshape(4, 6))
+    thirds = [range_along(whole, 1, start, start + 2) for start in (0, 2, 4)]
+    assert joined_tensor(thirds, 1) is whole
+    assert joined_tensor(thirds[:2], 1).region == ((0, 4), (0, 4))
+    assert isinstance(joined_tensor(thirds[::-1], 1), JoinedTensor)
+    assert isinstance(joined_tensor([thirds[0], thirds[2]], 1), JoinedTensor)
+    joined = joined_tensor(thirds, 1, 2)
+    assert isinstance(joined, JoinedTensor)
+    assert joined.sections == ((0, 2), (2, 4), (4, 6))
+    assert JoinedTensor([whole, ArrayTensor(np.arange(8).reshape(4, 2))], 1).sections is None

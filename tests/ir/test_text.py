@@ -80,7 +80,7 @@ def test_what_the_documentation_shows_parses() -> None:
     node = "%n = Op() " + attributes.group().replace("{ ... }", "{ %y = Op(%i) : i64[] }") + " : ?"
     lines = "\n".join([*constants, node])
     module = parse_module(f'mesh @m = ["tp"=2]\ngraph local @g() -> () {{\n{lines}\n}}')
-    assert len(module.graph.constants) == len(constants) == 5
+    assert len(module.graph.constants) == len(constants) == 6
     with pytest.raises(TextError) as caught:
         parse_module(
             "mesh @m = []\ngraph @g(%x: f32[8]) -> () {\n  %y = Relu(%x, %z) : f32[8]\n}", filename="mlp.irpar"

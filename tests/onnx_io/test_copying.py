@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.ir import ArrayTensor, DType, ExternalTensor, TensorError
+from irpar.ir import ArrayTensor, DType, ExternalTensor, TensorError, joined_tensor, range_along
 from irpar.onnx_io import copying
 
 SHAPES = [(7,), (40, 33), (5, 6, 7), (60, 411), (3, 2, 5, 4), (9, 3, 200, 3), (4, 1, 6), ()]
@@ -49,6 +49,21 @@ def test_any_block_of_any_tensor(folder: Path, data: st.DataObject) -> None:
     expected = array[tuple(slice(*bounds) for bounds in region)].tobytes()
     assert got == expected
     assert reported == len(expected)
+
+
+@pytest.mark.parametrize("buffer", [1 << 20, 100])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_sections_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch, dim: int, buffer: int) -> None:
+    """What the second of three devices has of three sections, of one tensor, less the elements in between."""
+    monkeypatch.setattr(copying, "BUFFER_BYTES", buffer)
+    array = np.random.default_rng(0).integers(0, 1 << 30, [1 if dim == 1 else 24] * 3).astype(np.int32)
+    array = np.resize(array, [24 if at == dim else size for at, size in enumerate(array.shape)])
+    sections = [range_along(stored(folder, array), dim, start, stop) for start, stop in ((0, 6), (6, 9), (12, 24))]
+    joined = joined_tensor(sections, dim, 3)
+    mine = range_along(joined, dim, 7, 14)
+    got, reported = written(folder, mine, mine.nbytes)
+    assert got == np.take(array, [2, 3, 7, 16, 17, 18, 19], dim).tobytes()
+    assert reported == mine.nbytes
 
 
 def test_without_the_kernel_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,126 @@
+"""join-weights: blocks of one weight that become one again, and which stay apart."""
+
+import pytest
+
+from .golden import check, read, run_pipeline
+
+
+def test_biases_and_reductions_run_once():
+    """A sum over dp behind the products is one AllReduce; of a Transpose before them there is one too."""
+    check(
+        "join-weights",
+        """
+        mesh @m = ["dp"=2, "tp"=2]
+        graph local @g(%x: f32[2, 8] of [2, 16@dp]) -> (%y) opset 21 ranks [0, 1, 2, 3] {
+          %w_1 = constant : f32[4, 8] of [8@tp, 16@dp] whole slice([0:8, 0:16] of f32[24, 16] data("w.bin", 0, 1536)) from "w"
+          %w_2 = constant : f32[8, 8] of [16@tp, 16@dp] whole slice([8:24, 0:16] of f32[24, 16] data("w.bin", 0, 1536)) from "w"
+          %b_1 = constant : f32[4] of [8@tp] whole slice([0:8] of f32[24] data("w.bin", 1536, 96)) from "b"
+          %b_2 = constant : f32[8] of [16@tp] whole slice([8:24] of f32[24] data("w.bin", 1536, 96)) from "b"
+          %two = constant : f32[] of [] 2.0
+          %u_1 = Transpose(%w_1) {perm=[1, 0]} : f32[8, 4] of [16@dp, 8@tp]
+          %u_2 = Transpose(%w_2) {perm=[1, 0]} : f32[8, 8] of [16@dp, 16@tp]
+          %p_1 = MatMul(%x, %u_1) : f32[2, 4] of [2, 8@tp] partial(sum: dp)
+          %p_2 = MatMul(%x, %u_2) : f32[2, 8] of [2, 16@tp] partial(sum: dp)
+          %r_1 = irpar.AllReduce(%p_1) {axes=["dp"], reduce="sum", id=0} : f32[2, 4] of [2, 8@tp] doc "%u_1 is cut"
+          %r_2 = irpar.AllReduce(%p_2) {axes=["dp"], reduce="sum", id=1} : f32[2, 8] of [2, 16@tp] doc "%u_2 is cut"
+          %a_1 = Add(%r_1, %b_1) : f32[2, 4] of [2, 8@tp]
+          %a_2 = Add(%r_2, %b_2) : f32[2, 8] of [2, 16@tp]
+          %s_1 = Mul(%two, %a_1) : f32[2, 4] of [2, 8@tp]
+          %s_2 = Mul(%two, %a_2) : f32[2, 8] of [2, 16@tp]
+          %g = Relu(%s_1) : f32[2, 4] of [2, 8@tp]
+          %h = irpar.AllGather(%s_2) {axes=["tp"], dim=1, id=2} : f32[2, 16] of [2, 16]
+          %y = Gemm(%g, %h) {transA=1} : f32[4, 16] of [8@tp, 16]
+        }
+        """,
+        """
+        mesh @m = ["dp"=2, "tp"=2]
+        graph local @g(%x: f32[2, 8] of [2, 16@dp]) -> (%y) opset 21 ranks [0, 1, 2, 3] {
+          %two = constant : f32[] of [] 2.0
+          %w = constant : f32[12, 8] of [24@tp, 16@dp] whole join(0, 2, f32[8, 16] slice([0:8, 0:16] of f32[24, 16] data("w.bin", 0, 1536)), f32[16, 16] slice([8:24, 0:16] of f32[24, 16] data("w.bin", 0, 1536))) from "w"
+          %b = constant : f32[12] of [24@tp] whole join(0, 2, f32[8] slice([0:8] of f32[24] data("w.bin", 1536, 96)), f32[16] slice([8:24] of f32[24] data("w.bin", 1536, 96))) from "b"
+          %sizes = constant : i64[2] [4, 8]
+          %u_1 = Transpose(%w) {perm=[1, 0]} : f32[8, 12] of [16@dp, 24@tp]
+          %p_1 = MatMul(%x, %u_1) : f32[2, 12] of [2, 24@tp] partial(sum: dp)
+          %r_1 = irpar.AllReduce(%p_1) {axes=["dp"], reduce="sum", id=0} : f32[2, 12] of [2, 24@tp] doc "%u_1 is cut"
+          %a_1 = Add(%r_1, %b) : f32[2, 12] of [2, 24@tp]
+          %s_1_joined = Mul(%two, %a_1) : f32[2, 12] of [2, 24@tp]
+          %s_1, %s_2 = Split(%s_1_joined, %sizes) {axis=1} : f32[2, 4] of [2, 8@tp], f32[2, 8] of [2, 16@tp]
+          %g = Relu(%s_1) : f32[2, 4] of [2, 8@tp]
+          %h = irpar.AllGather(%s_2) {axes=["tp"], dim=1, id=1} : f32[2, 16] of [2, 16]
+          %y = Gemm(%g, %h) {transA=1} : f32[4, 16] of [8@tp, 16]
+        }
+        """,
+    )
+
+
+def test_what_no_device_cuts_is_what_it_was():
+    check(
+        "join-weights",
+        """
+        mesh @m = ["dp"=2]
+        graph local @g(%x: f32[4, 8] of [8@dp, 8]) -> (%a, %b) opset 21 ranks [0, 1] {
+          %w_1 = constant : f32[8, 4] of [8, 4] slice([0:8, 0:4] of f32[8, 8] data("w.bin", 0, 256)) from "w"
+          %w_2 = constant : f32[8, 4] of [8, 4] slice([0:8, 4:8] of f32[8, 8] data("w.bin", 0, 256)) from "w"
+          %a = MatMul(%x, %w_1) : f32[4, 4] of [8@dp, 4]
+          %b = MatMul(%x, %w_2) : f32[4, 4] of [8@dp, 4]
+        }
+        """,
+        """
+        mesh @m = ["dp"=2]
+        graph local @g(%x: f32[4, 8] of [8@dp, 8]) -> (%a, %b) opset 21 ranks [0, 1] {
+          %w = constant : f32[8, 8] of [8, 8] data("w.bin", 0, 256) from "w"
+          %sizes = constant : i64[2] [4, 4]
+          %a_joined = MatMul(%x, %w) : f32[4, 8] of [8@dp, 8]
+          %a, %b = Split(%a_joined, %sizes) {axis=1} : f32[4, 4] of [8@dp, 4], f32[4, 4] of [8@dp, 4]
+        }
+        """,
+    )
+
+
+TWO = """
+    mesh @m = ["tp"=2]
+    graph local @g(%x: f32[4, 8] of [4, 8], %z: f32[4, 8] of [4, 8]) -> (%a, %b) opset 21 ranks [0, 1] {{
+      %w_1 = constant : {first} slice([0:8, 0:4] of f32[8, 8] data("w.bin", 0, 256)) from "w"
+      %w_2 = constant : {second} slice({region} of f32[8, 8] data("{file}", 0, 256)) from "w"
+      %a = MatMul(%x, %w_1) : {product}
+      %b = MatMul({other}, %w_2) : {result}
+    }}
+"""
+CUT, WHOLE = "f32[8, 2] of [8, 4@tp] whole", "f32[8, 4] of [8, 4]"
+PRODUCT = "f32[4, 2] of [4, 4@tp]"
+SAME = {
+    "first": CUT,
+    "second": CUT,
+    "region": "[0:8, 4:8]",
+    "file": "w.bin",
+    "other": "%x",
+    "product": PRODUCT,
+    "result": PRODUCT,
+}
+APART = {
+    "products of other operands": {"other": "%z"},
+    "blocks of another tensor": {"file": "v.bin"},
+    "blocks that overlap": {"region": "[0:8, 3:7]"},
+    "one is cut, one is not": {"second": WHOLE, "result": "f32[4, 4] of [4, 4]"},
+}
+
+
+def test_two():
+    module = read(TWO.format(**SAME))
+    assert run_pipeline("join-weights", module)[0].statistics["weights"] == 1
+
+
+@pytest.mark.parametrize("why", APART)
+def test_stays_apart(why):
+    module = read(TWO.format(**{**SAME, **APART[why]}))
+    before = str(module)
+    assert not run_pipeline("join-weights", module)[0].changed
+    assert str(module) == before
+
+
+def test_blocks_of_other_sizes_stay_apart():
+    """5 columns over tp=2 are 3 and 2: side by side they would be no even blocks of 10."""
+    text = TWO.format(**SAME).replace("ranks [0, 1]", "ranks [0]").replace("f32[8, 8]", "f32[8, 10]")
+    text = text.replace("256", "320").replace("0:4]", "0:5]").replace("4:8]", "5:10]")
+    text = text.replace("f32[8, 2] of [8, 4@tp]", "f32[8, 3] of [8, 5@tp]").replace(PRODUCT, "f32[4, 3] of [4, 5@tp]")
+    assert not run_pipeline("join-weights", read(text))[0].changed

@@ -1,0 +1,213 @@
+"""split-weights: which weights are taken apart, what becomes of them, and which stay."""
+
+import numpy as np
+import pytest
+
+from .golden import check, read, run_pipeline
+
+
+def test_each_section_is_a_product_of_its_own():
+    check(
+        "split-weights",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[2, 8, 16]) -> (%y) opset 21 {
+          %w = constant : f32[16, 48@tp] data("w.bin", 0, 3072) from "c_attn.weight"
+          %b = constant : f32[48@tp] data("w.bin", 3072, 192) from "c_attn.bias"
+          %p = MatMul(%x, %w) : f32[2, 8, 48] from "/c_attn/MatMul"
+          %a = Add(%b, %p) : f32[2, 8, 48] from "/c_attn/Add"
+          %q, %k, %v = Split(%a) {axis=-1, num_outputs=3} : f32[2, 8, 16], f32[2, 8, 16], f32[2, 8, 16] from "/Split"
+          %s = Mul(%q, %k) : f32[2, 8, 16]
+          %y = Mul(%s, %v) : f32[2, 8, 16]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[2, 8, 16]) -> (%y) opset 21 {
+          %w_1 = constant : f32[16, 16@tp] slice([0:16, 0:16] of f32[16, 48] data("w.bin", 0, 3072)) from "c_attn.weight"
+          %b_1 = constant : f32[16@tp] slice([0:16] of f32[48] data("w.bin", 3072, 192)) from "c_attn.bias"
+          %w_2 = constant : f32[16, 16@tp] slice([0:16, 16:32] of f32[16, 48] data("w.bin", 0, 3072)) from "c_attn.weight"
+          %b_2 = constant : f32[16@tp] slice([16:32] of f32[48] data("w.bin", 3072, 192)) from "c_attn.bias"
+          %w_3 = constant : f32[16, 16@tp] slice([0:16, 32:48] of f32[16, 48] data("w.bin", 0, 3072)) from "c_attn.weight"
+          %b_3 = constant : f32[16@tp] slice([32:48] of f32[48] data("w.bin", 3072, 192)) from "c_attn.bias"
+          %p_1 = MatMul(%x, %w_1) : f32[2, 8, 16] for "/c_attn/MatMul"
+          %q = Add(%b_1, %p_1) : f32[2, 8, 16] for "/c_attn/Add" as "q"
+          %p_2 = MatMul(%x, %w_2) : f32[2, 8, 16] for "/c_attn/MatMul"
+          %k = Add(%b_2, %p_2) : f32[2, 8, 16] for "/c_attn/Add" as "k"
+          %p_3 = MatMul(%x, %w_3) : f32[2, 8, 16] for "/c_attn/MatMul"
+          %v = Add(%b_3, %p_3) : f32[2, 8, 16] for "/c_attn/Add" as "v"
+          %s = Mul(%q, %k) : f32[2, 8, 16]
+          %y = Mul(%s, %v) : f32[2, 8, 16]
+        }
+        """,
+    )
+
+
+def test_behind_a_reshape():
+    """Its chain, and what followed the Gather, become one chain for each section; one that is not read is left out."""
+    check(
+        "split-weights,dce",
+        """
+        graph @g(%x: f32[2, 8, 16]) -> (%y) opset 21 {
+          %w = constant : f32[48, 16] data("w.bin", 0, 3072) from "qkv"
+          %apart = constant : i64[5] [2, 8, 3, 4, 4]
+          %flat = constant : i64[3] [8, 8, 4]
+          %zero = constant : i64[] 0
+          %last = constant : i64[] -1
+          %t = Transpose(%w) {perm=[1, 0]} : f32[16, 48]
+          %p = MatMul(%x, %t) : f32[2, 8, 48] from "/qkv"
+          %r = Reshape(%p, %apart) : f32[2, 8, 3, 4, 4]
+          %u = Transpose(%r) {perm=[2, 0, 3, 1, 4]} : f32[3, 2, 4, 8, 4]
+          %q = Gather(%u, %zero) {axis=0} : f32[2, 4, 8, 4]
+          %v = Gather(%u, %last) {axis=0} : f32[2, 4, 8, 4]
+          %m = Reshape(%q, %flat) : f32[8, 8, 4]
+          %n = Reshape(%v, %flat) : f32[8, 8, 4]
+          %y = Add(%m, %n) : f32[8, 8, 4]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 8, 16]) -> (%y) opset 21 {
+          %w_1 = constant : f32[16, 16] slice([0:16, 0:16] of f32[48, 16] data("w.bin", 0, 3072)) from "qkv"
+          %w_2 = constant : f32[16, 16] slice([32:48, 0:16] of f32[48, 16] data("w.bin", 0, 3072)) from "qkv"
+          %shape_2 = constant : i64[4] [2, 8, 4, 4]
+          %shape_3 = constant : i64[4] [2, 8, 4, 4]
+          %shape_4 = constant : i64[3] [8, 8, 4]
+          %t_1 = Transpose(%w_1) {perm=[1, 0]} : f32[16, 16]
+          %t_2 = Transpose(%w_2) {perm=[1, 0]} : f32[16, 16]
+          %p_1 = MatMul(%x, %t_1) : f32[2, 8, 16] for "/qkv"
+          %p_2 = MatMul(%x, %t_2) : f32[2, 8, 16] for "/qkv"
+          %m_1 = Reshape(%p_1, %shape_2) : f32[2, 8, 4, 4]
+          %m_2 = Transpose(%m_1) {perm=[0, 2, 1, 3]} : f32[2, 4, 8, 4]
+          %n_1 = Reshape(%p_2, %shape_3) : f32[2, 8, 4, 4]
+          %n_2 = Transpose(%n_1) {perm=[0, 2, 1, 3]} : f32[2, 4, 8, 4]
+          %y_1 = Add(%m_2, %n_2) : f32[2, 4, 8, 4]
+          %y = Reshape(%y_1, %shape_4) : f32[8, 8, 4]
+        }
+        """,
+    )
+
+
+def test_a_weight_that_is_taken_apart_itself():
+    check(
+        "split-weights",
+        """
+        graph @g(%x: f32[8, 4], %z: f32[8, 4]) -> (%p, %q) opset 21 {
+          %w = constant : f32[4, 12] data("w.bin", 0, 192) from "in_proj"
+          %sizes = constant : i64[2] [4, 8]
+          %a, %b = Split(%w, %sizes) {axis=1} : f32[4, 4], f32[4, 8]
+          %p = MatMul(%x, %a) : f32[8, 4]
+          %q = MatMul(%z, %b) : f32[8, 8]
+        }
+        """,
+        """
+        graph @g(%x: f32[8, 4], %z: f32[8, 4]) -> (%p, %q) opset 21 {
+          %sizes = constant : i64[2] [4, 8]
+          %a = constant : f32[4, 4] slice([0:4, 0:4] of f32[4, 12] data("w.bin", 0, 192)) from "in_proj"
+          %b = constant : f32[4, 8] slice([0:4, 4:12] of f32[4, 12] data("w.bin", 0, 192)) from "in_proj"
+          %p = MatMul(%x, %a) : f32[8, 4]
+          %q = MatMul(%z, %b) : f32[8, 8]
+        }
+        """,
+    )
+
+
+ONE = """
+    mesh @m = ["tp"=4]
+    graph @g(%x: f32[8, 4]) -> (%a, %b) opset 21 {{
+      %w = constant : {weight} data("w.bin", 0, 192)
+      %zero = constant : i64[1] [0]
+      %four = constant : i64[1] [4]
+      %end = constant : i64[1] [12]
+      %one = constant : i64[1] [1]
+      %p = MatMul(%x, %w) : {product}
+      {readers}
+    }}
+"""
+SPLIT = "%a, %b = Split(%p) {axis=1} : f32[8, 6], f32[8, 6]"
+STAYS = {
+    "a cut that does not divide the sections": ("f32[4, 12@tp]", "f32[8, 12]", SPLIT),
+    "the product is annotated": ("f32[4, 12]", "f32[8, 12@tp]", SPLIT),
+    "something else reads the product": (
+        "f32[4, 12]",
+        "f32[8, 12]",
+        "%a = Relu(%p) : f32[8, 12]\n  %b, %c = Split(%p) {axis=1} : f32[8, 6], f32[8, 6]",
+    ),
+    "something else reads the weight": (
+        "f32[4, 12]",
+        "f32[8, 12]",
+        "%a = Relu(%w) : f32[4, 12]\n  %b, %c = Split(%p) {axis=1} : f32[8, 6], f32[8, 6]",
+    ),
+    "rows are split": ("f32[4, 12]", "f32[8, 12]", "%a, %b = Split(%p) {axis=0} : f32[4, 12], f32[4, 12]"),
+    "readers overlap": (
+        "f32[4, 12]",
+        "f32[8, 12]",
+        "%a = Slice(%p, %zero, %end, %one) : f32[8, 12]\n  %b = Slice(%p, %four, %end, %one) : f32[8, 8]",
+    ),
+    "heads are split, not sections": (
+        "f32[4, 12]",
+        "f32[8, 12]",
+        "%s = constant : i64[3] [8, 3, 4]\n  %r = Reshape(%p, %s) : f32[8, 3, 4]\n"
+        "  %a, %b = Split(%r) {axis=2} : f32[8, 3, 2], f32[8, 3, 2]",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", STAYS)
+def test_stays(why):
+    weight, product, readers = STAYS[why]
+    module = read(ONE.format(weight=weight, product=product, readers=readers))
+    before = str(module)
+    assert not run_pipeline("split-weights", module)[0].changed
+    assert str(module) == before
+
+
+def test_annotations_that_wait_for_a_mesh_name_the_weight():
+    text = ONE.format(weight="f32[4, 12]", product="f32[8, 12]", readers=SPLIT)
+    module = read(text.replace('mesh @m = ["tp"=4]', ""))
+    module.shard("w", [None, "tp"])
+    assert not run_pipeline("split-weights", module)[0].changed
+
+
+NUMBERS = {
+    "slices of a Gemm behind elementwise operators": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[6, 5] x) => (float[6, 3] a, float[6, 4] c)
+        <float[9, 5] w = {WEIGHT}, float[9] b = {BIAS},
+         int64[1] s0 = {0}, int64[1] s1 = {3}, int64[1] s2 = {5}, int64[1] s3 = {9}, int64[1] axis = {1}> {
+          p = Gemm<transB = 1, alpha = 0.5>(x, w, b)  t = Tanh(p)
+          a = Slice(t, s0, s1, axis)  c = Slice(t, s2, s3, axis) }""",
+    "a convolution": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[2, 5, 4, 4] x) => (float[2, 4, 4, 4] a, float[2, 5, 4, 4] c)
+        <float[9, 5, 1, 1] w = {WEIGHT}, float[9] b = {BIAS}, int64[2] sizes = {4, 5}> {
+          p = Conv(x, w, b)  a, c = Split<axis = 1>(p, sizes) }""",
+    "rows of the left operand, looked up": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[4, 5, 1] x, int64[4] i) => (float[4, 1] y)
+        <float[3, 3, 5] w = {WEIGHT}, int64[1] last = {-1}, int64[2] sizes = {1, 2}, int64[1] one = {1}> {
+          e = Gather<axis = 0>(w, i)  p = MatMul(e, x)  r = Squeeze(p, last)
+          gate, up = Split<axis = 1>(r, sizes)  m = ReduceSum(up, one)  y = Mul(gate, m) }""",
+    "numbers for each row and for all, and a Reshape": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[3, 6, 5] x) => (float[3, 6, 1, 3] q, float[3, 6, 1, 3] k, float[3, 6, 1, 3] v)
+        <float[5, 9] w = {WEIGHT}, float[9] b = {BIAS}, float[1] half = {0.5}, float[6, 1] row = {1, 2, 3, 4, 5, 6},
+         int64[4] apart = {3, 6, 3, 3}> {
+          p = MatMul(x, w)  h = Mul(half, p)  a = Add(h, b)  o = Sub(row, a)  c = Reshape(o, apart)  n = Neg(c)
+          q, k, v = Split<axis = 2, num_outputs = 3>(n) }""",
+}
+SHAPES = dict(zip(NUMBERS, [(6, 5), (2, 5, 4, 4), (4, 5, 1), (3, 6, 5)], strict=True))
+
+
+def _numbers(count, scale):
+    return "{" + ", ".join(f"{((7 * i) % 11 - 5) * scale:.3f}" for i in range(count)) + "}"
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_stay(case, check_numbers):
+    text = NUMBERS[case].replace("{WEIGHT}", _numbers(45, 0.17)).replace("{BIAS}", _numbers(9, 0.3))
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.normal(size=SHAPES[case]).astype(np.float32)}
+    if "looked up" in case:
+        inputs["i"] = rng.integers(0, 3, 4)
+    module = check_numbers(text, "infer-types,split-weights,dce", inputs, exactly=False)
+    assert not any(node.op_type in ("Split", "Slice") for node in module.graph)
