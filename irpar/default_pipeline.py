@@ -8,10 +8,9 @@ NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
 """Passes that leave the model what it is; what follows them meets it as one device would run it."""
 COMPLETION = "complete-sharding"
 """The pass that decides how all values lie."""
-SHARD = (
-    f"split-weights,{COMPLETION},insert-redistribution,simplify-collectives,"
-    "localize,simplify-collectives,join-weights"
-)
+COMPLETE = f"split-weights,{COMPLETION}"
+"""This pass, and what makes more cuts possible before it."""
+SHARD = f"{COMPLETE},insert-redistribution,simplify-collectives,localize,simplify-collectives,join-weights"
 """The passes that make it a partition."""
 DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from irpar.default_pipeline import COMPLETION, NORMALISE, know_ranks
+from irpar.default_pipeline import COMPLETE, COMPLETION, NORMALISE, know_ranks
 from irpar.instrumentation import Instrumentation
 from irpar.ir import Annotation, Module, Shape, Value, clone_module, tensor_type
 from irpar.ir.annotate import apply_to
@@ -251,7 +251,9 @@ class CompletionWatch(Instrumentation):
             type_ = tensor_type(value.type)
             if value.sharding is None or value.source is None or type_ is None:
                 continue
-            decided = Decided(value.sharding, type_.shape, value.is_constant)
+            # Sections of a weight that are cut alike are a cut of the weight.
+            shape = type_.shape if value.data is None else value.data.base.shape
+            decided = Decided(value.sharding, shape, value.is_constant)
             if self.decided.setdefault(value.source, decided) != decided:
                 self.decided[value.source] = None
 
@@ -296,7 +298,7 @@ def complete(module: Module, mesh: Mesh | None = None) -> Module:
             know_ranks(one)
             one.set_mesh(mesh)
     watch = CompletionWatch()
-    PassManager.parse(f"{NORMALISE},{COMPLETION}", watch).run(work)
+    PassManager.parse(f"{NORMALISE},{COMPLETE}", watch).run(work)
     for value, sharding in decided_values(made, watch).items():
         value.sharding = sharding
     return made

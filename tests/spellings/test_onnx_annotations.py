@@ -414,6 +414,19 @@ def test_a_whole_completed_model(tmp_path, family):
     assert irpar.partition(irpar.load(tmp_path / "a.onnx")).plan.totals == first.plan.totals
 
 
+def test_sections_of_a_weight_are_a_cut_of_it(tmp_path):
+    """Of q, k and v in one matrix each is cut alike; that is written as a cut of the matrix, and read as the same."""
+    models.save(tmp_path / "gpt.onnx", "gpt", fused_qkv=True)
+    module = irpar.load(tmp_path / "gpt.onnx")
+    irpar.annotate(module, {"input_ids": ["dp", None], "h.*.attn.proj.weight": ["tp", None]})
+    mesh = Mesh({"dp": 2, "tp": 2})
+    made = complete(module, mesh)
+    assert made.graph.value("h.1.attn.c_attn.weight").sharding.spec() == [None, ["tp"]]
+    save_annotated(made, tmp_path / "annotated.onnx")
+    again = irpar.load(tmp_path / "annotated.onnx")
+    assert again.graph.value("h.1.attn.c_attn.weight").sharding.spec() == [None, ["tp"]]
+
+
 def test_onnx_ir_reads_what_is_written_and_is_read(tmp_path):
     ir = pytest.importorskip("onnx_ir", minversion="1.0")
     module = to_module(model(names=()))
