@@ -24,7 +24,7 @@ from .elimination import Elimination
 from .flow import Flow
 from .network import BYTES, Network
 from .placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView, suggested
-from .situation import IMPOSSIBLE, Price, Situation
+from .situation import IMPOSSIBLE, Price, Situation, with_moves
 
 MOST_STATES = 6
 """Alternatives that one value may have."""
@@ -194,7 +194,8 @@ class _Chooser:
 
     def _ways(self, view: RuleView, lies: Sequence[Sharding | None]) -> Iterator[Placement]:
         """All ways to cut a node that its values suggest."""
-        options = suggested(view, [None if lie is None else lie.axes for lie in lies])
+        known = [None if lie is None else lie.axes for lie in lies]
+        options = with_moves(view, known, suggested(view, known))
         for factors in itertools.islice(itertools.product(*options), 64):
             placement = view.placement(factors)
             if placement is not None:

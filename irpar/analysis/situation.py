@@ -149,7 +149,7 @@ class Situation:
 
     def _cheapest(self, view: RuleView, known: Sequence[tuple[Axes, ...] | None], carried: Carried) -> Placement:
         """By one of the rules of the node."""
-        options = _with_moves(view, known, suggested(view, known))
+        options = with_moves(view, known, suggested(view, known))
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
             candidates: Iterator[FactorAxes] = itertools.product(*options)
         else:
@@ -179,7 +179,7 @@ class Situation:
         yield tuple(chosen)
 
 
-def _with_moves(
+def with_moves(
     view: RuleView, known: Sequence[tuple[Axes, ...] | None], options: list[list[Axes]]
 ) -> list[list[Axes]]:
     """The same, and for factors to which axes may move from others: what cuts these in some value."""

@@ -39,9 +39,14 @@ def matmul_dims(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def _rule_matmul(node: Node) -> FactorRule:
-    """`([b,i,k],[b,k,j])->([b,i,j])`: i, j and batch dims pass, k gives partial sums."""
+    """`([b,i,k],[b,k,j])->([b,i,j])`: i, j and batch dims pass, k gives partial sums.
+
+    Axes that cut rows or columns may cut batch dims that both operands have instead, such as the heads of attention.
+    """
     rule, operands, result = matmul_factors(shape_of(node, 0), shape_of(node, 1), result_shape(node))
-    return rule.done(operands, [result])
+    batch = [factors for factors in operands[0][:-2] if factors and factors in operands[1]]
+    moves = [(factors, target) for target in batch for factors in result[-2:]]
+    return rule.done(operands, [result], moves=moves)
 
 
 def matmul_factors(
