@@ -69,19 +69,21 @@ def test_every_page_is_in_the_index() -> None:
     assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in index] == []
 
 
-def test_megatron_example(tmp_path: Path) -> None:
-    text = code("shardings.md", "yaml")[-1]
-    (tmp_path / "megatron.yaml").write_text(text)
-    models.save(tmp_path / "gpt.onnx", "gpt")
+@pytest.mark.parametrize(
+    ("example", "batch", "sent"),
+    [(-2, 4, [("all_reduce", ["tp"], 16384)] * 4), (-1, 1, [("all_to_all", ["sp"], 1536)] * 8)],
+    ids=["megatron", "sequence"],
+)
+def test_cuts_of_a_gpt(example: int, batch: int, sent: list[tuple[str, list[str], int]], tmp_path: Path) -> None:
+    (tmp_path / "cut.yaml").write_text(code("shardings.md", "yaml")[example])
+    models.save(tmp_path / "gpt.onnx", "gpt", batch=batch)
     module = irpar.load(tmp_path / "gpt.onnx")
-    file = read_shardings(tmp_path / "megatron.yaml")
+    file = read_shardings(tmp_path / "cut.yaml")
     assert file.mesh is not None
     module.set_mesh(file.mesh)
     file.annotate(module)
     plan = irpar.partition(module).plan
-    assert [(entry["kind"], entry["axes"], entry["sent_bytes"]) for entry in plan.collectives] == [
-        ("all_reduce", ["tp"], 16384)
-    ] * 4
+    assert [(entry["kind"], entry["axes"], entry["sent_bytes"]) for entry in plan.collectives] == sent
 
 
 def test_every_spelling(tmp_path: Path) -> None:

@@ -245,10 +245,19 @@ class RuleView:
         """The axes that cut the factors along which the local program of the node works, major first."""
         return tuple(axis for factor in sorted(self.program_factors) for axis in factors[factor])
 
-    def partial_axes(self, factors: Sequence[Axes]) -> Axes:
-        """The axes over which results are partial."""
+    def partial_axes(self, factors: Sequence[Axes], result: int | None = None) -> Axes:
+        """The axes over which results are partial, or that one of them is: one that has a reduced factor is in blocks.
+
+        Args:
+            factors: the axes that cut each.
+            result: its number among operands and results; None: all.
+        """
+        has = {factor for parts in self.tensors[result] for factor in parts} if result is not None else ()
         return tuple(
-            axis for kind, axes in zip(self.rule.kinds, factors, strict=True) if kind is Kind.REDUCE for axis in axes
+            axis
+            for factor, (kind, axes) in enumerate(zip(self.rule.kinds, factors, strict=True))
+            if kind is Kind.REDUCE and factor not in has
+            for axis in axes
         )
 
     def placement(self, factors: FactorAxes, carried: Carried = NOTHING) -> Placement | None:
@@ -268,7 +277,6 @@ class RuleView:
         if reduced and carried.axes and carried.reduce != self.rule.reduce:
             return None
         reduce = carried.reduce if carried.axes else self.rule.reduce
-        partial = join_axes(self.mesh, (*reduced, *carried.axes))
         shardings: list[Sharding | None] = []
         for tensor, value in enumerate(self.values):
             if value is None:
@@ -277,7 +285,10 @@ class RuleView:
             dims = self.assemble(tensor, factors)
             if dims is None:
                 return None
-            pending = partial if tensor >= self.operand_count else carried.axes if tensor in carried.operands else ()
+            if tensor >= self.operand_count:
+                pending = join_axes(self.mesh, (*self.partial_axes(factors, tensor), *carried.axes))
+            else:
+                pending = carried.axes if tensor in carried.operands else ()
             shardings.append(Sharding.of_axes(self.mesh, dims, pending, reduce if pending else "sum"))
         count = self.operand_count
         return Placement(tuple(shardings[:count]), tuple(shardings[count:]), self.rule, factors, carried)

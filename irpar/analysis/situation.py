@@ -179,9 +179,7 @@ class Situation:
         yield tuple(chosen)
 
 
-def with_moves(
-    view: RuleView, known: Sequence[tuple[Axes, ...] | None], options: list[list[Axes]]
-) -> list[list[Axes]]:
+def with_moves(view: RuleView, known: Sequence[tuple[Axes, ...] | None], options: list[list[Axes]]) -> list[list[Axes]]:
     """The same, and for factors to which axes may move from others: what cuts these in some value."""
     for source, target in view.rule.moves:
         for tensor, dim, index in view.rule.places[source]:

@@ -23,6 +23,7 @@ from .attention_sizes import (
 from .facts import CannotTellError, int_attribute, needed, operand, result_shape, same_type, shape_of, tensor_of
 from .local_programs import ring_attention
 from .local_programs.attention import LOCAL_PROGRAM
+from .local_programs.cached_attention import CACHED
 from .local_programs.program import LocalProgram
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
@@ -52,9 +53,9 @@ def _infer_attention(node: Node) -> Sequence[Type]:
 def _rule_attention(node: Node) -> FactorRule:
     """`([b,(hr),q,d],[b,h,k,d],[b,h,k,e])->([b,(hr),q,e])`: batch, queries and heads pass, r query heads a key head.
 
-    Keys are reduced, after the maximum and sum of their scores (`irpar.ops.local_programs.attention`); they are whole
-    where there is a past, or they or the scores are a result. What is in a head is whole. Operands of three dims have
-    compound factors `[b,q,(hrd)]`.
+    Keys are reduced, after the maximum and sum of their scores (`irpar.ops.local_programs.attention`): those of K, or
+    of a past and of all, which are a result then; they are whole where scores are a result. What is in a head is whole.
+    Operands of three dims have compound factors `[b,q,(hrd)]`.
     """
     of = attention_sizes(node)
     heads, key_heads = static(of.query_heads), static(of.key_heads)
@@ -67,7 +68,9 @@ def _rule_attention(node: Node) -> FactorRule:
     # Where scores are a result, a mask in the place of attributes that count queries would show in it.
     shows_mask = len(node.results) > 3 and reads_position(node)
     (queries,) = rule.dims([static(of.queries)], Kind.REPLICATE if shows_mask else Kind.PASS)
-    (keys,) = rule.dims([key_count(node)], Kind.REDUCE if LOCAL_PROGRAM.dims(node) else Kind.REPLICATE)
+    has_cache, is_cut = bool(CACHED.dims(node)), bool(LOCAL_PROGRAM.dims(node))
+    count = static(of.keys) if has_cache else key_count(node)
+    (keys,) = rule.dims([count], Kind.REDUCE if has_cache or is_cut else Kind.REPLICATE)
     head, value_head = rule.dims([static(of.head), static(of.value_head)], Kind.REPLICATE)
 
     def packed(head_factors: DimFactors, places: DimFactors, inside: DimFactors, index: int) -> list[DimFactors]:
@@ -80,11 +83,12 @@ def _rule_attention(node: Node) -> FactorRule:
         result = [batch, queries, (*query_head, *value_head)]
     operands: list[Sequence[DimFactors]] = [
         packed(query_head, queries, head, 0),
-        packed(key_head, keys, head, 1),
-        packed(key_head, keys, value_head, 2),
+        packed(key_head, () if has_cache else keys, head, 1),
+        packed(key_head, () if has_cache else keys, value_head, 2),
     ]
-    cache: tuple[list[DimFactors], ...] = ([batch, key_head, (), head], [batch, key_head, (), value_head])
-    scores: list[DimFactors] = [batch, query_head, queries, keys if of.keys == key_count(node) else ()]
+    held = keys if has_cache or is_cut else ()
+    cache: tuple[list[DimFactors], ...] = ([batch, key_head, held, head], [batch, key_head, held, value_head])
+    scores: list[DimFactors] = [batch, query_head, queries, keys if of.keys == count else ()]
     mask = _mask_factors(node, of, scores) if operand(node, 3) is not None else []
     others = (mask, *cache, [batch])[: len(node.operands) - 3]
     operands.extend([] if operand(node, place) is None else factors for place, factors in enumerate(others, 3))
@@ -171,7 +175,7 @@ define(
         _cost_attention,
         _localize_attention,
         LOCAL_PROGRAM,
-        other_programs=(RING,),
+        other_programs=(RING, CACHED),
     )
 )
 

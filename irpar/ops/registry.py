@@ -65,7 +65,8 @@ class OpDef:
             `local`, else one value for each result of `local`, of the same type: the caller lets these take over
             uses, names and facts of the results and erases `local`.
         local_program: what it does for factors that take more than to run on blocks.
-        other_programs: more of them, each with a rule of its own (`LocalProgram.rule`).
+        other_programs: more of them: with rules of their own (`LocalProgram.rule`), or for nodes along whose dims
+            `local_program` does not work.
     """
 
     domain: str
@@ -218,10 +219,21 @@ def program_of(node: Node, rule: FactorRule) -> LocalProgram | None:
     found = definition(node)
     if found is None:
         return None
-    for program in found.other_programs:
-        if program.rule is not None and program.rule(node) == rule:
+    programs = (found.local_program, *found.other_programs)
+    for program in programs:
+        if program is not None and program.rule is not None and program.rule(node) == rule:
             return program
-    return found.local_program
+    for program in programs:
+        if program is not None and program.rule is None and _dims(program, node) is not None:
+            return program
+    return None
+
+
+def _dims(program: LocalProgram, node: Node) -> Sequence[int] | None:
+    try:
+        return program.dims(node)
+    except CannotTellError:
+        return None
 
 
 def program_factors(node: Node, rule: FactorRule) -> frozenset[int]:
@@ -229,11 +241,7 @@ def program_factors(node: Node, rule: FactorRule) -> frozenset[int]:
     program = program_of(node, rule)
     if program is None:
         return frozenset()
-    try:
-        dims = program.dims(node)
-    except CannotTellError:
-        dims = None
-    standing = [factor for dim in dims or () for factor in rule.operands[program.operand][dim]]
+    standing = [factor for dim in _dims(program, node) or () for factor in rule.operands[program.operand][dim]]
     return frozenset(factor for factor in standing if rule.kinds[factor] is not Kind.PASS)
 
 

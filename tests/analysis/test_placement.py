@@ -2,9 +2,10 @@ import pytest
 
 from irpar.analysis.flow import Flow
 from irpar.analysis.network import BYTES
-from irpar.analysis.placement import Placement, why_whole
+from irpar.analysis.placement import Placement, rule_view, why_whole
 from irpar.ir import Function, Graph, Node
 from irpar.ir.text import parse_module
+from irpar.sharding import Axis, Mesh
 
 
 def placed(text: str, mesh: str = '"x"=2, "y"=2') -> tuple[Node, Placement]:
@@ -96,3 +97,20 @@ def test_a_query_without_elements_is_not_attended_with() -> None:
     beside = text.format(results="%y, %nk, %nv", types=types)
     assert texts(placed(beside, mesh='"x"=4')[1])[1][0] == "[_, _, _, _] replicated"
     assert texts(placed(beside, mesh='"x"=3')[1])[1][0] == "[_, _, @x, _]"
+
+
+def test_a_result_that_has_the_reduced_factor_is_in_blocks() -> None:
+    """What attention found among the keys of a device is partial; these keys are a result of their own."""
+    caches = "%a: f32[1, 2, 30, 4], %b: f32[1, 2, 30, 4]"
+    text = f"""
+        graph @g(%q: f32[1, 2, 2, 4], {caches}) -> (%y, %k, %v) opset 24 {{
+          %y, %k, %v = Attention(%q, %q, %q, _, %a, %b) : f32[1, 2, 2, 4], f32[1, 2, 32, 4], f32[1, 2, 32, 4]
+        }}"""
+    node = parse_module(text).graph.first
+    assert node is not None
+    view = rule_view(node, Mesh({"x": 4}))
+    assert view is not None
+    (factor,) = view.program_factors
+    cut = view.placement(tuple((Axis("x"),) if at == factor else () for at in range(len(view.rule.sizes))))
+    assert cut is not None
+    assert list(map(str, cut.results)) == ["[_, _, _, _] partial(sum: x)", "[_, _, @x, _]", "[_, _, @x, _]"]

@@ -17,16 +17,18 @@ from .program import FLOATS, Cuts, LocalProgram, ProgramWriter, Sent, Shape, wid
 
 
 def key_dims(node: Node) -> Sequence[int] | None:
-    """Those of K; none where a past or results hold keys, or where a mask is shorter than they are."""
+    """Those of K; none where there is a past."""
+    return (query_dim(node),) if operand(node, 4) is None and is_covered(node) else None
+
+
+def is_covered(node: Node) -> bool:
+    """Whether keys may be cut: not where scores are a result, or where a mask is shorter than the keys."""
     mask = operand(node, 3)
-    holds_keys = len(node.results) > 1 or operand(node, 4) is not None
-    is_short = mask is not None and mask.shape[-1:] not in ((), (1,), (key_count(node),))
-    if holds_keys or is_short or tensor_of(node, 0).dtype not in FLOATS:
-        return None
-    return (query_dim(node),)
+    is_short = mask is not None and mask.shape[-1:] not in ((), (1,), (static(attention_sizes(node).keys),))
+    return not is_short and len(node.results) in (1, 3) and tensor_of(node, 0).dtype in FLOATS
 
 
-def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
+def statistics(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
     """The greatest score and the sum of each query and head."""
     query = blocks[0] or ()
     heads = query[1] if head_dim(node) == 1 else query[2] // static(attention_sizes(node).head)
@@ -34,14 +36,27 @@ def _sends(node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]
     return [Sent("all_reduce", rows, widened(tensor_of(node, 0).dtype).bits)] * 2
 
 
+def split_heads(program: ProgramWriter, value: Value, size: int) -> Value:
+    """(batch, heads, sequence, size)."""
+    if len(value.shape) == 4:
+        return value
+    batch, places, width = value.shape
+    shape = (batch, places, width // size, size)
+    value = program.op("Reshape", [value, program.ints(shape)], shape=shape)
+    return turned(program, value, (0, 2, 1, 3))
+
+
 def by_heads(program: ProgramWriter, value: Value, size: int) -> Value:
     """(batch, heads, sequence, size), as the computation needs it."""
-    if len(value.shape) == 3:
-        batch, places, width = value.shape
-        shape = (batch, places, width // size, size)
-        value = program.op("Reshape", [value, program.ints(shape)], shape=shape)
-        value = turned(program, value, (0, 2, 1, 3))
-    return program.wide(value)
+    return program.wide(split_heads(program, value, size))
+
+
+def caches(program: ProgramWriter) -> list[Value]:
+    """The keys and values that are results, where there is no past: those of the device."""
+    of = attention_sizes(program.whole)
+    pairs = ((1, of.head), (2, of.value_head))
+    found = [split_heads(program, needed(program.local, place), static(size)) for place, size in pairs]
+    return found[: len(program.whole.results) - 1]
 
 
 def turned(program: ProgramWriter, value: Value, order: Sequence[int]) -> Value:
@@ -104,11 +119,23 @@ def _rows(program: ProgramWriter) -> tuple[Sequence[Sequence[Axis]], tuple[int, 
 
 
 def _attention(program: ProgramWriter) -> list[Value]:
-    """Softmax over all devices' keys as in `.normalization`, and the products with the device's own values."""
     of = attention_sizes(program.whole)
-    key = by_heads(program, needed(program.local, 1), static(of.head))
-    value = by_heads(program, needed(program.local, 2), static(of.value_head))
+    key = split_heads(program, needed(program.local, 1), static(of.head))
+    value = split_heads(program, needed(program.local, 2), static(of.value_head))
     keys = Places(key_count(program.local), key_count(program.whole), program.lies.axes[query_dim(program.local)])
+    return [attended(program, key, value, keys), *caches(program)]
+
+
+def attended(program: ProgramWriter, key: Value, value: Value, keys: Places) -> Value:
+    """Softmax over all devices' keys as in `.normalization`, and the products with the device's own values.
+
+    Args:
+        program: writes.
+        key: (batch, key heads, keys, size).
+        value: the same.
+        keys: which ones the device has.
+    """
+    key, value = program.wide(key), program.wide(value)
     scores = with_masks(program, scores_of(program, scaled_query(program), key), operand(program.local, 3), keys)
     rows = _rows(program)
     most = program.all_reduce(program.reduced("ReduceMax", scores, (3,)), "max", *rows)
@@ -120,7 +147,7 @@ def _attention(program: ProgramWriter) -> list[Value]:
     total = program.all_reduce(program.reduced("ReduceSum", exponentials, (3,)), "sum", *rows)
     total = program.op("Where", [unseen, one, total], shape=total.shape, dtype=scores.dtype)
     weights = program.op("Div", [exponentials, total])
-    return [as_result(program, weighted(program, weights, value))]
+    return as_result(program, weighted(program, weights, value))
 
 
 def weighted(program: ProgramWriter, weights: Value, value: Value) -> Value:
@@ -135,12 +162,12 @@ def weighted(program: ProgramWriter, weights: Value, value: Value) -> Value:
 
 def as_result(program: ProgramWriter, value: Value) -> Value:
     """What was computed by heads, as the operator gives it."""
-    result = program.local.result
+    result = program.local.results[0]
     if head_dim(program.whole) == 2:
         value = turned(program, value, (0, 2, 1, 3))
         value = program.op("Reshape", [value, program.ints(result.shape)], shape=result.shape)
     return program.cast(value, result.dtype)
 
 
-LOCAL_PROGRAM = LocalProgram(_sends, _attention, key_dims, operand=1)
+LOCAL_PROGRAM = LocalProgram(statistics, _attention, key_dims, operand=1)
 """Along the keys, which are reduced."""

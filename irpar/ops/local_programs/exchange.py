@@ -52,7 +52,12 @@ def sends(exchange: Exchange, block: Shape, dim: int, bits: int) -> list[Sent]:
 
 
 def perform(
-    program: ProgramWriter, exchange: Exchange, sources: Sequence[Value], dim: int, fill: "np.ndarray[Any, Any] | None"
+    program: ProgramWriter,
+    exchange: Exchange,
+    sources: Sequence[Value],
+    dim: int,
+    fill: "np.ndarray[Any, Any] | None",
+    of: Value | None = None,
 ) -> Value:
     """Write an exchange: what the device wants, along a dim of its blocks of the sources.
 
@@ -62,12 +67,13 @@ def perform(
         sources: the local blocks; all lie alike in the other dims.
         dim: along which.
         fill: what stands for missing elements; None: there are none, or zeros do.
+        of: the value in global view as which they lie; None: the operand along which the program works.
     """
     ours = own_devices(program, dim)
     held = program.joined(sources, dim)
     has = [held]
     for step in exchange.rounds:
-        has.append(program.permute(taken(program, held, dim, list(step.rows), ours), dim, step.pairs))
+        has.append(program.permute(taken(program, held, dim, list(step.rows), ours), dim, step.pairs, of))
     total = sum(value.shape[dim] for value in has)
     if any(total in exchange.rows[at] for at in ours):
         has.append(program.filled(held, dim, 1, 0 if fill is None else fill))

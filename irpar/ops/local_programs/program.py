@@ -265,11 +265,9 @@ class ProgramWriter:
             value = self.op("Identity", [value])  # What is there already says how it lies by itself.
         value.sharding, value.global_shape = after, shape
         flat = [position for pair in pairs for position in pair]
-        result = self._collective(
-            "CollectivePermute", value, {"pairs": flat}, value.shape, after, shape, lies.axes[dim]
+        return self._collective(
+            "CollectivePermute", value, {"pairs": flat}, value.shape, after, shape, lies.axes[dim], origin
         )
-        value.source = result.source = origin.source
-        return result
 
     def _collective(
         self,
@@ -280,12 +278,15 @@ class ProgramWriter:
         after: Sharding,
         whole: Shape,
         axes: Sequence[Axis] | None = None,
+        origin: Value | None = None,
     ) -> Value:
         attributes |= {"axes": [str(axis) for axis in (self.axes if axes is None else axes)], "id": 0}
         type_ = TensorType(value.dtype, shape)
         result = self.builder.op(op_type, [value], attributes, type=type_, domain="irpar")
         result.sharding, result.global_shape = after, whole
-        value.source = result.source = self.origin.source
+        result.source = (origin or self.origin).source
+        if value.node in self.builder.made:
+            value.source = result.source
         assert result.node is not None
         self.made.append(result.node)
         return result

@@ -21,7 +21,7 @@ from irpar.sharding import ceil_div
 from ..attention_sizes import Places, attention_sizes, key_count, masked, query_dim, reads_position, static
 from ..coords import block_index
 from ..facts import needed, operand, tensor_of
-from .attention import as_result, by_heads, key_dims, scaled_query, scores_of, weighted, with_masks
+from .attention import as_result, by_heads, caches, key_dims, scaled_query, scores_of, weighted, with_masks
 from .program import Cuts, ProgramWriter, Sent, Shape
 
 
@@ -160,4 +160,4 @@ class _Ring:
 
 def write(program: ProgramWriter) -> list[Value]:
     """The program."""
-    return [_Ring(program).run()]
+    return [_Ring(program).run(), *caches(program)]

@@ -34,7 +34,7 @@ def cut_attention(
 
     Args:
         operands: by name: q, k, v, mask, past_k, past_v, valid.
-        cuts: of operands: (dim, axes), or several of these.
+        cuts: of operands and of y: (dim, axes), or several of these.
         mesh: of the partition.
         folder: for the model.
         results: how many the node has.
@@ -61,7 +61,7 @@ def cut_attention(
     module = irpar.load(folder / "model.onnx")
     for name, cut in cuts.items():
         dims = dict(cut if isinstance(cut, list) else [cut])
-        module.shard(name, [dims.get(dim) for dim in range(operands[name].ndim)])
+        module.shard(name, [dims.get(dim) for dim in range(operands["q" if name == "y" else name].ndim)])
     return irpar.partition(module, irpar.Mesh(mesh), **(options or {}))
 
 

@@ -426,7 +426,9 @@ def chosen(program: LocalProgram) -> Iterator[None]:
 
     def cost(_: Node, view: RuleView | None, placement: Placement, *__: object) -> tuple[int, int]:
         way = None if view is None else view.way_of(placement)
-        is_it = way is not None and way.program is program and way.program_axes(placement.factors)
+        # What is registered has a rule that is guarded.
+        is_it = way is not None and way.program is not None and way.program.sends is program.sends
+        is_it = is_it and bool(way.program_axes(placement.factors))
         return (-(1 << 60) if is_it else 0), 0
 
     with pytest.MonkeyPatch.context() as patch:

@@ -84,7 +84,7 @@ def test_as_many_queries_as_keys_gather_the_keys(tmp_path: Path) -> None:
 def test_places_move_to_heads_where_that_sends_less(is_causal: int, tmp_path: Path) -> None:
     """Four all-to-alls of a quarter each send less than to gather all of K and V."""
     operands = {name: heads(1, 8, 32, 8) for name in ("q", "k", "v")}
-    cuts = dict.fromkeys(operands, (2, "sp"))
+    cuts = dict.fromkeys((*operands, "y"), (2, "sp"))
     partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, is_causal=is_causal)
     check(partition, operands, tmp_path)
     assert kinds(partition) == ["all_to_all"] * 4

@@ -15,8 +15,8 @@ from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.ir import Node
 from irpar.ir.text import parse_module
 from irpar.kernels import lookup
-from irpar.ops import definitions, other_rules
-from irpar.ops.local_programs.program import LocalProgram
+from irpar.ops import other_rules
+from irpar.ops.attention import RING
 from irpar.sharding import filled_blocks
 from tests.passes import golden
 
@@ -25,13 +25,6 @@ from .nodes import Operands, check, chosen
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 MESHES = ({"a": 4}, {"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2})
-
-
-def ring() -> LocalProgram:
-    """The local program, as it is registered."""
-    (found,) = [each for each in definitions() if (each.domain, each.name) == ("", "Attention")]
-    (program,) = found.other_programs
-    return program
 
 
 def node_of(folder: Path) -> Node:
@@ -86,7 +79,7 @@ def drawn(draw: st.DrawFn) -> tuple[Operands, dict[str, Any], Cuts, dict[str, in
 @given(data=drawn())
 def test_blocks_go_round(data: Any, tmp_path: Path) -> None:
     operands, attributes, cuts, mesh, axes, opset = data
-    with chosen(ring()):
+    with chosen(RING):
         partition = cut_attention(operands, cuts, mesh, tmp_path, opset=opset, **attributes)
     check(partition, operands, tmp_path)
     parts = prod(mesh[axis] for axis in axes)
@@ -102,14 +95,14 @@ def test_blocks_go_round(data: Any, tmp_path: Path) -> None:
         for name in "qkv"
     ]
     dim = operands["q"].ndim - 2
-    priced = [(sent.kind, sent.bytes) for sent in ring().sends(node_of(tmp_path), blocks, {dim: parts})]
+    priced = [(sent.kind, sent.bytes) for sent in RING.sends(node_of(tmp_path), blocks, {dim: parts})]
     assert priced == [(entry["kind"], entry["bytes"]) for entry in made]
 
 
 def test_half_precision_is_summed_in_single(tmp_path: Path) -> None:
     """What travels is as narrow as it was."""
     operands = {name: (heads(1, 2, 16, 8) * 3).astype(np.float16) for name in "qkv"}
-    with chosen(ring()):
+    with chosen(RING):
         partition = cut_attention(operands, dict.fromkeys(operands, (2, "sp")), {"sp": 4}, tmp_path, is_causal=1)
     assert [entry["bytes"] for entry in partition.plan.collectives] == [2 * 4 * 8 * 2] * 6
     wide = {name: array.astype(np.float64) for name, array in operands.items()}
@@ -126,7 +119,7 @@ def test_windows_and_masks_that_are_broadcast(window: dict[str, int], shape: tup
     """ONNX Runtime does not know these: irpar's kernel stands for the original."""
     operands = {"q": heads(2, 4, 7, 4), "k": heads(2, 2, 30, 4), "v": heads(2, 2, 30, 4), "mask": heads(*shape)}
     cuts = dict.fromkeys("qkv", (2, "sp"))
-    with chosen(ring()):
+    with chosen(RING):
         partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, opset=25, **window)
     assert kinds(partition) == ["permute"] * 6
     kernel = lookup("", "Attention", 25)
@@ -164,7 +157,7 @@ def test_the_cheapest_that_fits_is_taken(case: str, tmp_path: Path) -> None:
     pipeline = DEFAULT_PIPELINE
     if memory is not None:
         pipeline = pipeline.replace("insert-redistribution", f"insert-redistribution{{memory-mb={memory / 1e6}}}")
-    cuts = dict.fromkeys(operands, (2, "sp"))
+    cuts = dict.fromkeys((*operands, "y"), (2, "sp"))
     partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, options={"pipeline": pipeline}, is_causal=1)
     check(partition, operands, tmp_path)
     assert kinds(partition) == expected
@@ -176,7 +169,7 @@ def test_devices_of_which_the_memory_is_known(memory: int, expected: str, tmp_pa
     device = {"flops": {"f32": 1e12}, "memory_bandwidth": 1e11, "memory": memory}
     network = network_of_fields({"links": [{"name": "link", "latency": 1e-6, "bandwidth": 1e9}], "device": device})
     operands = whole_sequence(32, 32, 8, 2)
-    cuts = dict.fromkeys(operands, (2, "sp"))
+    cuts = dict.fromkeys((*operands, "y"), (2, "sp"))
     partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, options={"network": network})
     assert set(kinds(partition)) == {expected}
 
