@@ -2,13 +2,14 @@
 
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from irpar.sharding import IrparError
@@ -72,7 +73,10 @@ def compose(path: Path, words: Words) -> Any:
     try:
         if _depth(text) > _MOST_DEPTH:
             raise RecursionError
-        root = YAML(typ="safe", pure=True).compose(text)
+        with warnings.catch_warnings():
+            # An anchor may be given again (YAML 1.2.2, section 3.2.2.2); ruamel warns of it.
+            warnings.simplefilter("ignore", ReusedAnchorWarning)
+            root = YAML(typ="safe", pure=True).compose(text)
         _refuse_tags(root, path, words)
         return root
     except MarkedYAMLError as error:

@@ -75,6 +75,11 @@ def test_json_is_read_however_it_is_indented(tmp_path, indent):
     ]
 
 
+def test_an_anchor_may_be_given_again(tmp_path):
+    file = read(tmp_path, "tensors:\n  a: &s [x, null]\n  b: *s\n  c: &s [null, x]\n  d: *s\n")
+    assert [entry.spec for entry in file.tensors] == [(["x"], None), (["x"], None), (None, ["x"]), (None, ["x"])]
+
+
 def test_numbers_and_null_are_names_too(tmp_path):
     file = read(tmp_path, "tensors:\n  12: [dp]\n  null: [dp]\n  on: [dp]\n  1.0: [dp]\n")
     assert [entry.pattern for entry in file.tensors] == ["12", "null", "on", "1.0"]
