@@ -26,7 +26,6 @@ from .local_programs.normalization import LOCAL_PROGRAMS
 from .microsoft import microsoft
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
-from .vision import rule_matrices
 
 # -- elementwise ----------------------------------------------------------------------------------------------------
 
@@ -141,7 +140,6 @@ def _rule_unfold(node: Node) -> FactorRule:
 microsoft("ExpandDims", _infer_expand_dims, _rule_expand_dims)
 microsoft("UnfoldTensor", _infer_unfold, _rule_unfold)
 microsoft("GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd)
-microsoft("Trilu", same_type, rule_matrices)
 
 
 def _infer_pad(node: Node) -> Sequence[Type]:

@@ -13,7 +13,6 @@ from .block_indices import from_start, is_within, number, relative_or, start_of_
 from .facts import (
     CannotTellError,
     axis_attribute,
-    data_of,
     dims_of,
     int_attribute,
     needed,
@@ -21,12 +20,14 @@ from .facts import (
     result_shape,
     same_type,
     shape_of,
+    shapes_of,
     tensor_of,
     text_attribute,
 )
 from .local import add_bias_once, typed_like
+from .local_programs.shape import COMPRESS, chosen
 from .registry import OpDef, define
-from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
+from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 
 # -- Gather ---------------------------------------------------------------------------------------------------------
 
@@ -347,40 +348,36 @@ define(OpDef("", "TensorScatter", same_type, _rule_tensor_scatter))
 
 
 def _rule_reverse_sequence(node: Node) -> FactorRule:
-    """`([t,b,d],[b])->([t,b,d])`: t is whole, since a step may come from any other; the rest passes."""
+    """`([t,b,d],[b])->([t,b,d])`: t is whole, since a step may come from any other; the rest passes.
+
+    What cuts t may cut b, or another dim, instead.
+    """
     shape = shape_of(node, 0)
     batch, time = axis_attribute(node, len(shape), 1, "batch_axis"), axis_attribute(node, len(shape), 0, "time_axis")
     rule = RuleBuilder()
     dims = [rule.dims([size], Kind.REPLICATE if dim == time else Kind.PASS)[0] for dim, size in enumerate(shape)]
-    return rule.done([dims, [dims[batch]]], [dims])
+    others = [dims[batch], *(factors for dim, factors in enumerate(dims) if dim not in (batch, time))]
+    return rule.done([dims, [dims[batch]]], [dims], moves=[(dims[time], other) for other in others])
 
 
 def _infer_compress(node: Node) -> Sequence[Type]:
     """Where the condition is constant; else the size depends on data."""
-    condition = data_of(needed(node, 1))
-    if condition is None:
-        raise CannotTellError("the condition")
-    chosen = np.flatnonzero(condition.numpy())
+    count = len(chosen(node))
     dims = dims_of(node, 0)
     if "axis" not in node.attributes:
-        return [tensor_of(node, 0).with_shape((len(chosen),))]
+        return [tensor_of(node, 0).with_shape((count,))]
     axis = axis_attribute(node, len(dims))
-    return [tensor_of(node, 0).with_shape((*dims[:axis], len(chosen), *dims[axis + 1 :]))]
+    return [tensor_of(node, 0).with_shape((*dims[:axis], count, *dims[axis + 1 :]))]
 
 
 def _rule_compress(node: Node) -> FactorRule:
-    """The axis is whole, the other dims pass; without an axis everything is whole."""
+    """The axis is taken from, the other dims pass; without an axis everything is whole."""
     shape = shape_of(node, 0)
-    axis = axis_attribute(node, len(shape)) if "axis" in node.attributes else None
+    if "axis" in node.attributes:
+        return moving_rule(shapes_of(node), result_shape(node), {axis_attribute(node, len(shape))})
     rule = RuleBuilder()
-    inside = [axis is None or dim == axis for dim in range(len(shape))]
-    dims = [
-        rule.dims([size], Kind.REPLICATE if whole_dim else Kind.PASS)[0]
-        for size, whole_dim in zip(shape, inside, strict=True)
-    ]
-    result = [()] if axis is None else [() if dim == axis else factors for dim, factors in enumerate(dims)]
-    return rule.done([dims, whole(1)], [result])
+    return rule.done([rule.dims(shape, Kind.REPLICATE), whole(1)], [[()]])
 
 
 define(OpDef("", "ReverseSequence", same_type, _rule_reverse_sequence))
-define(OpDef("", "Compress", _infer_compress, _rule_compress))
+define(OpDef("", "Compress", _infer_compress, _rule_compress, local_program=COMPRESS.local_program()))

@@ -23,6 +23,7 @@ from .facts import (
     tensor_of,
 )
 from .local import typed_like
+from .local_programs.normalization import LOCAL_PROGRAMS
 from .local_programs.window import WINDOWS
 from .registry import OpDef, define
 from .rule import FactorRule, Kind, RuleBuilder, whole
@@ -48,7 +49,10 @@ def _rule_pool(node: Node) -> FactorRule:
 
 
 def _rule_global_pool(node: Node) -> FactorRule:
-    """Batch and channels pass; a maximum or mean over all places comes from those over blocks of them."""
+    """Batch and channels pass; a maximum or mean over all places comes from those over blocks of them.
+
+    So does the sum that GlobalLpPool takes the root of, in a local program.
+    """
     shape = shape_of(node, 0)
     rule = RuleBuilder()
     leading = rule.dims(shape[:2])
@@ -144,8 +148,9 @@ for _name in ("AveragePool", "LpPool"):
 define(
     OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool, WINDOWS["MaxPool"].local_program())
 )
-for _name in ("GlobalLpPool", "GlobalMaxPool"):
-    define(OpDef("", _name, _infer_global_pool, _rule_global_pool, _cost_global_pool))
+define(OpDef("", "GlobalMaxPool", _infer_global_pool, _rule_global_pool, _cost_global_pool))
+_LP = "GlobalLpPool"
+define(OpDef("", _LP, _infer_global_pool, _rule_global_pool, _cost_global_pool, local_program=LOCAL_PROGRAMS[_LP]))
 _AVERAGE = "GlobalAveragePool"
 define(OpDef("", _AVERAGE, _infer_global_pool, _rule_global_pool, _cost_global_pool, _localize_global_average))
 

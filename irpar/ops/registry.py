@@ -26,6 +26,7 @@ FAMILIES = (
     "reduction",
     "normalization",
     "shape",
+    "place",
     "indexing",
     "attention",
     "convolution",

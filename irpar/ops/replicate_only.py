@@ -14,8 +14,6 @@ SEQUENCE = "sequences, optionals and maps are held whole"
 RANDOM = "each device would draw random numbers of its own"
 BODY = "its body runs whole on every device"
 MADE = "it makes a tensor from a few numbers: made once, it is a constant"
-SHAPE = "it reads a shape, which is the same on every device: of a known size, it is a constant"
-PLACE = "each element of its result depends on its place in the whole"
 SCALE = "its scale comes from the greatest and smallest of all elements"
 FILE = "it reads a file format as a whole"
 GRADIENT = "it stands for a graph that computes gradients, which is not made yet"
@@ -40,8 +38,6 @@ _ONNX: dict[str, tuple[str, ...]] = {
     RANDOM: (*("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),),
     BODY: ("SequenceMap",),
     MADE: ("BlackmanWindow", "Constant", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range"),
-    SHAPE: ("Shape", "Size"),
-    PLACE: ("EyeLike",),
     SCALE: ("DynamicQuantizeLinear",),
     FILE: ("ImageDecoder",),
 }

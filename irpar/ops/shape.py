@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from irpar.ir import Builder, Dim, DType, Expr, Node, Tensor, TensorType, Type
+from irpar.ir import Builder, Dim, Expr, Node, Type
 from irpar.ir.dims import exact_div, product_of
 from irpar.sharding import ceil_div
 
@@ -20,7 +20,6 @@ from .facts import (
     operand,
     result_shape,
     result_shapes,
-    same_type,
     shape_of,
     shapes_of,
     tensor_of,
@@ -336,81 +335,3 @@ def _localize_target(index: int) -> Callable[[Node, Node, Builder], None]:
 
 
 define(OpDef("", "Expand", _infer_expand, _rule_expand, localize=_localize_target(1)))
-
-
-# -- Shape, Size, ConstantOfShape, Trilu ----------------------------------------------------------------------------
-
-
-def _infer_shape(node: Node) -> Sequence[Type]:
-    rank = len(dims_of(node, 0))
-    start, end = int_attribute(node, "start", 0), int_attribute(node, "end", rank)
-    return [TensorType(DType.I64, (len(range(rank)[slice(start, end)]),))]
-
-
-def _infer_size(node: Node) -> Sequence[Type]:
-    return [TensorType(DType.I64, ())]
-
-
-def _infer_constant_of_shape(node: Node) -> Sequence[Type]:
-    value = node.attributes.get("value")
-    return [TensorType(value.dtype if isinstance(value, Tensor) else DType.F32, needed_ints(node, 0))]
-
-
-def _rule_constant_of_shape(node: Node) -> FactorRule:
-    """Every device makes its block."""
-    rule = RuleBuilder()
-    return rule.done([whole(1)], [rule.dims(result_shape(node))])
-
-
-def _rule_trilu(node: Node) -> FactorRule:
-    """The matrices are whole."""
-    rule = RuleBuilder()
-    shape = shape_of(node, 0)
-    dims = [*rule.dims(shape[:-2]), *rule.dims(shape[-2:], Kind.REPLICATE)]
-    others = [() if other is None else whole(len(other)) for other in shapes_of(node)[1:]]
-    return rule.done([dims, *others], [dims])
-
-
-def _infer_range(node: Node) -> Sequence[Type]:
-    dtype = tensor_of(node, 0).dtype
-    if not dtype.is_integer:
-        raise CannotTellError("the length of a range of floats")
-    (start,), (limit,), (delta,) = (needed_ints(node, place) for place in range(3))
-    if delta == 0:
-        raise CannotTellError("a step of 0")
-    return [TensorType(dtype, (len(range(start, limit, delta)),))]
-
-
-# Shape, Size and Range of static types are folded; what is left of them has no rule.
-define(OpDef("", "Shape", _infer_shape))
-define(OpDef("", "Size", _infer_size))
-define(OpDef("", "Range", _infer_range))
-define(OpDef("", "ConstantOfShape", _infer_constant_of_shape, _rule_constant_of_shape, localize=_localize_target(0)))
-define(OpDef("", "Trilu", same_type, _rule_trilu))
-
-
-# -- DepthToSpace, SpaceToDepth -------------------------------------------------------------------------------------
-
-
-def _infer_depth_space(node: Node) -> Sequence[Type]:
-    dims = dims_of(node, 0)
-    block = int_attribute(node, "blocksize")
-    if len(dims) != 4:
-        raise CannotTellError("another rank than 4")
-    batch, channels, height, width = dims
-    if not isinstance(channels, int) or not isinstance(height, int) or not isinstance(width, int):
-        raise CannotTellError("symbolic dims")
-    if node.op_type == "DepthToSpace":
-        shape: tuple[Dim, ...] = (batch, channels // block**2, height * block, width * block)
-    else:
-        shape = (batch, channels * block**2, height // block, width // block)
-    return [tensor_of(node, 0).with_shape(shape)]
-
-
-def _rule_batch_only(node: Node) -> FactorRule:
-    """Only the batch passes."""
-    return moving_rule(shapes_of(node), result_shape(node), set(range(1, len(shape_of(node, 0)))))
-
-
-for _name in ("DepthToSpace", "SpaceToDepth"):
-    define(OpDef("", _name, _infer_depth_space, _rule_batch_only))

@@ -7,7 +7,6 @@ from irpar.ir import Builder, Node, Type
 
 from .facts import (
     CannotTellError,
-    axis_of,
     dims_of,
     int_attribute,
     ints_attribute,
@@ -20,9 +19,10 @@ from .facts import (
     text_attribute,
 )
 from .local import set_target
+from .local_programs.shape import CENTER_CROP_PAD, crop_targets
 from .microsoft import microsoft
 from .registry import OpDef, define
-from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
+from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 
 # -- AffineGrid, GridSample -----------------------------------------------------------------------------------------
 
@@ -143,37 +143,36 @@ def _rule_col2im(node: Node) -> FactorRule:
 define(OpDef("", "Col2Im", _infer_col2im, _rule_col2im, lambda node: prod(shape_of(node, 0))))
 
 
-def _crop_axes(node: Node, rank: int) -> list[int]:
-    axes = ints_attribute(node, "axes")
-    return list(range(rank)) if axes is None else [axis_of(axis, rank) for axis in axes]
-
-
 def _infer_center_crop_pad(node: Node) -> Sequence[Type]:
     dims = list(dims_of(node, 0))
-    for axis, size in zip(_crop_axes(node, len(dims)), needed_ints(node, 1), strict=True):
+    for axis, size in crop_targets(node, len(dims)).items():
         dims[axis] = size
     return [tensor_of(node, 0).with_shape(tuple(dims))]
 
 
 def _rule_center_crop_pad(node: Node) -> FactorRule:
-    """Dims that keep their size pass."""
-    needed_ints(node, 1)
-    rule = RuleBuilder()
-    shape, result = shape_of(node, 0), result_shape(node)
-    kept = [before == after for before, after in zip(shape, result, strict=True)]
-    dims = [
-        rule.dims([size], Kind.PASS if keeps else Kind.REPLICATE)[0] for size, keeps in zip(shape, kept, strict=True)
-    ]
-    return rule.done([dims, whole(1)], [[factors if keeps else () for factors, keeps in zip(dims, kept, strict=True)]])
+    """Dims that keep their size pass, along others elements move."""
+    shape = shape_of(node, 0)
+    changed = {dim for dim, size in crop_targets(node, len(shape)).items() if size != shape[dim]}
+    return moving_rule(shapes_of(node), result_shape(node), changed)
 
 
 def _localize_center_crop_pad(whole_node: Node, local: Node, builder: Builder) -> None:
     """The target is the local shape."""
     shape = result_shape(local)
-    set_target(local, 1, [shape[axis] for axis in _crop_axes(whole_node, len(shape))], builder)
+    set_target(local, 1, [shape[axis] for axis in crop_targets(whole_node, len(shape))], builder)
 
 
-define(OpDef("", "CenterCropPad", _infer_center_crop_pad, _rule_center_crop_pad, localize=_localize_center_crop_pad))
+define(
+    OpDef(
+        "",
+        "CenterCropPad",
+        _infer_center_crop_pad,
+        _rule_center_crop_pad,
+        localize=_localize_center_crop_pad,
+        local_program=CENTER_CROP_PAD.local_program(),
+    )
+)
 
 
 def _infer_det(node: Node) -> Sequence[Type]:

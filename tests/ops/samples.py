@@ -202,7 +202,15 @@ def _moving() -> Iterator[Sample]:
     yield Sample("ConstantOfShape", (const(5, 6),), {"value": np.asarray([2.5], np.float32)})
     yield Sample("Trilu", (floats(3, 5, 6),))
     yield Sample("Trilu", (floats(5, 6), scalar(1)), {"upper": 0})
-    yield Sample("DepthToSpace", (floats(3, 8, 2, 5),), {"blocksize": 2})
+    yield Sample("Trilu", (floats(5, 3, 5), scalar(-2)))
+    yield Sample("Trilu", (floats(6, 5), scalar(9)), {"upper": 0})
+    yield Sample("EyeLike", (floats(5, 6),))
+    yield Sample("EyeLike", (floats(6, 5),), {"k": -2, "dtype": 7})
+    yield Sample("Shape", (floats(5, 6),))
+    yield Sample("Shape", (floats(5, 6, 3),), {"start": -2, "end": 2})
+    yield Sample("Size", (floats(5, 6),))
+    yield Sample("DepthToSpace", (floats(3, 8, 2, 6),), {"blocksize": 2})
+    yield Sample("DepthToSpace", (floats(3, 27, 4, 6),), {"blocksize": 3, "mode": "CRD"})
     yield Sample("SpaceToDepth", (floats(3, 2, 4, 6),), {"blocksize": 2})
 
 

@@ -238,6 +238,18 @@ def _lp_normalization(program: ProgramWriter) -> list[Value]:
     return [program.cast(program.op("Div", [data, program.op("Where", [is_zero, one, norm], dtype=data.dtype)]), dtype)]
 
 
+def _global_lp_pool(program: ProgramWriter) -> list[Value]:
+    """The root of the sum of powers over all blocks."""
+    data, power = program.wide(program.data), int_attribute(program.whole, "p", 2)
+    terms = program.op("Abs", [data])
+    if power != 1:
+        terms = program.op("Pow", [terms, program.constant(power, data.dtype)])
+    total = program.all_reduce(program.reduced("ReduceSum", terms, program.dims), "sum")
+    if power != 1:
+        total = program.op("Pow", [total, program.constant(1 / power, data.dtype)])
+    return [program.cast(total, program.data.dtype)]
+
+
 _DIMS: dict[str, Dims] = {
     "Softmax": _softmax_dims,
     "LogSoftmax": _softmax_dims,
@@ -250,6 +262,7 @@ _DIMS: dict[str, Dims] = {
     "SkipLayerNormalization": _skip_dims,
     "SkipSimplifiedLayerNormalization": _skip_dims,
     "InstanceNormalization": _place_dims,
+    "GlobalLpPool": _place_dims,
 }
 
 
@@ -265,6 +278,7 @@ _WRITERS: dict[str, tuple[int, Callable[[ProgramWriter], list[Value]]]] = {
     "SkipSimplifiedLayerNormalization": (1, _skip_normalization),
     "BatchNormalization": (2, _batch_normalization),
     "InstanceNormalization": (2, _instance_normalization),
+    "GlobalLpPool": (1, _global_lp_pool),
 }
 
 

@@ -1,4 +1,4 @@
-"""Concat, Split, Slice, Pad and Tile along dims that are cut: which elements each block of the result has."""
+"""Concat, Split, Slice, Pad, Tile and their like along dims that are cut: what each block of the result is made of."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,10 @@ from ..facts import (
     CannotTellError,
     axis_attribute,
     axis_of,
+    data_of,
+    ints_attribute,
     ints_operand,
+    needed,
     needed_ints,
     operand,
     result_shape,
@@ -172,3 +175,67 @@ def _tile_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list
 
 
 TILE = Moving(_tile_dims, _wanted_of_tile, _tile_rest)
+
+
+# -- CenterCropPad, Compress ----------------------------------------------------------------------------------------
+
+
+def crop_targets(node: Node, rank: int) -> dict[int, int]:
+    """Axis to the size that a CenterCropPad gives it."""
+    axes = ints_attribute(node, "axes")
+    dims = range(rank) if axes is None else [axis_of(axis, rank) for axis in axes]
+    return dict(zip(dims, needed_ints(node, 1), strict=True))
+
+
+def _cropped_dims(node: Node) -> Sequence[int] | None:
+    shape = shape_of(node, 0)
+    dims = [dim for dim, size in crop_targets(node, len(shape)).items() if size != shape[dim]]
+    return dims if is_small(node, dims) else None
+
+
+def _wanted_of_crop(node: Node, dim: int, parts: int) -> list[Indices]:
+    size, after = shape_of(node, 0)[dim], result_shape(node)[dim]
+    # Of an odd number of elements the last side gets one more, to be padded or left out.
+    first = (size - after) // 2 if size > after else -((after - size) // 2)
+    places = np.arange(after, dtype=np.int64) + first
+    places = np.where((places < 0) | (places >= size), FILL, places)
+    return [places[block.start : block.stop] for block in blocks_of(after, parts)]
+
+
+def _crop_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
+    shape = program.local.result.shape
+    if value.shape == shape:
+        return [value]
+    sizes = [shape[dim] for dim in crop_targets(program.whole, len(shape))]
+    return [program.op("CenterCropPad", [value, program.ints(sizes)], program.whole.attributes, shape=shape)]
+
+
+CENTER_CROP_PAD = Moving(_cropped_dims, _wanted_of_crop, _crop_rest)
+
+
+def chosen(node: Node) -> "np.ndarray[Any, Any]":
+    """The elements that a Compress with a constant condition takes.
+
+    Raises:
+        CannotTellError: the condition is computed.
+    """
+    condition = data_of(needed(node, 1))
+    if condition is None:
+        raise CannotTellError("the condition")
+    return np.flatnonzero(condition.numpy())
+
+
+def _compressed_dims(node: Node) -> Sequence[int] | None:
+    if "axis" not in node.attributes:
+        return None
+    chosen(node)
+    dims = (axis_attribute(node, len(shape_of(node, 0))),)
+    return dims if is_small(node, dims) else None
+
+
+def _wanted_of_compress(node: Node, dim: int, parts: int) -> list[Indices]:
+    taken = chosen(node)
+    return [taken[block.start : block.stop] for block in blocks_of(len(taken), parts)]
+
+
+COMPRESS = Moving(_compressed_dims, _wanted_of_compress, lambda program, value, cut: [value])

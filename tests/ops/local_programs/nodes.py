@@ -227,6 +227,36 @@ def transposed(draw: st.DrawFn) -> Drawn:
 
 
 @st.composite
+def crops(draw: st.DrawFn) -> Drawn:
+    """A CenterCropPad, most often of the long dim."""
+    shape, axis = _shape(draw)
+    axes = sorted({axis, draw(st.integers(0, len(shape) - 1))})
+    sizes = [max(1, shape[dim] + draw(st.integers(-4, 5))) for dim in axes]
+    operands = {"x": _normals(draw, *shape), "sizes": np.array(sizes)}
+    return helper.make_node("CenterCropPad", list(operands), ["y"], axes=axes), operands, axis
+
+
+@st.composite
+def compressions(draw: st.DrawFn) -> Drawn:
+    """A Compress with a condition that is known, of some of the elements perhaps."""
+    shape, axis = _shape(draw, 16)
+    condition = np.random.default_rng(draw(st.integers(0, 99))).random(shape[axis] - draw(st.integers(0, 3))) < 0.8
+    operands = {"x": _normals(draw, *shape), "condition": condition}
+    return helper.make_node("Compress", list(operands), ["y"], axis=axis), operands, axis
+
+
+@st.composite
+def global_pools(draw: st.DrawFn) -> Drawn:
+    """A GlobalLpPool of a long or wide image."""
+    shape = [draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(24, 40)), draw(st.integers(1, 4))]
+    return (
+        helper.make_node("GlobalLpPool", ["x"], ["y"], p=draw(st.integers(1, 3))),
+        {"x": _normals(draw, *shape)},
+        2,
+    )
+
+
+@st.composite
 def resizes(draw: st.DrawFn) -> Drawn:
     """A Resize of an image of which the first place dim is long."""
     places = [draw(st.integers(16, 30)), draw(st.integers(4, 9))]
@@ -379,6 +409,9 @@ DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
     "Attention": attentions,
     "ConvTranspose": transposed,
     "Resize": resizes,
+    "CenterCropPad": crops,
+    "Compress": compressions,
+    "GlobalLpPool": global_pools,
     "Upsample": upsamples,
     **{
         name: (lambda draws=draws, name=name: draws(name))
