@@ -176,10 +176,20 @@ class _Chooser:
                 if wanted.setdefault(factor, axes) != axes:
                     return True
         flat = [axis for axes in wanted.values() for axis in axes]
-        if not are_disjoint(self.mesh, flat):
+        if not are_disjoint(self.mesh, flat) or self._must_move(view, lies):
             return True
         reduced = view.partial_axes([wanted.get(factor, ()) for factor in range(len(view.rule.sizes))])
         return bool(reduced) and any(self._is_carried_on(value, view.rule.reduce) for value in node.results)
+
+    @staticmethod
+    def _must_move(view: RuleView, lies: Sequence[Sharding | None]) -> bool:
+        """Whether a value is cut along a dim that a node needs whole, and the cut may go to another dim instead."""
+        return any(
+            (lie := lies[tensor]) is not None and bool(lie.axes[dim])
+            for source in dict.fromkeys(before for before, _ in view.moves)
+            if view.rule.kinds[source] in (Kind.REPLICATE, Kind.PERMUTE) and source not in view.program_factors
+            for tensor, dim, _ in view.rule.places[source]
+        )
 
     def _is_carried_on(self, value: Value, reduce: Reduction) -> bool:
         """Whether a reader of a value takes parts of it."""

@@ -91,6 +91,8 @@ class _Alike:
     Attributes:
         must_divide: per factor, whether it may be cut evenly only.
         least: per factor the smallest dim that it stands for.
+        moves: (from, to): what cuts the one may cut the other instead, after an all-to-all: those that the rule names,
+            and from factors that are needed whole to those beside them that pass.
         projections: by (tensor, dim axes): factor axes.
         placements: by (factor axes, what is carried).
         agreements: by the dim axes of all values: how a node runs that takes them as they lie.
@@ -98,6 +100,7 @@ class _Alike:
 
     must_divide: tuple[bool, ...]
     least: tuple[int, ...]
+    moves: tuple[tuple[int, int], ...]
     projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
     placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
     agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
@@ -116,7 +119,16 @@ def _alike(
             elif len(parts) > 1 or (parts and rule.sizes[parts[0]] != size):
                 for factor in parts:
                     must_divide[factor] = True
-    return _Alike(tuple(must_divide), tuple(least))
+    return _Alike(tuple(must_divide), tuple(least), _moves(rule, in_program))
+
+
+def _moves(rule: FactorRule, in_program: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    found = dict.fromkeys(rule.moves)
+    for factors in rule.operands:
+        present = dict.fromkeys(factor for dim in factors for factor in dim)
+        whole = [f for f in present if rule.kinds[f] in (Kind.REPLICATE, Kind.PERMUTE) and f not in in_program]
+        found.update(dict.fromkeys((f, to) for f in whole for to in present if rule.kinds[to] is Kind.PASS))
+    return tuple(found)
 
 
 class RuleView:
@@ -145,6 +157,7 @@ class RuleView:
         self.program_factors = program_factors(node, rule) if values is None else frozenset()
         shapes = tuple(None if value is None else value.shape for value in self.values)
         self._alike = _alike(rule, mesh, shapes, self.program_factors)
+        self.moves = self._alike.moves
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
         """The longest major part of `axes` that may cut a factor.

@@ -181,7 +181,7 @@ class Situation:
 
 def with_moves(view: RuleView, known: Sequence[tuple[Axes, ...] | None], options: list[list[Axes]]) -> list[list[Axes]]:
     """The same, and for factors to which axes may move from others: what cuts these in some value."""
-    for source, target in view.rule.moves:
+    for source, target in view.moves:
         for tensor, dim, index in view.rule.places[source]:
             dims = known[tensor]
             axes = () if dims is None or index else view.fitting(target, dims[dim])

@@ -348,16 +348,12 @@ define(OpDef("", "TensorScatter", same_type, _rule_tensor_scatter))
 
 
 def _rule_reverse_sequence(node: Node) -> FactorRule:
-    """`([t,b,d],[b])->([t,b,d])`: t is whole, since a step may come from any other; the rest passes.
-
-    What cuts t may cut b, or another dim, instead.
-    """
+    """`([t,b,d],[b])->([t,b,d])`: t is whole, since a step may come from any other; the rest passes."""
     shape = shape_of(node, 0)
     batch, time = axis_attribute(node, len(shape), 1, "batch_axis"), axis_attribute(node, len(shape), 0, "time_axis")
     rule = RuleBuilder()
     dims = [rule.dims([size], Kind.REPLICATE if dim == time else Kind.PASS)[0] for dim, size in enumerate(shape)]
-    others = [dims[batch], *(factors for dim, factors in enumerate(dims) if dim not in (batch, time))]
-    return rule.done([dims, [dims[batch]]], [dims], moves=[(dims[time], other) for other in others])
+    return rule.done([dims, [dims[batch]]], [dims])
 
 
 def _infer_compress(node: Node) -> Sequence[Type]:
