@@ -43,26 +43,26 @@ class Axis:
     scale: float
     region: tuple[float, float]
 
-    def coordinates(self, mode: str) -> np.ndarray:
+    def coordinates(self, mode: str, dtype: type[np.floating] = np.float32) -> np.ndarray:
         """The place in the operand of each element of the result.
 
         In single precision, as ONNX Runtime has it: that decides which of two neighbours a place between them is.
         """
-        x = np.arange(self.resized, dtype=np.float32)
-        n, m, scale, half = self.length, self.resized, np.float32(self.scale), np.float32(0.5)
+        x = np.arange(self.resized, dtype=dtype)
+        n, m, scale, half = self.length, self.resized, dtype(np.float32(self.scale)), dtype(0.5)
         start, end = self.region
         match mode:
             case "pytorch_half_pixel" if m <= 1:
-                return np.zeros(m)
+                return np.zeros(m, dtype)
             case "half_pixel" | "pytorch_half_pixel":
                 return (x + half) / scale - half
             case "half_pixel_symmetric":
-                center = np.float32(n) / 2 * (1 - np.float32(m) / (scale * np.float32(n)))
+                center = dtype(n) / 2 * (1 - dtype(m) / (scale * dtype(n)))
                 return center + (x + half) / scale - half
             case "tf_half_pixel_for_nn":
                 return (x + half) / scale
             case "align_corners":
-                return x * (n - 1) / (m - 1) if m > 1 else np.zeros(m)
+                return x * (n - 1) / (m - 1) if m > 1 else np.zeros(m, dtype)
             case "asymmetric":
                 return x / scale
             case _:
@@ -92,7 +92,8 @@ class Filter:
     def taps(self, coordinates: np.ndarray, axis: Axis) -> tuple[np.ndarray, np.ndarray]:
         """Places and weights, each (resized, taps), of the neighbours that make each element."""
         if self.mode == "nearest":
-            places = _NEAREST[self.nearest_mode](coordinates)[:, None]
+            # In double precision: half of a place more must not round.
+            places = _NEAREST[self.nearest_mode](coordinates.astype(np.float64))[:, None]
             return np.clip(places, 0, axis.length - 1).astype(np.int64), np.ones_like(places)
         stretch = min(axis.scale, 1.0) if self.antialias else 1.0
         reach = math.ceil((1 if self.mode == "linear" else 2) / stretch)

@@ -27,12 +27,16 @@ from ..facts import (
     ints_operand,
     needed,
     operand,
+    result_shape,
     shape_of,
     tensor_of,
     text_attribute,
 )
 from .exchange import Moving, blocks_of, is_small, own, own_devices, taken
 from .program import FLOATS, ProgramWriter
+
+_ROUNDING = 1e-6
+"""What coordinates may differ by between engines, as a share of a dim."""
 
 _MOST_TAPS = 4
 """Neighbours up to which each is looked up; more of them are a product with a matrix."""
@@ -100,37 +104,55 @@ def _is_old(node: Node) -> bool:
     return node.op_type == "Upsample" or node.version < 11
 
 
-def _coordinates(node: Node, axis: Resized) -> "np.ndarray[Any, Any]":
-    mode = text_attribute(node, "coordinate_transformation_mode", "half_pixel")
-    return axis.coordinates("asymmetric" if _is_old(node) else mode)
+def _coordinate_mode(node: Node) -> str:
+    return "asymmetric" if _is_old(node) else text_attribute(node, "coordinate_transformation_mode", "half_pixel")
 
 
 def _mode(node: Node) -> str:
     return text_attribute(node, "mode", "nearest")
 
 
-def _taps(node: Node, axis: Resized) -> "tuple[Indices, np.ndarray[Any, Any]]":
-    """Places and weights, each [resized, taps], of what each element of the result is made of."""
-    how = Filter(
+def _filter(node: Node) -> Filter:
+    return Filter(
         _mode(node),
         "floor" if _is_old(node) else text_attribute(node, "nearest_mode", "round_prefer_floor"),
         float_attribute(node, "cubic_coeff_a", -0.75),
         bool(int_attribute(node, "antialias", 0)),
         bool(int_attribute(node, "exclude_outside", 0)),
     )
-    return how.taps(_coordinates(node, axis), axis)
+
+
+def _taps(node: Node, axis: Resized) -> "tuple[Indices, np.ndarray[Any, Any]]":
+    """Places and weights, each [resized, taps], of what each element of the result is made of."""
+    return _filter(node).taps(axis.coordinates(_coordinate_mode(node)), axis)
+
+
+def _is_clear(node: Node, axis: Resized) -> bool:
+    """Whether every engine takes the same nearest elements: where none is halfway, or all places are exact."""
+    mode, how = _coordinate_mode(node), _filter(node)
+    places = axis.coordinates(mode)
+    if np.array_equal(places, axis.coordinates(mode, np.float64)):
+        return True
+    below, above = (how.taps(places + shift, axis)[0] for shift in (-_ROUNDING * axis.length, _ROUNDING * axis.length))
+    return bool(np.array_equal(below, above))
 
 
 # -- the local program ----------------------------------------------------------------------------------------------
 
 
 def _dims(node: Node) -> Sequence[int] | None:
-    dims = list(resized_dims(node))
-    is_written = _mode(node) == "nearest" or (
-        # Of integers every engine rounds in its own way.
-        _mode(node) in ("linear", "cubic") and tensor_of(node, 0).dtype in FLOATS
-    )
-    return dims if is_written and is_small(node, dims) else None
+    resized = resized_dims(node)
+    if _mode(node) == "nearest":
+        # ONNX Runtime copies where no size changes, whatever the scales.
+        is_copied = shape_of(node, 0) == result_shape(node)
+        dims = [dim for dim, axis in resized.items() if not is_copied and _is_clear(node, axis)]
+        if len(dims) < len(resized) and policy_of(node) != "stretch":
+            return None
+    elif _mode(node) in ("linear", "cubic") and tensor_of(node, 0).dtype in FLOATS:
+        dims = list(resized)
+    else:
+        return None  # Of integers every engine rounds in its own way.
+    return dims if is_small(node, dims) else None
 
 
 @dataclass(frozen=True)
@@ -182,7 +204,9 @@ def _write(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Val
     node, dtype = program.whole, value.dtype
     resized = resized_dims(node)
     # Scales that keep the shape of an image are found from all sizes, so that the engine must not see other ones.
-    written = list(resized) if policy_of(node) != "stretch" else list(cut)
+    # Nor may it see nothing but sizes that stay, which ONNX Runtime copies.
+    has_policy = policy_of(node) != "stretch"
+    written = [dim for dim, axis in resized.items() if has_policy or dim in cut or axis.length == axis.resized]
     if _mode(node) != "nearest":
         value = program.wide(value)
         for dim in cut:

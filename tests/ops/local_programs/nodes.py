@@ -22,6 +22,9 @@ Operands = dict[str, np.ndarray]
 Drawn = tuple[onnx.NodeProto, Operands, int]
 """A node, its operands, and a dim of the one called x along which it works; those called other.. are inputs too."""
 
+Cuts = int | dict[str, list[list[str] | None]]
+"""A dim of x that all axes of the mesh cut; or how each of some operands is cut."""
+
 OPSETS = {"RMSNormalization": 23, "CumProd": 26, "Attention": 24, "Upsample": 9}
 
 
@@ -277,10 +280,11 @@ def resizes(draw: st.DrawFn) -> Drawn:
         attributes["antialias"] = draw(st.integers(0, 1))
     operands = {"x": _normals(draw, 2, 2, *places)}
     both = draw(st.booleans())
-    ratios = [
-        draw(st.sampled_from([0.5, 0.6, 0.7, 1.2, 1.7, 2, 3])),
-        draw(st.sampled_from([0.5, 1.7, 2])) if both else 1,
-    ]
+    # Of nearest elements that are halfway engines take either.
+    steps = [0.5, 2, 3] if mode == "nearest" else [0.5, 0.6, 0.7, 1.2, 1.7, 2, 3]
+    if mode == "nearest" and attributes["coordinate_transformation_mode"] == "half_pixel":
+        steps = [0.6, 0.7, 1.7]
+    ratios = [draw(st.sampled_from(steps)), draw(st.sampled_from([0.5, 1.7, 2])) if both else 1]
     if draw(st.booleans()):
         names = ["x", "", "scales"]
         operands["scales"] = np.array([1, 1, *ratios], np.float32)
@@ -428,9 +432,9 @@ DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
 
 
 def partitioned(
-    node: onnx.NodeProto, operands: Operands, axis: int, mesh: dict[str, int], folder: Path
+    node: onnx.NodeProto, operands: Operands, cuts: Cuts, mesh: dict[str, int], folder: Path
 ) -> irpar.Partition:
-    """The partition of a model of the node alone, whose first operand is cut along a dim by all axes."""
+    """The partition of a model of the node alone."""
     opset = OPSETS.get(node.op_type, 21)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, operands["x"].shape)]
     inputs += [
@@ -449,7 +453,10 @@ def partitioned(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     onnx.save(onnx.shape_inference.infer_shapes(model), folder / "model.onnx")
     module = irpar.load(folder / "model.onnx")
-    module.shard("x", [list(mesh) if dim == axis else None for dim in range(operands["x"].ndim)])
+    if isinstance(cuts, int):
+        cuts = {"x": [list(mesh) if dim == cuts else None for dim in range(operands["x"].ndim)]}
+    for name, cut in cuts.items():
+        module.shard(name, cut)
     return irpar.partition(module, irpar.Mesh(mesh))
 
 
@@ -470,7 +477,7 @@ def chosen(program: LocalProgram) -> Iterator[None]:
 
 
 def partitioned_node(
-    node: onnx.NodeProto, operands: Operands, axis: int, mesh: dict[str, int], folder: Path
+    node: onnx.NodeProto, operands: Operands, cuts: Cuts, mesh: dict[str, int], folder: Path
 ) -> irpar.Partition:
     """The same by the local program of the operator."""
     (program,) = [
@@ -479,7 +486,7 @@ def partitioned_node(
         if found.name == node.op_type and found.domain in ("", node.domain) and found.local_program
     ]
     with chosen(program):
-        return partitioned(node, operands, axis, mesh, folder)
+        return partitioned(node, operands, cuts, mesh, folder)
 
 
 def check(partition: irpar.Partition, operands: Operands, folder: Path) -> None:
