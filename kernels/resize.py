@@ -43,12 +43,12 @@ class Axis:
     scale: float
     region: tuple[float, float]
 
-    def coordinates(self, mode: str, dtype: type[np.floating] = np.float32) -> np.ndarray:
+    def coordinates(self, mode: str, dtype: type[np.float32] | type[np.float64] = np.float32) -> np.ndarray:
         """The place in the operand of each element of the result.
 
         In single precision, as ONNX Runtime has it: that decides which of two neighbours a place between them is.
         """
-        x = np.arange(self.resized, dtype=dtype)
+        x: np.ndarray = np.arange(self.resized, dtype=dtype)
         n, m, scale, half = self.length, self.resized, dtype(np.float32(self.scale)), dtype(0.5)
         start, end = self.region
         match mode:
