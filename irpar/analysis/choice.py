@@ -205,9 +205,7 @@ class _Chooser:
     def _ways(self, view: RuleView, lies: Sequence[Sharding | None]) -> Iterator[Placement]:
         """All ways to cut a node that its values suggest."""
         known = [None if lie is None else lie.axes for lie in lies]
-        options = suggested(view, known)
-        if self._must_move(view, lies):
-            options = with_moves(view, known, options)
+        options = with_moves(view, known, suggested(view, known))
         for factors in itertools.islice(itertools.product(*options), 64):
             placement = view.placement(factors)
             if placement is not None:
