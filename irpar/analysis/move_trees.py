@@ -68,7 +68,10 @@ def insert_step(builder: Builder, value: Value, step: Step, doc: str) -> Value:
 
 
 def mark_rematerialized(module: Module, nodes: Iterable[Node]) -> None:
-    """Mark the conflicts for which a value is gathered and then, by one of these nodes, cut by the same axes."""
+    """Mark the conflicts for which a value is gathered and then, by one of these nodes, cut.
+
+    By the same axes, or by any where nobody but moves reads what is gathered.
+    """
     for node in nodes:
         if node.domain != "irpar" or node.op_type != "AllSlice":
             continue
@@ -77,8 +80,11 @@ def mark_rematerialized(module: Module, nodes: Iterable[Node]) -> None:
         while maker is not None and maker.domain == "irpar":
             name = maker.results[0].name
             conflict = module.conflicts.get(name)
-            is_whole = maker.op_type == "AllGather" and cut & {axis.name for axis in collective_axes(maker)}
-            if conflict is not None and is_whole:
+            if (
+                conflict is not None
+                and maker.op_type == "AllGather"
+                and (cut & {axis.name for axis in collective_axes(maker)} or all(map(is_move, maker.result.users)))
+            ):
                 module.conflicts[name] = replace(conflict, rematerialized=True)
             maker = maker.inputs[0].node
 
