@@ -113,16 +113,23 @@ class _Insertion:
         return self.collectives + self.slices + self.given + len(self.copied)
 
     def _refine(self) -> None:
-        """Choose again how nodes run; values that nobody needs any more as they should lie are as they are needed."""
+        """Choose again how nodes run; values that nobody needs any more as they should lie are as they are needed.
+
+        Constants are whole then: each reader has its own block written.
+        """
         before = self.placements
         self.placements = refine(self.flow, before, self.network, self.module.annotated)
         changed = [node for node, placement in self.placements.items() if placement is not before[node]]
         wanted = wanted_shardings(self.flow, self.placements) if changed else {}
         for value in dict.fromkeys(value for node in changed for value in (*node.inputs, *node.results)):
-            maker = value.node
-            if maker is None or value.name in self.module.annotated or self.placements[maker].is_boundary:
+            maker, needs = value.node, wanted.get(value, set())
+            if value.name in self.module.annotated or value.sharding is None:
                 continue
-            given, needs = self.placements[maker].results[value.index], wanted.get(value, set())
+            if value.is_constant and needs != {value.sharding}:
+                value.sharding = Sharding.replicated(self.mesh, value.sharding.rank)
+            if maker is None or self.placements[maker].is_boundary:
+                continue
+            given = self.placements[maker].results[value.index]
             if given is not None and needs and value.sharding not in needs:
                 value.sharding = given if given in needs else min(needs, key=str)
 

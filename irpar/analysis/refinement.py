@@ -67,6 +67,7 @@ class _Refinement:
     ) -> None:
         self.flow = flow
         self.network = network
+        self.pinned = pinned
         self.placements = placements
         self.needs: dict[Value, dict[tuple[Node, int], Sharding]] = {}
         self.given: dict[Value, Sharding] = {}
@@ -303,8 +304,8 @@ class _Refinement:
         if value.node in change:
             lies = change[value.node].results[value.index]
             assert lies is not None
-        if situation.is_cut_when_written(value, lies):
-            return 0, 0
+        if value.is_constant and (lies.is_replicated or value.name not in self.pinned):
+            return 0, 0  # It is written as its readers need it.
         targets = set()
         for (node, index), needed in self.needs.get(value, {}).items():
             if node in change and index >= 0:
