@@ -9,6 +9,9 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.api import Engine
+from irpar.runtime.inputs import random_inputs
+from tests.runtime.groups.ring import check_rings
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 
 TOLERANCE = 1e-4
@@ -59,6 +62,12 @@ CASES = (
     Case("llama", (("preset", "fused"), ("dtype", "float16")), tolerance=3e-2),
 )
 
+PLANNED = (
+    *map(Case, sorted(models.FAMILIES)),
+    *(Case("control", (("kind", kind),)) for kind in ("if", "loop", "scan")),
+)
+"""Cases of which every collective is counted."""
+
 _STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
 _FIRST = "the first convolution of a bottleneck and the shortcut are whole: their results are needed whole"
 MORE_THAN_ITS_SHARE: Exceptions = {
@@ -99,6 +108,21 @@ def test_sizes_that_do_not_divide(family: str, tmp_path: Path) -> None:
     partition = partitioned(case, {"dp": 2, "tp": 3}, tmp_path)
     partition.verify(tolerance=TOLERANCE).check()
     partition.verify(tolerance=TOLERANCE, engine="numpy").check()
+
+
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+@pytest.mark.parametrize("sizes", [(), (("batch", 5),)], ids=["even", "uneven"])
+@pytest.mark.parametrize("case", PLANNED, ids=str)
+def test_collectives_are_those_of_the_plan_call_by_call(
+    case: Case, sizes: tuple[tuple[str, int], ...], engine: Engine, tmp_path: Path
+) -> None:
+    """And send what it says: counted in rings of sends and receives."""
+    mesh = {"dp": 2, "tp": 3 if sizes else 2}
+    partition = partitioned(Case(case.family, (*case.settings, *sizes)), mesh, tmp_path)
+    module = partition.module
+    assert module is not None
+    executor = partition.executor(engine)
+    check_rings(partition, random_inputs(executor.inputs, module.graph), engine)
 
 
 def test_exceptions_are_of_cases_that_exist() -> None:

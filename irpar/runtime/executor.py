@@ -19,7 +19,7 @@ from irpar.sharding import IrparError, Mesh
 from .control_flow import TRIPS, Trip, Trips
 from .engine import CompiledSegment, EngineSettings, make_engine
 from .errors import EngineError, NodeError, ProgramError, RunError
-from .groups import Call, make_group, rank_text
+from .groups import Call, Group, make_group, rank_text
 from .layout import TensorSpec, check_replicas, gather, scatter
 from .log import CollectiveLog
 from .memory import check_memory, run_bytes
@@ -46,7 +46,7 @@ class Executor:
         module: a local module; or a global one without collectives, on a mesh of one device.
         mesh: the mesh of its ranks.
         engine: what computes: "ort" or "numpy".
-        group: what communicates: "threads".
+        group: what communicates: "threads", or a group of one's own.
         parts: the parts of the module; None: those that `parts_of` finds.
 
     Attributes:
@@ -64,7 +64,7 @@ class Executor:
         mesh: Mesh,
         *,
         engine: str = "ort",
-        group: str = "threads",
+        group: str | Group = "threads",
         parts: Sequence[Part] | None = None,
     ) -> None:
         self.mesh = mesh
@@ -77,7 +77,7 @@ class Executor:
         self._check_parts_agree()
         self.log = CollectiveLog()
         self._engine = make_engine(engine, EngineSettings(module.opsets, mesh.size))
-        self._group = make_group(group, mesh)
+        self._group = make_group(group, mesh) if isinstance(group, str) else group
         self._threads = min(mesh.size, os.cpu_count() or 1) if self._engine.is_parallel else 1
         check_memory(run_bytes(self.parts, self._threads), f"a run of all ranks of mesh {mesh} in this process")
         self._preparer = Preparer(self.parts, self._engine)

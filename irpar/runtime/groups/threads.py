@@ -34,15 +34,19 @@ class ThreadGroup:
             if len(calls) < len(members) or any(other.collective.id != call.collective.id for other in calls):
                 continue  # Some member is at another collective first; it may come to this one later.
             self._check(calls)
-            execute = EXECUTE[call.collective.kind]
             try:
-                results = execute(call.collective, [other.operand for other in calls])
+                results = self.execute(calls)
             except ValueError as error:
                 raise self._mismatch(str(error), calls) from error
             done.update(zip(members, results, strict=True))
         if not done and waiting:
             raise self._stuck(waiting)
         return done
+
+    def execute(self, calls: Sequence[Call]) -> list[Array]:
+        """The results of one collective, from the calls of the members of one group in order of position."""
+        collective = calls[0].collective
+        return EXECUTE[collective.kind](collective, [call.operand for call in calls])
 
     def close(self) -> None:
         """Nothing is held."""
