@@ -1,7 +1,8 @@
 """Megatron-style shardings of the families: batch over one axis, attention heads and feed-forward over another.
 
 The first linear layer of each pair is cut by columns and the second by rows, so that a block needs one all-reduce for
-its attention and one for its MLP. Only inputs and weights are named; everything else is for the partitioner to find.
+its attention and one for its MLP. Only inputs and weights are named, and the result of an mlp, which is a sum and would
+be left in shares; everything else is for the partitioner to find.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +39,9 @@ _CHANNELS: Cut = (4, 1)
 def annotations(
     name: str, dp_axis: str | None = "dp", tp_axis: str | None = "tp", *, preset: str = "tiny", **overrides: object
 ) -> Annotations:
-    """Return the sharding of a model's inputs and weights, in the form of the "tensors" table of `--shardings`.
+    """Return the sharding of a model's inputs and weights, and of the result of an mlp.
+
+    In the form of the "tensors" table of `--shardings`.
 
     Args:
         name: the family, as for `build`.
@@ -59,6 +62,8 @@ def annotations(
         tensors |= _inputs(config, dp_axis)
     if tp_axis is not None:
         tensors |= {weight: _cut(how, tp_axis) for weight, how in _weights(config).items()}
+    if isinstance(config, MlpConfig):
+        tensors["y"] = [None if dp_axis is None else [dp_axis], None]
     return tensors
 
 

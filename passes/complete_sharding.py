@@ -7,6 +7,7 @@ from typing import Literal
 
 from irpar.analysis.choice import improve
 from irpar.analysis.flow import Flow, require_global
+from irpar.analysis.free_results import leading_operands, shares_of_results
 from irpar.analysis.moves import cost_of_moves
 from irpar.analysis.network import network_of
 from irpar.analysis.placement import Axes, Placement, RuleView
@@ -36,12 +37,15 @@ class CompleteSharding(Pass):
 
     With `strategy=cost` the values around conflicts are then chosen anew, a bounded amount of work for each node
     (irpar.analysis.choice), but never against what rounds before the last have decided; the choice is kept where the
-    moves that would really be made cost less.
+    moves that would really be made cost less. With `share-results` each
+    device keeps its share of sums that only free results of the graph are made of (irpar.analysis.free_results):
+    whoever wants a result whole annotates it so.
     """
 
     name = "complete-sharding"
     strategy: Literal["cost", "propagate"] = "cost"
     op_priorities: bool = False
+    share_results: bool = True
 
     def run(self, module: Module) -> PassResult:
         """Complete the main graph and the bodies in it.
@@ -63,7 +67,8 @@ class CompleteSharding(Pass):
         rewritten = sum(rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias}) for graph in flow.trips)
         flow = Flow(module.graph, mesh) if rewritten else flow
         completion = _Completion(module, flow, has_op_priorities=self.op_priorities)
-        decided = completion.run(is_chosen=self.strategy == "cost")
+        is_chosen = self.strategy == "cost"
+        decided = completion.run(is_chosen=is_chosen, are_shared=is_chosen and self.share_results)
         return PassResult(
             bool(decided or rewritten), statistics={"decided values": decided, "chosen values": completion.chosen}
         )
@@ -91,8 +96,11 @@ class _Completion:
         self.chosen = 0
         self.network = network_of(module.network)
 
-    def run(self, *, is_chosen: bool) -> int:
-        """Returns how many values were decided; `is_chosen`: the cheapest way is chosen where values conflict."""
+    def run(self, *, is_chosen: bool, are_shared: bool) -> int:
+        """Returns how many values were decided.
+
+        `is_chosen`: the cheapest way is chosen where values conflict; `are_shared`: free results of sums are.
+        """
         free = self._start()
         for node in self.flow.nodes:
             self.views[node] = self.flow.views(node)
@@ -106,6 +114,8 @@ class _Completion:
                 value.sharding = Sharding.of_axes(self.mesh, axes)
         if not (is_chosen and free and self._choose()):
             self._settle_constants()
+        if are_shared and free:
+            self._share_results()
         self._lift_constants()
         return free
 
@@ -165,6 +175,20 @@ class _Completion:
                 self.module.decisions[value.name] = why
         self._explain(chosen)
         return True
+
+    def _share_results(self) -> None:
+        """Let each device keep a share of the sums that nobody needs whole."""
+        shares = shares_of_results(self.flow, self.pinned, self.network)
+        for value, sharding in shares.items():
+            value.sharding = sharding
+        for value, operand in leading_operands(shares):
+            assert value.node is not None
+            names = tuple(dict.fromkeys(axis.name for axis in shares[value].all_axes))
+            why = f"follows %{operand.name} through {value.node.title}, of which each device keeps a share"
+            self.module.decide(value.name, Decision(why, operand.name, names))
+        if shares:
+            self.chosen += len(shares)
+            self._settle_constants()
 
     def _is_kept(self, value: Value, names: Sequence[str]) -> bool:
         """Whether mesh axes cut a value because a round before the last has decided so."""

@@ -118,7 +118,7 @@ def test_a_decoder_of_grouped_attention_is_cut_by_heads(count: int, tmp_path: Pa
     partition = irpar.partition(module, {"tp": count})
     partition.verify().check()
     kinds = [entry["kind"] for entry in partition.plan.collectives]
-    assert kinds == ["all_reduce", "all_reduce"]
+    assert kinds == ["all_reduce", "reduce_scatter"]
     lies = {entry["name"]: entry["sharding"] for entry in partition.plan.outputs}
     assert lies["present_k"] == lies["present_v"] == [None, ["tp"], None, None]
     assert partition.plan.totals["flops_per_rank"] < partition.plan.original["flops"] / count * 1.05

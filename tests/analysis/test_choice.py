@@ -74,7 +74,7 @@ def test_the_choice_is_explained_by_an_annotation() -> None:
 
 def test_partial_sums_are_reduced_once() -> None:
     module = completed(PARTS)
-    assert kinds(module) == ["AllReduce"]
+    assert kinds(module) == ["ReduceScatter"]
     (reduction,) = [node for node in module.graph if node.domain == "irpar"]
     assert reduction.inputs[0].name == "s"
     assert "MatMul of %p sums over tp" in reduction.doc

@@ -19,7 +19,7 @@ PAIRED = [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"}),
 def test_every_name_matches_and_every_cut_divides(name, settings):
     model = build(name, **settings)
     shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    for value in model.graph.input:
+    for value in (*model.graph.input, *model.graph.output):
         shapes[value.name] = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     for pattern, cuts in annotations(name, **settings).items():
         matches = [shape for tensor, shape in shapes.items() if fnmatchcase(tensor, pattern)]
@@ -34,6 +34,7 @@ def test_axes_are_named_as_asked_and_none_leaves_them_out():
         "fc1.weight": [None, ["model"]],
         "fc1.bias": [["model"]],
         "fc2.weight": [["model"], None],
+        "y": [None, None],
     }
     assert annotations("gpt", dp_axis="data", tp_axis=None) == {"input_ids": [["data"], None]}
     assert annotations("llama", dp_axis=None, tp_axis=None) == {}
@@ -48,7 +49,8 @@ def test_what_one_rank_holds_is_all_that_its_row_blocks_need(name, settings, run
     """
     model = build(name, **settings)
     cuts = annotations(name, dp_axis=None, **settings)
-    cuts.pop("lm_head.weight", None)
+    for name_of_result_or_head in ("lm_head.weight", "y"):
+        cuts.pop(name_of_result_or_head, None)
     rows = [pattern for pattern, cut in cuts.items() if cut[0] and len(cut) == 2]
     # A bias of the keys shifts all scores of a query alike, which the softmax takes out again.
     columns = [pattern for pattern in cuts if pattern not in rows and not pattern.endswith(("k.bias", "key.bias"))]

@@ -131,7 +131,7 @@ def test_a_sum_over_no_elements_is_what_changes_no_sum() -> None:
         """
         mesh @m = ["tp"=8]
         graph @g(%a: f32[4, 9@tp], %b: f32[9@tp, 16]) -> (%y) opset 21 {
-          %y = MatMul(%a, %b) : f32[4, 16]
+          %y = MatMul(%a, %b) : f32[4, 16] replicated
         }
         """,
     )
