@@ -1,0 +1,213 @@
+"""Which collectives can be sent together, and in which order a program then runs.
+
+a = AllReduce(p)    b = AllReduce(q)        fused = AllReduce(Concat(p, q))
+x = Relu(a)         y = Relu(b)             a, b = Split(fused)    x = Relu(a)    y = Relu(b)
+
+A collective is on the level that says how many others follow one another up to it. What is on one level does not depend
+on each other, so that any of it may be sent together.
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from irpar.ir import Graph, Node
+from irpar.ops.collectives import KINDS, collective_axes
+from irpar.ops.facts import int_attribute
+from irpar.sharding import Axis, Mesh
+
+from .liveness import value_bytes
+from .moves import captured
+from .network import Network
+
+FUSIBLE = ("AllReduce", "AllGather", "ReduceScatter")
+"""Operators of which several are one, on their operands side by side."""
+
+Key = tuple[object, ...]
+"""Equal for collectives of one program that can be sent together."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Collectives that are sent together.
+
+    Attributes:
+        ids: in program order, the same on all ranks.
+    """
+
+    ids: tuple[int, ...]
+
+
+class Levels:
+    """The collectives of one graph, without the bodies in it.
+
+    Attributes:
+        nodes: id to collective.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: dict[int, Node] = {}
+        self._levels: dict[Node, int] = {}
+        for node in graph:
+            level = max((self._levels[before] for before in self.before(node)), default=0)
+            if _is_sent(node):
+                self.nodes[int_attribute(node, "id")] = node
+            self._levels[node] = level + any(map(_is_sent, (node, *_inside(node))))
+
+    def before(self, node: Node) -> Iterable[Node]:
+        """The nodes of the graph that a node reads, those that bodies in it read included."""
+        values = [*node.inputs, *(value for value, _ in captured(node))] if node.attributes else node.inputs
+        return (value.node for value in values if value.node is not None and value.node.graph is self.graph)
+
+    def key(self, number: int) -> Key | None:
+        """What a collective must have in common with those that it is sent with; None where it is sent alone."""
+        node = self.nodes[number]
+        is_even = "sizes" not in node.attributes
+        if node.op_type not in FUSIBLE or not is_even or not all(v.is_static for v in (*node.inputs, *node.results)):
+            return None
+        dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
+        return node.op_type, collective_axes(node), reduce, dtype, node.phase, self._levels[node]
+
+    def order(self, buckets: Sequence[Bucket]) -> list[Node]:
+        """The nodes in an order in which those of a bucket stand together, else as they are as far as it can be.
+
+        A bucket comes where its last collective was; what reads the others waits for it.
+        """
+        place = {node: number for number, node in enumerate(self.graph)}
+        together: dict[Node, tuple[Node, ...]] = {}
+        for bucket in buckets:
+            members = tuple(self.nodes[number] for number in bucket.ids)
+            together.update(dict.fromkeys(members, members))
+        waits: dict[Node, int] = {}
+        readers: dict[Node, list[Node]] = {}
+        for node in place:
+            lead = together.get(node, (node,))[0]
+            for before in {together.get(other, (other,))[0] for other in self.before(node)}:
+                readers.setdefault(before, []).append(lead)
+                waits[lead] = waits.get(lead, 0) + 1
+        leads = dict.fromkeys(together.get(node, (node,))[0] for node in place)
+        ready = [(self._place(place, together, lead), lead) for lead in leads if not waits.get(lead)]
+        numbered = dict(ready)
+        queue = sorted(numbered)
+        found: list[Node] = []
+        while queue:
+            lead = numbered[heapq.heappop(queue)]
+            found.extend(together.get(lead, (lead,)))
+            for reader in readers.get(lead, ()):
+                waits[reader] -= 1
+                if not waits[reader]:
+                    number = self._place(place, together, reader)
+                    numbered[number] = reader
+                    heapq.heappush(queue, number)
+        assert len(found) == len(place), "collectives of one level wait for each other"
+        return found
+
+    @staticmethod
+    def _place(place: dict[Node, int], together: dict[Node, tuple[Node, ...]], lead: Node) -> int:
+        return place[together.get(lead, (lead,))[-1]]
+
+
+def _is_sent(node: Node) -> bool:
+    return node.domain == "irpar" and node.op_type in KINDS
+
+
+def _inside(node: Node) -> Iterable[Node]:
+    return (inner for body in node.nested_graphs() for inner in body.walk()) if node.attributes else ()
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Whether to send collectives together saves time by the network model.
+
+    To put operands side by side and results apart, a device reads and writes each once more.
+
+    Attributes:
+        mesh: of the collectives.
+        network: whose links take time to start.
+        most_bytes: of what is sent at once, and of its result: both are held beside their parts.
+    """
+
+    mesh: Mesh
+    network: Network
+    most_bytes: int
+
+    def buckets(self, numbers: Sequence[int], programs: Sequence[Levels]) -> list[Bucket]:
+        """Collectives that could all be sent together, in as few buckets as hold them where that is faster."""
+        found: list[Bucket] = []
+        open_: list[int] = []
+        for number in numbers:
+            if not open_ or not self._is_faster([*open_, number], programs):
+                found += [Bucket(tuple(open_))] * (len(open_) > 1)
+                open_ = []
+            open_.append(number)
+        return found + [Bucket(tuple(open_))] * (len(open_) > 1)
+
+    def _is_faster(self, numbers: Sequence[int], programs: Sequence[Levels]) -> bool:
+        """Whether the last of some collectives goes faster with the others, in the program with the largest blocks."""
+        nodes = [max((p.nodes[n] for p in programs), key=lambda node: value_bytes(node.inputs[0])) for n in numbers]
+        operands = [value_bytes(node.inputs[0]) for node in nodes]
+        results = [value_bytes(node.results[0]) for node in nodes]
+        if max(sum(operands), sum(results)) > self.most_bytes:
+            return False
+        kind, axes = KINDS[nodes[0].op_type], collective_axes(nodes[0])
+        apart = self._seconds(kind, axes, sum(operands[:-1])) + self._seconds(kind, axes, operands[-1])
+        together = self._seconds(kind, axes, sum(operands))
+        copied = operands[-1] + results[-1]
+        if len(nodes) == 2:
+            copied += operands[0] + results[0]
+        device = self.network.device
+        return together + (device.seconds(0, 2 * copied) if device is not None else 0) < apart
+
+    def _seconds(self, kind: str, axes: tuple[Axis, ...], size: int) -> float:
+        return self.network.seconds(kind, axes, size, self.mesh)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the block of one collective stands in a row that is sent with others.
+
+    Attributes:
+        op_type: AllReduce, AllGather or ReduceScatter.
+        dim: the dim that is gathered or scattered.
+        members: devices of the group.
+        operand, result: shapes.
+    """
+
+    op_type: str
+    dim: int
+    members: int
+    operand: tuple[int, ...]
+    result: tuple[int, ...]
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the operand: what goes to one member each, of a ReduceScatter."""
+        return self.members if self.op_type == "ReduceScatter" else 1
+
+    @cached_property
+    def rows_after(self) -> int:
+        """Rows of the result: what comes from one member each, of an AllGather."""
+        return self.members if self.op_type == "AllGather" else 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.operand) // self.rows
+
+    def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape with the members apart from the rest of the dim."""
+        return (*shape[: self.dim], self.members, shape[self.dim] // self.members, *shape[self.dim + 1 :])
+
+    @property
+    def to_front(self) -> list[int]:
+        """The permutation that brings the members of a split shape to the front."""
+        rank = len(self.operand) + 1
+        return [self.dim, *(place for place in range(rank) if place != self.dim)]
+
+    @property
+    def from_front(self) -> list[int]:
+        """The permutation back."""
+        return [*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.operand) + 1)]

@@ -1,0 +1,174 @@
+import itertools
+
+import numpy as np
+import pytest
+
+import irpar
+from irpar import models
+from irpar.ir import Conflict, Module
+from irpar.runtime.executor import Executor
+from irpar.sharding import IrparError, Mesh
+
+from .golden import check, read, run, run_pipeline
+
+TWO = """
+module {{network="{network}"}}
+mesh @m = ["tp"=2]
+graph local @g(%a: f32[4] of [8@tp], %b: f32[2, 6] of [4@tp, 6]) -> (%x, %y) opset 21 ranks [0, 1] {{
+  %p = Neg(%a) : f32[4]
+  %c = irpar.AllReduce(%p) {{axes=["tp"], reduce="sum", id=0}} : f32[4] doc "one"
+  %q = Abs(%b) : f32[2, 6]
+  %d = irpar.AllReduce(%q) {{axes=["tp"], reduce="{reduce}", id=1}} : f32[2, 6] doc "two"
+  %x = Relu(%c) : f32[4]
+  %y = Relu(%d) : f32[2, 6]
+}}
+"""
+
+
+def two(network: str = "h100-nvlink-ib", reduce: str = "sum") -> str:
+    return TWO.format(network=network, reduce=reduce)
+
+
+def sent(module: Module) -> list[str]:
+    return [node.op_type for graph in module.graphs for node in graph if node.domain == "irpar"]
+
+
+def test_what_does_not_depend_on_each_other_is_sent_together() -> None:
+    check(
+        "fuse-communication",
+        two(),
+        """
+        module {network="h100-nvlink-ib"}
+        mesh @m = ["tp"=2]
+        graph local @g(%a: f32[4] of [8@tp], %b: f32[2, 6] of [4@tp, 6]) -> (%x, %y) opset 21 ranks [0, 1] {
+          %shape = constant : i64[2] [1, 4]
+          %shape_1 = constant : i64[2] [1, 12]
+          %widths = constant : i64[2] [4, 12]
+          %shape_2 = constant : i64[1] [4]
+          %shape_3 = constant : i64[2] [2, 6]
+          %p = Neg(%a) : f32[4]
+          %q = Abs(%b) : f32[2, 6]
+          %fused = Reshape(%p, %shape) : f32[1, 4]
+          %fused_1 = Reshape(%q, %shape_1) : f32[1, 12]
+          %fused_2 = Concat(%fused, %fused_1) {axis=1} : f32[1, 16]
+          %fused_3 = irpar.AllReduce(%fused_2) {axes=["tp"], reduce="sum", id=0} : f32[1, 16] doc "one; two"
+          %piece, %piece_1 = Split(%fused_3, %widths) {axis=1} : f32[1, 4], f32[1, 12]
+          %c = Reshape(%piece, %shape_2) : f32[4]
+          %d = Reshape(%piece_1, %shape_3) : f32[2, 6]
+          %x = Relu(%c) : f32[4]
+          %y = Relu(%d) : f32[2, 6]
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (two("bytes"), ""),
+        (two(reduce="max"), ""),
+        (two(), "{size-mb=0.00005}"),
+        (two().replace("%d = irpar.AllReduce(%q)", "%d = irpar.AllReduce(%e)").replace("%q = Abs(%b) : f32[2, 6]", "%r = ReduceSum(%c) {keepdims=0} : f32[]\n  %q = Abs(%b) : f32[2, 6]\n  %e = Add(%q, %r) : f32[2, 6]"), ""),
+        (two().replace("f32[2, 6]", "f16[2, 6]"), ""),
+    ],
+    ids=["bytes", "reductions", "sizes", "dependence", "dtypes"],
+)  # fmt: skip
+def test_what_stays_alone(text: str, options: str) -> None:
+    assert sent(run(f"fuse-communication{options}", text)) == ["AllReduce", "AllReduce"]
+
+
+def test_large_ones_are_not_copied_for_a_launch() -> None:
+    large = two().replace("f32[4]", "f32[8000000]").replace("of [8@tp]", "of [16000000@tp]")
+    large = large.replace("f32[2, 6]", "f32[2, 4000000]").replace("of [4@tp, 6]", "of [4@tp, 4000000]")
+    assert sent(run("fuse-communication{size-mb=1000}", large)) == ["AllReduce", "AllReduce"]
+
+
+def test_it_needs_the_local_view() -> None:
+    with pytest.raises(IrparError, match="needs the local view"):
+        run("fuse-communication", 'mesh @m = ["tp"=2]\ngraph @g(%x: f32[4]) -> (%x) opset 21 {\n}')
+
+
+def several(op: str, attributes: str, shapes: list[tuple[list[int], list[int]]]) -> str:
+    """A program with a collective of each (operand, result) shape, the operands one after the other."""
+    lines = []
+    for number, (operand, result) in enumerate(shapes):
+        lines.append(f"  %p{number} = Neg(%x{number}) : f32{operand}")
+        dim = attributes.format(dim=number % 3)
+        lines.append(f'  %y{number} = irpar.{op}(%p{number}) {{axes=["tp"]{dim}, id={number}}} : f32{result}')
+    inputs = ", ".join(f"%x{n}: f32{operand} of {operand} replicated" for n, (operand, _) in enumerate(shapes))
+    results = ", ".join(f"%z{n}" for n in range(len(shapes)))
+    lines += [f"  %z{n} = Relu(%y{n}) : f32{result} of {result}" for n, (_, result) in enumerate(shapes)]
+    head = f'module {{network="h100-nvlink-ib"}}\nmesh @m = ["tp"=3]\ngraph local @g({inputs}) -> ({results})'
+    return f"{head} opset 21 ranks [0, 1, 2] {{\n" + "\n".join(lines) + "\n}\n"
+
+
+def shapes_of(op: str, dims: int = 3) -> list[tuple[list[int], list[int]]]:
+    """One shape for each dim that is gathered or scattered."""
+    found = []
+    for dim, last in itertools.product(range(dims), (5,)):
+        small, large = [2, 4, last], [2, 4, last]
+        large[dim] *= 3
+        found.append({"AllReduce": (small, small), "AllGather": (small, large), "ReduceScatter": (large, small)}[op])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [("AllReduce", ', reduce="sum"'), ("AllGather", ", dim={dim}"), ("ReduceScatter", ', dim={dim}, reduce="sum"')],
+)
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+def test_the_values_are_the_same(op: str, attributes: str, engine: str) -> None:
+    """Each rank has other numbers: what a rank holds is an input that is cut."""
+    text = several(op, attributes, shapes_of(op)).replace("replicated", "")
+    module, fused = read(text), read(text)
+    run_pipeline("fuse-communication", fused)
+    assert sent(module) == [op] * 3
+    assert sent(fused) == [op]
+    random = np.random.default_rng(0)
+    blocks = [[random.standard_normal(shape).astype(np.float32) for shape, _ in shapes_of(op)] for _ in range(3)]
+    calls = []
+    for made in (module, fused):
+        results = ranks(made, blocks, engine)
+        calls.append(results)
+    for plain, merged in zip(*calls, strict=True):
+        np.testing.assert_allclose(merged, plain, rtol=1e-6, atol=1e-6)
+
+
+def ranks(module: Module, blocks: list[list[np.ndarray]], engine: str) -> list[np.ndarray]:
+    """What every rank has in the end: its inputs are slices of whole ones, chosen by its coordinates."""
+    for value in module.graph.inputs:
+        dim = next(n for n, size in enumerate(value.shape))
+        value.sharding = irpar.Sharding.of_spec(module.mesh, [["tp"] if n == dim else None for n in range(3)])
+        value.global_shape = tuple(size * (3 if n == dim else 1) for n, size in enumerate(value.shape))
+    for value in module.graph.outputs:
+        value.sharding = irpar.Sharding.of_spec(module.mesh, [["tp"], None, None])
+        value.global_shape = (value.shape[0] * 3, *value.shape[1:])
+    inputs = {
+        value.name: np.concatenate([blocks[rank][number] for rank in range(3)])
+        for number, value in enumerate(module.graph.inputs)
+    }
+    with Executor(module, module.mesh, engine=engine) as executor:
+        return list(executor.run(inputs).values())
+
+
+@pytest.mark.parametrize("network", ["h100-nvlink-ib", "cpu-ethernet"])
+def test_programs_of_uneven_blocks_and_bodies_keep_their_order(network: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    for family, settings in (("gpt", {"batch": 5}), ("control", {"kind": "loop"})):
+        path = tmp_path / f"{family}.onnx"
+        models.save(path, family, **settings)
+        module = irpar.load(path)
+        irpar.annotate(module, models.annotations(family, **settings))
+        partition = irpar.partition(module, Mesh({"dp": 2, "tp": 3}), network=network)
+        partition.verify(engine="numpy").check()
+        log = partition.executor("numpy").log
+        assert log.differences(partition.plan.collectives) == []
+
+
+def test_conflicts_are_told_together() -> None:
+    module = read(two())
+    for name, value in (("c", "a"), ("d", "b")):
+        module.conflicts[name] = Conflict(value, "[@tp]", "annotated", f"Relu of {value}", "[_]", "", name == "d", "do")
+    run_pipeline("fuse-communication", module)
+    (told,) = module.conflicts.values()
+    assert (told.value, told.lies, told.node, told.avoid) == ("a; b", "[@tp]", "Relu of a; Relu of b", "do")
+    assert told.rematerialized
