@@ -65,7 +65,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The text of plan.json: one line for each entry of a list."""
-        fields = asdict(self)
+        fields = vars(self)
         first = ("format", "id")
         order = [*first, *(name for name in fields if name not in first)]
         lines = []
