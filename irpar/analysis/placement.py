@@ -413,13 +413,29 @@ def fits(node: Node, placement: Placement) -> bool:
 
 
 def suggested(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> list[list[Axes]]:
-    """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut."""
+    """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut.
+
+    Of axes that another factor wants too, those that it leaves may cut this one all the same:
+
+    d : [e, g@(dp,ep), m], w : [e@ep, m, h]      e over ep; g over (dp, ep), over dp alone, or not
+    """
     projected = [view.project(tensor, dims) for tensor, dims in enumerate(known) if dims is not None]
+    found = [
+        dict.fromkeys(by_factor[factor] for by_factor in projected if factor in by_factor)
+        for factor in range(len(view.rule.sizes))
+    ]
     options = []
-    for factor in range(len(view.rule.sizes)):
-        ways = dict.fromkeys(found[factor] for found in projected if factor in found)
-        options.append([*sorted(ways, key=lambda axes: -view.mesh.group_size(axes)), ()])
+    for factor, ways in enumerate(found):
+        others = [axis for other, axes in enumerate(found) if other != factor for way in axes for axis in way]
+        left = dict.fromkeys(_without(view, way, others) for way in ways if len(way) > 1) if others else {}
+        fitting = {way: None for way in left if way and view.fitting(factor, way) == way}
+        options.append([*sorted(ways | fitting, key=lambda axes: -view.mesh.group_size(axes)), ()])
     return options
+
+
+def _without(view: RuleView, axes: Axes, others: Sequence[Axis]) -> Axes:
+    """The axes that have nothing in common with others."""
+    return tuple(axis for axis in axes if all(are_disjoint(view.mesh, [axis, other]) for other in others))
 
 
 def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...] | None]) -> bool:
