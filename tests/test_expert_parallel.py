@@ -134,8 +134,10 @@ def test_one_all_to_all_each_way(
 
 
 @pytest.mark.parametrize(("mesh", "rows"), [({"ep": 4}, ["ep"]), ({"dp": 2, "ep": 2}, ["dp", "ep"])], ids=str)
-def test_a_decoder_of_experts(mesh: dict[str, int], rows: list[str], tmp_path: Path) -> None:
-    models.save(tmp_path / "moe.onnx", "moe", batch=4, layers=1)
+@pytest.mark.parametrize("routing", ["einsum", "gather"])
+def test_a_decoder_of_experts(routing: str, mesh: dict[str, int], rows: list[str], tmp_path: Path) -> None:
+    """By masks, and by the places that each expert chooses in each row, which GatherND and ScatterND look up there."""
+    models.save(tmp_path / "moe.onnx", "moe", batch=4, layers=1, routing=routing)
     module = irpar.load(tmp_path / "moe.onnx")
     module.shard("input_ids", [rows, None])
     module.shard("h.*.moe.experts.*.weight", [["ep"], None, None])

@@ -5,13 +5,14 @@ x : [10@tp, 4], indices [0, 7, -1] over tp=4     the third device holds rows 6, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from irpar.ir import Builder, DType, Node, TensorType, Value
 
 from .coords import start_in_dim
-from .facts import needed
+from .facts import axis_attribute, needed
 
 Sizes = int | Sequence[int]
 """Of one dim; or of several, whose indices stand side by side in the last dim of a tensor."""
@@ -120,3 +121,66 @@ def _all_within(index: Value, sizes: Sequence[int], builder: Builder, *, keepdim
     operands = [misses, number(builder, [len(index.shape) - 1])]
     count = builder.op("ReduceSum", operands, {"keepdims": int(keepdims)}, type=TensorType(DType.I64, shape))
     return builder.op("Equal", [count, number(builder, 0)], type=TensorType(DType.BOOL, shape))
+
+
+# -- indices that count ---------------------------------------------------------------------------------------------
+
+_MOST_COUNTED = 1 << 18
+"""Elements of indices that are looked at."""
+
+
+def counted_dims(index: Value, sizes: Sequence[int]) -> int:
+    """How many of the first indices of tuples name their own place: row i of the tuples is about row i of the data.
+
+    Args:
+        index: tuples side by side in the last dim: constants, or a Concat of columns of which some are.
+        sizes: of the data.
+    """
+    shape, count = index.shape, 0
+    while count < min(shape[-1], len(shape) - 1) and sizes[count] == shape[count] and _counts(index, count):
+        count += 1
+    return count
+
+
+def _counts(index: Value, dim: int) -> bool:
+    """Whether the index of a dim is the place along the same dim of the tuples."""
+    found = _column(index, dim)
+    if found is None:
+        return False
+    places = np.arange(index.shape[dim]).reshape([-1 if at == dim else 1 for at in range(len(index.shape) - 1)])
+    return bool((found == places).all())
+
+
+def _column(index: Value, column: int) -> "np.ndarray[Any, Any] | None":
+    """The numbers of one index of all tuples, or None where they are not known."""
+    origin = _origin(index)
+    node = origin.node
+    if origin.data is not None or node is None or node.identity != ("", "Concat"):
+        found = _numbers(index)
+        return None if found is None else found[..., column]
+    if axis_attribute(node, len(index.shape)) != len(index.shape) - 1:
+        return None
+    for part in node.inputs:
+        width = part.shape[-1]
+        if column < width:
+            found = _numbers(part)
+            return None if found is None else found[..., column]
+        column -= width
+    return None
+
+
+def _numbers(value: Value) -> "np.ndarray[Any, Any] | None":
+    """Those of a constant, also of one that is expanded."""
+    origin = _origin(value)
+    if origin.node is not None and origin.node.identity == ("", "Expand"):
+        origin = _origin(origin.node.inputs[0])
+    if origin.data is None or origin.data.size > _MOST_COUNTED or len(origin.shape) != len(value.shape):
+        return None
+    return origin.data.numpy()
+
+
+def _origin(value: Value) -> Value:
+    """What collectives bring to where it is read."""
+    while value.node is not None and value.node.domain == "irpar":
+        (value,) = value.node.inputs
+    return value

@@ -9,7 +9,16 @@ import numpy as np
 from irpar.ir import Builder, DType, Node, TensorType, Type, Value
 from irpar.sharding import Reduction
 
-from .block_indices import from_start, is_within, number, relative_or, start_of_block, tuples_in_block, zero_or_nan
+from .block_indices import (
+    counted_dims,
+    from_start,
+    is_within,
+    number,
+    relative_or,
+    start_of_block,
+    tuples_in_block,
+    zero_or_nan,
+)
 from .facts import (
     CannotTellError,
     axis_attribute,
@@ -312,13 +321,18 @@ def _rule_scatter_elements(node: Node) -> FactorRule:
 
 
 def _rule_scatter_nd(node: Node) -> FactorRule:
-    """All dims of the data pass: each device scatters into its block; updates are as in ScatterElements."""
+    """All dims of the data pass: each device scatters into its block; updates are as in ScatterElements.
+
+    Where the first indices count the rows of the updates, these have them in common with the data, as batch dims.
+    """
     shape, indices = shape_of(node, 0), shape_of(node, 1)
     kind, reduce = _updates_kind(node)
     rule = RuleBuilder()
     slices = rule.dims(shape[indices[-1] :])
-    updates = rule.dims(indices[:-1], kind)
-    data = [*rule.dims(shape[: indices[-1]], _rows_kind(node)), *slices]
+    batch_dims = counted_dims(needed(node, 1), shape) if _rows_kind(node) is Kind.PASS else 0
+    batch = rule.dims(shape[:batch_dims])
+    updates = [*batch, *rule.dims(indices[batch_dims:-1], kind)]
+    data = [*batch, *rule.dims(shape[batch_dims : indices[-1]], _rows_kind(node)), *slices]
     return rule.done([data, [*updates, ()], [*updates, *slices]], [data], reduce)
 
 
