@@ -35,8 +35,12 @@ def mark(name):
 from pathlib import Path
 import irpar.commands.app, irpar.commands.partition, irpar.commands.loading, irpar.api, irpar.onnx_io.partition
 from irpar.commands.loading import annotate_by, load_model, shardings_of
+from irpar.instrumentation import Instrumentation
 from irpar.pass_manager import PassManager
-manager = PassManager.parse(irpar.api.DEFAULT_PIPELINE)
+passes = []
+def progress(event):
+    passes.append((event.name, event.event, time.process_time()))
+manager = PassManager.parse(irpar.api.DEFAULT_PIPELINE, Instrumentation(progress=progress))
 mark("imports")
 folder = Path(sys.argv[1])
 file, agreed = shardings_of(sys.argv[2], folder / "gpt.json")
@@ -48,7 +52,6 @@ mark("passes and plan")
 made.save(folder / "out", weights="none", force=True)
 mark("write")
 seconds = {name: end - start for (_, start), (name, end) in zip(marks, marks[1:])}
-passes = [(record.text, record.seconds) for record in made.passes.records]
 print(json.dumps({"steps": seconds, "passes": passes, "nodes": made.passes.records[0].nodes}))
 """
 
@@ -77,8 +80,8 @@ def steps(repeat: int, folder: Path) -> dict[str, float]:
     for _ in range(repeat):
         told = json.loads(best(1, sys.executable, "-c", STEPS, str(folder), MESH)[-1])
         now: dict[str, float] = dict(told["steps"])
-        for text, seconds in told["passes"]:
-            now[f"pass {text}"] = now.get(f"pass {text}", 0.0) + seconds
+        for (text, _, start), (_, _, end) in zip(told["passes"][::2], told["passes"][1::2], strict=True):
+            now[f"pass {text}"] = now.get(f"pass {text}", 0.0) + end - start
         now["nodes"] = told["nodes"]
         least = {name: min(seconds, least.get(name, seconds)) for name, seconds in now.items()}
     return least
