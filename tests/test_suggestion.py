@@ -95,7 +95,7 @@ OTHERS: tuple[tuple[str, dict[str, Any], float], ...] = (
     ("resnet", {"preset": "bottleneck"}, 1.2),
     ("unet", {}, EXCESS),
     ("dlrm", {}, EXCESS),
-    ("recurrent", {}, 2.0),
+    ("recurrent", {}, EXCESS),
     ("control", {}, 2.0),
 )
 
