@@ -158,7 +158,7 @@ def test_the_package_of_passes_and_operators(tmp_path: Path) -> None:
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: irpar-extras\nVersion: 0.1\n")
     python("-m", "pytest", "-q", "test_merge_scales.py", folder=tmp_path)
     python("model.py", folder=tmp_path)
-    (tmp_path / "fused.yaml").write_text("tensors: {w1: [null, tp]}\n")
+    (tmp_path / "fused.yaml").write_text("tensors: {w1: [null, tp], y: [null, null]}\n")
     command = ["partition", "fused.onnx", "-o", "out", "--mesh", "tp=4", "--shardings", "fused.yaml", "--json"]
     plan = json.loads(python("-m", "irpar.cli", *command, folder=tmp_path))
     assert [entry["kind"] for entry in plan["collectives"]] == ["all_reduce"]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from irpar.ir import Node, Value
-from irpar.sharding import Axis, Sharding
+from irpar.sharding import Axis, Sharding, are_disjoint
 
 from . import redistribution
 from .flow import Flow
@@ -144,7 +144,9 @@ class _Tail:
 
 
 def _cut_further(lies: Sharding, shape: tuple[int, ...], axes: Axes) -> Iterator[Sharding]:
-    """The ways to cut one dim by more axes, into equal blocks."""
+    """The ways to cut one dim by more axes, into equal blocks; none where they cut some dim already."""
+    if not are_disjoint(lies.mesh, [*lies.all_axes, *axes]):
+        return
     for dim, cut in enumerate(lies.axes):
         if shape[dim] and shape[dim] % lies.mesh.group_size((*cut, *axes)) == 0:
             more: list[tuple[Axis, ...]] = list(lies.axes)

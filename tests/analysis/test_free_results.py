@@ -88,3 +88,15 @@ def test_a_second_run_changes_nothing() -> None:
     manager = PassManager.parse("complete-sharding")
     assert manager.run(module).changed
     assert not manager.run(module).changed
+
+
+def test_what_the_axes_cut_already_is_not_cut_by_them_again() -> None:
+    """The greatest of all is broadcast to a result that lies in blocks of the same axis."""
+    module = partitioned("""
+        mesh @m = ["x"=2]
+        graph @g(%a: f32[8, 16@x], %c: f32[8, 4@x]) -> (%y) opset 17 {
+          %most = ReduceMax(%a) {keepdims=1} : f32[1, 1]
+          %y = Add(%most, %c) : f32[8, 4]
+        }""")
+    assert kinds(module) == ["AllReduce"]
+    assert str(module.graph.outputs[0].sharding) == "[_, @x]"
