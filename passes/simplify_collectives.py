@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from irpar.analysis.effects import is_communication
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, equal_constants, equal_nodes, merge_constants
-from irpar.analysis.move_rewriting import TreeWriter, can_be_written_moved, follow_instead
+from irpar.analysis.loop_invariants import leave_loops
+from irpar.analysis.move_rewriting import TreeWriter, follow_instead
 from irpar.analysis.move_trees import trees
 from irpar.analysis.network import Network, network_of
 from irpar.analysis.redistribution.routes import routes
 from irpar.analysis.reduced_sums import reduce_sums_once
+from irpar.analysis.written_constants import ConstantWays
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops.collectives import KINDS, number_collectives
 from irpar.ops.facts import int_attribute
@@ -33,8 +35,9 @@ class SimplifyCollectives(Pass):
     In global view all collectives between a value and its readers are planned together: from how the value lies to all
     the ways in which it is read. So duplicates merge, all_reduce and slice become reduce_scatter, all_gather and slice
     all_to_all or slice, permutes compose, reduce_scatter and all_gather become all_reduce where that is cheaper, and
-    what two readers need goes the same way as far as it can. A constant is written as its readers need it where they
-    all need it in one way, and no device then holds more of it. In both views a sum (or difference, or maximum) of
+    what two readers need goes the same way as far as it can. A constant is written in each of the ways in which its
+    readers need it, as far as devices then hold little more of it (irpar.analysis.written_constants). In both views a
+    collective on what a Loop or Scan reads from outside stands before it, and a sum (or difference, or maximum) of
     reduced values is reduced once. In local view equal computations with equal collectives in them merge, in all
     programs alike.
     """
@@ -43,17 +46,23 @@ class SimplifyCollectives(Pass):
 
     def run(self, module: Module) -> PassResult:
         """Rewrite all graphs."""
+        moved = leave_loops(module)
         sums = reduce_sums_once(module)
         if module.is_local:
             merged, rewritten = _merge(module), 0
         else:
             merged, rewritten = 0, _replan(module, network_of(module.network))
-        if sums or merged or rewritten:
+        if moved or sums or merged or rewritten:
             for graph in module.graphs:
                 number_collectives(graph)
         return PassResult(
-            bool(sums or merged or rewritten),
-            statistics={"sums reduced once": sums, "merged nodes": merged, "planned anew": rewritten},
+            bool(moved or sums or merged or rewritten),
+            statistics={
+                "out of loops": moved,
+                "sums reduced once": sums,
+                "merged nodes": merged,
+                "planned anew": rewritten,
+            },
         )
 
 
@@ -63,21 +72,19 @@ class SimplifyCollectives(Pass):
 def _replan(module: Module, network: Network) -> int:
     """Plan the moves of each value together; returns for how many values that is better."""
     count = 0
+    ways = ConstantWays(module.graph, network)
     for graph in list(module.graph.graphs()):
         writer = None
         for tree in trees(graph):
             if not tree.root.is_static:
                 continue
-            if can_be_written_moved(tree):
-                writer = writer or TreeWriter(module, graph)
-                writer.write_constant(tree)
-                count += 1
-                continue
-            better = routes(tree.lies, tree.read, tree.root.shape, tree.root.dtype.bits, network)
-            if better.rank >= (tree.key(network), len(tree.moves)):
+            written = ways.choose(tree)
+            moved = [lies for lies in tree.read if lies not in written]
+            better = routes(tree.lies, moved, tree.root.shape, tree.root.dtype.bits, network)
+            if not written and better.rank >= (tree.key(network), len(tree.moves)):
                 continue
             writer = writer or TreeWriter(module, graph)
-            writer.write(tree, better.edges)
+            writer.write(tree, better.edges, written)
             count += 1
         if writer is not None:
             writer.finish()

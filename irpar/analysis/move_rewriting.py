@@ -1,6 +1,5 @@
 """Putting other moves between a value and its readers, with the log kept true."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +7,8 @@ from dataclasses import dataclass, replace
 from irpar.ir import Builder, Conflict, Decision, Graph, Module, Node, Value
 from irpar.ir.value import Use
 from irpar.ops.collectives import FREE
-from irpar.sharding import Sharding, ceil_shape
+from irpar.ops.coords import root_of
+from irpar.sharding import Sharding
 
 from .move_log import log_step
 from .move_trees import Tree, insert_step, is_move, mark_rematerialized, standing_in
@@ -16,6 +16,7 @@ from .origins import cutting_names
 from .redistribution import Step
 
 _MOVE = re.compile(r"^\w+ of %\S+?(?=[,:]? |$)")
+_WHOLE = "small enough that each device holds what is read of it whole"
 Edge = tuple[Sharding, Step]
 
 
@@ -54,23 +55,25 @@ class TreeWriter:
         self.anchors = list(self.order)
         self.instead: dict[tuple[str, str], Decision | None] = {}
 
-    def write(self, tree: Tree, edges: Sequence[Edge]) -> None:
+    def write(self, tree: Tree, edges: Sequence[Edge], written: Sequence[Sharding] = ()) -> None:
         """Let the readers of a tree be served by other steps.
 
         Args:
             tree: as it is.
-            edges: lead from its root to all shardings that are read, each before what follows it.
+            edges: lead from its root to all shardings that are read but those written, each before what follows it.
+            written: of a constant, the shardings in which it is written as well; where all readers are served by
+                these, instead.
         """
         readers = {lies: self._readers(values) for lies, values in tree.read.items()}
         gone = self._gone(tree)
         told = self._erase(tree, readers)
+        made = self._write_constants(tree, told, written)
         first = {lies: min(map(self._place, uses)) for lies, uses in readers.items()}
         goal: dict[Sharding, Sharding] = {lies: lies for lies in readers}
         for before, step in reversed(edges):
             if before not in first or first[step.after] < first[before]:
                 first[before] = first[step.after]
             goal.setdefault(before, goal[step.after])
-        made = {tree.lies: tree.root}
         for before, step in edges:
             target = goal[step.after]
             made[step.after] = self._make(made[before], step, self.anchors[first[step.after]], told[target])
@@ -83,20 +86,37 @@ class TreeWriter:
             tree.root.replace_uses(made[lies], only=uses)
         self._redirect(tree, made, gone)
 
-    def write_constant(self, tree: Tree) -> None:
-        """Let a constant lie as its readers need it: see `can_be_written_moved`."""
+    def _write_constants(
+        self, tree: Tree, told: Mapping[Sharding, _Told], written: Sequence[Sharding]
+    ) -> dict[Sharding, Value]:
+        """The constants that a tree starts from: its root as it lies, if that is needed, and one for each other way."""
         root = tree.root
-        ((lies, values),) = tree.read.items()
-        gone = self._gone(tree)
-        told = self._erase(tree, {lies: self._readers(values)})[lies]
-        for axis in set(cutting_names(lies)) - set(cutting_names(root.sharding)):
-            if axis in told.decisions:
-                self.module.decide(root.name, replace(told.decisions[axis], axes=(axis,)))
-        root.sharding = lies
-        for name, axis in gone:
-            known = self.instead.get((name, axis))
-            if known is not None:
-                self.instead[name, axis] = replace(known, follows=root.name)
+        made = {tree.lies: root}
+        if not written:
+            return made
+        outermost = root_of(self.graph)
+        if set(written) == set(tree.read):
+            # The root itself lies in the first way then.
+            del made[tree.lies]
+            if root.graph is not outermost:
+                outermost.lift_constant(root)
+        for lies in written:
+            value = root
+            if made:
+                assert root.data is not None
+                value = outermost.add_constant(root.data, told[lies].name, root.source)
+                value.memory, value.doc = root.memory, root.doc
+            had = () if value is not root else cutting_names(tree.lies)
+            for axis in cutting_names(lies):
+                decision = told[lies].decisions.get(axis)
+                if decision is not None and decision.follows == root.name:
+                    decision = self.module.decision(root.name, axis)
+                if decision is not None and axis not in had:
+                    self.module.decide(value.name, replace(decision, axes=(axis,)))
+            if not cutting_names(lies):
+                self.module.decide(value.name, Decision("; ".join(filter(None, (_WHOLE, told[lies].doc)))))
+            value.sharding, made[lies] = lies, value
+        return made
 
     def finish(self) -> None:
         """Let what follows a value that is gone follow what has its axes."""
@@ -191,30 +211,10 @@ class TreeWriter:
             value = by_name.get(name)
             if value is not None and (not axis or axis in cutting_names(value.sharding)):
                 del self.instead[name, axis]
-            elif axis in cutting_names(tree.lies) or not axis:
+            elif axis in cutting_names(tree.root.sharding) or not axis:
                 known = self.instead[name, axis]
                 if known is not None:
                     self.instead[name, axis] = replace(known, follows=tree.root.name)
-
-
-def can_be_written_moved(tree: Tree) -> bool:
-    """Whether the root is a constant of which all readers read one other sharding, in blocks that are no larger.
-
-    It keeps the axes that it had, perhaps on other dims.
-    """
-    root = tree.root
-    if not root.is_constant or len(tree.read) != 1:
-        return False
-    (lies,) = tree.read
-    if lies == tree.lies or lies.partial or tree.lies.partial:
-        return False
-    kept = set(cutting_names(lies)) >= set(cutting_names(tree.lies))
-    return kept and _elements(lies, root) <= _elements(tree.lies, root)
-
-
-def _elements(lies: Sharding, value: Value) -> int:
-    """Of the largest block."""
-    return math.prod(ceil_shape(lies, value.shape))
 
 
 def follow_instead(module: Module, names: Mapping[str, str]) -> None:

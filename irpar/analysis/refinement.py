@@ -8,7 +8,7 @@ stands where the tensor is smallest: before a broadcast, behind a slice or a cas
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 from irpar.ir import Node, Value
 from irpar.ops import flops
@@ -27,6 +27,8 @@ Change = dict[Node, Placement]
 
 MOST_WAYS = 48
 """Of one node."""
+MOST_LIES = 4
+"""Of one value, as it lies and is needed."""
 MOST_STARTS = 4
 """Ways of a node from which longer changes are tried."""
 MOST_NODES = 12
@@ -258,7 +260,7 @@ class _Refinement:
             return []
         lies = given.get(value, self._lies(value))
         found = [*needs.get(value, ()), *([lies] if lies else []), *self.needs.get(value, {}).values(), value.sharding]
-        return list(dict.fromkeys(sharding.axes for sharding in found))[:4]
+        return [*list(dict.fromkeys(sharding.axes for sharding in found))[:MOST_LIES], *_scattered(lies, value.shape)]
 
     def _factors(self, view: RuleView, lies: list[list[tuple[Axes, ...]]]) -> Iterator[tuple[Axes, ...]]:
         """What single values suggest, each alone and then joined with what the others suggest beside it."""
@@ -326,6 +328,15 @@ class _Refinement:
             spent, launches = situation.running_cost(node, self.flow.rule(node), placement, self.network)
             known = self.costs[node, placement] = spent * times, launches * times
         return known
+
+
+def _scattered(lies: Sharding | None, shape: Sequence[int]) -> list[tuple[Axes, ...]]:
+    """The dims of a partial value cut by the axes over which it is partial: a reduce_scatter leads there."""
+    if lies is None or not lies.partial:
+        return []
+    cuts = [(dim, (*lies.axes[dim], *lies.partial)) for dim in range(len(shape))]
+    even = [(dim, axes) for dim, axes in cuts if shape[dim] % lies.mesh.group_size(axes) == 0]
+    return [(*lies.axes[:dim], axes, *lies.axes[dim + 1 :]) for dim, axes in even]
 
 
 def _is_light(view: RuleView) -> bool:

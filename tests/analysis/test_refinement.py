@@ -1,5 +1,7 @@
 """A redistribution stands where the tensor is smallest, and is shared."""
 
+import pytest
+
 from irpar.ops.collectives import FREE
 from irpar.pass_manager import PassManager
 from tests.passes.golden import read, run
@@ -89,6 +91,84 @@ def test_parts_are_scattered_before_what_computes_on_blocks() -> None:
 }
 """
     assert moved(text) == [("ReduceScatter", "p")]
+
+
+SUMS = """graph @g(%a: f32[16, 64@tp], %w: f32[64@tp, 32], %v: f32[32, 2]) -> (%y) opset 21 {
+  %zero = constant : i64[1] [0]
+  %one = constant : i64[1] [1]
+  %both = constant : i64[2] [0, 1]
+  %p = MatMul(%a, %w) : f32[16, 32]
+  BEHIND
+}
+"""
+FOLLOWING = {
+    "a sum": (["%e = Exp(%p) : f32[16, 32]", "%y = ReduceSum(%e, %one) {keepdims=0} : f32[16]"], [("AllGather", "y")]),
+    "a mean of all": (
+        ["%e = Gelu(%p) : f32[16, 32]", "%y = ReduceMean(%e, %both) : f32[1, 1]"],
+        [("AllReduce", "y")],
+    ),
+    "a maximum behind a Transpose": (
+        [
+            "%e = Tanh(%p) : f32[16, 32]",
+            "%t = Transpose(%e) {perm=[1, 0]} : f32[32, 16]",
+            "%y = ReduceMax(%t, %zero) {keepdims=0} : f32[16]",
+        ],
+        [("AllGather", "y")],
+    ),
+    "a product with a small matrix": (
+        ["%e = Tanh(%p) : f32[16, 32]", "%y = MatMul(%e, %v) : f32[16, 2]"],
+        [("AllGather", "y")],
+    ),
+    "a search": (["%y = ArgMax(%p) {axis=1, keepdims=0} : i64[16]"], [("AllGather", "y")]),
+    "a Slice": (
+        ["%e = Tanh(%p) : f32[16, 32]", "%y = Slice(%e, %zero, %one, %zero) : f32[1, 32]"],
+        [("AllGather", "y")],
+    ),
+    "a Cast to a narrower type": (
+        ["%e = Tanh(%p) : f32[16, 32]", "%y = Cast(%e) {to=10} : f16[16, 32]"],
+        [("AllGather", "y")],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOLLOWING)
+def test_sums_are_scattered_where_something_smaller_follows(what: str) -> None:
+    """Half of what an all_reduce sends, what follows on blocks, and then what it gives."""
+    nodes, after = FOLLOWING[what]
+    text = SUMS.replace("BEHIND", "\n  ".join(nodes))
+    assert moved(text, "complete-sharding,insert-redistribution") == [("ReduceScatter", "p"), *after]
+
+
+def test_sums_are_reduced_where_nothing_smaller_follows() -> None:
+    """A reduce_scatter and an all_gather of as much would be two launches for one."""
+    text = SUMS.replace("BEHIND", "%y = Tanh(%p) : f32[16, 32]")
+    assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "p")]
+
+
+def test_a_sum_is_reduced_before_a_broadcast() -> None:
+    text = """graph @g(%a: f32[1, 64@tp], %w: f32[64@tp, 32]) -> (%y) opset 21 {
+  %s = constant : i64[2] [128, 32]
+  %p = MatMul(%a, %w) : f32[1, 32]
+  %e = Expand(%p, %s) : f32[128, 32]
+  %y = Tanh(%e) : f32[128, 32]
+}
+"""
+    assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "p")]
+
+
+def test_one_gather_serves_transposes() -> None:
+    text = """graph @g(%a: f32[32@tp, 64]) -> (%y, %z, %u) opset 21 {
+  %p = Tanh(%a) : f32[32, 64]
+  %t = Transpose(%p) {perm=[1, 0]} : f32[64, 32]
+  %r = Neg(%t) : f32[64, 32]
+  %y = NonZero(%p) : i64[2, n]
+  %z = NonZero(%t) : i64[2, k]
+  %u = NonZero(%r) : i64[2, l]
+}
+"""
+    ((op_type, name),) = moved(text, "complete-sharding,insert-redistribution")
+    assert op_type == "AllGather"
+    assert name in ("a", "p")
 
 
 def test_two_sums_that_are_added_are_reduced_once() -> None:

@@ -16,6 +16,7 @@ from irpar.ops.collectives import FREE, number_collectives, sent_bytes
 from irpar.pass_manager import PassManager
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh, Sharding
+from tests.test_explanations import check_explained
 from tests.written import model_of_text
 
 from .golden import check, read, run
@@ -208,6 +209,103 @@ def test_what_a_body_reads_is_moved_once_before_it() -> None:
     assert [node.op_type for node in module.graph] == ["AllGather", "If"]
 
 
+LOOP = """graph @g(%a: f32[8@x, 16], %s: f32[8, 16] replicated) -> (%y) opset 21 {
+  %n = constant : i64[] replicated 3
+  %y = Loop(%n, _, %s) {
+    body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %h: f32[8, 16] replicated) -> (%d, %k) {
+      %w = constant : f32[8@x, 16] data("w", 0, 512)
+      %d = Identity(%c) : bool[] replicated
+      %g = irpar.AllGather(%a) {axes=["x"], dim=0, id=0} : f32[8, 16] replicated
+      %v = irpar.AllToAll(%w) {axes=["x"], split_dim=1, concat_dim=0, id=1} : f32[8, 16@x]
+      %u = irpar.AllGather(%v) {axes=["x"], dim=1, id=2} : f32[8, 16] replicated
+      %t = irpar.AllSlice(%h) {axes=["x"], dim=0} : f32[8@x, 16]
+      %r = irpar.AllGather(%t) {axes=["x"], dim=0, id=3} : f32[8, 16] replicated
+      %e = Add(%g, %u) : f32[8, 16] replicated
+      %f = Add(%e, %r) : f32[8, 16] replicated
+      %k = Tanh(%f) : f32[8, 16] replicated
+    }
+  } : f32[8, 16] replicated
+}
+"""
+
+
+def test_collectives_on_what_a_loop_reads_leave_it() -> None:
+    """Those on a constant of the body and on what they give too; those on what a trip makes stay, here to no end."""
+    check(
+        "simplify-collectives",
+        MESH + LOOP,
+        MESH
+        + """graph @g(%a: f32[8@x, 16], %s: f32[8, 16] replicated) -> (%y) opset 21 {
+  %n = constant : i64[] replicated 3
+  %w = constant : f32[8@x, 16] data("w", 0, 512)
+  %g = irpar.AllGather(%a) {axes=["x"], dim=0, id=0} : f32[8, 16] replicated
+  %u = irpar.AllGather(%w) {axes=["x"], dim=0, id=1} : f32[8, 16] replicated
+  %y = Loop(%n, _, %s) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %h: f32[8, 16] replicated) -> (%d, %k) {
+    %d = Identity(%c) : bool[] replicated
+    %e = Add(%g, %u) : f32[8, 16] replicated
+    %f = Add(%e, %h) : f32[8, 16] replicated
+    %k = Tanh(%f) : f32[8, 16] replicated
+  }} : f32[8, 16] replicated
+}
+""",
+    )
+
+
+def test_what_left_a_loop_gives_the_same_numbers() -> None:
+    inline = LOOP.replace('data("w", 0, 512)', 'data("#w", 0, 512)').replace(
+        "%a: f32[8@x, 16]", "%a: f32[8@x, 16], %w: f32[8@x, 16]"
+    )
+    inline = "\n".join(line for line in inline.splitlines() if "%w = constant" not in line)
+    check_same(MESH + inline)
+
+
+BRANCH = """graph @g(%a: f32[8@x, 16], %p: bool[] replicated) -> (%y) opset 21 {
+  %y = If(%p) {
+    then_branch=graph @t() -> (%l) {
+      %n = constant : i64[] replicated 2
+      %z = Neg(%a) : f32[8@x, 16]
+      %o = irpar.AllGather(%z) {axes=["x"], dim=0, id=0} : f32[8, 16] replicated
+      %l = Loop(%n, _, %o) {
+        body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %h: f32[8, 16] replicated) -> (%d, %k) {
+          %d = Identity(%c) : bool[] replicated
+          %g = irpar.AllGather(%a) {axes=["x"], dim=0, id=1} : f32[8, 16] replicated
+          %k = Add(%g, %h) : f32[8, 16] replicated
+        }
+      } : f32[8, 16] replicated
+    },
+    else_branch=graph @e() -> (%q) {
+      %q = irpar.AllGather(%a) {axes=["x"], dim=0, id=2} : f32[8, 16] replicated
+    }
+  } : f32[8, 16] replicated
+}
+"""
+
+
+def test_a_branch_keeps_what_left_a_loop_in_it() -> None:
+    module = run("simplify-collectives", MESH + BRANCH)
+    assert [node.op_type for node in module.graph] == ["If"]
+    then = next(module.graph.first.nested_graphs())
+    assert [node.op_type for node in then] == ["Neg", "AllGather", "AllGather", "Loop"]
+
+
+def test_local_programs_leave_loops_alike() -> None:
+    """Blocks of 4, 4 and 2 rows: two programs, and in both the gather stands before the loop."""
+    text = LOOP.replace("8", "10").replace('data("w", 0, 512)', 'data("w", 0, 640)')
+    text = "\n".join(line for line in text.splitlines() if not any(f"%{name} =" in line for name in "wvu"))
+    text = 'mesh @m = ["x"=3]\n' + text.replace("Add(%g, %u)", "Add(%g, %g)")
+    module = run("localize", text)
+    assert len(module.graphs) == 2
+    for graph in module.graphs:
+        assert not any(node.op_type == "AllGather" for node in graph)
+    PassManager.parse("simplify-collectives").run(module)
+    verify(module)
+    for graph in module.graphs:
+        assert [node.attributes["id"] for node in graph if node.op_type == "AllGather"] == [0]
+        inside = [node for node in graph.walk() if node.op_type == "AllGather" and node.graph is not graph]
+        assert [node.attributes["id"] for node in inside] == [1]
+    check_same(text, "localize,simplify-collectives")
+
+
 SUM = """graph @g(%a: f32[8, 16@x], %b: f32[16@x, 4], %c: f32[16@x, 4]) -> (%y) opset 21 {
   %half = constant : f32[] replicated 0.5
   %p = MatMul(%a, %b) : f32[8, 4] partial(sum: x)
@@ -370,6 +468,83 @@ def test_a_constant_of_which_devices_would_hold_more_stays() -> None:
     )
     for text in (whole, twice):
         assert not PassManager.parse("simplify-collectives").run(read(MESH + text)).changed
+
+
+def test_a_constant_is_written_in_each_way_that_it_is_read() -> None:
+    """Twice 4 kB beside a table of 64 kB. The gather of a vector goes too, that of the table stays."""
+    check(
+        "simplify-collectives",
+        MESH
+        + """graph @g(%a: f32[8, 64], %b: f32[8, 32@x]) -> (%y, %z, %u) opset 21 {
+  %t = constant : f32[512@x, 64] data("w", 0, 131072) from "table"
+  %w = constant : f32[64@x, 32] data("w", 131072, 8192) from "w"
+  %s = constant : f32[32@x] data("w", 139264, 128) from "s"
+  %v = irpar.AllToAll(%w) {axes=["x"], split_dim=1, concat_dim=0, id=0} : f32[64, 32@x]
+  %p = MatMul(%a, %v) : f32[8, 32@x]
+  %q = Add(%p, %s) : f32[8, 32@x]
+  %y = Neg(%q) : f32[8, 32@x]
+  %r = irpar.AllGather(%s) {axes=["x"], dim=0, id=1} : f32[32] replicated
+  %z = Add(%w, %r) : f32[64@x, 32]
+  %m = irpar.AllGather(%t) {axes=["x"], dim=0, id=2} : f32[512, 64] replicated
+  %u = Relu(%m) : f32[512, 64] replicated
+}
+""",
+        MESH
+        + """graph @g(%a: f32[8, 64], %b: f32[8, 32@x]) -> (%y, %z, %u) opset 21 {
+  %t = constant : f32[512@x, 64] data("w", 0, 131072) from "table"
+  %w = constant : f32[64@x, 32] data("w", 131072, 8192) from "w"
+  %s = constant : f32[32@x] data("w", 139264, 128) from "s"
+  %v = constant : f32[64, 32@x] data("w", 131072, 8192) from "w"
+  %r = constant : f32[32] replicated data("w", 139264, 128) from "s"
+  %p = MatMul(%a, %v) : f32[8, 32@x]
+  %q = Add(%p, %s) : f32[8, 32@x]
+  %y = Neg(%q) : f32[8, 32@x]
+  %z = Add(%w, %r) : f32[64@x, 32]
+  %m = irpar.AllGather(%t) {axes=["x"], dim=0, id=0} : f32[512, 64] replicated
+  %u = Relu(%m) : f32[512, 64] replicated
+}
+""",
+    )
+
+
+def test_what_all_constants_take_more_is_bounded() -> None:
+    """Of eight equal weights that are read in two ways, one may be written in both: an eighth more."""
+    lines = []
+    for number in range(8):
+        lines += [
+            f'  %w{number} = constant : f32[64@x, 64] data("w", {number * 16384}, 16384)',
+            f'  %v{number} = irpar.AllToAll(%w{number}) {{axes=["x"], split_dim=1, concat_dim=0, id={number}}} : f32[64, 64@x]',
+            f"  %y{number} = Relu(%v{number}) : f32[64, 64@x]",
+            f"  %z{number} = Relu(%w{number}) : f32[64@x, 64]",
+        ]
+    outputs = ", ".join(f"%{name}{number}" for number in range(8) for name in "yz")
+    module = run("simplify-collectives", MESH + f"graph @g() -> ({outputs}) opset 21 {{\n" + "\n".join(lines) + "\n}\n")
+    assert [node.inputs[0].name for node in module.graph if node.op_type == "AllToAll"] == [
+        f"w{n}" for n in range(1, 8)
+    ]
+    assert len(module.graph.constants) == 9
+
+
+def test_a_weight_that_is_read_in_two_ways_gives_the_same_numbers(tmp_path: Path) -> None:
+    text = """g (float[8, 16] x, float[64, 128] big, float[16, 16] w, float[16] s) => (float[8, 16] y, float[16, 16] z, float[64, 128] b) {
+      p = MatMul(x, w)  y = Add(p, s)  z = Mul(w, s)  b = Relu(big) }"""
+    onnx.save(model_of_text(text, ["w", "s", "big"]), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    cuts = {
+        "w": ["tp", None],
+        "s": ["tp"],
+        "x": [None, None],
+        "y": [None, "tp"],
+        "z": ["tp", None],
+        "big": ["tp", None],
+    }
+    irpar.annotate(module, {**cuts, "b": ["tp", None]})
+    partition = irpar.partition(module, {"tp": 4})
+    assert partition.plan.totals["collectives"] == 0
+    check_explained(partition.plan)
+    partition.verify().check()
+    partition.save(tmp_path / "out")
+    irpar.Partition.open(tmp_path / "out").verify(engine="numpy").check()
 
 
 def test_a_weight_laid_out_anew_gives_the_same_numbers(tmp_path: Path) -> None:
