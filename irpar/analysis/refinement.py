@@ -213,9 +213,13 @@ class _Refinement:
         return [user for user in users if len(users) == 1 and self._may_join(user, change)]
 
     def _leading(self, node: Node, change: Change) -> list[Node]:
-        """The nodes whose only result only this node reads, otherwise than they give it."""
-        makers = (value.node for value in node.inputs if len(value.users) == 1)
+        """The nodes whose only result only this node reads, otherwise than they give it; not those that give sums."""
+        makers = (value.node for value in node.inputs if len(value.users) == 1 and not self._is_partial(value))
         return [maker for maker in makers if maker is not None and self._may_join(maker, change)]
+
+    def _is_partial(self, value: Value) -> bool:
+        lies = self._lies(value)
+        return lies is not None and bool(lies.partial)
 
     def _may_join(self, node: Node, change: Change) -> bool:
         return node not in change and node in self.placements and self._may_change(node)
@@ -231,6 +235,10 @@ class _Refinement:
         seen = {now}
         needs, given = self._around(change)
         lies = [self._of(value, needs, given) for value in view.values]
+        # What reads sums may take blocks of them; what gives them stays as it is.
+        for place, value in enumerate(view.values[: view.operand_count]):
+            if value is not None and value.is_static:
+                lies[place] += _scattered(given.get(value, self._lies(value)), value.shape)
         given_lies = [given.get(value, self._lies(value)) if value else None for value in view.values]
         for way in view.ways:
             for factors, carried in itertools.product(self._factors(way, lies), way.carriable(given_lies)):
@@ -260,7 +268,7 @@ class _Refinement:
             return []
         lies = given.get(value, self._lies(value))
         found = [*needs.get(value, ()), *([lies] if lies else []), *self.needs.get(value, {}).values(), value.sharding]
-        return [*list(dict.fromkeys(sharding.axes for sharding in found))[:MOST_LIES], *_scattered(lies, value.shape)]
+        return list(dict.fromkeys(sharding.axes for sharding in found))[:MOST_LIES]
 
     def _factors(self, view: RuleView, lies: list[list[tuple[Axes, ...]]]) -> Iterator[tuple[Axes, ...]]:
         """What single values suggest, each alone and then joined with what the others suggest beside it."""

@@ -77,4 +77,5 @@ class ConstantWays:
 
 def _bytes(lies: Sharding | None, value: Value) -> float:
     """Of the largest block."""
-    return math.prod(value.shape if lies is None else ceil_shape(lies, value.shape)) * value.dtype.bits / 8
+    bits: int = value.dtype.bits
+    return math.prod(value.shape if lies is None else ceil_shape(lies, value.shape)) * bits / 8
