@@ -135,13 +135,13 @@ FOLLOWING = {
 def test_sums_are_scattered_where_something_smaller_follows(what: str) -> None:
     """Half of what an all_reduce sends, what follows on blocks, and then what it gives."""
     nodes, after = FOLLOWING[what]
-    text = SUMS.replace("BEHIND", "\n  ".join(nodes))
+    text = SUMS.replace("BEHIND", "\n  ".join(nodes) + " replicated")
     assert moved(text, "complete-sharding,insert-redistribution") == [("ReduceScatter", "p"), *after]
 
 
 def test_sums_are_reduced_where_nothing_smaller_follows() -> None:
     """A reduce_scatter and an all_gather of as much would be two launches for one."""
-    text = SUMS.replace("BEHIND", "%y = Tanh(%p) : f32[16, 32]")
+    text = SUMS.replace("BEHIND", "%y = Tanh(%p) : f32[16, 32] replicated")
     assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "p")]
 
 
@@ -150,7 +150,7 @@ def test_a_sum_is_reduced_before_a_broadcast() -> None:
   %s = constant : i64[2] [128, 32]
   %p = MatMul(%a, %w) : f32[1, 32]
   %e = Expand(%p, %s) : f32[128, 32]
-  %y = Tanh(%e) : f32[128, 32]
+  %y = Tanh(%e) : f32[128, 32] replicated
 }
 """
     assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "p")]
