@@ -77,7 +77,7 @@ def _trim_optional(node: Node) -> int:
         How many.
     """
     schema = None if node.callee is not None else schema_of(node.domain, node.op_type, node.version)
-    if schema is None or _gives_statistics(node):
+    if schema is None or _gives_statistics(node) or _reads_past(node, schema):
         return 0
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     kept = len(node.results)
@@ -96,6 +96,12 @@ def _option(schema: "onnx.defs.OpSchema", index: int) -> object:
 def _gives_statistics(node: Node) -> bool:
     """True for a BatchNormalization in training mode, which must have all its results."""
     return node.op_type == "BatchNormalization" and bool(node.attributes.get("training_mode", 0))
+
+
+def _reads_past(node: Node, schema: "onnx.defs.OpSchema") -> bool:
+    """True for an Attention with a cache: ONNX Runtime (1.31) has it only with the cache that it makes of it."""
+    given = zip(schema.inputs, node.operands, strict=False)
+    return any(value is not None and operand.name.startswith("past") for operand, value in given)
 
 
 def _trim_bodies(node: Node) -> int:

@@ -1,5 +1,6 @@
 """insert-redistribution: collectives where a value does not lie as its reader needs it."""
 
+import math
 from dataclasses import dataclass, replace
 
 from irpar.analysis.effects import draws_random_numbers
@@ -51,6 +52,8 @@ class InsertRedistribution(Pass):
 
     def run(self, module: Module) -> PassResult:
         """Insert into the main graph and the bodies in it."""
+        if not 0 <= self.chunk_kb < math.inf:
+            raise IrparError(f"a chunk cannot be {self.chunk_kb} kB", do="give chunk-kb a number of kB, 0 or more")
         flow = completed_flow(module, self.name)
         insertion = _Insertion(module, flow, self)
         count = insertion.run()
@@ -62,7 +65,14 @@ class InsertRedistribution(Pass):
             return network
         if not self.memory_mb >= 0:
             raise IrparError(f"a node cannot hold {self.memory_mb} MB", do="give memory-mb a number of MB, 0 or more")
+        if math.isinf(self.memory_mb):
+            return network
         return replace(network, room=int(self.memory_mb * 10**6))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How far a block on the way may be above the larger of both ends."""
+        return int(self.chunk_kb * 1024)
 
 
 class _Insertion:
@@ -184,7 +194,7 @@ class _Insertion:
             return known
         planned = self._planned(value, value.sharding, target)
         steps = planned.steps
-        if planned.peak_bytes > planned.ends_bytes + self._chunk_bytes:
+        if planned.peak_bytes > planned.ends_bytes + self.options.chunk_bytes:
             reason += f"; uneven blocks leave no way through less than {planned.peak_bytes} bytes a device"
         if value.is_constant and all(step.op == "AllSlice" for step in steps):
             result = self.flow.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
@@ -206,10 +216,6 @@ class _Insertion:
         self.moved[value, target.canonical] = result
         return result
 
-    @property
-    def _chunk_bytes(self) -> int:
-        return int(self.options.chunk_kb * 1024)
-
     def _planned(self, value: Value, source: Sharding, target: Sharding) -> Redistribution:
         return redistribution(
             source,
@@ -218,7 +224,7 @@ class _Insertion:
             value.dtype.bits,
             self.network,
             planner=self.options.planner,
-            chunk_bytes=self._chunk_bytes,
+            chunk_bytes=self.options.chunk_bytes,
         )
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:

@@ -66,7 +66,10 @@ class Levels:
         """What a collective must have in common with those that it is sent with; None where it is sent alone."""
         node = self.nodes[number]
         is_even = "sizes" not in node.attributes
-        if node.op_type not in FUSIBLE or not is_even or not all(v.is_static for v in (*node.inputs, *node.results)):
+        values = *node.inputs, *node.results
+        # To an older Reshape a 0 is the size that was there.
+        is_known = all(value.is_static and 0 not in value.shape for value in values)
+        if node.op_type not in FUSIBLE or not is_even or not is_known:
             return None
         dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
         return node.op_type, collective_axes(node), reduce, dtype, node.phase, self._levels[node]

@@ -132,7 +132,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
                 # infer, such as that of a block which is cut by coordinates.
                 copy.type = UNKNOWN
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
-    _name_results_between(graph)
+    _name_unread_results(graph)
     module = Module(graph, opsets=_known_opsets(graph, opsets))
     module.functions = {function.key: function for function in segment.functions()}
     return to_proto(module, graph, constant=weights.proto)
@@ -159,15 +159,16 @@ def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
     scan.set_attribute("scan_output_axes", Ints(0 if skip else axis for axis, skip in zip(axes, is_empty, strict=True)))
 
 
-def _name_results_between(graph: Graph) -> None:
-    """Let results that nothing reads have names where later ones of the node are read.
+def _name_unread_results(graph: Graph) -> None:
+    """Let results that nothing reads have names where later ones of the node are read, or it is an Attention.
 
-    ONNX Runtime (1.31) crashes on a BatchNormalization in training whose running mean is left out before its variance.
+    ONNX Runtime (1.31) crashes on a BatchNormalization in training whose running mean is left out before its variance,
+    and refuses an Attention that reads a cache and leaves out that which it makes of it.
     """
     for node in graph.walk():
         read = [value.has_uses for value in node.results]
         for index, value in enumerate(node.results):
-            if not read[index] and any(read[index + 1 :]):
+            if not read[index] and (any(read[index + 1 :]) or node.op_type == "Attention"):
                 value.source = value.name
 
 

@@ -173,6 +173,15 @@ def test_batch_normalization_in_training_keeps_its_statistics(check_golden):
     check_golden("dce", text, text)
 
 
+def test_attention_keeps_the_cache_that_it_makes_of_one_it_reads(check_golden):
+    text = """
+        graph @g(%q: f32[1, 2, 3, 4], %k: f32[1, 2, 5, 4]) -> (%y) opset 24 {
+          %y, %m, %v = Attention(%q, %k, %k, _, %k, %k) : f32[1, 2, 3, 4], f32[1, 2, 10, 4], f32[1, 2, 10, 4]
+        }
+        """
+    check_golden("dce", text, text)
+
+
 def test_numbers_stay_the_same(check_numbers):
     module = check_numbers(
         """

@@ -172,3 +172,9 @@ def test_conflicts_are_told_together() -> None:
     (told,) = module.conflicts.values()
     assert (told.value, told.lies, told.node, told.avoid) == ("a; b", "[@tp]", "Relu of a; Relu of b", "do")
     assert told.rematerialized
+
+
+def test_blocks_without_elements_are_sent_alone() -> None:
+    """A 0 in the shape that a Reshape gets would be the size that was there."""
+    empty = two().replace("%b: f32[2, 6] of [4@tp, 6]", "%b: f32[2, 0] of [4@tp, 0]").replace("f32[2, 6]", "f32[2, 0]")
+    assert sent(run("fuse-communication", empty)) == ["AllReduce", "AllReduce"]

@@ -215,3 +215,15 @@ def test_a_bound_is_a_number_of_megabytes(most: str) -> None:
     module = read("""mesh @m = ["p"=4]\ngraph @g(%x: f32[4@p]) -> (%x) opset 21 {\n}""")
     with pytest.raises(IrparError, match="cannot hold"):
         PassManager.parse(f"insert-redistribution{{memory-mb={most}}}").run(module)
+
+
+@pytest.mark.parametrize("chunk", ["-1", "nan", "inf"])
+def test_a_chunk_is_a_number_of_kilobytes(chunk: str) -> None:
+    module = read("""mesh @m = ["p"=4]\ngraph @g(%x: f32[4@p]) -> (%x) opset 21 {\n}""")
+    with pytest.raises(IrparError, match="a chunk cannot be"):
+        PassManager.parse(f"insert-redistribution{{chunk-kb={chunk}}}").run(module)
+
+
+def test_room_without_end_is_no_bound() -> None:
+    module = read("""mesh @m = ["p"=4]\ngraph @g(%x: f32[4@p]) -> (%x) opset 21 {\n}""")
+    PassManager.parse("insert-redistribution{memory-mb=inf}").run(module)

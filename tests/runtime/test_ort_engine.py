@@ -261,3 +261,16 @@ def test_an_operator_set_that_onnx_runtime_does_not_know_yet() -> None:
         np.testing.assert_array_equal(executor.run({"x": x})["y"], -np.maximum(x, 0))
     with pytest.raises(EngineError, match=r"(?s)support for domain ai.onnx is till opset.*numpy"):
         Executor(module(text.replace("OPERATOR", "Celu")), ONE, engine="ort").run({"x": x})
+
+
+def test_an_attention_may_make_a_cache_that_nothing_reads() -> None:
+    text = """
+        mesh @m = ["x"=1]
+        graph local @g(%q: f32[1, 2, 3, 4], %k: f32[1, 2, 5, 4]) -> (%y) opset 23 ranks [0] {
+          %y, %m, %v = Attention(%q, %k, %k, _, %k, %k) : f32[1, 2, 3, 4], f32[1, 2, 10, 4], f32[1, 2, 10, 4]
+        }
+    """
+    given = {"q": np.ones((1, 2, 3, 4), np.float32), "k": np.ones((1, 2, 5, 4), np.float32)}
+    loaded = module(text)
+    with Executor(loaded, ONE, engine="ort") as executor:
+        np.testing.assert_allclose(executor.run(given)["y"], given["q"], rtol=1e-6)

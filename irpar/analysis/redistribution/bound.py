@@ -4,10 +4,13 @@ What remains of a state then is into how many blocks each dim is cut; there are 
 their distance to the goal by one search backwards. The bound is exact for redistributions that need no permutation.
 
     [@x, @y] -> [@y, @x] on x=2, y=4: 2 x 4 -> 4 x 2 blocks, so at least the AllToAll over 2 devices
+
+Dims that the goal cuts into as many blocks are alike: of states that differ only in their order one is searched.
 """
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -29,11 +32,11 @@ def bound_of_bytes(product: int, start: Counts, goal: Counts, whole_bytes: int) 
         whole_bytes: of the whole tensor.
     """
     unit = product * product
-    known = _units(product, start[-1], goal)
+    known = by_counts(_units(product, start[-1], goal), goal)
     mask = (1 << _LAUNCH_BITS) - 1
 
     def bound(counts: Counts) -> int | None:
-        cost = known.get(counts)
+        cost = known(counts)
         if cost is None:
             return None
         return ((cost >> _LAUNCH_BITS) * whole_bytes // unit << _LAUNCH_BITS) + (cost & mask)
@@ -48,7 +51,7 @@ def _units(product: int, partial: int, goal: Counts) -> dict[Counts, int]:
 
 
 def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices: Prices) -> dict[Counts, int]:
-    """The least cost from all counts to the goal.
+    """The least cost from all counts to the goal, by `by_counts`.
 
     Args:
         product: devices along all atoms.
@@ -57,15 +60,17 @@ def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices
         whole_bytes: of the whole tensor.
         prices: what collectives cost.
     """
+    ordered = _order(goal)
     found: dict[Counts, int] = {}
-    queue = [(0, goal)]
-    best = {goal: 0}
+    queue = [(0, ordered(goal))]
+    best = {ordered(goal): 0}
     while queue:
         cost, counts = heapq.heappop(queue)
         if counts in found:
             continue
         found[counts] = cost
         for before, op, n, operand in _before(product, partial, goal, counts, whole_bytes):
+            before = ordered(before)
             more = cost + (prices.least(op, n, operand) if op else 0)
             if before not in found and more < best.get(before, more + 1):
                 best[before] = more
@@ -73,22 +78,58 @@ def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices
     return found
 
 
+def by_counts(known: dict[Counts, int], goal: Counts) -> Bound:
+    """What `distances` to a goal tell of counts in any order."""
+    ordered = _order(goal)
+    seen: dict[Counts, int | None] = {}
+
+    def distance(counts: Counts) -> int | None:
+        if counts not in seen:
+            seen[counts] = known.get(ordered(counts))
+        return seen[counts]
+
+    return distance
+
+
+def _order(goal: Counts) -> Callable[[Counts], Counts]:
+    """Puts counts in one order of those that differ only in the order of dims that are alike."""
+    places = defaultdict[int, list[int]](list)
+    for dim, count in enumerate(goal[:-1]):
+        places[count].append(dim)
+    alike = [dims for dims in places.values() if len(dims) > 1]
+
+    def ordered(counts: Counts) -> Counts:
+        found = list(counts)
+        for dims in alike:
+            for dim, count in zip(dims, sorted(counts[dim] for dim in dims), strict=True):
+                found[dim] = count
+        return tuple(found)
+
+    return ordered if alike else lambda counts: counts
+
+
 def _before(
     product: int, partial: int, goal: Counts, counts: Counts, whole_bytes: int
 ) -> Iterator[tuple[Counts, str, int, int]]:
-    """What leads to counts in one step: the counts before, the operator ("" where it is free), n, its operand."""
+    """What leads to counts in one step: the counts before, the operator ("" where it is free), n, its operand.
+
+    Of dims that are alike now and in the goal, those that come first stand for all.
+    """
     cut = math.prod(counts[:-1])
     size = whole_bytes // cut
     here = counts[-1]
     free = product // (cut * here)
+    classes = defaultdict[tuple[int, int], list[int]](list)
     for dim, count in enumerate(counts[:-1]):
+        classes[goal[dim], count].append(dim)
+    for (_, count), (dim, *_) in classes.items():
+        others = [(alike[alike[0] == dim], many) for (_, many), alike in classes.items() if alike != [dim]]
         for n in divisors(free):
             yield _with(counts, {dim: count * n}), "AllGather", n, size // n
         for n in divisors(count):
             rest = count // n
-            for other, many in enumerate(counts[:-1]):
-                if other != dim:
-                    yield _with(counts, {dim: rest, other: many * n}), "AllToAll", n, size
+            for other, many in others:
+                yield _with(counts, {dim: rest, other: many * n}), "AllToAll", n, size
             if partial % (here * n) == 0:
                 yield _with(counts, {dim: rest, len(counts) - 1: here * n}), "ReduceScatter", n, size * n
         for n in set(prime_factors(count)):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..network import Network
-from .bound import Bound, bound_of_bytes, distances
+from .bound import Bound, bound_of_bytes, by_counts, distances
 from .prices import BytePrices, NetworkPrices, Prices
 from .problem import Names, Problem, refined
 from .search import Effort, Path, Search, weighed
@@ -126,4 +126,5 @@ def _search(problem: Problem, names: Names, network: Network) -> Search:
         bound: Bound = bound_of_bytes(product, start, goal, whole_bytes)
         return Search(problem, space, BytePrices(), bound, orders=False)
     prices: Prices = NetworkPrices(network, names.mesh, names.axes[: len(problem.sizes)], problem.sizes)
-    return Search(problem, space, prices, distances(product, start[-1], goal, whole_bytes, prices).get, orders=True)
+    known = distances(product, start[-1], goal, whole_bytes, prices)
+    return Search(problem, space, prices, by_counts(known, goal), orders=True)

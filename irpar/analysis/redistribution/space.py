@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+MOST_TARGETS = 2000
+"""Numbers of blocks up to which more are looked for that a permutation may lead to: dims or atoms are many."""
+
 Dims = tuple[tuple[int, ...], ...]
 State = tuple[Dims, tuple[int, ...]]
 """The atoms of each dim, major first, and the partial ones, sorted."""
@@ -152,6 +155,8 @@ class Space:
         """Add what an AllToAll, which leads back as well as forth, brings to one of these, for counts that lack one."""
         queue = [states[0] for states in found.values()]
         for state in queue:
+            if len(found) > MOST_TARGETS:
+                return
             for move in self.moves(state):
                 if move.op == "AllToAll" and self.counts(move.after) not in found:
                     found[self.counts(move.after)] = (move.after,)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.analysis.network import BYTES, Network, add_keys, network_of
-from irpar.analysis.redistribution import Step, price, redistribution
+from irpar.analysis.redistribution import Planner, Step, price, redistribution
 from irpar.analysis.redistribution.search import Effort
 from irpar.analysis.redistribution.solution import EFFORTS, forget
 from irpar.ops.collectives import FREE, KINDS
@@ -212,3 +212,14 @@ def test_what_is_far_is_sent_little() -> None:
     inside, across = 2 * 3 / 4 * size / 100e9, 2 / 2 * size / 4 / 1e9
     assert seconds == pytest.approx(inside + across, rel=0.05)
     assert price(source, target, shape, 32)[0] == 2 * 7 * size // 8
+
+
+@pytest.mark.parametrize("planner", ["optimal", "fast"])
+def test_tensors_of_many_dims_on_many_devices_are_planned_in_no_time(planner: Planner) -> None:
+    """There are a million ways to cut ten dims by ten factors of two, up to their order and the order of dims few."""
+    mesh = Mesh({"x": 1024})
+    first, last = Axis.parse("x:(1)32"), Axis.parse("x:(32)32")
+    source = Sharding.replicated(mesh, 10).with_partial([first])
+    target = Sharding.of_axes(mesh, [(), (), (), (first,), (), (last,), (), (), (), ()])
+    found = redistribution(source, target, (64,) * 10, 32, planner=planner)
+    assert [step.op for step in found.steps[:2]] == ["AllSlice", "ReduceScatter"]
