@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from irpar.analysis.fusion import Bucket, Gain, Key, Layout, Levels
+from irpar.analysis.fusion import Bucket, Gain, Key, Layout, Levels, sent_in_order
 from irpar.analysis.network import network_of
 from irpar.ir import Builder, Conflict, Graph, Module, Node, TensorType, Value
 from irpar.ops.collectives import collective_axes, number_collectives
@@ -39,7 +39,11 @@ class FuseCommunication(Pass):
             return PassResult(False)
         gain = Gain(mesh, network, round(self.size_mb * 1e6))
         before = after = 0
-        for bodies in zip(*(list(graph.graphs()) for graph in module.graphs), strict=False):
+        listed = [list(graph.graphs()) for graph in module.graphs]
+        if len({len(graphs) for graphs in listed}) > 1:
+            # A device that holds no elements of what a body computes has no body: only the graphs around are alike.
+            listed = [graphs[:1] for graphs in listed]
+        for bodies in zip(*listed, strict=True):
             buckets = _buckets(module, [Levels(body) for body in bodies], gain)
             before += sum(len(bucket.ids) for bucket in buckets)
             after += len(buckets)
@@ -59,7 +63,7 @@ def _buckets(module: Module, programs: Sequence[Levels], gain: Gain) -> list[Buc
                 alike[keys].append(number)
     buckets = [bucket for numbers in alike.values() for bucket in gain.buckets(numbers, programs)]
     orders = [program.order(buckets) for program in programs]
-    sequences = {tuple(int_attribute(node, "id") for node in order if "id" in node.attributes) for order in orders}
+    sequences = {tuple(int_attribute(node, "id") for node in sent_in_order(order)) for order in orders}
     if not buckets or len(sequences) > 1:
         return []  # Ranks would come to collectives in different orders.
     for program, order in zip(programs, orders, strict=True):

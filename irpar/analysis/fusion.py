@@ -9,7 +9,7 @@ on each other, so that any of it may be sent together.
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,7 +55,7 @@ class Levels:
             level = max((self._levels[before] for before in self.before(node)), default=0)
             if _is_sent(node):
                 self.nodes[int_attribute(node, "id")] = node
-            self._levels[node] = level + any(map(_is_sent, (node, *_inside(node))))
+            self._levels[node] = level + any(sent_in_order([node]))
 
     def before(self, node: Node) -> Iterable[Node]:
         """The nodes of the graph that a node reads, those that bodies in it read included."""
@@ -72,7 +72,8 @@ class Levels:
         if node.op_type not in FUSIBLE or not is_even or not is_known:
             return None
         dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
-        return node.op_type, collective_axes(node), reduce, dtype, node.phase, self._levels[node]
+        facts = node.phase, node.stage, node.place, self._levels[node]
+        return node.op_type, collective_axes(node), reduce, dtype, *facts
 
     def order(self, buckets: Sequence[Bucket]) -> list[Node]:
         """The nodes in an order in which those of a bucket stand together, else as they are as far as it can be.
@@ -113,12 +114,29 @@ class Levels:
         return place[together.get(lead, (lead,))[-1]]
 
 
+def sent_in_order(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The collectives among nodes and in their bodies, in the order in which a device comes to them."""
+    return (each for node in nodes for each in (node, *_inside(node)) if _is_sent(each))
+
+
 def _is_sent(node: Node) -> bool:
     return node.domain == "irpar" and node.op_type in KINDS
 
 
 def _inside(node: Node) -> Iterable[Node]:
     return (inner for body in node.nested_graphs() for inner in body.walk()) if node.attributes else ()
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes of the operand and of the result of a collective."""
+
+    operand: int = 0
+    result: int = 0
+
+    def with_(self, other: "_Sizes") -> "_Sizes":
+        """Of both together."""
+        return _Sizes(self.operand + other.operand, self.result + other.result)
 
 
 @dataclass(frozen=True)
@@ -141,28 +159,36 @@ class Gain:
         """Collectives that could all be sent together, in as few buckets as hold them where that is faster."""
         found: list[Bucket] = []
         open_: list[int] = []
+        held = _Sizes()
         for number in numbers:
-            if not open_ or not self._is_faster([*open_, number], programs):
+            nodes = [program.nodes[number] for program in programs]
+            largest = max(nodes, key=lambda node: value_bytes(node.inputs[0]))
+            own = _Sizes(value_bytes(largest.inputs[0]), value_bytes(largest.results[0]))
+            if not open_ or not self._is_faster(largest, held, own, is_second=len(open_) == 1):
                 found += [Bucket(tuple(open_))] * (len(open_) > 1)
-                open_ = []
+                open_, held = [], _Sizes()
             open_.append(number)
+            held = held.with_(own)
         return found + [Bucket(tuple(open_))] * (len(open_) > 1)
 
-    def _is_faster(self, numbers: Sequence[int], programs: Sequence[Levels]) -> bool:
-        """Whether the last of some collectives goes faster with the others, in the program with the largest blocks."""
-        nodes = [max((p.nodes[n] for p in programs), key=lambda node: value_bytes(node.inputs[0])) for n in numbers]
-        operands = [value_bytes(node.inputs[0]) for node in nodes]
-        results = [value_bytes(node.results[0]) for node in nodes]
-        if max(sum(operands), sum(results)) > self.most_bytes:
+    def _is_faster(self, node: Node, held: "_Sizes", own: "_Sizes", *, is_second: bool) -> bool:
+        """Whether a collective goes faster with those that are together already.
+
+        Args:
+            node: the collective, in the program with the largest blocks.
+            held, own: sizes of those, and its own.
+            is_second: there is one, which was not to be copied before.
+        """
+        both = held.with_(own)
+        if max(both.operand, both.result) > self.most_bytes:
             return False
-        kind, axes = KINDS[nodes[0].op_type], collective_axes(nodes[0])
-        apart = self._seconds(kind, axes, sum(operands[:-1])) + self._seconds(kind, axes, operands[-1])
-        together = self._seconds(kind, axes, sum(operands))
-        copied = operands[-1] + results[-1]
-        if len(nodes) == 2:
-            copied += operands[0] + results[0]
+        kind, axes = KINDS[node.op_type], collective_axes(node)
+        apart = self._seconds(kind, axes, held.operand) + self._seconds(kind, axes, own.operand)
+        together = self._seconds(kind, axes, both.operand)
+        copied = both if is_second else own
         device = self.network.device
-        return together + (device.seconds(0, 2 * copied) if device is not None else 0) < apart
+        copying = device.seconds(0, 2 * (copied.operand + copied.result)) if device is not None else 0
+        return together + copying < apart
 
     def _seconds(self, kind: str, axes: tuple[Axis, ...], size: int) -> float:
         return self.network.seconds(kind, axes, size, self.mesh)

@@ -1,13 +1,12 @@
-import itertools
-
 import numpy as np
+import onnx
 import pytest
 
 import irpar
-from irpar import models
 from irpar.ir import Conflict, Module
 from irpar.runtime.executor import Executor
 from irpar.sharding import IrparError, Mesh
+from tests.written import model_of_text
 
 from .golden import check, read, run, run_pipeline
 
@@ -105,8 +104,8 @@ def several(op: str, attributes: str, shapes: list[tuple[list[int], list[int]]])
 def shapes_of(op: str, dims: int = 3) -> list[tuple[list[int], list[int]]]:
     """One shape for each dim that is gathered or scattered."""
     found = []
-    for dim, last in itertools.product(range(dims), (5,)):
-        small, large = [2, 4, last], [2, 4, last]
+    for dim in range(dims):
+        small, large = [2, 4, 5], [2, 4, 5]
         large[dim] *= 3
         found.append({"AllReduce": (small, small), "AllGather": (small, large), "ReduceScatter": (large, small)}[op])
     return found
@@ -137,9 +136,8 @@ def test_the_values_are_the_same(op: str, attributes: str, engine: str) -> None:
 def ranks(module: Module, blocks: list[list[np.ndarray]], engine: str) -> list[np.ndarray]:
     """What every rank has in the end: its inputs are slices of whole ones, chosen by its coordinates."""
     for value in module.graph.inputs:
-        dim = next(n for n, size in enumerate(value.shape))
-        value.sharding = irpar.Sharding.of_spec(module.mesh, [["tp"] if n == dim else None for n in range(3)])
-        value.global_shape = tuple(size * (3 if n == dim else 1) for n, size in enumerate(value.shape))
+        value.sharding = irpar.Sharding.of_spec(module.mesh, [["tp"], None, None])
+        value.global_shape = (value.shape[0] * 3, *value.shape[1:])
     for value in module.graph.outputs:
         value.sharding = irpar.Sharding.of_spec(module.mesh, [["tp"], None, None])
         value.global_shape = (value.shape[0] * 3, *value.shape[1:])
@@ -151,17 +149,44 @@ def ranks(module: Module, blocks: list[list[np.ndarray]], engine: str) -> list[n
         return list(executor.run(inputs).values())
 
 
-@pytest.mark.parametrize("network", ["h100-nvlink-ib", "cpu-ethernet"])
-def test_programs_of_uneven_blocks_and_bodies_keep_their_order(network: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    for family, settings in (("gpt", {"batch": 5}), ("control", {"kind": "loop"})):
-        path = tmp_path / f"{family}.onnx"
-        models.save(path, family, **settings)
-        module = irpar.load(path)
-        irpar.annotate(module, models.annotations(family, **settings))
-        partition = irpar.partition(module, Mesh({"dp": 2, "tp": 3}), network=network)
-        partition.verify(engine="numpy").check()
-        log = partition.executor("numpy").log
-        assert log.differences(partition.plan.collectives) == []
+UNEVEN = """
+g (float[5, 64] x, float[64, 32] w1, float[64, 32] w2) => (float[5, 32] y, float[5, 32] z) {
+  p = MatMul(x, w1)  q = MatMul(x, w2)  y = Relu(p)  z = Exp(q)
+}
+"""
+
+
+def test_programs_of_uneven_blocks_merge_alike(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    onnx.save(model_of_text(UNEVEN), tmp_path / "m.onnx")
+    module = irpar.load(tmp_path / "m.onnx")
+    cuts = {"x": ["dp", None], "w1": [None, "tp"], "w2": [None, "tp"], "y": ["dp", None], "z": ["dp", None]}
+    irpar.annotate(module, cuts)
+    partition = irpar.partition(module, Mesh({"dp": 2, "tp": 2}), network="h100-nvlink-ib")
+    assert len(partition.module.graphs) == 2
+    assert [entry["kind"] for entry in partition.plan.collectives] == ["all_gather"]
+    partition.verify(engine="numpy").check()
+    log = partition.executor("numpy").log
+    assert log.differences(partition.plan.collectives) == []
+
+
+BODY = """
+module {network="h100-nvlink-ib"}
+mesh @m = ["tp"=2]
+graph local @g(%n: i64[] of [] replicated, %a: f32[4] of [8@tp], %b: f32[6] of [12@tp]) -> (%x, %y) opset 21 ranks [0, 1] {
+  %x, %y = Loop(%n, _, %a, %b) {body=graph @b(%i: i64[], %go: bool[], %s: f32[4], %t: f32[6]) -> (%go, %c, %d) {
+      %p = Neg(%s) : f32[4]
+      %c = irpar.AllReduce(%p) {axes=["tp"], reduce="max", id=0} : f32[4]
+      %q = Abs(%t) : f32[6]
+      %d = irpar.AllReduce(%q) {axes=["tp"], reduce="max", id=1} : f32[6]
+    }} : f32[4], f32[6]
+}
+"""
+
+
+def test_bodies_merge_what_is_in_them() -> None:
+    module = read(BODY)
+    run_pipeline("fuse-communication", module)
+    assert [node.op_type for node in module.graph.walk() if node.domain == "irpar"] == ["AllReduce"]
 
 
 def test_conflicts_are_told_together() -> None:
