@@ -64,6 +64,7 @@ class Result:
         case: the contents of its file.
         sent: bytes that a device sends; None where irpar refused.
         launches: collectives where launches cost time.
+        sent_then: bytes that a device sends there.
         largest: the largest difference of the outputs; None where nothing was computed.
         fault: what is wrong: a refusal, other numbers, an output that lies otherwise; "" where nothing is.
         seconds: to load, annotate and partition.
@@ -72,6 +73,7 @@ class Result:
     case: dict[str, Any]
     sent: int | None
     launches: int
+    sent_then: int
     largest: float | None
     fault: str
     seconds: float
@@ -117,17 +119,17 @@ def measure(folder: Path, name: str, options: argparse.Namespace) -> Result:
         partition = cut(folder, case, options.network, pipeline)
         seconds = time.perf_counter() - start
         largest, faults = None, misplaced(partition, case)
-        swift = cut(folder, case, options.latency, pipeline)
-        faults += misplaced(swift, case)
+        by_latency = cut(folder, case, options.latency, pipeline)
+        faults += misplaced(by_latency, case)
         if not options.no_run and case["numerics"]:
-            found = [each.verify(inputs_of(case)) for each in (partition, swift)]
+            found = [each.verify(inputs_of(case)) for each in (partition, by_latency)]
             largest = max(verified.largest for verified in found)
             if not all(verified.is_equal for verified in found):
                 faults.append("OTHER NUMBERS")
     except irpar.IrparError as error:
-        return Result(case, None, 0, None, f"refused: {error.what}", time.perf_counter() - start)
-    sent, launches = partition.plan.totals["sent_bytes"], swift.plan.totals["collectives"]
-    return Result(case, sent, launches, largest, "; ".join(faults), seconds)
+        return Result(case, None, 0, 0, None, f"refused: {error.what}", time.perf_counter() - start)
+    sent, then = partition.plan.totals["sent_bytes"], by_latency.plan.totals
+    return Result(case, sent, then["collectives"], then["sent_bytes"], largest, "; ".join(faults), seconds)
 
 
 def cut(folder: Path, case: dict[str, Any], network: str, pipeline: str) -> irpar.Partition:
@@ -165,7 +167,7 @@ def print_group(group: str, results: Sequence[Result]) -> None:
     met = sum(result.is_ok for result in results)
     print(f"\n{group}: {met} of {len(results)} at or below XLA")
     names = "".join(f"{name:>12}" for name in ("irpar", "GSPMD", "Shardy", "DTensor", "best known"))
-    print(f"  {'':30}{names}{'launches':>10}{'XLA':>5}{'s':>7}")
+    print(f"  {'':30}{names}{'launches':>10}{'XLA':>5}{'bytes then':>13}{'s':>7}")
     for result in results:
         sent = result.case["sent_bytes"]
         columns = (result.sent, sent["xla_gspmd"], sent["xla_shardy"], sent["dtensor"], sent["best_known"])
@@ -173,6 +175,7 @@ def print_group(group: str, results: Sequence[Result]) -> None:
         launches = f"{result.launches:>10}{result.case.get('xla_launches_if_combined', '-'):>5}"
         words = ["ok" if result.is_ok else "worse"]
         words += ["below XLA"] * result.is_below + ["more launches"] * result.has_more_launches + [result.fault]
+        launches += f"{result.sent_then:>13,}"
         print(f"  {result.case['name']:30}{texts}{launches}{result.seconds:>7.2f}  {'  '.join(words).rstrip()}")
 
 
