@@ -177,7 +177,7 @@ class _Split:
         result, node = picked.value, picked.node
         atoms = Atoms(value.shape)
         atoms.dims = [list(dim) for dim in fused.dims]
-        place, unit, _ = atoms.dims[fused.place][0]
+        ((place, unit, _),) = fused.dims[fused.place]
         count = (picked.stop - picked.start) // unit
         atoms.dims[fused.place] = [(place, unit, count)] if count > 1 else []
         assert node.graph is not None

@@ -58,8 +58,8 @@ class FusedWeight:
             weight itself is taken apart.
         path: these, and the Reshape and Transpose nodes behind and between them, each reading the one before.
         picked: what is taken of the last, in order of columns; parts of the same columns are equal.
-        dims: the pieces of each dim of what is taken apart, as `Atoms` names them.
-        place: the dim along which it is taken apart.
+        dims: the pieces of each dim of what is taken apart, as `Atoms` names them, neighbours joined.
+        place: the dim along which it is taken apart; it is one piece.
     """
 
     weight: Value
@@ -191,7 +191,7 @@ def _of_itself(weight: Value) -> FusedWeight | None:
     for dim, size in enumerate(weight.shape):
         picked = _all_picked(weight, dim, 1) if size > 1 else None
         if picked:
-            return FusedWeight(weight, dim, (), (), (), picked, tuple(map(tuple, atoms.dims)), dim)
+            return FusedWeight(weight, dim, (), (), (), picked, _joined_dims(atoms), dim)
     return None
 
 
@@ -272,8 +272,7 @@ def _taken_apart(
         at, unit = _major(atoms, place, size)
         picked = None if at is None else _all_picked(value, at, unit)
         if picked:
-            dims = tuple(map(tuple, atoms.dims))
-            return FusedWeight(weight, dim, start, tuple(steps), tuple(path), picked, dims, at or 0)
+            return FusedWeight(weight, dim, start, tuple(steps), tuple(path), picked, _joined_dims(atoms), at or 0)
         reader = _only_reader(value)
         if reader is None or reader.domain:
             return None
@@ -296,6 +295,10 @@ def _major(atoms: Atoms, place: int, size: int) -> tuple[int | None, int]:
         if len(pieces) == 1 and pieces[0][0] == place and pieces[0][1] * pieces[0][2] == size:
             return at, pieces[0][1]
     return None, 0
+
+
+def _joined_dims(atoms: Atoms) -> tuple[tuple[Atom, ...], ...]:
+    return tuple(tuple(joined(dim)) for dim in atoms.dims)
 
 
 # -- what takes sections ------------------------------------------------------------------------------------------

@@ -187,6 +187,12 @@ NUMBERS = {
         <float[3, 3, 5] w = {WEIGHT}, int64[1] last = {-1}, int64[2] sizes = {1, 2}, int64[1] one = {1}> {
           e = Gather<axis = 0>(w, i)  p = MatMul(e, x)  r = Squeeze(p, last)
           gate, up = Split<axis = 1>(r, sizes)  m = ReduceSum(up, one)  y = Mul(gate, m) }""",
+    "dims that become one again, elsewhere": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[2, 5] x) => (float[1, 2, 1] q, float[3, 2, 1] k, float[5, 2, 1] v)
+        <float[5, 9] w = {WEIGHT}, int64[4] apart = {2, 3, 3, 1}, int64[3] together = {9, 2, 1}, int64[3] sizes = {1, 3, 5}> {
+          p = MatMul(x, w)  a = Reshape(p, apart)  t = Transpose<perm = [1, 2, 0, 3]>(a)  r = Relu(t)
+          m = Reshape(r, together)  q, k, v = Split<axis = 0>(m, sizes) }""",
     "numbers for each row and for all, and a Reshape": """
         <ir_version: 10, opset_import: ["" : 21]>
         g (float[3, 6, 5] x) => (float[3, 6, 1, 3] q, float[3, 6, 1, 3] k, float[3, 6, 1, 3] v)
@@ -195,7 +201,7 @@ NUMBERS = {
           p = MatMul(x, w)  h = Mul(half, p)  a = Add(h, b)  o = Sub(row, a)  c = Reshape(o, apart)  n = Neg(c)
           q, k, v = Split<axis = 2, num_outputs = 3>(n) }""",
 }
-SHAPES = dict(zip(NUMBERS, [(6, 5), (2, 5, 4, 4), (4, 5, 1), (3, 6, 5)], strict=True))
+SHAPES = dict(zip(NUMBERS, [(6, 5), (2, 5, 4, 4), (4, 5, 1), (2, 5), (3, 6, 5)], strict=True))
 
 
 def _numbers(count, scale):
