@@ -90,6 +90,22 @@ def partition(
     manager = pipeline if isinstance(pipeline, PassManager) else PassManager.parse(pipeline or DEFAULT_PIPELINE)
     if not module.graph.outputs:
         raise IrparError("the model has no outputs, so there is nothing to compute", do="export it again with outputs")
+    work = _prepared(module, mesh, network)
+    work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
+    source = source_of(module)
+    original, passes = _run_passes(manager, work)
+    made = Partition._made(module, work, str(manager), source, original, passes)
+    if max_redistribution_mb is not None:
+        from irpar.move_limit import check_moves
+
+        check_moves(work, made.plan, max_redistribution_mb, lambda: _prepared(module, mesh, network), manager.passes)
+    return made
+
+
+def _prepared(
+    module: Module, mesh: Mesh | Mapping[str, int] | str | None, network: "str | Path | Network | None"
+) -> Module:
+    """A copy of a module with all that `partition` was told of it."""
     work = clone_module(module)
     if network is not None:
         from irpar.network_file import find_network
@@ -99,15 +115,7 @@ def partition(
         if work.annotations:
             know_ranks(work)
         work.set_mesh(Mesh.parse(mesh) if isinstance(mesh, str) else mesh if isinstance(mesh, Mesh) else Mesh(mesh))
-    work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
-    source = source_of(module)
-    original, passes = _run_passes(manager, work)
-    made = Partition._made(module, work, str(manager), source, original, passes)
-    if max_redistribution_mb is not None:
-        from irpar.move_limit import check_moves
-
-        check_moves(work, made.plan, max_redistribution_mb)
-    return made
+    return work
 
 
 def _run_passes(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":

@@ -1,15 +1,18 @@
 """--max-redistribution-mb: an unexpected large move is an error that names its cause, and nothing is written."""
 
+import json
+import re
 from pathlib import Path
 
 import onnx
 import pytest
 
 import irpar
+from irpar import move_advice
 from irpar.move_limit import LargeMoveError
 
 from .command_line import call
-from .written import model_of_text
+from .written import Specs, model_of_text
 
 
 @pytest.fixture
@@ -38,7 +41,8 @@ def test_the_error_names_the_tensor_both_sides_and_the_way_out(path: Path) -> No
     assert f"sends {entry['sent_bytes'] / 1000:.3g} kB a device" in text
     conflict = entry["conflict"]
     assert conflict["value"] in text
-    for told in (conflict["because"], conflict["needed_because"], conflict["avoid"], "--max-redistribution-mb"):
+    allowed = f"--max-redistribution-mb {entry['sent_bytes'] / 1e6!r}"
+    for told in (conflict["because"], conflict["needed_because"], allowed):
         assert told
         assert told in text
 
@@ -101,3 +105,74 @@ def test_the_command_writes_nothing(capsys: pytest.CaptureFixture[str], path: Pa
     code, _, _ = call(capsys, *words, "1")
     assert code == 0
     assert (tmp_path / "out" / "plan.json").exists()
+
+
+WAY = re.compile(r'annotate "([^"]*)" as (\[.*?\])(?= and | \()|leave out the annotation "([^"]*)"')
+
+
+def followed(advice: str, specs: Specs) -> Specs:
+    """The annotations, changed as one way out says."""
+    changed = dict(specs)
+    for name, spec, left_out in WAY.findall(advice):
+        if left_out:
+            del changed[left_out]
+        else:
+            changed[name] = json.loads(re.sub(r"[a-z]\w*", lambda w: w[0] if w[0] == "null" else f'"{w[0]}"', spec))
+    return changed
+
+
+def partitioned(path: Path, specs: Specs, most_mb: float | None) -> irpar.Partition:
+    module = irpar.load(path)
+    irpar.annotate(module, specs)
+    return irpar.partition(module, "tp=4", max_redistribution_mb=most_mb)
+
+
+def ways_out(path: Path, specs: Specs, most_mb: float) -> list[str]:
+    """What the error says to do, but for allowing more."""
+    with pytest.raises(LargeMoveError) as raised:
+        partitioned(path, specs, most_mb)
+    return raised.value.do.split(", or allow more")[0].split(", or ")
+
+
+def test_each_way_out_that_is_told_is_one(path: Path) -> None:
+    specs: Specs = {"w": [None, "tp"], "x": ["tp", None], "y": ["tp", None]}
+    ways = ways_out(path, specs, 0.001)
+    assert len(ways) == 2
+    for way in ways:
+        assert "(tried: a device then sends" in way
+        partitioned(path, followed(way, specs), 0.001)
+
+
+@pytest.mark.parametrize("said", ["b*.w", None])
+def test_the_same_move_of_all_layers_is_spared_by_one_way_out(tmp_path: Path, said: str | None) -> None:
+    """Three layers: their rows are cut, and their weights by columns; with a glob, and each by its name."""
+    names = [f"b{n}.w" for n in range(3)]
+    text = "g (float[64, 64] x, float[64, 64] {}, float[64, 64] {}, float[64, 64] {}) => (float[64, 64] y)"
+    body = "{{ a = MatMul(x, {}) b = MatMul(a, {}) y = MatMul(b, {}) }}"
+    path = tmp_path / "layers.onnx"
+    onnx.save(model_of_text((text + body).format(*(f'"{name}"' for name in names * 2)), names), path)
+    rows: Specs = {"x": ["tp", None], "y": ["tp", None]}
+    specs: Specs = rows | {name: [None, "tp"] for name in ([said] if said else names)}
+    first, *_ = ways_out(path, specs, 0)
+    if said:
+        assert first.startswith(f'annotate "{said}" as [null, null] (')
+    assert "remain above" not in first
+    partitioned(path, followed(first, specs), 0)
+
+
+def test_what_no_other_annotation_spares_is_said_to_be_so(tmp_path: Path) -> None:
+    text = "g (float[64, 64] x) => (float[64, 64] y) { a = Softmax<axis=0>(x) y = Softmax<axis=1>(a) }"
+    onnx.save(model_of_text(text), tmp_path / "model.onnx")
+    specs: Specs = {"x": [None, "tp"], "y": ["tp", None]}
+    sent = partitioned(tmp_path / "model.onnx", specs, None).plan.collectives[0]["sent_bytes"]
+    with pytest.raises(LargeMoveError) as raised:
+        partitioned(tmp_path / "model.onnx", specs, 0)
+    assert f"--max-redistribution-mb {sent / 1e6!r}" in raised.value.do
+    partitioned(tmp_path / "model.onnx", specs, sent / 1e6)
+
+
+def test_a_large_model_is_not_planned_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(move_advice, "_MOST_NODES", 0)
+    with pytest.raises(LargeMoveError, match="too large a model to try") as raised:
+        irpar.partition(torn(path), "tp=4", max_redistribution_mb=0)
+    assert "may avoid it" in raised.value.do

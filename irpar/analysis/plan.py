@@ -146,7 +146,7 @@ def make_plan(
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
     part_of = {rank: part for part in parts for rank in part.ranks}
-    collectives = _collectives(module, mesh)
+    collectives = collective_entries(module, mesh)
     graph = module.graph
     return Plan(
         source=source,
@@ -198,8 +198,8 @@ def _whole_dims(value: Value) -> list[int | None]:
     return [dim if isinstance(dim, int) else None for dim in dims or ()]
 
 
-def _collectives(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
-    """One entry for each id, the sizes being the most that any program has."""
+def collective_entries(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
+    """The entries of `collectives`: one for each id, the sizes being the most that any program has."""
     found: dict[int, dict[str, Any]] = {}
     for graph in module.graphs:
         for node in graph.walk():

@@ -242,7 +242,7 @@ class Reasons:
         annotated = self.module.annotated
         ways = []
         if value.name in annotated or is_direct:
-            ways.append(f'annotate "{value.source_name}" as {_spec_text(wanted)}')
+            ways.append(f'annotate "{value.source_name}" as {spec_text(wanted)}')
         origins = dict.fromkeys(side.origin for side in reversed(sides) if side.origin != value.name)
         named = [name for name in origins if name is not None and name in annotated]
         if value.name in annotated and len(named) < len(sides) and not is_direct:
@@ -250,7 +250,7 @@ class Reasons:
         ways += [
             f"leave out the annotation {title}" for title in dict.fromkeys(annotated[name].title for name in named)
         ]
-        return ", or ".join(ways) or f'annotate "{value.source_name}" as {_spec_text(wanted)}'
+        return ", or ".join(ways) or f'annotate "{value.source_name}" as {spec_text(wanted)}'
 
     # -- sums -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ def _names(sharding: Sharding | None) -> set[str]:
     return set() if sharding is None else {axis.name for axis in sharding.all_axes}
 
 
-def _spec_text(sharding: Sharding) -> str:
+def spec_text(sharding: Sharding) -> str:
     """As a --shardings file writes it."""
     dims = ["null" if not cut else f"[{', '.join(map(str, cut))}]" for cut in sharding.axes]
     return f"[{', '.join(dims)}]"

@@ -147,7 +147,7 @@ def _told(entry: Entry) -> str:
         f"is needed as {conflict['needed']}"
         + (f": {conflict['needed_because']}" if conflict["needed_because"] else ""),
         f"resolved by {how}",
-        f"to avoid it: {conflict['avoid']}",
+        f"{'to' if conflict['rematerialized'] else 'what may'} avoid it: {conflict['avoid']}",
     ]
     return "\n".join(lines)
 
