@@ -193,14 +193,23 @@ def _all_candidates(plan: _Plan, most_mb: float) -> Iterator[_Changes]:
     first = plan.moves[0]
     large = [move for move in plan.moves if move.sent_bytes / MEGABYTE > most_mb]
     alike = [move for move in large if _shape_of_name(move) == _shape_of_name(first)]
-    for wanted in (lambda move: move.target, lambda move: move.value.sharding):
-        if (single := _annotation(plan.module, first, wanted(first))) is None:
+    for wanted in (_end, _start):
+        single = _annotation(plan.module, first, wanted(first))
+        if single is None:
             continue
         yield (single,)
         if len(alike) > 1:
             yield from _for_all(plan.module, alike, single, wanted)
     for title in _origins(plan.module, first):
         yield (_LeaveOut(title),)
+
+
+def _start(move: Move) -> Sharding | None:
+    return move.value.sharding
+
+
+def _end(move: Move) -> Sharding | None:
+    return move.target
 
 
 def _for_all(
