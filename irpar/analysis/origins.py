@@ -8,13 +8,14 @@ Completion logs what it does as it does it. What it then decides otherwise (cons
 what only the way a node runs decides (parts of sums), is traced here in the completed graph.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from irpar.ir import Decision, Module, Node, Value
 from irpar.ops import Kind
-from irpar.sharding import Mesh, Reduction, Sharding, filled_blocks
+from irpar.sharding import Axis, Reduction, Sharding, filled_blocks
 
 from .flow import Flow
 from .placement import Placement, RuleView, why_whole
@@ -55,35 +56,72 @@ def cutting_names(sharding: Sharding | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(axis.name for axis in axes))
 
 
-def why_given_up(node: Node, placement: Placement, tensor: int, mesh: Mesh, lies: Sharding, needed: Sharding) -> str:
-    """Why a node cannot take or give a value as it lies; "" where it could, and another way sends less.
+def why_given_up(
+    node: Node, view: RuleView | None, placement: Placement, tensor: int, lies: Sharding, needed: Sharding
+) -> str:
+    """Why a node cannot take or give a value as it lies; "" where one of its ways could, and another costs less.
 
     Args:
-        node: with its placement.
+        node: the node.
+        view: its rule, with all of its ways; None where it must run whole.
+        placement: how it runs.
         tensor: number of the value among the operands and results.
-        mesh: of its shardings.
         lies, needed: how the value lies, and how the node takes or gives it.
     """
-    if placement.rule is None:
+    if placement.rule is None or view is None:
         return f"{node.title} needs it whole ({why_whole(node)})"
-    view = RuleView(node, placement.rule, mesh)
-    value = view.values[tensor]
-    assert value is not None
-    for dim, (cut, kept) in enumerate(zip(lies.axes, needed.axes, strict=True)):
-        if not cut or cut == kept:
-            continue
-        parts = view.tensors[tensor][dim]
-        if not parts or any(placement.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE) for factor in parts):
-            return f"{node.title} needs dim {dim} of it whole"
-        count, size = mesh.group_size(cut), value.shape[dim]
-        if filled_blocks(size, count) < count and not all(placement.rule.accepts_empty[factor] for factor in parts):
-            return f"{size} over {count} leaves a rank without elements, on which {node.op_type} cannot run"
-        only = [cut if other == dim else () for other in range(lies.rank)]
-        found = view.project(tensor, only)
-        if sum(len(axes) for axes in found.values()) < len(cut):
-            sizes = "x".join(str(placement.rule.sizes[factor]) for factor in parts)
-            return f"dim {dim}, {size} over {count}, has no blocks of the {sizes} that {node.title} takes it for"
+    for dim, cut in _given_up(lies, needed):
+        is_whole = f"{node.title} needs dim {dim} of it whole"
+        whys = [_why_not(way, tensor, dim, cut) for way in view.ways]
+        if all(why is not None for why in whys):
+            return next((why for why in whys if why), is_whole)
     return ""
+
+
+def why_dearer(view: RuleView | None, tensor: int, lies: Sharding, needed: Sharding) -> str:
+    """That a node could take or give a value as it lies, where nothing but the cost is against it.
+
+    Args:
+        view, tensor, lies, needed: as of `why_given_up`.
+    """
+    for dim, _ in _given_up(lies, needed) if view is not None else ():
+        assert view is not None
+        instead = "move it" if needed.axes[dim] or cutting_names(needed) else "bring it together"
+        return f"{view.node.title} could work along dim {dim} of it, at a greater cost than to {instead}"
+    return "that sends least"
+
+
+def _given_up(lies: Sharding, needed: Sharding) -> Iterator[tuple[int, tuple[Axis, ...]]]:
+    """The dims, and what cuts them, that lie otherwise than they are needed."""
+    for dim, (cut, kept) in enumerate(zip(lies.axes, needed.axes, strict=True)):
+        if cut != kept and lies.mesh.group_size(cut) > 1:
+            yield dim, cut
+
+
+def _why_not(view: RuleView, tensor: int, dim: int, cut: tuple[Axis, ...]) -> str | None:
+    """Why a way to run a node has no blocks of a dim; None where it has, "" where it needs the dim whole."""
+    parts, rule, mesh = view.tensors[tensor][dim], view.rule, view.mesh
+    count = mesh.group_size(cut)
+    found = view.project(tensor, [cut if other == dim else () for other in range(len(view.tensors[tensor]))])
+    if math.prod(mesh.group_size(axes) for axes in found.values()) == count:
+        return None
+    sizes = [rule.sizes[factor] for factor in parts]
+    cut_sizes = [mesh.group_size(found.get(factor, ())) for factor in parts]
+    stop = next((n for n, (size, blocks) in enumerate(zip(sizes, cut_sizes, strict=True)) if size != blocks), None)
+    if stop is None:
+        return ""
+    left = count // math.prod(cut_sizes[:stop])
+    if rule.kinds[parts[stop]] in (Kind.REPLICATE, Kind.PERMUTE) and parts[stop] not in view.program_factors:
+        if math.prod(sizes[:stop]) == 1:
+            return ""
+        sizes[stop], left = math.prod(sizes[:stop]), count
+    inside = "x".join(str(rule.sizes[factor]) for factor in parts if rule.sizes[factor] > 1)
+    if "x" in inside:
+        return f"{view.node.title} takes dim {dim} of it as {inside}, and {sizes[stop]} do not divide over {left}"
+    if filled_blocks(sizes[stop], left) < left:
+        told = f"{sizes[stop]} over {left} leaves a rank without elements"
+        return f"dim {dim}, {told}, on which {view.node.title} cannot run"
+    return f"dim {dim}, {sizes[stop]} over {left}, has no equal blocks, which {view.node.title} needs"
 
 
 class _Origins:
@@ -256,7 +294,9 @@ class _Origins:
             if operand is None or needed is None or operand.sharding is None or operand.is_constant:
                 continue
             if cutting_names(operand.sharding) and not cutting_names(needed):
-                why = why_given_up(node, placement, tensor, self.mesh, operand.sharding, needed) or "that sends least"
+                view = self.flow.rule(node)
+                why = why_given_up(node, view, placement, tensor, operand.sharding, needed)
+                why = why or why_dearer(view, tensor, operand.sharding, needed)
                 return Decision(f"{node.title} reads %{operand.name} whole: {why}", operand.name)
             if first is None:
                 first = Decision(f"nothing cuts %{operand.name}, which {node.title} reads", operand.name)

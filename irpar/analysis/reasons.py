@@ -8,7 +8,7 @@ from irpar.ops import Kind
 from irpar.sharding import Axis, Sharding
 
 from .flow import Flow
-from .origins import VERBS, why_given_up
+from .origins import VERBS, why_dearer, why_given_up
 from .placement import Placement
 from .redistribution import Step
 
@@ -174,8 +174,8 @@ class Reasons:
         contested = _contested(lies, needed)
         own = self._annotation(value, contested)
         if value in node.inputs:
-            return own, self._other_side(node, value, needed, lies) or Side("that sends least")
-        mine = self._other_side(node, value, lies, needed) or Side("that sends least")
+            return own, self._other_side(node, value, needed, lies)
+        mine = self._other_side(node, value, lies, needed)
         return mine, self._side_of_readers(value, needed, contested) or own
 
     def _annotation(self, value: Value, contested: set[str]) -> Side:
@@ -184,20 +184,21 @@ class Reasons:
         axis = next((axis.name for axis in value.sharding.all_axes if axis.name in contested), None)
         return Side(self.origins.because(value, axis).strip(" ()"), self.origins.end(value, axis))
 
-    def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding) -> Side | None:
+    def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding) -> Side:
         """Why a value cannot lie as elsewhere at a node, or what else the contested axes cut there."""
         placement = self.placements[node]
         if placement.is_boundary:
             return Side(self._boundary(node, value, here))
         contested = _contested(here, elsewhere)
         tensor = next(n for n, other in enumerate((*node.operands, *node.results)) if other is value)
-        why = why_given_up(node, placement, tensor, here.mesh, elsewhere, here)
+        view = self.flow.rule(node)
+        why = why_given_up(node, view, placement, tensor, elsewhere, here)
         for other, needs in self._beside(node, value):
             held = _names(needs) & contested & _names(other.sharding)
             if held:
                 found = self._side("it", node, other, needs, min(held))
                 return replace(found, text=why) if why else found
-        return Side(why) if why else None
+        return Side(why or why_dearer(view, tensor, elsewhere, here))
 
     def _side_of_readers(self, value: Value, needed: Sharding, contested: set[str]) -> Side | None:
         """What the readers of a value want; None where its own annotation says so."""

@@ -1,0 +1,69 @@
+"""What conflicts say of operators is true: what they cannot do, and what merely costs more."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.parser
+import pytest
+
+import irpar
+
+from .written import Specs
+
+
+def told(folder: Path, text: str, mesh: dict[str, int], specs: Specs, network: str = "bytes") -> dict[str, Any]:
+    """The conflict over each tensor of an ONNX graph in text form."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {text}')
+    onnx.save(model, folder / "model.onnx")
+    module = irpar.load(folder / "model.onnx")
+    irpar.annotate(module, specs)
+    plan = irpar.partition(module, mesh, network=network).plan
+    found = [entry["conflict"] for entry in plan.collectives if entry["conflict"]]
+    return {conflict["value"]: conflict for conflict in found}
+
+
+CONV = """
+g (float[1, 3, 8, 8] x, float[4, 3, 3, 3] w) => (float[1, 4, 8, 8] y) {
+  y = Conv<pads=[1, 1, 1, 1]>(x, w)
+}
+"""
+
+
+def test_what_a_local_program_could_cut_is_dearer(tmp_path: Path) -> None:
+    """Where only bytes count, rows at the edges of blocks are exchanged; each message has a latency elsewhere."""
+    specs: Specs = {"x": [None, None, ["h"], None]}
+    assert not told(tmp_path, CONV, {"h": 2}, specs)
+    found = told(tmp_path, CONV, {"h": 2}, {**specs, "y": [None, None, None, None]}, "h100-nvlink-ib")
+    assert found["x"]["needed_because"].endswith(
+        "could work along dim 2 of it, at a greater cost than to bring it together"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "specs", "why"),
+    [
+        (
+            "g (float[1, 8, 60] q, float[1, 8, 60] k, float[1, 8, 60] v) => (float[1, 8, 60] y) {"
+            " y = Attention<q_num_heads=5, kv_num_heads=5>(q, k, v) }",
+            {name: [None, None, ["tp"]] for name in "qkv"},
+            "takes dim 2 of it as 5x12, and 5 do not divide over 4",
+        ),
+        (
+            "g (float[1, 8, 48] q, float[1, 8, 48] k, float[1, 8, 48] v) => (float[1, 8, 48] y) {"
+            " y = Attention<q_num_heads=2, kv_num_heads=2>(q, k, v) }",
+            {name: [None, None, ["tp"]] for name in "qkv"},
+            "takes dim 2 of it as 2x24, and 2 do not divide over 4",
+        ),
+        (
+            "g (float[2, 5] x) => (float[2, 5] y) { y = Softmax<axis=1>(x) }",
+            {"x": [None, ["tp"]]},
+            "5 over 4 leaves a rank without elements",
+        ),
+    ],
+)
+def test_what_does_not_divide_says_so(text: str, specs: Specs, why: str, tmp_path: Path) -> None:
+    found = told(tmp_path, text, {"tp": 4}, specs)
+    assert found
+    for conflict in found.values():
+        assert why in conflict["needed_because"]
