@@ -395,4 +395,6 @@ def run_model(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(array) for array in session.run(None, dict(inputs))]
+    # Copies: ONNX Runtime writes running statistics of BatchNormalization over the ones that it reads.
+    given = {name: array.copy() for name, array in inputs.items()}
+    return [np.asarray(array) for array in session.run(None, given)]

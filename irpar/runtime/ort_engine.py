@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from irpar.onnx_io.versions import NEWEST_OPSET_OF_ORT
 from .control_flow import CONTROL_FLOW
 from .engine import Constants, EngineSettings
 from .errors import EngineError, NodeError
+from .ort_batch_norm import trains, write_out
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .program import Segment
 from .sequences import SEQUENCE_OPS
@@ -118,6 +119,8 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
             _strip_node(inner, names)
             if inner.identity == ("", "Scan"):
                 _spare_empty(inner, copies)
+            elif trains(inner):
+                _replace_copies(copies, write_out(inner, opsets))
     kept = set(segment.outputs)
     for node in segment.nodes:
         for value in node.results:
@@ -138,6 +141,10 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     return to_proto(module, graph, constant=weights.proto)
 
 
+def _replace_copies(copies: dict[Value, Value], instead: Mapping[Value, Value]) -> None:
+    copies.update({value: instead[copy] for value, copy in copies.items() if copy in instead})
+
+
 def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
     """Let constants stand for what a Scan walks along and collects where it has no elements.
 
@@ -155,15 +162,14 @@ def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
         constants[value] = scan.graph.add_constant(ArrayTensor(np.zeros(value.shape, value.dtype.numpy), value.dtype))
         value.replace_uses(constants[value])
         value.type = UNKNOWN
-    copies.update({value: constants[copy] for value, copy in copies.items() if copy in constants})
+    _replace_copies(copies, constants)
     scan.set_attribute("scan_output_axes", Ints(0 if skip else axis for axis, skip in zip(axes, is_empty, strict=True)))
 
 
 def _name_unread_results(graph: Graph) -> None:
     """Let results that nothing reads have names where later ones of the node are read, or it is an Attention.
 
-    ONNX Runtime (1.31) crashes on a BatchNormalization in training whose running mean is left out before its variance,
-    and refuses an Attention that reads a cache and leaves out that which it makes of it.
+    ONNX Runtime (1.31) refuses an Attention that reads a cache and leaves out that which it makes of it.
     """
     for node in graph.walk():
         read = [value.has_uses for value in node.results]

@@ -274,3 +274,32 @@ def test_an_attention_may_make_a_cache_that_nothing_reads() -> None:
     loaded = module(text)
     with Executor(loaded, ONE, engine="ort") as executor:
         np.testing.assert_allclose(executor.run(given)["y"], given["q"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_running_statistics_of_a_batch_are_not_written_over_those_before(half: bool) -> None:
+    """On two ranks that share a session, twice, from constants and from arrays of the caller."""
+    text = """
+        mesh @m = ["x"=2]
+        graph local @g(%x: f32[3, 2, 4], %mean: f32[2]) -> (%y, %m, %v) opset 21 ranks [0, 1] {
+          %s = constant : f32[2] [1.0, 2.0]
+          %var = constant : f32[2] [1.0, 3.0]
+          %y, %m, %v = BatchNormalization(%x, %s, %s, %mean, %var) {momentum=0.5, training_mode=1} : f32[3, 2, 4], f32[2], f32[2]
+        }
+    """  # fmt: skip
+    if half:
+        text = (
+            text.replace("%x: f32", "%x: f16")
+            .replace(": f32[3", ": f16[3")
+            .replace("f32[2] [1.0, 2.0]", "f16[2] [1.0, 2.0]")
+        )
+    program = module(text)
+    dtype = np.float16 if half else np.float32
+    x, mean = np.arange(24, dtype=dtype).reshape(3, 2, 4), np.array([1, -1], np.float32)
+    with Executor(program, program.mesh, engine="ort") as executor:
+        runs = [executor.run({"x": x, "mean": mean}, check_replicas=True) for _ in range(2)]
+    wide = x.astype(np.float32)
+    for found in runs:
+        np.testing.assert_allclose(found["m"], (mean + wide.mean(axis=(0, 2))) / 2, rtol=1e-6)
+        np.testing.assert_allclose(found["v"], (np.array([1, 3]) + wide.var(axis=(0, 2))) / 2, rtol=1e-6)
+    np.testing.assert_array_equal(mean, [1, -1])
