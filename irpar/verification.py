@@ -210,8 +210,8 @@ def _run_session(session: Any, names: Sequence[str], inputs: Arrays) -> list[Any
     ends = (*session.get_inputs(), *(output for output in session.get_outputs() if output.name in names))
     if all(end.type in _NUMPY_TYPES or not end.type.startswith("tensor(") for end in ends):
         # Copies: ONNX Runtime writes running statistics of BatchNormalization over the ones that it reads.
-        given = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
-        return list(session.run(names, given))
+        own = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
+        return list(session.run(names, own))
     feeds = {}
     for name, given in inputs.items():
         array = np.asarray(given, order="C")
