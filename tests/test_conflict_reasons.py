@@ -67,3 +67,31 @@ def test_what_does_not_divide_says_so(text: str, specs: Specs, why: str, tmp_pat
     assert found
     for conflict in found.values():
         assert why in conflict["needed_because"]
+
+
+MLP = """
+g (float[2, 6, 8] x, float[8, 16] w1, float[16, 256] w2) => (float[2, 6, 256] y) {
+  a = MatMul(x, w1)
+  h = Relu(a)
+  y = MatMul(h, w2)
+}
+"""
+
+
+def test_what_follows_a_node_is_named_with_its_cause(tmp_path: Path) -> None:
+    """An annotation is in no conflict with itself: the reader takes the value whole because a sum costs more."""
+    conflict = told(tmp_path, MLP, {"tp": 4}, {"w1": [None, ["tp"]], "w2": [None, None]})["h"]
+    assert conflict["lies"] == "[_, _, @tp]"
+    assert conflict["node"].startswith("MatMul")
+    assert "and reduce over tp, at a greater cost than to bring it together" in conflict["needed_because"]
+
+
+def test_a_result_that_is_gathered_names_its_reader(tmp_path: Path) -> None:
+    """The head is the node that needs it; why it lies so names the one that gives it."""
+    text = MLP.replace("h = Relu(a)", "h = CumSum(a, axis)").replace("{", "<int64 axis = {2}> {", 1)
+    found = told(tmp_path, text, {"tp": 4}, {"w1": [None, ["tp"]]}, "h100-nvlink-ib")
+    conflict = found["a"]
+    assert conflict["node"].startswith("CumSum")
+    assert "w1" in conflict["because"]
+    assert conflict["needed_because"].startswith("CumSum")
+    assert "annotated" not in conflict["needed_because"]

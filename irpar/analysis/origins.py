@@ -84,10 +84,15 @@ def why_dearer(view: RuleView | None, tensor: int, lies: Sharding, needed: Shard
     Args:
         view, tensor, lies, needed: as of `why_given_up`.
     """
-    for dim, _ in _given_up(lies, needed) if view is not None else ():
+    for dim, cut in _given_up(lies, needed) if view is not None else ():
         assert view is not None
-        instead = "move it" if needed.axes[dim] or cutting_names(needed) else "bring it together"
-        return f"{view.node.title} could work along dim {dim} of it, at a greater cost than to {instead}"
+        way = next((way for way in view.ways if _why_not(way, tensor, dim, cut) is None), view)
+        is_summed = any(way.rule.kinds[factor] is Kind.REDUCE for factor in way.tensors[tensor][dim])
+        work = f"{view.node.title} could work along dim {dim} of it"
+        if is_summed and not way.program_factors.issuperset(way.tensors[tensor][dim]):
+            work += f" and reduce over {', '.join(map(str, cut))}"
+        instead = "move it" if cutting_names(needed) else "bring it together"
+        return f"{work}, at a greater cost than to {instead}"
     return "that sends least"
 
 

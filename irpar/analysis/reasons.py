@@ -156,27 +156,30 @@ class Reasons:
         ops = [step.op for step in steps]
         if lies.partial and _REDUCTIONS.issuperset(ops):
             return None
-        one, other = self._sides(node, value, lies, needed)
+        one, other = self._sides(node, value, lies, needed, "it" if is_read else node.title)
+        reader = next(iter([] if is_read else self._readers(value, needed)), node)
         is_direct = "AllGather" not in ops or "AllSlice" not in ops[ops.index("AllGather") :]
         return Conflict(
             value=value.source_name,
             lies=str(lies),
             because=one.text,
-            node=node.title,
+            node=reader.title,
             needed=str(needed),
             needed_because=other.text,
             rematerialized=not is_direct,
             avoid=self._ways_out(value, needed if is_read else lies, (one, other), is_direct=is_direct),
         )
 
-    def _sides(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> tuple[Side, Side]:
-        """Why a value lies as it does, and why it is needed otherwise."""
+    def _sides(
+        self, node: Node, value: Value, lies: Sharding, needed: Sharding, subject: str = "it"
+    ) -> tuple[Side, Side]:
+        """Why a value lies as it does, and why it is needed otherwise; `subject` is what the node is called."""
         contested = _contested(lies, needed)
         own = self._annotation(value, contested)
         if value in node.inputs:
-            return own, self._other_side(node, value, needed, lies)
-        mine = self._other_side(node, value, lies, needed)
-        return mine, self._side_of_readers(value, needed, contested) or own
+            return own, self._other_side(node, value, needed, lies, subject)
+        mine = self._other_side(node, value, lies, needed, subject)
+        return mine, self._side_of_readers(value, lies, needed) or own
 
     def _annotation(self, value: Value, contested: set[str]) -> Side:
         """What a value's own contested axes go back to."""
@@ -184,7 +187,7 @@ class Reasons:
         axis = next((axis.name for axis in value.sharding.all_axes if axis.name in contested), None)
         return Side(self.origins.because(value, axis).strip(" ()"), self.origins.end(value, axis))
 
-    def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding) -> Side:
+    def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding, subject: str) -> Side:
         """Why a value cannot lie as elsewhere at a node, or what else the contested axes cut there."""
         placement = self.placements[node]
         if placement.is_boundary:
@@ -196,25 +199,37 @@ class Reasons:
         for other, needs in self._beside(node, value):
             held = _names(needs) & contested & _names(other.sharding)
             if held:
-                found = self._side("it", node, other, needs, min(held))
+                found = self._side(subject, node, other, needs, min(held))
                 return replace(found, text=why) if why else found
         return Side(why or why_dearer(view, tensor, elsewhere, here))
 
-    def _side_of_readers(self, value: Value, needed: Sharding, contested: set[str]) -> Side | None:
+    def _readers(self, value: Value, needed: Sharding) -> list[Node]:
+        """The nodes that read a value as it is needed."""
+        found = []
+        for reader in value.users:
+            placement = self.placements.get(reader)
+            pairs = () if placement is None else zip(reader.operands, placement.operands, strict=True)
+            if any(operand is value and lies == needed for operand, lies in pairs):
+                found.append(reader)
+        return found
+
+    def _side_of_readers(self, value: Value, lies: Sharding, needed: Sharding) -> Side | None:
         """What the readers of a value want; None where its own annotation says so."""
         annotation = self.module.annotated.get(value.name)
         if annotation is not None:
             said = Sharding.of_spec(needed.mesh, annotation.spec).axes
             if all(axes[: len(named)] == named for axes, named in zip(needed.axes, said, strict=True)):
                 return None
-        for reader in value.users:
-            if reader not in self.placements:
-                continue
+        contested = _contested(lies, needed)
+        readers = self._readers(value, needed)
+        for reader in readers:
             for other, needs in self._beside(reader, value):
                 names = _names(needs) & contested
                 if names:
                     return self._side(reader.title, reader, other, needs, min(names))
-        return None
+        if not readers or contested & _names(needed):
+            return None
+        return self._other_side(readers[0], value, needed, lies, readers[0].title)
 
     def _beside(self, node: Node, value: Value) -> Iterator[tuple[Value, Sharding]]:
         """The other tensors of a node, with how it needs and gives them."""

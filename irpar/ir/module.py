@@ -39,7 +39,7 @@ class Conflict:
     Attributes:
         value: its name in the source model.
         lies, because: its sharding, and the annotation behind that.
-        node: the reader, or the node that gives the value.
+        node: the first reader that needs it so; the node that gives it where none does.
         needed, needed_because: the sharding that is needed, and why.
         rematerialized: it is gathered and then cut in another way, since no collective leads there.
         avoid: the annotation with which it would not be moved here.
