@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from irpar.analysis.atoms import Atoms, Plan, joined
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
+from irpar.ops.block_indices import counted_dims, without_columns
 from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY, VARIADIC
 from irpar.pass_manager import Pass, PassResult
 
@@ -325,43 +324,21 @@ def _apart(value: Value, merged: _Merged | None, splits: dict[int, Split], node:
 # i = Concat([[0], [1], [2], [3]], last : [4, 1])
 # z = GatherND(x : [4, 6, 8], i : [4, 2]) : [4, 8]    z = GatherND(x, last) {batch_dims=1}
 
-_MOST_ROWS = 1 << 20
-"""Of indices that are looked at."""
-
 
 def _index_by_rows(node: Node, module: Module) -> bool:
     """Let a GatherND index row by row what its indices count row by row; False where there is nothing to do."""
     if node.identity != ("", "GatherND") or not all(map(_is_static, (*node.inputs, node.result))):
         return False
     data, index = node.inputs
-    joined_by = index.node
-    if index.sharding is not None or joined_by is None or joined_by.identity != ("", "Concat"):
-        return False
-    if _axis(joined_by, 0, len(index.shape)) != -1:
-        return False
-    columns, batch = list(joined_by.inputs), int(str(node.attributes.get("batch_dims", 0)))
-    count = batch
-    while len(columns) > 1 and data.shape[count] == index.shape[count] and _counts(columns[0], count):
-        columns, count = columns[1:], count + 1
-    if count == batch:
+    batch = int(str(node.attributes.get("batch_dims", 0)))
+    # One index is left.
+    count = min(counted_dims(index, data.shape, batch), index.shape[-1] - 1)
+    if index.sharding is not None or count <= 0:
         return False
     assert node.graph is not None
     builder = Builder(node.graph, module.opsets, before=node, like=node)
-    left = columns[0]
-    if len(columns) > 1:
-        shape = (*index.shape[:-1], index.shape[-1] - count + batch)
-        left = builder.op("Concat", columns, {"axis": -1}, type=TensorType(index.dtype, shape), name=index.name)
-    node.set_operand(1, left)
-    node.set_attribute("batch_dims", count)
-    if not index.has_uses:
-        joined_by.erase()
+    node.set_operand(1, without_columns(index, count, builder))
+    node.set_attribute("batch_dims", batch + count)
+    if index.node is not None and not index.has_uses:
+        index.node.erase()
     return True
-
-
-def _counts(column: Value, dim: int) -> bool:
-    """Whether a column of indices is a constant that gives the place along a dim."""
-    shape = column.shape
-    if column.data is None or shape[-1] != 1 or dim >= len(shape) - 1 or math.prod(shape) > _MOST_ROWS:
-        return False
-    places = np.arange(shape[dim]).reshape([-1 if at == dim else 1 for at in range(len(shape))])
-    return bool((column.data.numpy() == places).all())

@@ -154,7 +154,7 @@ class RuleView:
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
         self.program = program_of(node, rule) if values is None else None
-        self.program_factors = program_factors(node, rule) if values is None else frozenset()
+        self.program_factors = program_factors(node, rule, self.program)
         shapes = tuple(None if value is None else value.shape for value in self.values)
         self._alike = _alike(rule, mesh, shapes, self.program_factors)
         self.moves = self._alike.moves

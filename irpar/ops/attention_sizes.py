@@ -6,9 +6,9 @@ import numpy as np
 
 from irpar.ir import Builder, Dim, DType, Expr, Node, TensorType, Value
 from irpar.ir.dims import exact_div
-from irpar.sharding import Axis, Mesh
+from irpar.sharding import Axis, Mesh, ceil_div
 
-from .coords import start_in_dim
+from .coords import block_start
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of
 
 
@@ -108,9 +108,10 @@ class Places:
         """Where they stand among all, counted from `first`: int64."""
         numbers = np.arange(first, first + self.size, dtype=np.int64).reshape(shape)
         found = builder.constant(numbers, "positions")
-        if mesh.group_size(self.axes) == 1:
+        parts = mesh.group_size(self.axes)
+        if parts == 1:
             return found
-        start = self.start or start_in_dim(builder, mesh, self.axes, self.whole)
+        start = self.start or block_start(builder, mesh, self.axes, ceil_div(self.whole, parts))
         return builder.op("Add", [found, start], type=TensorType(DType.I64, shape))
 
 

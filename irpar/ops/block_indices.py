@@ -11,18 +11,11 @@ import numpy as np
 
 from irpar.ir import Builder, DType, Node, TensorType, Value
 
-from .coords import start_in_dim
+from .coords import start_of_block
 from .facts import axis_attribute, needed
 
 Sizes = int | Sequence[int]
 """Of one dim; or of several, whose indices stand side by side in the last dim of a tensor."""
-
-
-def start_of_block(value: Value, dim: int, size: int, builder: Builder) -> Value | None:
-    """Where the device's block of a value starts in a dim of `size` elements; None where that is not cut."""
-    if value.sharding is None or value.sharding.dim_parts(dim) == 1:
-        return None
-    return start_in_dim(builder, value.sharding.mesh, value.sharding.dims[dim].axes, size)
 
 
 def from_start(index: Value, size: Sizes, builder: Builder) -> Value:
@@ -98,7 +91,7 @@ def tuples_in_block(whole_node: Node, local: Node, first: int, builder: Builder)
     """The indices (operand 1) of the dims of the data (operand 0) from `first` on; None where none of these is cut."""
     data, index = needed(whole_node, 0), needed(local, 1)
     dims = range(first, first + index.shape[-1])
-    starts = [start_of_block(data, dim, data.shape[dim], builder) for dim in dims]
+    starts = [start_of_block(data.sharding, dim, data.shape[dim], builder) for dim in dims]
     if not any(start is not None for start in starts):
         return None
     one = TensorType(DType.I64, (1,))
@@ -129,22 +122,42 @@ _MOST_COUNTED = 1 << 18
 """Elements of indices that are looked at."""
 
 
-def counted_dims(index: Value, sizes: Sequence[int]) -> int:
+def counted_dims(index: Value, sizes: Sequence[int], batch_dims: int = 0) -> int:
     """How many of the first indices of tuples name their own place: row i of the tuples is about row i of the data.
 
     Args:
         index: tuples side by side in the last dim: constants, or a Concat of columns of which some are.
         sizes: of the data.
+        batch_dims: dims that data and tuples have in common, of which these say nothing.
     """
-    shape, count = index.shape, 0
-    while count < min(shape[-1], len(shape) - 1) and sizes[count] == shape[count] and _counts(index, count):
-        count += 1
-    return count
+    shape, dim = index.shape, batch_dims
+    most = min(batch_dims + shape[-1], len(shape) - 1, len(sizes))
+    while dim < most and sizes[dim] == shape[dim] and _counts(index, dim - batch_dims, dim):
+        dim += 1
+    return dim - batch_dims
 
 
-def _counts(index: Value, dim: int) -> bool:
-    """Whether the index of a dim is the place along the same dim of the tuples."""
-    found = _column(index, dim)
+def without_columns(index: Value, count: int, builder: Builder) -> Value:
+    """Tuples without the first of their indices, which `counted_dims` found; at least one is left."""
+    shape = (*index.shape[:-1], index.shape[-1] - count)
+    if _columns(index) is None:
+        return builder.constant(_expanded(index)[..., count:], index.name)
+    left: list[Value] = []
+    for part in _columns(index) or ():
+        dropped = min(count, part.shape[-1])
+        count -= dropped
+        if not dropped:
+            left.append(part)
+        elif dropped < part.shape[-1]:
+            left.append(builder.constant(_expanded(part)[..., dropped:], part.name))
+    if len(left) == 1:
+        return left[0]
+    return builder.op("Concat", left, {"axis": -1}, type=TensorType(index.dtype, shape), name=index.name)
+
+
+def _counts(index: Value, column: int, dim: int) -> bool:
+    """Whether an index is the place along a dim of the tuples."""
+    found = _column(index, column)
     if found is None:
         return False
     places = np.arange(index.shape[dim]).reshape([-1 if at == dim else 1 for at in range(len(index.shape) - 1)])
@@ -153,14 +166,7 @@ def _counts(index: Value, dim: int) -> bool:
 
 def _column(index: Value, column: int) -> "np.ndarray[Any, Any] | None":
     """The numbers of one index of all tuples, or None where they are not known."""
-    origin = _origin(index)
-    node = origin.node
-    if origin.data is not None or node is None or node.identity != ("", "Concat"):
-        found = _numbers(index)
-        return None if found is None else found[..., column]
-    if axis_attribute(node, len(index.shape)) != len(index.shape) - 1:
-        return None
-    for part in node.inputs:
+    for part in _columns(index) or (index,):
         width = part.shape[-1]
         if column < width:
             found = _numbers(part)
@@ -169,14 +175,30 @@ def _column(index: Value, column: int) -> "np.ndarray[Any, Any] | None":
     return None
 
 
+def _columns(index: Value) -> tuple[Value, ...] | None:
+    """What is joined to tuples; None where they are not joined."""
+    node = _origin(index).node
+    if node is None or node.identity != ("", "Concat"):
+        return None
+    return node.inputs if axis_attribute(node, len(index.shape)) == len(index.shape) - 1 else None
+
+
+def _expanded(value: Value) -> "np.ndarray[Any, Any]":
+    """All numbers of tuples that are known."""
+    found = _numbers(value)
+    assert found is not None, "only what is known counts"
+    return np.ascontiguousarray(np.broadcast_to(found, value.shape))
+
+
 def _numbers(value: Value) -> "np.ndarray[Any, Any] | None":
-    """Those of a constant, also of one that is expanded."""
+    """Those of a constant, also of one that is expanded: in its other dims these may have size 1."""
     origin = _origin(value)
     if origin.node is not None and origin.node.identity == ("", "Expand"):
         origin = _origin(origin.node.inputs[0])
     if origin.data is None or origin.data.size > _MOST_COUNTED or len(origin.shape) != len(value.shape):
         return None
-    return origin.data.numpy()
+    found = origin.data.numpy()
+    return np.broadcast_to(found, (*found.shape[:-1], value.shape[-1]))
 
 
 def _origin(value: Value) -> Value:

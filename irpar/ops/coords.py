@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from irpar.ir import ArrayTensor, Builder, DType, Graph, TensorType, Value
-from irpar.sharding import Axis, Mesh, ceil_div
+from irpar.sharding import Axis, Mesh, Sharding, ceil_div
 
 COORDS = "irpar.coords"
 """Name of the int64 graph input with the rank's mesh coordinates."""
@@ -91,9 +91,11 @@ def block_start(builder: Builder, mesh: Mesh, axes: Sequence[Axis], block: int) 
     return after.op("Mul", [index, _number(after, block)], type=_SCALAR, name=name)
 
 
-def start_in_dim(builder: Builder, mesh: Mesh, axes: Sequence[Axis], size: int) -> Value:
-    """Where the rank's block starts in a dim of `size` elements cut over axes: an int64 scalar."""
-    return block_start(builder, mesh, axes, ceil_div(size, mesh.group_size(axes)))
+def start_of_block(lies: Sharding | None, dim: int, size: int, builder: Builder) -> Value | None:
+    """Where the rank's block starts in a dim of `size` elements: an int64 scalar; None where that is not cut."""
+    if lies is None or lies.dim_parts(dim) == 1:
+        return None
+    return block_start(builder, lies.mesh, lies.axes[dim], ceil_div(size, lies.dim_parts(dim)))
 
 
 def _name(what: str, mesh: Mesh, axes: Sequence[Axis]) -> str:

@@ -15,10 +15,10 @@ from .block_indices import (
     is_within,
     number,
     relative_or,
-    start_of_block,
     tuples_in_block,
     zero_or_nan,
 )
+from .coords import start_of_block
 from .facts import (
     CannotTellError,
     axis_attribute,
@@ -81,7 +81,7 @@ def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Va
     """Look up only the indices in the block of rows; zeros for the others, NaN for those in no rank's block."""
     size_of = shape_of(whole_node, 0)
     axis = axis_attribute(whole_node, len(size_of), 0)
-    start = start_of_block(needed(whole_node, 0), axis, shape_of(whole_node, 0)[axis], builder)
+    start = start_of_block(needed(whole_node, 0).sharding, axis, shape_of(whole_node, 0)[axis], builder)
     if start is None:
         return None
     index = from_start(needed(local, 1), size_of[axis], builder)
@@ -219,7 +219,7 @@ def _localize_one_hot(whole_node: Node, local: Node, builder: Builder) -> list[V
     """Indices relative to the block; those of other blocks are as those beyond the depth, which nothing is hot for."""
     axis = axis_attribute(whole_node, len(result_shape(whole_node)), -1)
     classes = result_shape(whole_node)[axis]
-    start = start_of_block(local.result, axis, classes, builder)
+    start = start_of_block(local.result.sharding, axis, classes, builder)
     if start is None:
         return None
     depth, size = needed(local, 1), result_shape(local)[axis]
@@ -265,7 +265,7 @@ def _localize_scatter(whole_node: Node, local: Node, builder: Builder) -> list[V
 
 def _index_or_beyond(whole_node: Node, local: Node, axis: int, builder: Builder) -> Value | None:
     """Indices in the block, the number of its rows for those of other blocks; None where the axis is not cut."""
-    start = start_of_block(needed(whole_node, 0), axis, shape_of(whole_node, 0)[axis], builder)
+    start = start_of_block(needed(whole_node, 0).sharding, axis, shape_of(whole_node, 0)[axis], builder)
     if start is None:
         return None
     rows = needed(local, 0).shape[axis]

@@ -10,7 +10,7 @@ from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
 from irpar.sharding import Reduction
 
 from .convolution import window_sizes
-from .coords import start_in_dim
+from .coords import start_of_block
 from .facts import (
     CannotTellError,
     dims_of,
@@ -98,10 +98,7 @@ def _block_of(value: Value, local: Value, builder: Builder) -> _Block | None:
     sharding = value.sharding
     if sharding is None or not any(dim.axes for dim in sharding.dims[:2]):
         return None
-    starts = [
-        start_in_dim(builder, sharding.mesh, dim.axes, size) if dim.axes else None
-        for dim, size in zip(sharding.dims[:2], value.shape, strict=False)
-    ]
+    starts = [start_of_block(sharding, dim, size, builder) for dim, size in enumerate(value.shape[:2])]
     return _Block(value.shape[1], local.shape[1], *starts)
 
 

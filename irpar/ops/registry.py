@@ -26,7 +26,7 @@ FAMILIES = (
     "reduction",
     "normalization",
     "shape",
-    "place",
+    "position",
     "indexing",
     "attention",
     "convolution",
@@ -237,9 +237,8 @@ def _dims(program: LocalProgram, node: Node) -> Sequence[int] | None:
         return None
 
 
-def program_factors(node: Node, rule: FactorRule) -> frozenset[int]:
-    """The factors along which a local program works: those that a rule needs whole may be cut all the same."""
-    program = program_of(node, rule)
+def program_factors(node: Node, rule: FactorRule, program: LocalProgram | None) -> frozenset[int]:
+    """The factors along which the rule's local program works: those that it needs whole may be cut all the same."""
     if program is None:
         return frozenset()
     standing = [factor for dim in _dims(program, node) or () for factor in rule.operands[program.operand][dim]]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import onnx.defs
 import pytest
 
-from irpar.ops import FactorRule, Kind, definitions, factor_rule, program_factors
+from irpar.ops import FactorRule, Kind, definitions, factor_rule, program_factors, program_of
 
 from .rule_proof import (
     NoKernelError,
@@ -53,7 +53,7 @@ def test_every_factor_can_be_tried() -> None:
 
 def _on_blocks(sample: Sample, rule: FactorRule) -> list[int]:
     """The factors along which no local program works; of those that have one see tests/ops/local_programs."""
-    return sorted(set(range(len(rule.kinds))) - program_factors(sample.node, rule))
+    return sorted(set(range(len(rule.kinds))) - program_factors(sample.node, rule, program_of(sample.node, rule)))
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)

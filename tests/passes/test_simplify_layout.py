@@ -230,3 +230,67 @@ def test_several_dims_are_counted() -> None:
         }
         """,
     )
+
+
+def test_rows_of_constant_tuples_are_counted() -> None:
+    check(
+        "simplify-layout",
+        """
+        graph @g(%x: f32[3, 6, 8]) -> (%y) opset 21 {
+          %at = constant : i64[3, 2] [[0, 5], [1, 0], [2, 4]]
+          %y = GatherND(%x, %at) : f32[3, 8]
+        }
+        """,
+        """
+        graph @g(%x: f32[3, 6, 8]) -> (%y) opset 21 {
+          %at = constant : i64[3, 2] [[0, 5], [1, 0], [2, 4]]
+          %at_1 = constant : i64[3, 1] [[5], [0], [4]]
+          %y = GatherND(%x, %at_1) {batch_dims=1} : f32[3, 8]
+        }
+        """,
+    )
+
+
+def test_rows_that_are_expanded_are_counted() -> None:
+    """Exporters broadcast `arange(2)[:, None]` to the shape of the other indices; and one index is left."""
+    check(
+        "simplify-layout",
+        """
+        graph @g(%x: f32[2, 3, 6], %last: i64[2, 3, 1]) -> (%y) opset 21 {
+          %rows = constant : i64[2, 1, 1] [[[0]], [[1]]]
+          %shape = constant : i64[3] [2, 3, 1]
+          %wide = Expand(%rows, %shape) : i64[2, 3, 1]
+          %at = Concat(%wide, %last) {axis=-1} : i64[2, 3, 2]
+          %y = GatherND(%x, %at) : f32[2, 3, 6]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 3, 6], %last: i64[2, 3, 1]) -> (%y) opset 21 {
+          %rows = constant : i64[2, 1, 1] [[[0]], [[1]]]
+          %shape = constant : i64[3] [2, 3, 1]
+          %wide = Expand(%rows, %shape) : i64[2, 3, 1]
+          %y = GatherND(%x, %last) {batch_dims=1} : f32[2, 3, 6]
+        }
+        """,
+    )
+
+
+def test_tuples_that_are_expanded_in_their_own_dim_are_read() -> None:
+    """Each is [row, row]: the second does not count along the second dim."""
+    text = """
+        graph @g(%x: f32[2, 3, 6]) -> (%y) opset 21 {
+          %rows = constant : i64[2, 1, 1] [[[0]], [[1]]]
+          %shape = constant : i64[3] [2, 3, 2]
+          %at = Expand(%rows, %shape) : i64[2, 3, 2]
+          %y = GatherND(%x, %at) : f32[2, 3, 6]
+        }
+        """
+    after = """
+        graph @g(%x: f32[2, 3, 6]) -> (%y) opset 21 {
+          %rows = constant : i64[2, 1, 1] [[[0]], [[1]]]
+          %shape = constant : i64[3] [2, 3, 2]
+          %at_1 = constant : i64[2, 3, 1] [[[0], [0], [0]], [[1], [1], [1]]]
+          %y = GatherND(%x, %at_1) {batch_dims=1} : f32[2, 3, 6]
+        }
+        """
+    check("simplify-layout", text, after)

@@ -4,9 +4,10 @@ y = Concat(a : [4@tp], b : [4@tp])     4 devices hold a row of each; the first w
                                        of b: two rounds, in which each device sends and receives one row at most
 """
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -34,15 +35,42 @@ def blocks_of(size: int, parts: int) -> list[range]:
     return [range(*block_range(size, parts, at)) for at in range(parts)]
 
 
-@lru_cache(maxsize=4096)
-def _planned(sources: tuple[int, ...], wanted: tuple[bytes, ...], zero_fill: bool) -> Exchange:
-    rows = [np.frombuffer(row, np.int64) for row in wanted]
-    return plan_exchange(sources, rows, zero_fill=zero_fill)
+class _Plans:
+    """Exchanges by a digest of what they are for, those asked last; together they hold no more than so many bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.held = 0
+        self.known: OrderedDict[bytes, Exchange] = OrderedDict()
+
+    def plan(self, sources: Sequence[int], wanted: Sequence[Indices], *, zero_fill: bool) -> Exchange:
+        rows = [np.ascontiguousarray(row, np.int64) for row in wanted]
+        digest = hashlib.sha256(repr((tuple(sources), zero_fill, list(map(len, rows)))).encode())
+        for row in rows:
+            digest.update(row.data)
+        key = digest.digest()
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = plan_exchange(sources, rows, zero_fill=zero_fill)
+            self.held += _bytes(found)
+            while self.held > self.most_bytes:
+                self.held -= _bytes(self.known.popitem(last=False)[1])
+        else:
+            self.known.move_to_end(key)
+        return found
+
+
+def _bytes(exchange: Exchange) -> int:
+    rows = (*exchange.rows, *(row for step in exchange.rounds for row in step.rows if row is not None))
+    return sum(row.nbytes for row in rows)
+
+
+_plans = _Plans(most_bytes=1 << 26)
 
 
 def planned(sources: Sequence[int], wanted: Sequence[Indices], *, zero_fill: bool) -> Exchange:
     """`plan_exchange`, each problem once: layers are alike."""
-    return _planned(tuple(sources), tuple(np.asarray(row, np.int64).tobytes() for row in wanted), zero_fill)
+    return _plans.plan(sources, wanted, zero_fill=zero_fill)
 
 
 def sends(exchange: Exchange, block: Shape, dim: int, bits: int) -> list[Sent]:

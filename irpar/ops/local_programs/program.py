@@ -13,7 +13,7 @@ import numpy as np
 from irpar.ir import Builder, DType, Node, TensorType, Value
 from irpar.sharding import Axis, Reduction, Sharding, local_shape
 
-from ..coords import block_index, start_in_dim
+from ..coords import block_index, start_of_block
 from ..facts import int_attribute, needed
 from ..rule import FactorRule
 
@@ -163,7 +163,9 @@ class ProgramWriter:
 
     def start(self, dim: int) -> Value:
         """Where the device's block of the operand starts along a dim."""
-        return start_in_dim(self.builder, self.mesh, self.lies.axes[dim], self.origin.shape[dim])
+        found = start_of_block(self.lies, dim, self.origin.shape[dim], self.builder)
+        assert found is not None, "a local program works along a dim that is cut"
+        return found
 
     def of_place(self, table: "np.ndarray[Any, Any]", dim: int, name: str) -> Value:
         """The row of a table that has one for each block of the operand along a dim."""

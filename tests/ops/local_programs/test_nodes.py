@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import irpar
 from irpar.ir import Node
 from irpar.ir.text import parse_module
-from irpar.ops import FactorRule, definition, definitions, factor_rule, program_factors
+from irpar.ops import FactorRule, definition, definitions, factor_rule, program_factors, program_of
 from irpar.sharding import filled_blocks
 
 from .nodes import check, nodes, partitioned, partitioned_node
@@ -42,7 +42,7 @@ def has_elements_everywhere(folder: Path, axis: int, parts: int) -> bool:
     """Whether every device has a part of what is cut, as a local program needs; else the node is done whole."""
     whole = whole_node(folder)
     rule = factor_rule(whole)
-    if rule is None or cut_factor(whole, rule, axis) not in program_factors(whole, rule):
+    if rule is None or cut_factor(whole, rule, axis) not in program_factors(whole, rule, program_of(whole, rule)):
         return False
     factor = cut_factor(whole, rule, axis)
     values = (*whole.operands, *whole.results)
@@ -138,4 +138,4 @@ def test_which_factors_may_be_cut(text: str, expected: int) -> None:
     assert graph.first is not None
     rule = factor_rule(graph.first)
     assert rule is not None
-    assert len(program_factors(graph.first, rule)) == expected
+    assert len(program_factors(graph.first, rule, program_of(graph.first, rule))) == expected

@@ -6,7 +6,7 @@ import numpy as np
 
 from irpar.ir import ArrayTensor, Builder, Dim, DType, Node, Tensor, TensorType, Type, Value
 
-from .block_indices import start_of_block
+from .coords import start_of_block
 from .facts import (
     CannotTellError,
     dims_of,
@@ -109,7 +109,7 @@ def _rule_trilu(node: Node) -> FactorRule:
 def _block_offset(result: Value, whole_shape: Sequence[int], builder: Builder) -> Value | None:
     """By how much the diagonal of a block lies above that of the whole: its first row minus its first column."""
     rank = len(whole_shape)
-    row, column = (start_of_block(result, dim, whole_shape[dim], builder) for dim in (rank - 2, rank - 1))
+    row, column = (start_of_block(result.sharding, dim, whole_shape[dim], builder) for dim in (rank - 2, rank - 1))
     scalar = TensorType(DType.I64, ())
     if column is None:
         return row
