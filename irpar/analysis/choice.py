@@ -6,7 +6,6 @@ Propagation takes the first that comes. Here both are tried, for h and for all t
 moves decides (compare Alpa's intra-operator pass, Zheng et al., OSDI 2022, section 4).
 """
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ from . import redistribution
 from .elimination import Elimination
 from .flow import Flow
 from .network import BYTES, Network
-from .placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView, suggested
-from .situation import IMPOSSIBLE, Price, Situation, with_moves
+from .placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView
+from .situation import IMPOSSIBLE, Price, Situation
 
 MOST_STATES = 6
 """Alternatives that one value may have."""
@@ -108,7 +107,7 @@ class _Chooser:
         self._find_parts()
         for node, view in self.views.items():
             if self._is_torn(node, view):
-                for placement in self._ways(view, self._lies(view)):
+                for placement in self._situation(view, self._lies(view)).placements(view):
                     self._suggest(view, placement)
         while self.waiting:
             node, value, state = self.waiting.popleft()
@@ -201,15 +200,6 @@ class _Chooser:
             if user in self.views
             for operands in carriers(user, reduce)
         )
-
-    def _ways(self, view: RuleView, lies: Sequence[Sharding | None]) -> Iterator[Placement]:
-        """All ways to cut a node that its values suggest."""
-        known = [None if lie is None else lie.axes for lie in lies]
-        options = with_moves(view, known, suggested(view, known))
-        for factors in itertools.islice(itertools.product(*options), 64):
-            placement = view.placement(factors)
-            if placement is not None:
-                yield placement
 
     def _suggest(self, view: RuleView, placement: Placement) -> None:
         """Let the values of a node lie as a way to run it wants them."""
@@ -392,10 +382,13 @@ class _Chooser:
         """What a node costs; layers that are alike ask only once."""
         key = self._kind(view), tuple(lies)
         if key not in self.known:
-            free = [self._is_free(value) for value in view.values]
-            situation = Situation(view, lies, free, self.network, self.flow.times(view))
+            situation = self._situation(view, lies)
             self.known[key] = situation.price(situation.choose())
         return self.known[key]
+
+    def _situation(self, view: RuleView, lies: Sequence[Sharding | None]) -> Situation:
+        free = [self._is_free(value) for value in view.values]
+        return Situation(view, lies, free, self.network, self.flow.times(view))
 
     def _kind(self, view: RuleView) -> int:
         """A number for all nodes that cost the same where their values lie alike."""

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from irpar.ir import Node, Value
-from irpar.sharding import Axis, Sharding, are_disjoint
+from irpar.sharding import Sharding
 
 from . import redistribution
 from .flow import Flow
 from .network import Network
-from .placement import Axes, Placement, RuleView
+from .placement import Placement, RuleView
 from .rounds import passes_all_on
 from .situation import Situation
 
@@ -59,7 +59,7 @@ class _Tail:
         partial = {self._given(value).partial for value in self.sums}
         if len(partial) != 1 or result.sharding is None:
             return {}
-        for share in _cut_further(result.sharding, result.shape, partial.pop()):
+        for share in result.sharding.cut_further(partial.pop(), result.shape):
             changes: dict[Value, Sharding] = {}
             if self._spread(result, share, changes) and self.sums.keys() <= changes.keys():
                 return changes
@@ -141,17 +141,6 @@ class _Tail:
         shape, bits = value.shape, value.dtype.bits
         whole = redistribution.price(given, value.sharding, shape, bits, self.network)
         return redistribution.price(given, share, shape, bits, self.network) < whole
-
-
-def _cut_further(lies: Sharding, shape: tuple[int, ...], axes: Axes) -> Iterator[Sharding]:
-    """The ways to cut one dim by more axes, into equal blocks; none where they cut some dim already."""
-    if not are_disjoint(lies.mesh, [*lies.all_axes, *axes]):
-        return
-    for dim, cut in enumerate(lies.axes):
-        if shape[dim] and shape[dim] % lies.mesh.group_size((*cut, *axes)) == 0:
-            more: list[tuple[Axis, ...]] = list(lies.axes)
-            more[dim] = (*cut, *axes)
-            yield Sharding.of_axes(lies.mesh, more)
 
 
 def _is_slice(lies: Sharding, needed: Sharding) -> bool:

@@ -8,7 +8,7 @@ stands where the tensor is smallest: before a broadcast, behind a slice or a cas
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
 from irpar.ir import Node, Value
 from irpar.ops import flops
@@ -26,7 +26,7 @@ Cost = tuple[int, int]
 Change = dict[Node, Placement]
 
 MOST_WAYS = 48
-"""Of one node."""
+"""Of one node, by each of its rules."""
 MOST_LIES = 4
 """Of one value, as it lies and is needed."""
 MOST_STARTS = 4
@@ -238,16 +238,18 @@ class _Refinement:
         # What reads sums may take blocks of them; what gives them stays as it is.
         for place, value in enumerate(view.values[: view.operand_count]):
             if value is not None and value.is_static:
-                lies[place] += _scattered(given.get(value, self._lies(value)), value.shape)
+                sums = given.get(value, self._lies(value))
+                if sums is not None and sums.partial:
+                    lies[place] += [further.axes for further in sums.cut_further(sums.partial, value.shape)]
         given_lies = [given.get(value, self._lies(value)) if value else None for value in view.values]
         for way in view.ways:
-            for factors, carried in itertools.product(self._factors(way, lies), way.carriable(given_lies)):
-                placement = way.placement(factors, carried)
-                if placement is not None and placement not in seen and placement.ways(self.flow.mesh) >= least:
-                    seen.add(placement)
-                    yield placement
-                    if len(seen) > MOST_WAYS:
-                        return
+            options = itertools.product(self._factors(way, lies), way.carriable(given_lies))
+            placements = (way.placement(factors, carried) for factors, carried in options)
+            others = (found for found in placements if found and found not in seen)
+            enough = (found for found in others if found.ways(self.flow.mesh) >= least)
+            for placement in itertools.islice(enough, MOST_WAYS):
+                seen.add(placement)
+                yield placement
 
     def _around(self, change: Change) -> tuple[dict[Value, list[Sharding]], dict[Value, Sharding]]:
         """What the nodes of a change need and give."""
@@ -336,15 +338,6 @@ class _Refinement:
             spent, launches = situation.running_cost(node, self.flow.rule(node), placement, self.network)
             known = self.costs[node, placement] = spent * times, launches * times
         return known
-
-
-def _scattered(lies: Sharding | None, shape: Sequence[int]) -> list[tuple[Axes, ...]]:
-    """The dims of a partial value cut by the axes over which it is partial: a reduce_scatter leads there."""
-    if lies is None or not lies.partial:
-        return []
-    cuts = [(dim, (*lies.axes[dim], *lies.partial)) for dim in range(len(shape))]
-    even = [(dim, axes) for dim, axes in cuts if shape[dim] % lies.mesh.group_size(axes) == 0]
-    return [(*lies.axes[:dim], axes, *lies.axes[dim + 1 :]) for dim, axes in even]
 
 
 def _is_light(view: RuleView) -> bool:

@@ -12,10 +12,10 @@ from irpar.sharding import Sharding, ceil_shape
 from . import redistribution
 from .device import node_seconds
 from .network import BYTES, Network
-from .placement import Axes, Carried, FactorAxes, Placement, RuleView, suggested
+from .placement import NOTHING, Axes, Carried, Placement, RuleView, suggested
 
 MOST_COMBINATIONS = 256
-"""Above this many ways to cut a node whose values disagree, the factors are decided one after the other."""
+"""Above this many ways to cut a node by one of its rules, the factors are decided one after the other."""
 
 Price = tuple[int, int, int]
 """(what it costs, minus the number of ways the work is cut but for local programs, collectives).
@@ -117,7 +117,7 @@ class Situation:
         agreed = view.agreed(tuple(known)) if len(carriable) == 1 else None
         if agreed is not None:
             return agreed
-        cheapest = (self._cheapest(way, known, carried) for way in view.ways for carried in carriable)
+        cheapest = (self._cheapest(way, carried) for way in view.ways for carried in carriable)
         return min(cheapest, key=self.price)
 
     def price(self, placement: Placement) -> Price:
@@ -147,39 +147,42 @@ class Situation:
         ways = placement.ways(view.mesh) // view.mesh.group_size(along)
         return total + times[-1] * spent, -ways, launches + collectives
 
-    def _cheapest(self, view: RuleView, known: Sequence[tuple[Axes, ...] | None], carried: Carried) -> Placement:
-        """By one of the rules of the node."""
-        options = with_moves(view, known, suggested(view, known))
+    def placements(self, view: RuleView, carried: Carried = NOTHING) -> Iterator[Placement]:
+        """The ways to cut the node that its values suggest: all of them, or where these are too many, the best first.
+
+        Args:
+            view: one of the rules of the node.
+            carried: which operands stay partial.
+        """
+        known = [None if lie is None else lie.axes for lie in self.lies]
+        options = _with_moves(view, known, suggested(view, known))
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
-            candidates: Iterator[FactorAxes] = itertools.product(*options)
+            found = (view.placement(factors, carried) for factors in itertools.product(*options))
+            yield from (placement for placement in found if placement is not None)
         else:
-            candidates = self._one_after_the_other(view, options, carried)
-        best: tuple[Price, Placement] | None = None
-        for factors in candidates:
-            placement = view.placement(factors, carried)
-            if placement is None:
-                continue
-            key = self.price(placement)
-            if best is None or key < best[0]:
-                best = key, placement
-        assert best is not None, "cutting nothing is always possible"
-        return best[1]
+            yield from self._one_after_the_other(view, options, carried)
 
-    def _one_after_the_other(self, view: RuleView, options: list[list[Axes]], carried: Carried) -> Iterator[FactorAxes]:
-        """Fix each factor at its best option while the later ones are not cut."""
+    def _cheapest(self, view: RuleView, carried: Carried) -> Placement:
+        """By one of the rules of the node."""
+        return min(self.placements(view, carried), key=self.price)  # To cut nothing is always possible.
+
+    def _one_after_the_other(self, view: RuleView, options: list[list[Axes]], carried: Carried) -> list[Placement]:
+        """Fix each factor at its best option while the later ones are not cut: where that leads, and what is tried."""
         chosen: list[Axes] = [()] * len(options)
+        best: Placement | None = None
+        tried: dict[Placement, None] = {}
         for factor, choices in enumerate(options):
-            priced = []
-            for choice in choices:
-                chosen[factor] = choice
-                placement = view.placement(tuple(chosen), carried)
-                if placement is not None:
-                    priced.append((self.price(placement), choice))
-            chosen[factor] = min(priced, key=lambda pair: pair[0])[1]
-        yield tuple(chosen)
+            ways = [(*chosen[:factor], choice, *chosen[factor + 1 :]) for choice in choices]
+            priced = [found for way in ways if (found := view.placement(way, carried)) is not None]
+            tried.update(dict.fromkeys(priced))
+            best = min(priced, key=self.price)
+            chosen[factor] = best.factors[factor]
+        return list(dict.fromkeys([*([best] if best else []), *tried]))
 
 
-def with_moves(view: RuleView, known: Sequence[tuple[Axes, ...] | None], options: list[list[Axes]]) -> list[list[Axes]]:
+def _with_moves(
+    view: RuleView, known: Sequence[tuple[Axes, ...] | None], options: list[list[Axes]]
+) -> list[list[Axes]]:
     """The same, and for factors to which axes may move from others: what cuts these in some value."""
     for source, target in view.moves:
         for tensor, dim, index in view.rule.places[source]:

@@ -1,7 +1,7 @@
 """Shardings: which mesh axes cut which dim of a tensor, and which axes hold partial values."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
@@ -191,6 +191,20 @@ class Sharding:
         if (partial, reduce) == (self.partial, self.reduce):
             return self
         return replace(self, partial=partial, reduce=reduce)
+
+    def cut_further(self, axes: Sequence[Axis], shape: Sequence[int]) -> Iterator["Sharding"]:
+        """The ways to cut one dim by more axes, into equal blocks, not partial; none where these cut some dim already.
+
+        >>> lies = Sharding.of_spec(Mesh({"dp": 2, "tp": 4}), [["dp"], None])
+        >>> [str(further) for further in lies.cut_further([Axis("tp")], (16, 6))]
+        ['[@(dp,tp), _]']
+        """
+        if not are_disjoint(self.mesh, [*(axis for dim in self.axes for axis in dim), *axes]):
+            return
+        for dim, cut in enumerate(self.axes):
+            more = (*cut, *axes)
+            if shape[dim] and shape[dim] % self.mesh.group_size(more) == 0:
+                yield Sharding.of_axes(self.mesh, (*self.axes[:dim], more, *self.axes[dim + 1 :]))
 
     def dim_parts(self, dim: int) -> int:
         """Into how many blocks a dim is cut."""

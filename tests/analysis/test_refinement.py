@@ -1,7 +1,16 @@
 """A redistribution stands where the tensor is smallest, and is shared."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from irpar.analysis import refinement
+from irpar.analysis.flow import Flow
+from irpar.analysis.moves import placements_of
+from irpar.analysis.network import BYTES
+from irpar.analysis.placement import Placement
+from irpar.ir import Node
+from irpar.ops import FactorRule
 from irpar.ops.collectives import FREE
 from irpar.pass_manager import PassManager
 from tests.passes.golden import read, run
@@ -193,3 +202,29 @@ def test_what_was_annotated_lies_so() -> None:
     (gather,) = [node for node in module.graph if node.domain == "irpar"]
     assert (gather.op_type, gather.result.source_name) == ("AllGather", "a_1")
     assert [node.op_type for node in gather.result.users] == ["Cast"]
+
+
+def test_every_rule_of_a_node_is_tried_however_many_ways_the_first_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "MOST_WAYS", 1)
+    types = "%q: f32[4, 8, 64@tp, 16], %k: f32[4, 8, 64@tp, 16], %v: f32[4, 8, 64@tp, 16]"
+    text = f"""graph @g({types}) -> (%y) opset 24 {{
+  %y = Attention(%q, %k, %v) : f32[4, 8, 64, 16] replicated
+}}
+"""
+    module = run("", HEAD + text)
+    flow = Flow(module.graph, module.mesh)
+    node = module.graph.first
+    assert node is not None
+    seen: list[FactorRule | None] = []
+
+    class Counting(refinement._Refinement):
+        def _ways(self, node: Node, change: refinement.Change) -> Iterator[Placement]:
+            for placement in super()._ways(node, change):
+                seen.append(placement.rule)
+                yield placement
+
+    Counting(flow, placements_of(flow, BYTES), BYTES, ()).run()
+    view = flow.rule(node)
+    assert view is not None
+    assert len(view.ways) > 1
+    assert set(seen) == {way.rule for way in view.ways}

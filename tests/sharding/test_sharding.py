@@ -155,3 +155,11 @@ def test_axes_that_one_sharding_may_use_together(axes: list[str], expected: bool
     if not expected:
         with pytest.raises(ShardingError, match="is used twice"):
             check_disjoint(mesh, parsed)
+
+
+def test_one_dim_is_cut_further_into_equal_blocks() -> None:
+    mesh = Mesh({"dp": 2, "tp": 4})
+    lies = Sharding.of_axes(mesh, [[Axis("dp")], [], []], [Axis("tp")])
+    assert list(map(str, lies.cut_further(lies.partial, (16, 4, 6)))) == ["[@(dp,tp), _, _]", "[@dp, @tp, _]"]
+    assert not list(lies.cut_further([Axis("dp")], (16, 4, 6)))
+    assert not list(lies.cut_further([Axis("dp", 1, 2)], (16, 4, 6)))

@@ -112,11 +112,8 @@ def _cut_further(sharding: Sharding, axes: Sequence[Axis], shape: Sequence[int])
     """The sharding without partial values, and where it divides evenly, with each dim cut over `axes` too."""
     plain = sharding.with_partial(())
     yield plain
-    n = sharding.mesh.group_size(axes)
-    if n > 1:
-        for dim, size in enumerate(shape):
-            if size and size % (plain.dim_parts(dim) * n) == 0:
-                yield plain.with_dim(dim, (*plain.axes[dim], *axes))
+    if sharding.mesh.group_size(axes) > 1:
+        yield from plain.cut_further(axes, shape)
 
 
 def _replicating(sharding: Sharding) -> tuple[Axis, ...]:
