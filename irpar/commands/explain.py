@@ -105,9 +105,9 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
         Text(f"{bytes_text(sent)} of {bytes_text(total)} are sent because tensors lie otherwise than they are needed"),
         style="bold",
     )
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(pattern(_told(entry)), []).append(entry)
+        groups.setdefault((*entry["axes"], pattern(_told(entry))), []).append(entry)
     for alike in sorted(groups.values(), key=lambda entries: -sum(map(_sent, entries))):
         text = merged(list(map(_told, alike)))
         times = f"{len(alike)} x " if len(alike) > 1 else ""

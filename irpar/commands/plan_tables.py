@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r" in [^\s\"]+, line \d+")
 """Where an annotation stands; `irpar explain` tells it."""
 _NUMBERS = re.compile(r"(\d+)")
+_LAYERS = re.compile(r"(?<![\d()])\d+")
+"""Numbers, but not those of parts of axes: x:(1)2."""
 _REASONS = 4
 """How many reasons for collectives a summary shows, those that send the most first."""
 _REPLICATED = 5
@@ -119,9 +121,8 @@ def print_replicated(
         key=lambda item: -sum(entry["bytes"] or 0 for entry in item[1]),
     )
     made = table("whole on every rank", "bytes", "why", right=("bytes",))
-    for (name, why), entries in groups[:rows]:
-        # A single tensor keeps its own name.
-        label = name if len(entries) > 1 else entries[0].get("value") or entries[0].get("op")
+    for (_, why), entries in groups[:rows]:
+        label = merged([str(entry.get("value") or entry.get("op") or "") for entry in entries])
         times = f" ({len(entries)})" if len(entries) > 1 else ""
         known = [entry["bytes"] for entry in entries if entry["bytes"] is not None]
         made.add_row(f"{label}{times}", bytes_text(sum(known)) if known else "?", why)
@@ -145,10 +146,11 @@ def indented(text: str, by: int = 2) -> Padding:
 
 
 def pattern(text: str) -> str:
-    """A text with `*` for the numbers that stand by themselves in names: one for all layers of a model."""
-    from irpar.ir.annotate import glob_of
+    """A text with `*` for its numbers, those of parts of axes aside: one for all layers, be they `h.0`, `b0` or `l_0x`.
 
-    return glob_of(_PLACE.sub("", text))
+    What it groups, `merged` tells with the numbers in which nothing differs.
+    """
+    return _LAYERS.sub("*", _PLACE.sub("", text))
 
 
 def merged(texts: Sequence[str]) -> str:
