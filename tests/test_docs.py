@@ -186,3 +186,15 @@ def test_the_network_of_the_page(tmp_path: Path) -> None:
     irpar.PassManager.parse("insert-redistribution").run(module)
     gathers = [node.attributes["axes"][0] for node in module.graph if node.op_type == "AllGather"]
     assert [str(axis) for axis in gathers] == ["x", "y"]
+
+
+def test_the_command_for_ring_attention_works_when_copied(tmp_path: Path) -> None:
+    (script,) = (block for block in code("passes.md", "sh") if "memory-mb=0" in block)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, check=False)
+    assert ran.returncode == 0
+    plan = irpar.Partition.open(tmp_path / "ring").plan
+    assert plan.totals["by_kind"].keys() == {"permute"}
+    assert plan.totals["collectives"] == 12
+    passes = plan.pipeline.replace("{memory-mb=0.0}", "").replace("{memory-mb=0}", "")
+    assert passes == DEFAULT_PIPELINE

@@ -26,6 +26,7 @@ from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .control_flow import runs
 from .cost import graph_flops
+from .device import graph_seconds
 from .liveness import peak, value_bytes
 from .network import network_of
 from .origins import cutting_names
@@ -115,12 +116,14 @@ def sha256_of(path: Path) -> str:
 
 
 def original_of(module: Module) -> dict[str, Any]:
-    """Memory and FLOPs of the whole model on one device (after the normalising passes)."""
+    """Memory and FLOPs of the whole model on one device (after the normalising passes); seconds by its network."""
     whole = peak(module.graph)
+    device = network_of(module.network).device
     return {
         "peak_bytes": whole.total_bytes,
         "weight_bytes": whole.constant_bytes,
         "flops": graph_flops(module.graph),
+        **({} if device is None else {"step_seconds": graph_seconds(module.graph, device)}),
     }
 
 

@@ -144,6 +144,7 @@ class OriginalFields(TypedDict, total=False):
     peak_bytes: int | None
     weight_bytes: int | None
     flops: int | None
+    step_seconds: float | None
 
 
 class Reason(TypedDict):

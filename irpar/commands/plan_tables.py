@@ -27,6 +27,8 @@ _REPLICATED = 5
 
 def print_summary(console: Console, plan: "Plan", more: str) -> None:
     """Costs, collectives and what stays whole; `more` is the command that tells the rest."""
+    from irpar.analysis.plan_warnings import warnings
+
     console.print(Text(headline(plan), style="bold"))
     console.print(cost_table(plan))
     console.print()
@@ -34,6 +36,8 @@ def print_summary(console: Console, plan: "Plan", more: str) -> None:
     if plan.predicted is not None:
         console.print(prediction(plan), soft_wrap=True)
     print_replicated(console, plan.replicated, more)
+    for warning in warnings(plan):
+        console.print(indented(f"warning: {warning}", 0))
 
 
 def headline(plan: "Plan") -> str:
