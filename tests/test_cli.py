@@ -7,12 +7,14 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 from irpar.cli import main
 from irpar.models import annotations, save
 from tests.command_line import call
+from tests.written import model_of_text
 
 MESH = "dp=2,tp=2"
 
@@ -365,6 +367,26 @@ def test_explain_what_there_is_not(capsys, folder, target, told):
     code, _, err = call(capsys, "explain", folder / "out", target)
     assert code == 2
     assert told in err
+
+
+def test_explain_what_was_taken_apart(capsys, tmp_path):
+    text = """g (float[4, 8] x, float[8, 12] w, float[12] b) => (float[4, 4] y) {
+        m = MatMul(x, w) h = Add(m, b) p, q, r = Split<axis=1, num_outputs=3>(h) s = Mul(p, q) y = Sub(s, r) }"""
+    onnx.save(model_of_text(text, ["w", "b"]), tmp_path / "m.onnx")
+    (tmp_path / "s.yaml").write_text("mesh: {tp: 2}\ntensors:\n  w: [null, tp]\n")
+    out = tmp_path / "out"
+    code, _, _ = call(capsys, "partition", tmp_path / "m.onnx", "-o", out, "--shardings", tmp_path / "s.yaml")
+    assert code == 0
+    for target in ("h", "%m"):
+        code, _, err = call(capsys, "explain", out, target)
+        assert code == 2
+        assert "split-weights" in err
+        assert "w (0:4, 4:8, 8:12 of dim 1)" in err
+        assert "there now: p, q, r" in err
+    (tmp_path / "m.onnx").unlink()
+    code, _, err = call(capsys, "explain", out, "h")
+    assert code == 2
+    assert "split-weights" not in err
 
 
 # -- opt ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from irpar.analysis.plan_schema import known_times
 from irpar.display import bytes_text, count_text, output, print_json, sharding_text
 from irpar.sharding import IrparError, nearest_names
 
+from .gone import why_gone
 from .options import Json, Out
 from .plan_tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
 
@@ -242,9 +243,10 @@ def _unknown(plan: "Plan", target: str) -> IrparError:
         )
         return IrparError(f"there is no collective {target}", do=do)
     names = {name for entry in _values(plan) for name in (entry["name"], entry["source"])}
+    gone = why_gone(plan, target, names)
     return IrparError(
         f'the plan tells nothing of "{target}"',
-        notes=nearest_names(target, names),
+        notes=(gone,) if gone else nearest_names(target, names),
         do="give a tensor of the program, or the id of a collective: see `irpar explain OUT`; what nothing reads, or "
         "is computed before the model runs, is not in it",
     )
