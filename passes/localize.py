@@ -267,7 +267,7 @@ class _Localizer:
         writer = ProgramWriter(program, node, made, builder, axes, self.local.ranks, view.rule, placement.factors)
         results = program.write(writer)
         for collective in writer.made:
-            collective.doc = reason_of_program(self.origins, node, writer.origin, axes)
+            collective.doc = reason_of_program(self.origins, node, writer.origin, axes, program.manner)
         self.has_programs = True
         if results is None:
             return False

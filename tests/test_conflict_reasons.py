@@ -95,3 +95,29 @@ def test_a_result_that_is_gathered_names_its_reader(tmp_path: Path) -> None:
     assert "w1" in conflict["because"]
     assert conflict["needed_because"].startswith("CumSum")
     assert "annotated" not in conflict["needed_because"]
+
+
+ATTENTION = """
+g (float[1, 64, 32] x, float[32, 32] wq, float[32, 32] wk, float[32, 32] wv) => (float[1, 64, 32] y) {
+  q = MatMul(x, wq)
+  k = MatMul(x, wk)
+  v = MatMul(x, wv)
+  y = Attention<q_num_heads = 4, kv_num_heads = 4>(q, k, v)
+}
+"""
+SEQUENCE: Specs = {"x": [None, ["sp"], None], "y": [None, ["sp"], None]}
+
+
+def test_a_sequence_moves_to_heads_because_all_keys_meet_every_query(tmp_path: Path) -> None:
+    """Neither q because of k nor k because of q."""
+    found = told(tmp_path, ATTENTION, {"sp": 4}, SEQUENCE)
+    for name in "qkv":
+        why = found[name]["needed_because"]
+        assert why.endswith("needs all keys for every query: as [_, _, @sp] costs least")
+
+
+def test_keys_are_gathered_because_all_meet_every_query(tmp_path: Path) -> None:
+    found = told(tmp_path, ATTENTION, {"sp": 4}, SEQUENCE, "h100-nvlink-ib")
+    assert list(found) == ["k; v"]
+    for conflict in found.values():
+        assert "needs all keys for every query, and reads %q as [_, @sp, _]" in conflict["needed_because"]

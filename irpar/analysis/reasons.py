@@ -196,12 +196,29 @@ class Reasons:
         tensor = next(n for n, other in enumerate((*node.operands, *node.results)) if other is value)
         view = self.flow.rule(node)
         why = why_given_up(node, view, placement, tensor, elsewhere, here)
+        meets = "" if why else self._meets(node, value, elsewhere, here)
         for other, needs in self._beside(node, value):
             held = _names(needs) & contested & _names(other.sharding)
+            is_moved = other.sharding != needs or (other.node is not None and other.node.domain == "irpar")
+            if held and meets and is_moved:
+                continue  # It is moved for the same reason.
             if held:
-                found = self._side(subject, node, other, needs, min(held))
+                found = self._side(f"{meets}, and" if meets else subject, node, other, needs, min(held))
                 return replace(found, text=why) if why else found
+        if meets:
+            return Side(f"{meets}: as {here} costs least")
         return Side(why or why_dearer(view, tensor, elsewhere, here))
+
+    def _meets(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> str:
+        """What must come together at a node for which a dim of an operand is given up; "" where nothing must."""
+        view = self.flow.rule(node)
+        if view is None or value not in node.operands or not view.rule.meets:
+            return ""
+        moving = {source for source, _ in view.rule.moves}
+        dims = zip(lies.axes, needed.axes, view.tensors[node.operands.index(value)], strict=True)
+        if not any(cut and cut != kept and moving.intersection(parts) for cut, kept, parts in dims):
+            return ""
+        return f"{view.node.title} needs {view.rule.meets}"
 
     def _readers(self, value: Value, needed: Sharding) -> list[Node]:
         """The nodes that read a value as it is needed."""
@@ -223,6 +240,8 @@ class Reasons:
         contested = _contested(lies, needed)
         readers = self._readers(value, needed)
         for reader in readers:
+            if self._meets(reader, value, lies, needed):
+                return self._other_side(reader, value, needed, lies, reader.title)
             for other, needs in self._beside(reader, value):
                 names = _names(needs) & contested
                 if names:
@@ -298,11 +317,11 @@ class Reasons:
         ]
 
 
-def reason_of_program(origins: Origins, node: Node, value: Value, axes: Sequence[Axis]) -> str:
+def reason_of_program(origins: Origins, node: Node, value: Value, axes: Sequence[Axis], manner: str) -> str:
     """Why the local program of a node communicates: it works along axes that cut an operand."""
     names = ", ".join(map(str, axes))
     cut = f"{names}, which {'cuts' if len(axes) == 1 else 'cut'} %{value.name}{origins.because(value, axes[0].name)}"
-    return f"{node.title} works along {cut}"
+    return f"{node.title} works along {cut}{manner and f', {manner}'}"
 
 
 def _contested(a: Sharding, b: Sharding) -> set[str]:

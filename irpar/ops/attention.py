@@ -9,6 +9,7 @@ import numpy as np
 from irpar.ir import Builder, Dim, DType, Node, TensorType, Type
 
 from .attention_sizes import (
+    MEETS,
     AttentionSizes,
     Places,
     attention_sizes,
@@ -93,7 +94,7 @@ def _rule_attention(node: Node) -> FactorRule:
     others = (mask, *cache, [batch])[: len(node.operands) - 3]
     operands.extend([] if operand(node, place) is None else factors for place, factors in enumerate(others, 3))
     results = [result, cache[0], cache[1], scores][: len(node.results)]
-    return rule.done(operands, results, moves=[(queries, key_head), (keys, key_head)])
+    return rule.done(operands, results, moves=[(queries, key_head), (keys, key_head)], meets=MEETS)
 
 
 def _rule_ring(node: Node) -> FactorRule | None:
@@ -163,7 +164,9 @@ def _cost_attention(node: Node) -> int:
     return scores * (2 * static(of.head) + 1 + SOFTMAX_FLOPS + 2 * static(of.value_head))
 
 
-RING = LocalProgram(ring_attention.sends, ring_attention.write, ring_attention.dims, operand=1, rule=_rule_ring)
+RING = LocalProgram(
+    ring_attention.sends, ring_attention.write, ring_attention.dims, operand=1, rule=_rule_ring, manner="in a ring"
+)
 """Along queries and keys that the same axes cut."""
 
 define(

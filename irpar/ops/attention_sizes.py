@@ -11,6 +11,9 @@ from irpar.sharding import Axis, Mesh, ceil_div
 from .coords import block_start
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of
 
+MEETS = "all keys for every query"
+"""What comes together where places of the sequence are cut."""
+
 
 @dataclass(frozen=True)
 class AttentionSizes:

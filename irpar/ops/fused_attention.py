@@ -9,6 +9,7 @@ import numpy as np
 from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
 from irpar.sharding import ceil_div
 
+from .attention_sizes import MEETS
 from .coords import block_start
 from .facts import (
     CannotTellError,
@@ -169,7 +170,7 @@ def _rule_multi_head(node: Node) -> FactorRule:
         [batch, heads, (), value_size],
         score,
     ]
-    return rule.done(operands, results[: len(node.results)], moves=[(queries, heads), (keys, heads)])
+    return rule.done(operands, results[: len(node.results)], moves=[(queries, heads), (keys, heads)], meets=MEETS)
 
 
 def _mask(shape: Sequence[int], count: int, batch: DimFactors, queries: DimFactors) -> list[DimFactors]:

@@ -42,6 +42,7 @@ class FactorRule:
         runs_empty: factors of which engines take blocks without elements, though some result has elements then.
         moves: (from, to): axes that cut the one may cut the other instead, after an all-to-all. Attention with places
             of the sequence cut may as well have its heads cut (DeepSpeed Ulysses, Jacobs et al., 2023).
+        meets: what must come together where factors that `moves` names are cut, in words: "all keys for every query".
     """
 
     operands: tuple[TensorFactors, ...]
@@ -51,6 +52,7 @@ class FactorRule:
     reduce: Reduction = "sum"
     runs_empty: frozenset[int] = frozenset()
     moves: tuple[tuple[int, int], ...] = ()
+    meets: str = ""
 
     @cached_property
     def places(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -158,6 +160,7 @@ class RuleBuilder:
         reduce: Reduction = "sum",
         runs_empty: Iterable[int] = (),
         moves: Iterable[tuple[DimFactors, DimFactors]] = (),
+        meets: str = "",
     ) -> FactorRule:
         """The rule; moves from or to dims that have no factor are left out."""
         return FactorRule(
@@ -168,6 +171,7 @@ class RuleBuilder:
             reduce,
             frozenset(runs_empty),
             tuple((source, target) for before, after in moves for source in before for target in after),
+            meets,
         )
 
 

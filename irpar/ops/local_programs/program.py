@@ -73,6 +73,7 @@ class LocalProgram:
         rule: the rule that it follows, where that is not the one of the operator: it cuts what that one cannot, as
             places of queries and of keys by the same axes. Only how a node runs is chosen by it; completion follows
             the rule of the operator.
+        manner: how it works, in words, where that has a name: "in a ring".
     """
 
     sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
@@ -80,6 +81,7 @@ class LocalProgram:
     dims: Callable[[Node], Sequence[int] | None]
     operand: int = 0
     rule: Callable[[Node], FactorRule | None] | None = None
+    manner: str = ""
 
 
 class ProgramWriter:

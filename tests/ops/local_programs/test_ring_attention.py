@@ -220,8 +220,8 @@ def test_what_a_device_runs() -> None:
           %number_1 = constant : f32[] 0.0
           %number_3 = constant : f32[] 1.0
           %v_1 = Mul(%q, %number) : f32[1, 2, 4, 4]
-          %v_2 = irpar.CollectivePermute(%k) {pairs=[0, 1, 1, 0], axes=["sp"], id=0} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which cuts %k"
-          %v_3 = irpar.CollectivePermute(%v) {pairs=[0, 1, 1, 0], axes=["sp"], id=1} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which cuts %k"
+          %v_2 = irpar.CollectivePermute(%k) {pairs=[0, 1, 1, 0], axes=["sp"], id=0} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which cuts %k, in a ring"
+          %v_3 = irpar.CollectivePermute(%v) {pairs=[0, 1, 1, 0], axes=["sp"], id=1} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which cuts %k, in a ring"
           %v_4 = Reshape(%v_1, %numbers) : f32[1, 2, 4, 4]
           %v_5 = Transpose(%k) {perm=[0, 1, 3, 2]} : f32[1, 2, 4, 4]
           %v_6 = MatMul(%v_4, %v_5) : f32[1, 2, 4, 4]
