@@ -20,8 +20,8 @@ from .pass_manager import PassManager
 from .pipeline import Pass
 
 _MOST_TRIES = 12
-_MOST_NODES = 20_000
-"""That are planned again, all tries together; a model with more is not tried at all."""
+_MOST_NODES = 6_000
+"""That are planned again, all tries together, which is some seconds; a model with more is not tried at all."""
 _MOST_ANNOTATED = 4
 """Tensors that one piece of advice names, unless a glob names them all."""
 _MOST_TOLD = 2
