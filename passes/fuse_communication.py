@@ -1,12 +1,13 @@
 """fuse-communication: collectives that can be sent together, as one."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from irpar.analysis.fusion import Bucket, Gain, Key, Layout, Levels, sent_in_order
+from irpar.analysis.joined_reasons import joined_conflict, joined_texts
 from irpar.analysis.network import network_of
-from irpar.ir import Builder, Conflict, Graph, Module, Node, TensorType, Value
+from irpar.ir import Builder, Graph, Module, Node, TensorType, Value
 from irpar.ops.collectives import collective_axes, number_collectives
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
@@ -98,10 +99,10 @@ class _Merge:
         shape = layout.rows_after, sum(widths)
         sent = self._op(first.op_type, [row], attributes, shape, "irpar")
         assert sent.node is not None
-        sent.node.doc = _all(node.doc for node in self.nodes)
+        sent.node.doc = joined_texts(node.doc for node in self.nodes)
         told = [conflict for node in self.nodes if (conflict := self.conflicts.pop(node.results[0].name, None))]
         if told:
-            self.conflicts[sent.name] = _joined(told)
+            self.conflicts[sent.name] = joined_conflict(told)
         pieces = [Value("piece", TensorType(self.dtype, (layout.rows_after, width))) for width in widths]
         sizes = self.builder.constant(widths, "widths")
         self.builder.node("Split", [sent, sizes], {"axis": 1}, results=pieces)
@@ -145,18 +146,3 @@ class _Merge:
 
 def _dim(node: Node) -> int:
     return int_attribute(node, "dim") if "dim" in node.attributes else 0
-
-
-def _all(texts: Iterable[str]) -> str:
-    """Different texts behind each other."""
-    return "; ".join(dict.fromkeys(text for text in texts if text))
-
-
-def _joined(conflicts: Sequence[Conflict]) -> Conflict:
-    """What one collective tells of the conflicts of several."""
-    words = {
-        field.name: _all(getattr(conflict, field.name) for conflict in conflicts)
-        for field in fields(Conflict)
-        if field.name != "rematerialized"
-    }
-    return Conflict(**words, rematerialized=any(conflict.rematerialized for conflict in conflicts))

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from irpar.analysis.joined_reasons import joined_texts, last_name, move_conflicts
 from irpar.analysis.move_rewriting import follow_instead
 from irpar.analysis.weight_joins import Join, Step, joins, parts_along
 from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor
@@ -46,23 +46,32 @@ class JoinWeights(Pass):
 
 
 class _Log:
-    """The names of values that are gone, each with the one that is there instead."""
+    """What changes in the log, and in what nodes tell.
+
+    Attributes:
+        names: of values that are gone, each with the one that is there instead.
+        joined: names of values that a Split gives now, each with what it takes apart.
+        docs: of joined nodes, all that the nodes told that they stand for.
+    """
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.names: dict[str, str] = {}
+        self.joined: dict[str, str] = {}
+        self.docs: dict[Node, list[str]] = {}
 
     def explain(self, new: str, old: str) -> None:
         """Let a new value lie so for the reasons of an old one."""
-        for table in (self.module.decisions, self.module.annotated, self.module.conflicts):
-            known: Any = table.get(old)  # type: ignore[attr-defined]
-            if known is not None:
-                table.setdefault(new, known)  # type: ignore[attr-defined]
+        if old in self.module.decisions:
+            self.module.decisions.setdefault(new, list(self.module.decisions[old]))
+        if old in self.module.annotated:
+            self.module.annotated.setdefault(new, self.module.annotated[old])
 
     def finish(self) -> None:
         """Write the new names into everything that is told."""
         if not self.names:
             return
+        move_conflicts(self.module, self.joined)
         follow_instead(self.module, self.names)
         for name in self.names:
             self.module.annotated.pop(name, None)
@@ -70,16 +79,13 @@ class _Log:
             known[:] = [replace(decision, why=self._renamed(decision.why)) for decision in known]
         for graph in self.module.graphs:
             for node in graph.walk():
-                node.doc = self._renamed(node.doc) if node.doc else node.doc
+                node.doc = joined_texts(map(self._renamed, self.docs.get(node, (node.doc,))))
 
     def _renamed(self, text: str) -> str:
         return _NAME.sub(self._new, text) if "%" in text else text
 
     def _new(self, found: "re.Match[str]") -> str:
-        name = found[1]
-        while name in self.names:
-            name = self.names[name]
-        return f"%{name}"
+        return f"%{last_name(self.names, found[1])}"
 
 
 _NAME = re.compile(r"%([^\s(),;]*[^\s(),;:.])")
@@ -150,7 +156,7 @@ class _Writer:
         name = f"{like.result.name}_joined"
         made = builder.op(like.op_type, operands, like.attributes, domain=like.domain, name=name)
         assert made.node is not None
-        made.node.doc = like.doc
+        self.log.docs[made.node] = [node.doc for node in step.nodes]
         _lie_side_by_side(made, [node.result for node in step.nodes], step.dim)
         return made
 
@@ -171,7 +177,7 @@ class _Writer:
             name = old.name
             old.rename("")
             new.rename(name)
-            self.module.conflicts.pop(name, None)
+            self.log.joined[name] = value.name
 
 
 def _lie_side_by_side(made: Value, values: Sequence[Value], dim: int) -> None:

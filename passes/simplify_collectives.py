@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from irpar.analysis.effects import is_communication
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, equal_constants, equal_nodes, merge_constants
+from irpar.analysis.joined_reasons import joined_texts
 from irpar.analysis.loop_invariants import leave_loops
 from irpar.analysis.move_rewriting import TreeWriter, follow_instead
 from irpar.analysis.move_trees import trees
@@ -163,7 +164,12 @@ class _Equal:
         """Returns for each value that is gone the one that is read instead."""
         names = {old.name: new.name for old, new in self.constants}
         merge_constants(self.constants)
+        docs: dict[Node, list[str]] = {}
         for node, known in self.nodes:
+            docs.setdefault(known, [known.doc]).append(node.doc)
             names.update((old.name, new.name) for old, new in zip(node.results, known.results, strict=True))
             node.replace(known.results)
+        for known, told in docs.items():
+            if known.domain == "irpar":
+                known.doc = joined_texts(told)
         return names

@@ -10,6 +10,7 @@ from irpar.ops.collectives import FREE
 from irpar.ops.coords import root_of
 from irpar.sharding import Sharding
 
+from .joined_reasons import last_name, move_conflicts
 from .move_log import log_step
 from .move_trees import Tree, insert_step, is_move, mark_rematerialized, standing_in
 from .origins import cutting_names
@@ -218,19 +219,17 @@ class TreeWriter:
 
 
 def follow_instead(module: Module, names: Mapping[str, str]) -> None:
-    """In the log, let what follows a value that is gone follow the one that is there instead.
+    """In the log, let what follows a value that is gone follow the one that is there instead, which tells its conflict.
 
     Args:
         module: with the log.
         names: of values that are gone, each to the one that has all of its axes.
     """
+    move_conflicts(module, names)
     for name in names:
-        module.conflicts.pop(name, None)
         module.decisions.pop(name, None)
     for known in module.decisions.values() if names else ():
         for number, decision in enumerate(known):
-            follows = decision.follows
-            while follows is not None and follows in names:
-                follows = names[follows]
+            follows = None if decision.follows is None else last_name(names, decision.follows)
             if follows != decision.follows:
                 known[number] = replace(decision, follows=follows)

@@ -12,6 +12,7 @@ from irpar.ops.facts import int_attribute
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Mesh, Reduction
 
+from .joined_reasons import joined_texts, move_conflicts
 from .move_rewriting import follow_instead
 from .origins import cutting_names
 
@@ -59,10 +60,14 @@ def reduce_sums_once(module: Module) -> int:
         if not agreed:
             return total
         names: dict[str, str] = {}
+        reduced: dict[str, str] = {}
         for sums in found:
             for key in sums:
                 if key in agreed:
-                    names.update(_rewrite(module, sums[key], mesh))
+                    gone, result = _rewrite(module, sums[key], mesh)
+                    names.update(gone)
+                    reduced.update(dict.fromkeys(gone, result.name))
+        move_conflicts(module, reduced)
         follow_instead(module, names)
         total += len(agreed)
 
@@ -144,11 +149,14 @@ def _elements(value: Value) -> int:
     return total
 
 
-def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> dict[str, str]:
-    """Add the parts, and reduce the sum; returns for each value that is gone the one that is read instead."""
+def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> tuple[dict[str, str], Value]:
+    """Add the parts, and reduce the sum.
+
+    Returns:
+        For each value that is gone the one that is read instead, and the reduced sum.
+    """
     names: dict[str, str] = {}
     first = made.leaves[0]
-    docs = dict.fromkeys(leaf.doc for leaf in made.leaves if leaf.doc)
     way = _way(first)
     for leaf in made.leaves:
         result, parts = leaf.result, leaf.inputs[0]
@@ -169,7 +177,7 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> dict[str, str]:
         result.global_shape = value.global_shape
     result.source = value.source
     assert result.node is not None
-    result.node.doc = "; ".join(docs)
+    result.node.doc = joined_texts(leaf.doc for leaf in made.leaves)
     value.replace_uses(result, only=uses)
     cut = cutting_names(result.sharding)
     for axis in cut:
@@ -178,7 +186,7 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> dict[str, str]:
         module.decide(result.name, Decision(f"AllReduce of %{value.name}", value.name))
     for leaf in made.leaves:
         leaf.erase()
-    return names
+    return names, result
 
 
 def _make_partial(module: Module, node: Node, way: _Way, mesh: Mesh) -> None:

@@ -15,17 +15,17 @@ from .origins import cutting_names
 from .redistribution.routes import routes
 
 MOST_MORE = 1 / 8
-"""What a device may hold more for ways that are blocks of the same size, by all constants that it holds."""
+"""What a device may hold more for all ways together, by all constants that it holds."""
 SMALL_SHARE, SMALL_BYTES = 1 / 64, 64 << 10
-"""What it may hold more of any one constant, by the same, and in bytes: of a vector each reader has its own."""
+"""What it may hold more for ways of one constant that are larger blocks, by the same, and in bytes: whole vectors."""
 
 
 class ConstantWays:
     """Decides for one constant after the other, in program order.
 
     A way that takes no more than the constant as it lies, cut by the axes that it was cut by, takes its place where
-    nobody needs it as it lies. Further such ways are written as long as all constants together take at most MOST_MORE
-    more; any other, whole ones too, where that is at most SMALL_SHARE and SMALL_BYTES.
+    nobody needs it as it lies. Further such ways are written, and any other, whole ones too, where that takes at most
+    SMALL_SHARE and SMALL_BYTES more; of either only as long as all constants together take at most MOST_MORE more.
 
     Args:
         graph: the outermost, in global view.
@@ -66,7 +66,7 @@ class ConstantWays:
         ways, had, own = set(ways), set(cutting_names(tree.lies)), _bytes(tree.lies, tree.root)
         is_no_larger = all(_bytes(lies, tree.root) <= own and set(cutting_names(lies)) >= had for lies in ways)
         more = self._more(tree, ways)
-        return more <= self.small or (is_no_larger and more <= max(self.left, 0))
+        return more <= 0 or (more <= self.left and (is_no_larger or more <= self.small))
 
     def _take(self, tree: Tree, ways: Iterable[Sharding]) -> tuple[Sharding, ...]:
         ways = tuple(ways)

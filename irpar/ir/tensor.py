@@ -294,7 +294,8 @@ class JoinedTensor(Tensor):
             if own[0] < own[1]:
                 kept.append(block.slice((*region[: self.dim], own, *region[self.dim + 1 :])))
         if not kept:
-            return SlicedTensor(self, region)
+            # Blocks of joins have no text form: without elements any piece will do.
+            return self.pieces[0].slice((*region[: self.dim], (0, 0), *region[self.dim + 1 :]))
         return joined_tensor(kept, self.dim)
 
 

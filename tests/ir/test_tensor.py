@@ -18,6 +18,7 @@ from irpar.ir import (
     SlicedTensor,
     TensorError,
     joined_tensor,
+    parse_module,
     range_along,
 )
 from irpar.ir.tensor import pack, unpack
@@ -138,6 +139,24 @@ def test_any_slice_of_what_is_joined(data: st.DataObject) -> None:
     np.testing.assert_array_equal(cut.numpy(), whole[tuple(slice(*bounds) for bounds in region)])
     again = [(0, size // 2) for size in cut.shape]
     np.testing.assert_array_equal(cut.slice(again).numpy(), cut.numpy()[tuple(slice(*bounds) for bounds in again)])
+
+
+@pytest.mark.parametrize("region", [[(0, 4), (3, 3)], [(2, 2), (0, 10)], [(2, 2), (0, 4)], [(1, 1), (10, 10)]])
+def test_a_slice_without_elements_of_what_is_joined_has_a_text(region: list[tuple[int, int]]) -> None:
+    text = """graph @g(%x: f32[4]) -> (%x) opset 21 {
+  %w = constant : f32[4, 10] join(1, 2, f32[4, 4] slice([0:4, 0:4] of f32[4, 10] data("w.bin", 0, 160)), f32[4, 6] slice([0:4, 4:10] of f32[4, 10] data("w.bin", 0, 160)))
+}
+"""
+    module = parse_module(text)
+    (joined,) = (value.data for value in module.graph.constants)
+    assert joined is not None
+    cut = joined.slice(region)
+    assert cut.shape == tuple(stop - start for start, stop in region)
+    module.graph.add_constant(cut, "cut")
+    again = parse_module(str(module))
+    (found,) = (value.data for value in again.graph.constants if value.name == "cut")
+    assert found is not None
+    assert found.shape == cut.shape
 
 
 def test_neighbours_in_one_tensor_are_one_block() -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from irpar.ir import Conflict, Decision
+
 from .golden import check, read, run_pipeline
 
 
@@ -124,3 +126,45 @@ def test_blocks_of_other_sizes_stay_apart():
     text = text.replace("256", "320").replace("0:4]", "0:5]").replace("4:8]", "5:10]")
     text = text.replace("f32[8, 2] of [8, 4@tp]", "f32[8, 3] of [8, 5@tp]").replace(PRODUCT, "f32[4, 3] of [4, 5@tp]")
     assert not run_pipeline("join-weights", read(text))[0].changed
+
+
+REDUCED = """
+    mesh @m = ["dp"=2, "tp"=2]
+    graph local @g(%x: f32[2, 8] of [2, 16@dp]) -> (%y) opset 21 ranks [0, 1, 2, 3] {{
+      %w_1 = constant : f32[8, 8] of [16@dp, 8] whole slice([0:16, 0:8] of f32[16, 24] data("w.bin", 0, 1536)) from "w"
+      %w_2 = constant : f32[8, 16] of [16@dp, 16] whole slice([0:16, 8:24] of f32[16, 24] data("w.bin", 0, 1536)) from "w"
+      %p_1 = MatMul(%x, %w_1) : f32[2, 8] of [2, 8] partial(sum: dp)
+      %p_2 = MatMul(%x, %w_2) : f32[2, 16] of [2, 16] partial(sum: dp)
+      %r_1 = irpar.AllReduce(%p_1) {{axes=["dp"], reduce="sum", id=0}} : f32[2, 8] of [2, 8] doc "one: %w_1"
+      %r_2 = irpar.AllReduce(%p_2) {{axes=["dp"], reduce="sum", id=1}} : f32[2, 16] of [2, 16] doc "two: %w_2"
+      {behind}
+      %y = Gemm(%{first}, %{second}) {{transA=1}} : f32[8, 16] of [8, 16]
+    }}
+"""
+BEHIND = {
+    "the last step": ("%g = Relu(%r_1) : f32[2, 8] of [2, 8]", "g", "r_2"),
+    "a step between": (
+        "%s_1 = Relu(%r_1) : f32[2, 8] of [2, 8]\n      %s_2 = Relu(%r_2) : f32[2, 16] of [2, 16]",
+        "s_1",
+        "s_2",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", BEHIND)
+def test_what_is_joined_tells_all_reasons(where):
+    behind, first, second = BEHIND[where]
+    module = read(REDUCED.format(behind=behind, first=first, second=second))
+    for name in ("r_1", "r_2"):
+        module.conflicts[name] = Conflict(name, "[@tp]", "annotated", "node", "[_]", "", name == "r_2", "do")
+    for name in ("w_1", "r_1"):
+        module.decide(name, Decision(f"of %{name}"))
+    run_pipeline("join-weights", module)
+    (reduced,) = (node for node in module.graphs[0] if node.domain == "irpar")
+    assert reduced.doc == "one: %w; two: %w"
+    (name,) = module.conflicts
+    assert name == reduced.result.name
+    assert module.conflicts[name] == Conflict("r_1; r_2", "[@tp]", "annotated", "node", "[_]", "", True, "do")
+    lists = list(module.decisions.values())
+    assert len({id(known) for known in lists}) == len(lists)
+    assert name in module.decisions

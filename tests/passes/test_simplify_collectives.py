@@ -1,3 +1,4 @@
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import irpar
 from irpar.analysis.move_trees import attributes_of, trees
 from irpar.analysis.network import network_of
 from irpar.analysis.redistribution import redistribution
-from irpar.ir import Builder, Decision, DType, Module, TensorType, Value, clone_module
+from irpar.ir import Builder, Conflict, Decision, DType, Module, TensorType, Value, clone_module
 from irpar.ir.verifier import verify
 from irpar.ops.collectives import FREE, number_collectives, sent_bytes
 from irpar.pass_manager import PassManager
 from irpar.runtime.executor import Executor
-from irpar.sharding import Mesh, Sharding
+from irpar.sharding import Mesh, Sharding, ceil_shape
 from tests.test_explanations import check_explained
 from tests.written import model_of_text
 
@@ -384,6 +385,34 @@ def test_equal_steps_of_local_programs_merge() -> None:
     check_same(MESH + TWICE)
 
 
+def _conflict(name: str, *, rematerialized: bool = False) -> Conflict:
+    return Conflict(name, "[@x]", "annotated", "node", "[_]", "", rematerialized, "do")
+
+
+def test_what_merges_tells_all_reasons() -> None:
+    text = """graph local @g(%a: f32[4] of [8@x]) -> (%y, %z) opset 21 ranks [0, 1, 2, 3] {
+  %b = irpar.AllGather(%a) {axes=["x"], dim=0, id=0} : f32[8] of [8] replicated doc "one"
+  %c = irpar.AllGather(%a) {axes=["x"], dim=0, id=1} : f32[8] of [8] replicated doc "two"
+  %y = Relu(%b) : f32[8] of [8] replicated
+  %z = Neg(%c) : f32[8] of [8] replicated
+}
+"""
+    module = read(MESH + text)
+    module.conflicts.update(b=_conflict("b"), c=_conflict("c", rematerialized=True))
+    PassManager.parse("simplify-collectives").run(module)
+    (gather,) = (node for node in module.graph if node.domain == "irpar")
+    assert gather.doc == "one; two"
+    assert module.conflicts == {"b": _conflict("b; c", rematerialized=True)}
+
+
+def test_a_sum_that_is_reduced_once_tells_all_conflicts() -> None:
+    module = read(MESH + SUM)
+    module.conflicts.update(p1=_conflict("p"), q1=_conflict("q"))
+    PassManager.parse("simplify-collectives").run(module)
+    (reduced,) = (node for node in module.graph if node.op_type == "AllReduce")
+    assert module.conflicts == {reduced.result.name: _conflict("p; q")}
+
+
 def test_all_programs_merge_alike() -> None:
     """Blocks of 4, 4 and 2: the last rank's program is its own."""
     text = 'mesh @m = ["x"=3]\n' + TWICE
@@ -523,6 +552,27 @@ def test_what_all_constants_take_more_is_bounded() -> None:
         f"w{n}" for n in range(1, 8)
     ]
     assert len(module.graph.constants) == 9
+
+
+def test_what_small_constants_take_more_is_bounded() -> None:
+    """Of forty vectors that are read whole each takes little more so, but all of them more than an eighth of the constants."""
+    lines = ['  %big = constant : f32[16, 18] data("w", 0, 1152)', "  %y = Neg(%big) : f32[16, 18]"]
+    for number in range(40):
+        lines += [
+            f'  %w{number} = constant : f32[16@x] data("w", {1152 + number * 64}, 64)',
+            f'  %v{number} = irpar.AllGather(%w{number}) {{axes=["x"], dim=0, id={number}}} : f32[16] replicated',
+            f"  %y{number} = Neg(%v{number}) : f32[16] replicated",
+        ]
+    outputs = ", ".join(["%y", *(f"%y{number}" for number in range(40))])
+    text = MESH + f"graph @g() -> ({outputs}) opset 21 {{\n" + "\n".join(lines) + "\n}\n"
+    before = 1152 + 40 * 32
+    module = run("simplify-collectives", text)
+    held = sum(
+        math.prod(ceil_shape(v.sharding, v.shape) if v.sharding else v.shape) * 4 for v in module.graph.constants
+    )
+    assert before / 64 >= 32
+    assert before < held <= before * (1 + 1 / 8)
+    assert any(node.domain == "irpar" for node in module.graph)
 
 
 def test_a_weight_that_is_read_in_two_ways_gives_the_same_numbers(tmp_path: Path) -> None:
