@@ -37,9 +37,8 @@ class CompleteSharding(Pass):
 
     With `strategy=cost` the values around conflicts are then chosen anew, a bounded amount of work for each node
     (irpar.analysis.choice), but never against what rounds before the last have decided; the choice is kept where the
-    moves that would really be made cost less. With `share-results` each
-    device keeps its share of sums that only free results of the graph are made of (irpar.analysis.free_results):
-    whoever wants a result whole annotates it so.
+    moves that would really be made cost less. With `share-results` each device keeps its share of sums that only free
+    results of the graph are made of (irpar.analysis.free_results): whoever wants a result whole annotates it so.
     """
 
     name = "complete-sharding"
