@@ -157,12 +157,12 @@ class _Completion:
         changed = [*chosen, *self._free_constants()]
         before = {value: value.sharding for value in changed}
         self._settle_constants()
-        plain = cost_of_moves(self.flow, self.network)
+        plain = cost_of_moves(self.flow, self.network, self.pinned.__contains__)
         for value, sharding in {**before, **chosen}.items():
             value.sharding = sharding
         self._settle_constants()
-        # The choice prices every reader by itself, and constants as free.
-        if cost_of_moves(self.flow, self.network) >= plain:
+        # The choice prices every reader by itself.
+        if cost_of_moves(self.flow, self.network, self.pinned.__contains__) >= plain:
             for value, old in before.items():
                 value.sharding = old
             return False

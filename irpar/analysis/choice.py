@@ -23,7 +23,7 @@ from .elimination import Elimination
 from .flow import Flow
 from .network import BYTES, Network
 from .placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView
-from .situation import IMPOSSIBLE, Price, Situation
+from .situation import IMPOSSIBLE, Price, Situation, costs_nothing
 
 MOST_STATES = 6
 """Alternatives that one value may have."""
@@ -123,8 +123,7 @@ class _Chooser:
     # -- how values lie -------------------------------------------------------------------------------------------
 
     def _is_free(self, value: Value | None) -> bool:
-        """Whether a value costs nothing to bring anywhere: a constant that nobody pinned."""
-        return value is not None and value.is_constant and value not in self.pinned
+        return value is not None and costs_nothing(value, value.sharding, self.pinned.__contains__)
 
     def _lies(self, view: RuleView, instead: Mapping[Value, Sharding] | None = None) -> list[Sharding | None]:
         found: list[Sharding | None] = []

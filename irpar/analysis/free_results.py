@@ -15,7 +15,7 @@ from .flow import Flow
 from .network import Network
 from .placement import Placement, RuleView
 from .rounds import passes_all_on
-from .situation import Situation
+from .situation import Situation, costs_nothing
 
 MOST_NODES = 32
 """Between a result and the sums that it is made of."""
@@ -112,9 +112,9 @@ class _Tail:
     def _leads(self, operand: Value, needed: Sharding, changes: dict[Value, Sharding]) -> bool:
         if operand in self.sums or operand.node in self.nodes:
             return self._spread(operand, needed, changes)
-        if operand.is_constant and operand not in self.pinned:
-            return True
         lies = operand.sharding
+        if costs_nothing(operand, lies, self.pinned.__contains__):
+            return True
         return lies is not None and not lies.partial and _is_slice(lies, needed)
 
     def _placement(self, view: RuleView, share: Sharding) -> Placement | None:
@@ -128,13 +128,13 @@ class _Tail:
 
     def _is_less(self, value: Value, share: Sharding) -> bool:
         """Whether the share of a sum costs less than all of it, and its node runs as it would."""
-        now, given = self.sums[value], self._given(value)
+        now, given, is_pinned = self.sums[value], self._given(value), self.pinned.__contains__
         assert value.node is not None
         assert value.sharding is not None
         view = self.flow.rule(value.node)
         assert view is not None
         lies = [each.sharding if each is not None else None for each in view.values[: view.operand_count]]
-        free = [each is not None and each.is_constant and each not in self.pinned for each in view.values]
+        free = [costs_nothing(each, None if each is None else each.sharding, is_pinned) for each in view.values]
         situation = Situation(view, [*lies, share], free, self.network, self.flow.times(view))
         if situation.choose() != now:
             return False

@@ -1,6 +1,6 @@
 """Which values insert-redistribution moves, and what that costs, without inserting anything."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from irpar.ir import Node, Use, Value
 from irpar.sharding import Sharding
@@ -9,7 +9,7 @@ from . import redistribution
 from .flow import Flow
 from .network import Network
 from .placement import Placement
-from .situation import is_cut_when_written, running_cost
+from .situation import costs_nothing, running_cost
 
 
 def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
@@ -72,7 +72,7 @@ def first_target(value: Value, wanted: set[Sharding]) -> Sharding:
     return value.sharding
 
 
-def cost_of_moves(flow: Flow, network: Network) -> tuple[int, int]:
+def cost_of_moves(flow: Flow, network: Network, is_pinned: Callable[[Value], bool]) -> tuple[int, int]:
     """The cost of all moves, in the first unit of the network's keys, computation included; and their number.
 
     As insert-redistribution does it: a value goes once to each sharding that its readers need. What is done in a loop
@@ -81,11 +81,14 @@ def cost_of_moves(flow: Flow, network: Network) -> tuple[int, int]:
     Args:
         flow: every tensor has a sharding.
         network: what communication costs.
+        is_pinned: whether someone said how a value lies.
     """
-    return cost_of_placements(flow, placements_of(flow, network), network)
+    return cost_of_placements(flow, placements_of(flow, network), network, is_pinned)
 
 
-def cost_of_placements(flow: Flow, placements: Mapping[Node, Placement], network: Network) -> tuple[int, int]:
+def cost_of_placements(
+    flow: Flow, placements: Mapping[Node, Placement], network: Network, is_pinned: Callable[[Value], bool]
+) -> tuple[int, int]:
     """As `cost_of_moves`, with the nodes run in these ways."""
     given = {
         value: lies
@@ -96,7 +99,7 @@ def cost_of_placements(flow: Flow, placements: Mapping[Node, Placement], network
     total = launches = 0
     for value, wanted in wanted_shardings(flow, placements).items():
         times = flow.usual_trips(value)
-        sent, count = _moves(value, given.get(value), wanted, network)
+        sent, count = _moves(value, given.get(value), wanted, network, is_pinned)
         total += sent * times
         launches += count * times
     for node, placement in placements.items():
@@ -112,10 +115,12 @@ def _is_static(node: Node) -> bool:
     return all(value.is_static for value in (*node.inputs, *node.results))
 
 
-def _moves(value: Value, given: Sharding | None, wanted: set[Sharding], network: Network) -> tuple[int, int]:
+def _moves(
+    value: Value, given: Sharding | None, wanted: set[Sharding], network: Network, is_pinned: Callable[[Value], bool]
+) -> tuple[int, int]:
     """The cost of all moves of one value, and their number."""
     lies = value.sharding
-    if lies is None or is_cut_when_written(value, lies):
+    if lies is None or costs_nothing(value, lies, is_pinned):
         return 0, 0
     moves: set[tuple[Sharding, Sharding]] = set()
     if given is not None and given != lies:

@@ -316,8 +316,8 @@ class _Refinement:
         if value.node in change:
             lies = change[value.node].results[value.index]
             assert lies is not None
-        if value.is_constant and (lies.is_replicated or value.name not in self.pinned):
-            return 0, 0  # It is written as its readers need it.
+        if situation.costs_nothing(value, lies, lambda value: value.name in self.pinned):
+            return 0, 0
         targets = set()
         for (node, index), needed in self.needs.get(value, {}).items():
             if node in change and index >= 0:

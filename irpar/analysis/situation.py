@@ -81,9 +81,17 @@ def _held_bytes(node: Node, placement: Placement) -> int:
     return sum(-(-math.prod(ceil_shape(lies, value.shape)) * dtype.bits // 8) for (value, lies), dtype in held.items())
 
 
-def is_cut_when_written(value: Value, lies: Sharding) -> bool:
-    """True where any block of a value costs nothing: a constant that is whole is written as its readers need it."""
-    return value.is_constant and lies.is_replicated
+def costs_nothing(value: Value | None, lies: Sharding | None, is_pinned: Callable[[Value], bool]) -> bool:
+    """Whether any block of a value costs nothing: a constant that is whole or not pinned is written as it is needed.
+
+    Args:
+        value: None where a node leaves it out.
+        lies: how it lies.
+        is_pinned: whether someone said how it lies.
+    """
+    if value is None or not value.is_constant:
+        return False
+    return (lies is not None and lies.is_replicated) or not is_pinned(value)
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class Situation:
             view.values[:count], placement.operands, self.lies[:count], self.free[:count], times[:count], strict=True
         )
         for value, needed, lie, is_free, often in operands:
-            if value is None or needed is None or lie is None or is_free or is_cut_when_written(value, lie):
+            if value is None or needed is None or lie is None or is_free:
                 continue
             moved = redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)
             total, launches = total + often * moved[0], launches + moved[-1]
@@ -199,10 +207,7 @@ def place(
     network: Network = BYTES,
     times: Sequence[int] | None = None,
 ) -> Placement:
-    """Decide how a node runs, given the completed shardings of its values; see `Situation.choose`.
-
-    Constants that nobody pinned cost nothing: they are written as they are needed.
-    """
+    """Decide how a node runs, given the completed shardings of its values; see `Situation.choose`."""
     lies = [None if value is None else value.sharding for value in view.values]
-    free = [value is not None and value.is_constant and not is_pinned(value) for value in view.values]
+    free = [costs_nothing(value, lie, is_pinned) for value, lie in zip(view.values, lies, strict=True)]
     return Situation(view, lies, free, network, times).choose()
