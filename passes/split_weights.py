@@ -12,7 +12,7 @@ from irpar.analysis.fused_weights import (
     fused_weights,
     weights_taken_apart,
 )
-from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, range_along
+from irpar.ir import ArrayTensor, Builder, Ints, Module, Node, SlicedTensor, TensorType, Value, range_along
 from irpar.pass_manager import Pass, PassResult
 
 from .simplify_layout import SimplifyLayout
@@ -163,7 +163,9 @@ class _Split:
         assert value.data is not None
         assert value.graph is not None
         module = self.module
-        made = value.graph.add_constant(range_along(value.data, dim, *section), value.name, value.source_name)
+        # Of what irpar computed or took apart, a part is no value of the model: the name is one of another shape.
+        source = None if isinstance(value.data, (ArrayTensor, SlicedTensor)) else value.source_name
+        made = value.graph.add_constant(range_along(value.data, dim, *section), value.name, source)
         made.sharding, made.memory, made.doc = value.sharding, value.memory, value.doc
         if value.name in module.annotated:
             module.annotated[made.name] = module.annotated[value.name]

@@ -172,11 +172,12 @@ def refuse_uses(value: Value) -> None:
 class Names:
     """The value names of a graph and of all graphs nested in it."""
 
-    __slots__ = ("_counters", "table")
+    __slots__ = ("_counters", "_gone", "table")
 
     def __init__(self) -> None:
         self.table: dict[str, Value] = {}
         self._counters: dict[str, Iterator[int]] = {}
+        self._gone: set[str] = set()
 
     def claim(self, value: Value) -> None:
         """Register a value, with a new name where its own is empty or taken."""
@@ -186,15 +187,16 @@ class Names:
             self.table[value.name] = value
 
     def release(self, value: Value) -> None:
-        """Forget a value."""
+        """Forget a value; its name is given to others only where they ask for that very name."""
         if self.table.get(value.name) is value:
             del self.table[value.name]
+            self._gone.add(value.name)
 
     def fresh(self, hint: str) -> str:
-        """A name that nothing has yet: `hint_1`, `hint_2` ..."""
+        """A name that nothing has or had: `hint_1`, `hint_2` ... So no new value passes for one of the model."""
         counter = self._counters.setdefault(hint, itertools.count(1))
         for number in counter:
             name = f"{hint}_{number}"
-            if name not in self.table:
+            if name not in self.table and name not in self._gone:
                 return name
         raise AssertionError

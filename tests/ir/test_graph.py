@@ -138,6 +138,19 @@ def test_a_walk_survives_erasing_and_inserting() -> None:
     assert list(graph) == nodes
 
 
+def test_a_new_value_does_not_pass_for_one_that_is_gone() -> None:
+    graph = Graph("g")
+    x = graph.add_input("x", F32)
+    first, second = (graph.append(Node("Neg", [x], results=[Value("split", F32)])).result for _ in range(2))
+    other = graph.append(Node("Relu", [x], results=[Value("part_1", F32)])).result
+    assert (first.name, second.name) == ("split", "split_1")
+    assert other.node is not None
+    other.node.erase()
+    graph.append(Node("Abs", [x], results=[Value("part", F32)]))
+    assert graph.append(Node("Abs", [x], results=[Value("part", F32)])).result.name == "part_2"
+    assert graph.append(Node("Abs", [x], results=[Value("part_1", F32)])).result.name == "part_1"
+
+
 def test_names_are_unique_and_freed() -> None:
     _, graph, (neg, *_) = chain()
     made = graph.append(Node("Op", [], results=[Value("a"), Value(""), Value("a")]))
