@@ -4,8 +4,12 @@ import io
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -38,6 +42,23 @@ class Signals:
         """From here on a signal raises `Stopped`."""
         self._install(self._stop)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """In here a signal waits until the end: a native module that is interrupted on import aborts the process."""
+        mine = [number for number in _ENDING if signal.getsignal(number) == self._stop]
+        came: list[int] = []
+        if threading.current_thread() is not threading.main_thread():
+            mine = []
+        for number in mine:
+            signal.signal(number, lambda number, _: came.append(number))
+        try:
+            yield
+        finally:
+            for number in mine:
+                signal.signal(number, self._stop)
+            if came:
+                self._stop(came[0], None)
+
     def _install(self, handler: "signal._HANDLER") -> None:
         for number in _ENDING:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -52,6 +73,12 @@ class Signals:
 
 
 SIGNALS = Signals()
+
+
+def import_native(name: str) -> Any:
+    """A module that is native, or imports one, whole even where a signal comes meanwhile."""
+    with SIGNALS.held():
+        return import_module(name)
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:

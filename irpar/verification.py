@@ -11,6 +11,7 @@ import onnx
 from irpar.analysis.plan import sha256_of
 from irpar.comparison import Array, Arrays, Difference, References, compare, nudged
 from irpar.ir import Module, dtype_of_numpy, tensor_type
+from irpar.process import import_native
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Original:
         Raises:
             VerificationError: ONNX Runtime refuses the model or the inputs.
         """
-        import onnxruntime
+        onnxruntime = import_native("onnxruntime")
 
         from irpar.runtime.ort_values import exact_options
 

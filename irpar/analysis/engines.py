@@ -5,12 +5,13 @@ from functools import cache
 
 from irpar.ir import Graph, Node
 from irpar.kernels import lookup
+from irpar.process import import_native
 
 
 @cache
 def _ort_operators() -> frozenset[tuple[str, str]]:
     """(domain, operator) of all schemas in ONNX Runtime: ONNX's operators and its own, such as com.microsoft's."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+    runtime = import_native("onnxruntime.capi.onnxruntime_pybind11_state")
 
     return frozenset((schema.domain, schema.name) for schema in runtime.get_all_operator_schema())
 

@@ -12,6 +12,7 @@ from irpar.kernels import KernelError, lookup
 from irpar.onnx_io.attributes import write_attribute
 from irpar.onnx_io.tensors import write_tensor
 from irpar.onnx_io.types import write_type
+from irpar.process import import_native
 
 IR_VERSION = 10
 """Version of the ONNX format for the models made here; every reader in use knows it."""
@@ -73,7 +74,7 @@ def _tensors(values: Sequence[Value], arrays: Sequence[Any]) -> dict[Value, Tens
 
 
 def _run_onnxruntime(model: onnx.ModelProto) -> list[Array]:
-    import onnxruntime  # Most models fold without it, and it takes a tenth of a second.
+    onnxruntime = import_native("onnxruntime")  # Most models fold without it, and it takes a tenth of a second.
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -1,13 +1,13 @@
 """What an engine must do, and the engines by name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 
 from irpar.analysis.parts import Part
 from irpar.ir import Tensor, Value
+from irpar.process import import_native
 from irpar.sharding import IrparError
 
 from .program import Segment
@@ -99,5 +99,5 @@ def make_engine(name: str, settings: EngineSettings) -> Engine:
     if name not in ENGINES:
         raise IrparError(f'there is no engine "{name}"', do=f"use one of {', '.join(ENGINES)}")
     module, _, kind = ENGINES[name].partition(":")
-    make: Callable[[EngineSettings], Engine] = getattr(import_module(f"{__package__}.{module}"), kind)
+    make: Callable[[EngineSettings], Engine] = getattr(import_native(f"{__package__}.{module}"), kind)
     return make(settings)
