@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from irpar.analysis.atoms import Atoms, Plan, joined
+from irpar.analysis.atoms import Atoms, follow, joined
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
 from irpar.ops.block_indices import counted_dims, without_columns
 from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY, VARIADIC
@@ -86,7 +86,7 @@ def _simplify(chain: list[Node], module: Module) -> int:
     if len(plan) >= len(chain) or (not plan and _lie_apart(source, last.result)):
         return 0
     assert last.graph is not None
-    value = _follow(plan, source, last.result.name, Builder(last.graph, module.opsets, before=last, like=last))
+    value = follow(plan, source, last.result.name, Builder(last.graph, module.opsets, before=last, like=last))
     name = last.result.name
     last.replace([value])
     if plan:
@@ -111,19 +111,6 @@ def _hand_over(module: Module, name: str, heir: str) -> None:
 def _lie_apart(source: Value, result: Value) -> bool:
     """True where both are annotated, and differently: one value cannot stand for both."""
     return source.sharding is not None and result.sharding is not None and source.sharding != result.sharding
-
-
-def _follow(plan: Plan, value: Value, name: str, builder: Builder) -> Value:
-    """Make the nodes of a plan."""
-    for op_type, argument in plan:
-        if op_type == "Transpose":
-            shape = tuple(value.shape[dim] for dim in argument)
-            attributes = {"perm": Ints(argument)}
-            value = builder.op("Transpose", [value], attributes, type=TensorType(value.dtype, shape), name=name)
-        else:
-            target = builder.constant(Ints(argument), "shape")
-            value = builder.op("Reshape", [value, target], type=TensorType(value.dtype, argument), name=name)
-    return value
 
 
 # -- merged dims ----------------------------------------------------------------------------------------------------
@@ -292,7 +279,7 @@ def _product(node: Node, operands: Sequence[Value | None], type_: TensorType, bu
     assert left is not None
     assert right is not None
     if node.attributes.get("transB"):
-        right = _follow([("Transpose", (1, 0))], right, right.name, builder)
+        right = follow([("Transpose", (1, 0))], right, right.name, builder)
     bias = rest[0] if rest else None
     name = node.result.name
     product = builder.op("MatMul", [left, right], type=type_, name=name if bias is None else f"{name}_product")
@@ -315,8 +302,8 @@ def _apart(value: Value, merged: _Merged | None, splits: dict[int, Split], node:
     if target == value.shape or (node.op_type in _BROADCASTING and target == (1,) * ahead + value.shape):
         return value
     if merged is not None:
-        return _follow(merged.atoms.plan(target), merged.source, value.name, builder)
-    return _follow([("Reshape", target)], value, value.name, builder)
+        return follow(merged.atoms.plan(target), merged.source, value.name, builder)
+    return follow([("Reshape", target)], value, value.name, builder)
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------

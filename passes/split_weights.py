@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from irpar.analysis.atoms import Atoms
+from irpar.analysis.atoms import Atoms, follow
 from irpar.analysis.fused_weights import (
     FusedWeight,
     Picked,
@@ -12,7 +12,7 @@ from irpar.analysis.fused_weights import (
     fused_weights,
     weights_taken_apart,
 )
-from irpar.ir import ArrayTensor, Builder, Ints, Module, Node, SlicedTensor, TensorType, Value, range_along
+from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along
 from irpar.pass_manager import Pass, PassResult
 
 from .simplify_layout import SimplifyLayout
@@ -184,15 +184,8 @@ class _Split:
         atoms.dims[fused.place] = [(place, unit, count)] if count > 1 else []
         assert node.graph is not None
         builder = Builder(node.graph, self.module.opsets, before=node, like=node)
-        name, made = result.name, value
-        for op_type, argument in atoms.plan(result.shape):
-            if op_type == "Transpose":
-                shape = tuple(made.shape[dim] for dim in argument)
-                perm = {"perm": Ints(argument)}
-                made = builder.op("Transpose", [made], perm, type=TensorType(made.dtype, shape), name=name)
-            else:
-                target = builder.constant(Ints(argument), "shape")
-                made = builder.op("Reshape", [made, target], type=TensorType(made.dtype, argument), name=name)
+        name = result.name
+        made = follow(atoms.plan(result.shape), value, name, builder)
         if made in self.named or (made.is_constant and result.sharding is not None):
             made = builder.op("Identity", [made], type=made.type, name=name)
         self.named.add(made)

@@ -1,6 +1,6 @@
 """What Reshape and Transpose do to the elements of a tensor, told by the pieces of its dims."""
 
-from irpar.ir import Ints, Node
+from irpar.ir import Builder, Ints, Node, TensorType, Value
 
 Atom = tuple[int, int, int]
 """(source dim, elements of the dim inside one step of it, size)."""
@@ -86,6 +86,19 @@ class Atoms:
             return tuple(perm), tuple(self.source[dim] for dim in perm)
         places = {atom: place for place, atom in enumerate(in_source_order)}
         return tuple(places[atom] for atom in order), tuple(atom[2] for atom in order)
+
+
+def follow(plan: Plan, value: Value, name: str, builder: Builder) -> Value:
+    """Make the nodes of a plan that starts from `value`, their results named `name`; returns the last."""
+    for op_type, argument in plan:
+        if op_type == "Transpose":
+            shape = tuple(value.shape[dim] for dim in argument)
+            attributes = {"perm": Ints(argument)}
+            value = builder.op("Transpose", [value], attributes, type=TensorType(value.dtype, shape), name=name)
+        else:
+            target = builder.constant(Ints(argument), "shape")
+            value = builder.op("Reshape", [value, target], type=TensorType(value.dtype, argument), name=name)
+    return value
 
 
 def joined(atoms: list[Atom]) -> list[Atom]:
