@@ -8,7 +8,7 @@ from irpar.ops import Kind
 from irpar.sharding import Axis, Sharding
 
 from .flow import Flow
-from .origins import VERBS, why_dearer, why_given_up
+from .origins import VERBS, cutting_names, why_dearer, why_given_up
 from .placement import Placement
 from .redistribution import Step
 
@@ -198,7 +198,7 @@ class Reasons:
         why = why_given_up(node, view, placement, tensor, elsewhere, here)
         meets = "" if why else self._meets(node, value, elsewhere, here)
         for other, needs in self._beside(node, value):
-            held = _names(needs) & contested & _names(other.sharding)
+            held = contested.intersection(cutting_names(needs), cutting_names(other.sharding))
             is_moved = other.sharding != needs or (other.node is not None and other.node.domain == "irpar")
             if held and meets and is_moved:
                 continue  # It is moved for the same reason.
@@ -243,10 +243,10 @@ class Reasons:
             if self._meets(reader, value, lies, needed):
                 return self._other_side(reader, value, needed, lies, reader.title)
             for other, needs in self._beside(reader, value):
-                names = _names(needs) & contested
+                names = contested.intersection(cutting_names(needs))
                 if names:
                     return self._side(reader.title, reader, other, needs, min(names))
-        if not readers or contested & _names(needed):
+        if not readers or contested.intersection(cutting_names(needed)):
             return None
         return self._other_side(readers[0], value, needed, lies, readers[0].title)
 
@@ -328,10 +328,6 @@ def _contested(a: Sharding, b: Sharding) -> set[str]:
     """The names of axes of several devices that lie otherwise in two shardings."""
     found = {axis for one, other in zip(a.axes, b.axes, strict=True) if one != other for axis in (*one, *other)}
     return {axis.name for axis in found if a.mesh.axes[axis.name] > 1}
-
-
-def _names(sharding: Sharding | None) -> set[str]:
-    return set() if sharding is None else {axis.name for axis in sharding.all_axes}
 
 
 def spec_text(sharding: Sharding) -> str:
