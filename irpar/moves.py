@@ -1,5 +1,6 @@
 """The redistributions of a local module: what is moved, between which two sides, and what a device sends for it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Move:
     def title(self) -> str:
         """What is moved, and how large it is."""
         type_ = self.value.tensor_type.with_shape(self.value.whole_shape)
-        size = -(-self.value.dtype.bits * _count(self.value) // 8)
+        size = -(-self.value.dtype.bits * math.prod(self.value.whole_shape) // 8)
         return f"{self.value.source_name} {type_}, {bytes_text(size)}"
 
     @property
@@ -52,13 +53,6 @@ class Move:
     def how(self) -> str:
         """Its collectives, in words."""
         return ", then ".join(f"{entry['kind']} over {','.join(entry['axes'])}" for entry in self.entries)
-
-
-def _count(value: Value) -> int:
-    total = 1
-    for size in value.whole_shape:
-        total *= size
-    return total
 
 
 def moves_of(module: Module, collectives: Sequence[dict[str, Any]]) -> list[Move]:

@@ -3,6 +3,7 @@
 a = AllReduce(p)    b = AllReduce(q)    y = Add(a, b)        becomes    s = Add(p, q)    y = AllReduce(s)
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -138,15 +139,8 @@ def _is_cheaper(made: _Sum, mesh: Mesh) -> bool:
         return False
     sent = sum(sent_bytes(leaf, mesh) for leaf in made.leaves)
     whole = sent_bytes(first, mesh)
-    size = _elements(operand) * operand.dtype.bits
-    return bool(whole * _elements(value) * value.dtype.bits <= sent * size)
-
-
-def _elements(value: Value) -> int:
-    total = 1
-    for size in value.shape:
-        total *= size
-    return total
+    size = math.prod(operand.shape) * operand.dtype.bits
+    return bool(whole * math.prod(value.shape) * value.dtype.bits <= sent * size)
 
 
 def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> tuple[dict[str, str], Value]:
