@@ -78,7 +78,7 @@ def _held_bytes(node: Node, placement: Placement) -> int:
     """Bytes of a device's blocks of what a node reads and gives."""
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
     held = {(value, lies): value.dtype for value, lies in pairs if value is not None and lies is not None}
-    return sum(-(-math.prod(ceil_shape(lies, value.shape)) * dtype.bits // 8) for (value, lies), dtype in held.items())
+    return sum(redistribution.block_bytes(lies, value.shape, dtype.bits) for (value, lies), dtype in held.items())
 
 
 def costs_nothing(value: Value | None, lies: Sharding | None, is_pinned: Callable[[Value], bool]) -> bool:

@@ -14,6 +14,7 @@ collective communication (arXiv 2112.01075).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from irpar.ops.collectives import FREE, KINDS
 from irpar.sharding import Axis, IrparError, Sharding, ceil_shape, join_axes, permutation
@@ -24,7 +25,17 @@ from .problem import Names, common_axes, problem_of
 from .solution import Planner, names_at, solve
 from .space import Move
 
-__all__ = ["CHUNK_BYTES", "Planner", "Redistribution", "Step", "planned", "price", "redistribution", "step_key"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Planner",
+    "Redistribution",
+    "Step",
+    "block_bytes",
+    "planned",
+    "price",
+    "redistribution",
+    "step_key",
+]
 
 CHUNK_BYTES = 1 << 20
 """How far above the larger block of both ends a block on the way may be, 1 MiB: below it memory is not the question."""
@@ -143,13 +154,13 @@ def planned(
 ) -> Redistribution:
     """As `redistribution`, of shardings whose dims are closed; what was asked before is known."""
     if source == target:
-        size = _block_bytes(source, shape, bits)
+        size = block_bytes(source, shape, bits)
         return Redistribution((), network.nothing, size, size)
     runs = common_axes(source, target)
     if runs is None or (source.partial and target.partial and source.reduce != target.reduce):
         stop = _stop_between(source, target)
         there = planned(source, stop, shape, bits, network, planner, chunk_bytes)
-        ends = max(_block_bytes(source, shape, bits), _block_bytes(target, shape, bits))
+        ends = max(block_bytes(source, shape, bits), block_bytes(target, shape, bits))
         return there.then(planned(stop, target, shape, bits, network, planner, chunk_bytes), ends)
     problem, names = problem_of(source, target, runs, shape, bits, network)
     solution = solve(problem, names, network, planner, chunk_bytes)
@@ -203,7 +214,8 @@ def _steps(
     return tuple(steps)
 
 
-def _block_bytes(sharding: Sharding, shape: Sequence[int], bits: int) -> int:
+def block_bytes(sharding: Sharding, shape: Sequence[int], bits: int) -> int:
+    """Bytes of the largest block that any device holds, rounded up."""
     return _bytes(ceil_shape(sharding, shape), bits)
 
 
@@ -217,7 +229,4 @@ def _operand_bytes(step: Step, before: Sharding, shape: Sequence[int], bits: int
 
 
 def _bytes(block: Sequence[int], bits: int) -> int:
-    elements = 1
-    for size in block:
-        elements *= size
-    return -(-elements * bits // 8)
+    return -(-prod(block) * bits // 8)
