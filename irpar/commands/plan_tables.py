@@ -27,7 +27,7 @@ _REPLICATED = 5
 
 def print_summary(console: Console, plan: "Plan", more: str) -> None:
     """Costs, collectives and what stays whole; `more` is the command that tells the rest."""
-    from irpar.analysis.plan_warnings import warnings
+    from .plan_warnings import warnings
 
     console.print(Text(headline(plan), style="bold"))
     console.print(cost_table(plan))

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from irpar.analysis.network import network_of
 from irpar.display import bytes_text, count_text, seconds_text, sharding_text
 from irpar.sharding import Region, Sharding, local_region
 
-from .network import network_of
-
 if TYPE_CHECKING:
-    from .plan import Plan
+    from irpar.analysis.plan import Plan
 
 
 def warnings(plan: "Plan") -> list[str]:

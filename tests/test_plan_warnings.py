@@ -6,9 +6,9 @@ import onnx
 import pytest
 
 import irpar
-from irpar.analysis.plan_warnings import warnings
+from irpar.commands.plan_warnings import warnings
 
-from ..written import Specs, model_of_text
+from .written import Specs, model_of_text
 
 DEVICE = """
 name: slow links
