@@ -171,7 +171,7 @@ class Gain:
             held = held.with_(own)
         return found + [Bucket(tuple(open_))] * (len(open_) > 1)
 
-    def _is_faster(self, node: Node, held: "_Sizes", own: "_Sizes", *, is_second: bool) -> bool:
+    def _is_faster(self, node: Node, held: _Sizes, own: _Sizes, *, is_second: bool) -> bool:
         """Whether a collective goes faster with those that are together already.
 
         Args:
