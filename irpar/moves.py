@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from irpar.ir import Conflict, Module, Node, Value
-from irpar.ops.collectives import KINDS
+from irpar.ops.collectives import KINDS, sends
 from irpar.sharding import Sharding
 
 from .display import bytes_text
@@ -68,7 +68,7 @@ def moves_of(module: Module, collectives: Sequence[dict[str, Any]]) -> list[Move
     found: dict[object, Move] = {}
     for graph in module.graphs:
         for node in graph.walk():
-            if node.domain != "irpar" or node.op_type not in KINDS:
+            if not sends(node):
                 continue
             entry = entries.pop(node.attributes["id"], None)  # type: ignore[arg-type]
             if entry is None or entry["kind"] in _REDUCING:

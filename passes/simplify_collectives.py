@@ -15,7 +15,7 @@ from irpar.analysis.redistribution.routes import routes
 from irpar.analysis.reduced_sums import reduce_sums_once
 from irpar.analysis.written_constants import ConstantWays
 from irpar.ir import Graph, Module, Node, Value
-from irpar.ops.collectives import KINDS, number_collectives
+from irpar.ops.collectives import number_collectives, sends
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 
@@ -118,7 +118,7 @@ def _merge(module: Module) -> int:
 
 def _may_repeat(graph: Graph) -> bool:
     """Whether two collectives look alike, with what is just before them; all equal ones do."""
-    nodes = [node for node in graph.walk() if node.domain == "irpar" and node.op_type in KINDS]
+    nodes = [node for node in graph.walk() if sends(node)]
     return len({(node.op_type, _look(node.inputs[0], LOOK_BACK)) for node in nodes}) < len(nodes)
 
 
@@ -156,7 +156,7 @@ class _Equal:
         )
 
     def _may_merge(self, node: Node) -> bool:
-        if node.domain == "irpar" and node.op_type in KINDS:
+        if sends(node):
             return self.allowed is None or int_attribute(node, "id") in self.allowed
         return not is_communication(node)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from irpar.ir import Graph, Node
-from irpar.ops.collectives import KINDS, collective_axes
+from irpar.ops.collectives import KINDS, collective_axes, sends
 from irpar.ops.facts import int_attribute
 from irpar.sharding import Axis, Mesh
 
@@ -53,7 +53,7 @@ class Levels:
         self._levels: dict[Node, int] = {}
         for node in graph:
             level = max((self._levels[before] for before in self.before(node)), default=0)
-            if _is_sent(node):
+            if sends(node):
                 self.nodes[int_attribute(node, "id")] = node
             self._levels[node] = level + any(sent_in_order([node]))
 
@@ -116,11 +116,7 @@ class Levels:
 
 def sent_in_order(nodes: Iterable[Node]) -> Iterator[Node]:
     """The collectives among nodes and in their bodies, in the order in which a device comes to them."""
-    return (each for node in nodes for each in (node, *_inside(node)) if _is_sent(each))
-
-
-def _is_sent(node: Node) -> bool:
-    return node.domain == "irpar" and node.op_type in KINDS
+    return (each for node in nodes for each in (node, *_inside(node)) if sends(each))
 
 
 def _inside(node: Node) -> Iterable[Node]:

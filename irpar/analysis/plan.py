@@ -20,7 +20,7 @@ from irpar.ir import (
     dtype_of_text,
     tensor_type,
 )
-from irpar.ops.collectives import KINDS, collective_axes, sent_bytes
+from irpar.ops.collectives import KINDS, collective_axes, sends, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
@@ -206,7 +206,7 @@ def collective_entries(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for graph in module.graphs:
         for node in graph.walk():
-            if node.domain != "irpar" or node.op_type not in KINDS:
+            if not sends(node):
                 continue
             entry = _collective(node, mesh, module.conflicts.get(node.results[0].name))
             known = found.setdefault(entry["id"], entry)

@@ -269,9 +269,9 @@ FREE = frozenset(COLLECTIVES.keys() - KINDS.keys())
 """The operators that send nothing, have no id, and stand in global view only."""
 
 
-def is_collective(node: Node) -> bool:
-    """True for an operator of irpar's that changes how a tensor lies on the mesh."""
-    return node.domain == DOMAIN and node.op_type in COLLECTIVES
+def sends(node: Node) -> bool:
+    """True for a collective that sends, which has a kind and an id; those in `FREE` do not."""
+    return node.domain == DOMAIN and node.op_type in KINDS
 
 
 def number_collectives(graph: Graph) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from irpar.ir import DType, Graph, Module, Node, TensorType, VerifyError, verify
 from irpar.ops import definition, definitions
-from irpar.ops.collectives import COLLECTIVES, FREE, KINDS, is_collective, sent_bytes
+from irpar.ops.collectives import COLLECTIVES, FREE, KINDS, sends, sent_bytes
 from irpar.sharding import Axis, Mesh, Sharding, local_shape, permutation, permuted_shapes
 
 MESH = Mesh({"dp": 2, "tp": 4})
@@ -83,7 +83,7 @@ def test_every_collective_is_defined_without_a_rule() -> None:
 def test_global_types_stay(op: str) -> None:
     before, after, attributes = CASES[op]
     node = collective(op, before, after, (8, 16), **attributes)
-    assert is_collective(node)
+    assert sends(node)
     assert inferred(node) == TensorType(DType.F32, (8, 16))
     assert node.graph is not None
     module = Module(node.graph)
@@ -141,6 +141,7 @@ def test_sent_bytes_pad_uneven_blocks(op: str, rank: int | None) -> None:
 
 def test_a_slice_sends_nothing() -> None:
     node = collective("AllSlice", sharding("dp", None), sharding("dp", "tp"), (8, 16), dim=1)
+    assert not sends(node)
     assert sent_bytes(node, MESH) == 0
     assert inferred(node) == TensorType(DType.F32, (8, 16))
 
@@ -163,6 +164,7 @@ def test_a_permutation_takes_blocks_to_where_another_sharding_has_them(rank: int
 
 def test_shares_of_a_whole_value() -> None:
     node = collective("MakePartial", sharding(None), sharding(None, partial="tp"), (8,), reduce="sum")
+    assert not sends(node)
     assert sent_bytes(node, MESH) == 0
     assert node.graph is not None
     module = Module(node.graph)
