@@ -1,14 +1,18 @@
 """Models of one Attention of which some operands are cut."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import irpar
+from irpar.ir import Node
 
 from .nodes import Operands
 
@@ -67,3 +71,89 @@ def cut_attention(
 
 def kinds(partition: irpar.Partition) -> list[str]:
     return [entry["kind"] for entry in partition.plan.collectives]
+
+
+def node_of(folder: Path) -> Node:
+    """The Attention of the model in a folder."""
+    node = irpar.load(folder / "model.onnx").graph.first
+    assert node is not None
+    return node
+
+
+def blocks(partition: irpar.Partition, operands: Operands) -> dict[str, tuple[int, ...]]:
+    """The shape of the largest block of each operand."""
+    mesh = partition.plan.mesh_of_ranks.axes
+    cuts = {entry["name"]: entry["sharding"] for entry in partition.plan.inputs}
+    return {
+        name: tuple(
+            -(-size // prod(mesh[axis] for axis in cut or ()))
+            for size, cut in zip(array.shape, cuts[name], strict=True)
+        )
+        for name, array in operands.items()
+    }
+
+
+# -- drawn at random ------------------------------------------------------------------------------------------------
+
+MESHES = ({"a": 4}, {"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2})
+
+
+def draw_axes(draw: st.DrawFn) -> tuple[dict[str, int], list[str], str | None]:
+    """A mesh, some of its axes in any order, and one that is not among them, if there is one."""
+    mesh = draw(st.sampled_from(MESHES))
+    axes = draw(st.permutations(list(mesh)))[: draw(st.integers(1, len(mesh)))]
+    return mesh, axes, next((axis for axis in mesh if axis not in axes), None)
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """How many heads an Attention has, and how large they are.
+
+    Attributes:
+        batch: of all operands.
+        of_keys: how many keys and values have.
+        of_queries: how many queries have, a multiple of it.
+        size: features of a head of queries and keys.
+        value_size: features of a head of values.
+        is_packed: heads and their features are one dim.
+    """
+
+    batch: int
+    of_keys: int
+    of_queries: int
+    size: int
+    value_size: int
+    is_packed: bool
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the node: how many heads a dim holds."""
+        return {"q_num_heads": self.of_queries, "kv_num_heads": self.of_keys} if self.is_packed else {}
+
+    def operands(self, queries: int, keys: int) -> dict[str, np.ndarray]:
+        """q, k and v of so many places."""
+        return {
+            "q": self._operand(queries, self.of_queries, self.size),
+            "k": self._operand(keys, self.of_keys, self.size),
+            "v": self._operand(keys, self.of_keys, self.value_size),
+        }
+
+    def _operand(self, places: int, count: int, size: int) -> np.ndarray:
+        shape = (places, count * size) if self.is_packed else (count, places, size)
+        return heads(self.batch, *shape)
+
+
+def draw_heads(draw: st.DrawFn) -> HeadSizes:
+    batch, of_keys, group = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 2))
+    return HeadSizes(batch, of_keys, of_keys * group, 4, draw(st.sampled_from([4, 4, 6])), draw(st.booleans()))
+
+
+def draw_mask(draw: st.DrawFn, shapes: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """The operand of that name, in one of these shapes; every other time there is none."""
+    mask = heads(*draw(st.sampled_from(shapes)))
+    match draw(st.sampled_from(["none", "none", "bool", "float"])):
+        case "bool":
+            return {"mask": mask > -1}
+        case "float":
+            return {"mask": mask}
+    return {}

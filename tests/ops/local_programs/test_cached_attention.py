@@ -9,57 +9,37 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import irpar
 from irpar.ops.attention import RING
 from irpar.ops.local_programs.attention import LOCAL_PROGRAM
 from irpar.ops.local_programs.cached_attention import CACHED
 from irpar.sharding import filled_blocks
 
-from .attentions import Cuts, cut_attention, heads, kinds
+from .attentions import Cuts, blocks, cut_attention, draw_axes, draw_heads, draw_mask, heads, kinds, node_of
 from .nodes import Operands, check, chosen
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-MESHES = ({"a": 4}, {"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2})
 CACHES = ("past_k", "past_v")
 
 
 @st.composite
 def drawn(draw: st.DrawFn) -> tuple[Operands, dict[str, Any], Cuts, dict[str, int], list[str], int]:
     """Operands, attributes, how the operands are cut, the mesh, the axes that cut the caches, and the opset."""
-    mesh = draw(st.sampled_from(MESHES))
-    axes = draw(st.permutations(list(mesh)))[: draw(st.integers(1, len(mesh)))]
-    other = next((axis for axis in mesh if axis not in axes), None)
+    mesh, axes, other = draw_axes(draw)
     parts = prod(mesh[axis] for axis in axes)
-    batch, key_heads, group = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 2))
-    new, size, value_size = draw(st.integers(1, 5)), 4, draw(st.sampled_from([4, 4, 6]))
-    is_causal = draw(st.integers(0, 1))
+    sizes, new, is_causal = draw_heads(draw), draw(st.integers(1, 5)), draw(st.integers(0, 1))
     # ONNX Runtime lets a single query see all keys.
     queries = new if is_causal else draw(st.integers(1, 5))
     lengths = st.integers(parts, 4 * parts + 2)
     past = draw(lengths.filter(lambda length: all(filled_blocks(n, parts) == parts for n in (length, length + new))))
-    is_packed = draw(st.booleans())
-    operands = {
-        name: heads(batch, places, count * width) if is_packed else heads(batch, count, places, width)
-        for name, places, count, width in (
-            ("q", queries, key_heads * group, size),
-            ("k", new, key_heads, size),
-            ("v", new, key_heads, value_size),
-        )
-    }
-    attributes: dict[str, Any] = {"is_causal": is_causal}
-    if is_packed:
-        attributes |= {"q_num_heads": key_heads * group, "kv_num_heads": key_heads}
-    shape = draw(st.sampled_from([(queries, past + new), (batch, 1, queries, past + new)]))
-    match draw(st.sampled_from(["none", "none", "bool", "float"])):
-        case "bool":
-            operands["mask"] = heads(*shape) > -1
-        case "float":
-            operands["mask"] = heads(*shape)
-    operands |= {"past_k": heads(batch, key_heads, past, size), "past_v": heads(batch, key_heads, past, value_size)}
+    operands = sizes.operands(queries, new)
+    operands |= draw_mask(draw, [(queries, past + new), (sizes.batch, 1, queries, past + new)])
+    operands["past_k"] = heads(sizes.batch, sizes.of_keys, past, sizes.size)
+    operands["past_v"] = heads(sizes.batch, sizes.of_keys, past, sizes.value_size)
+    attributes = {"is_causal": is_causal, **sizes.attributes}
     cuts: dict[str, Any] = {name: [(2, axes)] for name in CACHES}
-    if other is not None and key_heads % mesh[other] == 0 and draw(st.booleans()):
+    if other is not None and sizes.of_keys % mesh[other] == 0 and draw(st.booleans()):
         cuts = {name: [(1, [other]), *cut] for name, cut in cuts.items()}
-    return operands, attributes, cuts, mesh, list(axes), draw(st.sampled_from([23, 24]))
+    return operands, attributes, cuts, mesh, axes, draw(st.sampled_from([23, 24]))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
@@ -69,18 +49,9 @@ def test_blocks_of_caches_take_in_what_is_new(data: Any, tmp_path: Path) -> None
     with chosen(CACHED):
         partition = cut_attention(operands, cuts, mesh, tmp_path, results=3, opset=opset, **attributes)
     check(partition, operands, tmp_path)
-    shards = {entry["name"]: entry["sharding"] for entry in partition.plan.inputs}
     assert [entry["sharding"][2] for entry in partition.plan.outputs[1:]] == [axes, axes]
-    blocks = {
-        name: tuple(
-            -(-size // prod(mesh[axis] for axis in cut or ()))
-            for size, cut in zip(array.shape, shards[name], strict=True)
-        )
-        for name, array in operands.items()
-    }
-    node = irpar.load(tmp_path / "model.onnx").graph.first
-    assert node is not None
-    given = [blocks.get(name) for name in ("q", "k", "v", "mask", *CACHES)]
+    node, shapes = node_of(tmp_path), blocks(partition, operands)
+    given = [shapes.get(name) for name in ("q", "k", "v", "mask", *CACHES)]
     priced = [(sent.kind, sent.bytes) for sent in CACHED.sends(node, given, {2: prod(mesh[axis] for axis in axes)})]
     made = [entry for entry in partition.plan.collectives if "works along" in entry["reason"]]
     assert priced == [(entry["kind"], entry["bytes"]) for entry in made]

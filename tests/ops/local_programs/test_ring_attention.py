@@ -9,10 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import irpar
 from irpar.analysis.network_fields import network_of_fields
 from irpar.default_pipeline import DEFAULT_PIPELINE
-from irpar.ir import Node
 from irpar.ir.text import parse_module
 from irpar.kernels import lookup
 from irpar.ops import other_rules
@@ -20,59 +18,34 @@ from irpar.ops.attention import RING
 from irpar.sharding import filled_blocks
 from tests.passes import golden
 
-from .attentions import Cuts, cut_attention, heads, kinds
+from .attentions import Cuts, blocks, cut_attention, draw_axes, draw_heads, draw_mask, heads, kinds, node_of
 from .nodes import Operands, check, chosen
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-MESHES = ({"a": 4}, {"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2})
-
-
-def node_of(folder: Path) -> Node:
-    node = irpar.load(folder / "model.onnx").graph.first
-    assert node is not None
-    return node
 
 
 @st.composite
 def drawn(draw: st.DrawFn) -> tuple[Operands, dict[str, Any], Cuts, dict[str, int], list[str], int]:
     """Operands, attributes, how the operands are cut, the mesh, the axes of the ring, and the opset."""
-    mesh = draw(st.sampled_from(MESHES))
-    axes = draw(st.permutations(list(mesh)))[: draw(st.integers(1, len(mesh)))]
-    other = next((axis for axis in mesh if axis not in axes), None)
+    mesh, axes, other = draw_axes(draw)
     parts = prod(mesh[axis] for axis in axes)
     lengths = st.integers(parts, 3 * parts + 2).filter(lambda size: filled_blocks(size, parts) == parts)
     queries = draw(lengths)
     keys = draw(st.sampled_from([queries, queries, draw(lengths)]))
-    batch, key_heads, group = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 2))
-    size, value_size = 4, draw(st.sampled_from([4, 4, 6]))
-    opset, is_packed = draw(st.sampled_from([23, 24])), draw(st.booleans())
-    dim = 1 if is_packed else 2
-    operands = {
-        name: heads(batch, places, count * width) if is_packed else heads(batch, count, places, width)
-        for name, places, count, width in (
-            ("q", queries, key_heads * group, size),
-            ("k", keys, key_heads, size),
-            ("v", keys, key_heads, value_size),
-        )
-    }
+    sizes, opset = draw_heads(draw), draw(st.sampled_from([23, 24]))
+    operands = sizes.operands(queries, keys)
+    dim = 1 if sizes.is_packed else 2
     cuts: dict[str, Any] = {name: [(dim, axes)] for name in operands}
-    if other is not None and key_heads % mesh[other] == 0 and draw(st.booleans()):
+    if other is not None and sizes.of_keys % mesh[other] == 0 and draw(st.booleans()):
         cuts = {name: [*cut, (3 - dim, [other])] for name, cut in cuts.items()}
-    attributes: dict[str, Any] = {"is_causal": draw(st.integers(0, 1))}
+    attributes = {"is_causal": draw(st.integers(0, 1)), **sizes.attributes}
     attributes |= draw(st.sampled_from([{}, {"scale": 0.3}, {"softcap": 2.0}]))
-    if is_packed:
-        attributes |= {"q_num_heads": key_heads * group, "kv_num_heads": key_heads}
-    shape = draw(st.sampled_from([(queries, keys), (batch, 1, queries, keys), (1, queries, keys)]))
-    match draw(st.sampled_from(["none", "none", "bool", "float"])):
-        case "bool":
-            operands["mask"] = heads(*shape) > -1
-        case "float":
-            operands["mask"] = heads(*shape)
+    operands |= draw_mask(draw, [(queries, keys), (sizes.batch, 1, queries, keys), (1, queries, keys)])
     if opset == 24 and draw(st.booleans()):
-        operands["valid"] = np.array([keys - draw(st.integers(0, keys - 1)) for _ in range(batch)])
+        operands["valid"] = np.array([keys - draw(st.integers(0, keys - 1)) for _ in range(sizes.batch)])
     if "mask" in operands and draw(st.booleans()):
-        cuts["mask"] = [(len(shape) - 2, axes)]
-    return operands, attributes, cuts, mesh, list(axes), opset
+        cuts["mask"] = [(operands["mask"].ndim - 2, axes)]
+    return operands, attributes, cuts, mesh, axes, opset
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
@@ -86,16 +59,9 @@ def test_blocks_go_round(data: Any, tmp_path: Path) -> None:
     made = [entry for entry in partition.plan.collectives if "works along" in entry["reason"]]
     assert [entry["kind"] for entry in made] == ["permute"] * 2 * (parts - 1)
     assert all(entry["axes"] == axes for entry in made)
-    shards = {entry["name"]: entry["sharding"] for entry in partition.plan.inputs}
-    blocks = [
-        tuple(
-            -(-size // prod(mesh[axis] for axis in cut or ()))
-            for size, cut in zip(operands[name].shape, shards[name], strict=True)
-        )
-        for name in "qkv"
-    ]
-    dim = operands["q"].ndim - 2
-    priced = [(sent.kind, sent.bytes) for sent in RING.sends(node_of(tmp_path), blocks, {dim: parts})]
+    shapes, dim = blocks(partition, operands), operands["q"].ndim - 2
+    of_operands = [shapes[name] for name in "qkv"]
+    priced = [(sent.kind, sent.bytes) for sent in RING.sends(node_of(tmp_path), of_operands, {dim: parts})]
     assert priced == [(entry["kind"], entry["bytes"]) for entry in made]
 
 
