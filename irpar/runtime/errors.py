@@ -1,5 +1,7 @@
 """What can go wrong when a partitioned program runs."""
 
+from functools import partial
+
 from irpar.sharding import IrparError
 
 
@@ -25,6 +27,21 @@ class RunError(IrparError):
 
 class MismatchError(RunError):
     """Ranks that should meet in one collective came to different ones, or brought operands that do not fit."""
+
+
+class PeerError(RunError):
+    """Another rank failed, died, or did not come in time.
+
+    Attributes:
+        rank: that rank; the first of several.
+    """
+
+    def __init__(self, what: str, *, rank: int, where: str = "", notes: tuple[str, ...] = (), do: str = "") -> None:
+        super().__init__(what, where=where, notes=notes, do=do)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(PeerError, rank=self.rank, where=self.where, notes=self.notes, do=self.do), (self.what,)
 
 
 class ReplicaError(RunError):

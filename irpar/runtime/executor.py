@@ -1,31 +1,30 @@
-"""Running the program of every rank in one process, in lockstep."""
+"""Running a program: all its ranks in this process, in lockstep, or one of them."""
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
 from irpar.analysis.engines import unknown_nodes
 from irpar.analysis.parts import Part, parts_of
-from irpar.ir import Module, Node, Value, tensor_type
-from irpar.ops.coords import COORDS
+from irpar.ir import Module
 from irpar.sharding import IrparError, Mesh
 
-from .control_flow import TRIPS, Trip, Trips
+from .driver import DRIVER, Answer, Driver, Request, abort, serve
 from .engine import CompiledSegment, EngineSettings, make_engine
-from .errors import EngineError, NodeError, ProgramError, RunError
-from .groups import Call, Group, make_group, rank_text
-from .layout import TensorSpec, check_replicas, gather, scatter
+from .errors import EngineError, ProgramError, RunError
+from .groups import Call, Group, Messenger, make_group, rank_text
+from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
 from .log import CollectiveLog
 from .memory import check_memory, run_bytes
-from .prepared import Prepared, PreparedPart, Preparer, check_parts
-from .program import BodiesStep, CollectiveStep, ComputeStep, Program
-from .specs import check_inputs, input_specs, output_specs, program_inputs, spec_of
+from .prepared import Prepared, Preparer, check_parts, holds
+from .rank_state import RankState
+from .specs import check_inputs, input_specs, output_specs
 
 PARALLEL_SECONDS = 2e-4
 """Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
@@ -37,22 +36,27 @@ _CHECK_ORIGINAL = (
 
 
 class Executor:
-    """Runs all ranks of a partitioned program in this process.
+    """Runs the ranks of a partitioned program that its group has in this process.
 
     with Executor(module, mesh) as executor:
         outputs = executor.run({"x": x})
+
+    Where the ranks run in several processes, each makes an executor: that of rank 0 is the driver, on which `run` is
+    called; the others `serve` it until it closes.
 
     Args:
         module: a local module; or a global one without collectives, on a mesh of one device.
         mesh: the mesh of its ranks.
         engine: what computes: "ort" or "numpy".
-        group: what communicates: "threads", or a group of one's own.
-        parts: the parts of the module; None: those that `parts_of` finds.
+        group: what communicates, by name (see `irpar.runtime.groups.GROUPS`), or a group of one's own.
+        parts: the parts of the module, those of this process's ranks at least; None: those that `parts_of` finds.
+        timeout: seconds that a rank waits for others at a collective; None: `irpar.runtime.groups.TIMEOUT`.
 
     Attributes:
         inputs: what `run` takes.
         outputs: what `run` gives.
-        log: the collectives of the last run.
+        log: the collectives of the last run, of all ranks; on other ranks than the driver, of their own.
+        is_driver: whether `run` can be called here; else `serve`.
 
     Raises:
         IrparError: the program cannot be run; says what to do.
@@ -66,28 +70,60 @@ class Executor:
         engine: str = "ort",
         group: str | Group = "threads",
         parts: Sequence[Part] | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.mesh = mesh
-        self.parts = tuple(parts if parts is not None else _parts(module, mesh))
-        check_parts(self.parts, mesh.size)
+        self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
+        try:
+            self._prepare(module, engine, parts)
+        except BaseException as error:
+            self._abort(error)
+            self._group.close()
+            raise
+
+    def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None) -> None:
+        mesh, ranks = self.mesh, self._group.ranks
+        self.is_driver = DRIVER in ranks
+        listed = parts if parts is not None else _parts(module, mesh)
+        self.parts = tuple(part for part in listed if not set(part.ranks).isdisjoint(ranks))
+        check_parts(self.parts, ranks)
         _check_operators(self.parts)
         graph = self.parts[0].graph
         self.inputs: tuple[TensorSpec, ...] = input_specs(graph)
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
         self._check_parts_agree()
         self.log = CollectiveLog()
-        self._engine = make_engine(engine, EngineSettings(module.opsets, mesh.size))
-        self._group = make_group(group, mesh) if isinstance(group, str) else group
-        self._threads = min(mesh.size, os.cpu_count() or 1) if self._engine.is_parallel else 1
-        check_memory(run_bytes(self.parts, self._threads), f"a run of all ranks of mesh {mesh} in this process")
+        self._engine = make_engine(engine, EngineSettings(module.opsets, len(ranks)))
+        self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
+        what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
+        check_memory(run_bytes(self.parts, self._threads), f"a run of {what} of mesh {mesh} in this process")
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._seconds: dict[CompiledSegment, float] = {}
         self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
+        others = [rank for rank in range(mesh.size) if rank not in ranks]
+        self._driver = Driver(self._messenger, others) if self.is_driver and others else None
+
+    @property
+    def _messenger(self) -> Messenger:
+        """The group, where it joins several processes."""
+        return cast(Messenger, self._group)
+
+    def _abort(self, error: BaseException) -> None:
+        """Tell the processes of the other ranks, where there are any, that this one failed."""
+        if len(self._group.ranks) < self.mesh.size:
+            abort(self._messenger, error)
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, engine: str = "ort", group: str = "threads") -> "Executor":
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        engine: str = "ort",
+        group: str = "threads",
+        timeout: float | None = None,
+    ) -> "Executor":
         """The program that `irpar partition` wrote to a folder.
 
         Raises:
@@ -128,21 +164,40 @@ class Executor:
             Name to whole array: the outputs, then what was fetched.
 
         Raises:
+            ProgramError: this is not the process of rank 0.
             InputError: inputs that do not fit, or a name to fetch that there is not.
             RunError: a rank failed; all ranks have stopped.
             MismatchError: ranks came to different collectives.
             ReplicaError: with `check_replicas`, ranks hold different copies.
         """
+        if not self.is_driver:
+            raise ProgramError(
+                f"rank {self._group.ranks[0]} runs what rank 0 asks for",
+                do="call run() in the process of rank 0, and serve() in this one",
+            )
         given = check_inputs(self.inputs, inputs)
         outputs = {spec.name for spec in self.outputs}
         prepared = self._for_fetch(tuple(name for name in dict.fromkeys(fetch) if name not in outputs))
-        self.log = CollectiveLog()
-        states = self._start(prepared, given)
-        self._lockstep(states)
-        return self._results(prepared, states, check_replicas)
+        specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
+        try:
+            return self._run(prepared, specs, given, check_replicas)
+        except BaseException as error:
+            if self._driver is not None:
+                self._driver.abort(error)
+            raise
+
+    def serve(self) -> None:
+        """Run what the driver asks for until it closes; on other ranks than rank 0.
+
+        Raises:
+            RunError: a rank failed; all ranks have stopped.
+        """
+        serve(self._messenger, self._run_request)
 
     def close(self) -> None:
-        """Stop the threads; the executor cannot run any more."""
+        """Stop the threads, and let the other ranks end; the executor cannot run any more."""
+        if self._driver is not None:
+            self._driver.close()
         if self._pool is not None:
             self._pool.shutdown()
         self._group.close()
@@ -165,16 +220,69 @@ class Executor:
             self._fetched = names, self._preparer.prepare_fetch(names)
         return self._fetched[1]
 
-    def _start(self, prepared: Prepared, given: Mapping[str, Any]) -> list["_RankState"]:
-        states = [_RankState(rank, self.mesh.coords(rank), part) for part in prepared.parts for rank in part.part.ranks]
+    def _run(
+        self, prepared: Prepared, specs: Sequence[TensorSpec], given: Mapping[str, Any], with_check: bool
+    ) -> dict[str, Any]:
+        """Run here, and wherever else there are ranks; whole results by name."""
+        self.log = CollectiveLog()
+        fetch = {spec.name: str(spec.sharding) for spec in specs[len(self.outputs) :]}
+        others = self._driver.others if self._driver is not None else ()
+        for rank in others:
+            assert self._driver is not None
+            self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check))
+        states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks})
+        self._lockstep(states)
+        computed: dict[int, Mapping[str, Any]] = {state.rank: self._computed(prepared, state) for state in states}
+        for rank in others:
+            assert self._driver is not None
+            computed[rank] = self._driver.answer(rank, self.log)
+        results: dict[str, Any] = {}
+        for spec in specs:
+            blocks = {rank: held[spec.name] for rank, held in computed.items() if spec.name in held}
+            results[spec.name] = self._whole(spec, blocks, with_check)
+        return results
+
+    def _run_request(self, request: Request) -> Answer:
+        """Run the one rank of this process as the driver asks."""
+        graphs = [part.graph for part in self.parts]
+        fetch = [name for name, sharding in request.fetch.items() if holds(graphs, name, sharding)]
+        prepared = self._for_fetch(tuple(fetch))
+        self.log = CollectiveLog()
+        (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs))
+        self._lockstep(states)
+        computed = self._computed(prepared, state)
+        if not request.all_copies:
+            specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
+            first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
+            computed = {name: block for name, block in computed.items() if name in first}
+        return Answer(computed, list(self.log))
+
+    def _blocks(self, given: Mapping[str, Any], rank: int) -> dict[str, Any]:
+        """What a rank takes of the whole inputs."""
+        coords = self.mesh.coords(rank)
+        return {
+            spec.name: scatter(given[spec.name], spec.sharding, coords)
+            if isinstance(given[spec.name], np.ndarray)
+            else given[spec.name]
+            for spec in self.inputs
+        }
+
+    def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]]) -> list[RankState]:
+        states = [
+            RankState(rank, self.mesh.coords(rank), part)
+            for part in prepared.parts
+            for rank in part.part.ranks
+            if rank in blocks
+        ]
         states.sort(key=lambda state: state.rank)
         for state in states:
-            state.start(given)
+            state.start(blocks[state.rank])
         return states
 
-    def _lockstep(self, states: Sequence["_RankState"]) -> None:
+    def _lockstep(self, states: Sequence[RankState]) -> None:
         """Compute up to the next collective on every rank, execute those that are complete, and so on."""
         waiting: dict[int, Call] = {}
+        of_rank = {state.rank: state for state in states}
         while True:
             while computing := [state for state in states if state.rank not in waiting and state.compute is not None]:
                 self._compute(computing)
@@ -185,9 +293,9 @@ class Executor:
                 return
             for rank, result in self._group.exchange(waiting).items():
                 self.log.add(waiting.pop(rank))
-                states[rank].receive(result)
+                of_rank[rank].receive(result)
 
-    def _compute(self, states: Sequence["_RankState"]) -> None:
+    def _compute(self, states: Sequence[RankState]) -> None:
         """Run the segment that each rank has come to, on threads where the segments are long enough."""
         if self._pool is None or len(states) < 2 or not self._is_long(states):
             for state in states:
@@ -205,11 +313,11 @@ class Executor:
             if failed is not None:
                 raise failed
 
-    def _is_long(self, states: Sequence["_RankState"]) -> bool:
+    def _is_long(self, states: Sequence[RankState]) -> bool:
         known = self._seconds
         return any(known.get(state.compiled, PARALLEL_SECONDS) >= PARALLEL_SECONDS for state in states)
 
-    def _run_segment(self, state: "_RankState") -> None:
+    def _run_segment(self, state: RankState) -> None:
         start = time.perf_counter()
         compiled = state.compiled
         try:
@@ -220,7 +328,7 @@ class Executor:
         # The shortest time seen: a thread that waited for a core says little about the segment.
         self._seconds[compiled] = min(seconds, self._seconds.get(compiled, seconds))
 
-    def _rank_error(self, state: "_RankState", error: Exception) -> RunError:
+    def _rank_error(self, state: RankState, error: Exception) -> RunError:
         who = rank_text(self.mesh, state.rank)
         step = state.compute
         label = step.segment.label if step is not None else ""
@@ -233,16 +341,13 @@ class Executor:
             do="this is a bug of the engine: report it, and try --engine numpy (or ort)",
         )
 
-    def _results(self, prepared: Prepared, states: Sequence["_RankState"], with_check: bool) -> dict[str, Any]:
-        results: dict[str, Any] = {}
-        for index, spec in enumerate(self.outputs):
-            blocks = {state.rank: state.read(state.graph.outputs[index]) for state in states}
-            results[spec.name] = self._whole(spec, blocks, with_check)
+    def _computed(self, prepared: Prepared, state: RankState) -> dict[str, Any]:
+        """A rank's blocks of the outputs and of what is fetched, by name."""
+        found = {spec.name: state.read(value) for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
         for name, values in prepared.fetched.items():
-            blocks = {state.rank: state.read(values[state.graph]) for state in states if state.graph in values}
-            spec = spec_of(next(iter(values.values())), name)
-            results[name] = self._whole(spec, blocks, with_check)
-        return results
+            if state.graph in values:
+                found[name] = state.read(values[state.graph])
+        return found
 
     def _whole(self, spec: TensorSpec, blocks: Mapping[int, Any], with_check: bool) -> Any:
         if with_check:
@@ -308,120 +413,3 @@ def _parts(module: Module, mesh: Mesh) -> list[Part]:
     if mesh.size > 1:
         raise ProgramError(f"the module is in global view, which {mesh.size} ranks cannot run", do="run localize first")
     return [Part(0, module.graph, (0,), mesh.coords(0))]
-
-
-class _RankState:
-    """Where one rank is in its program, and the values that it holds.
-
-    Attributes:
-        step: the step that comes next; None at the end.
-    """
-
-    def __init__(self, rank: int, coords: tuple[int, ...], prepared: PreparedPart) -> None:
-        self.rank = rank
-        self.coords = coords
-        self.graph = prepared.part.graph
-        self._prepared = prepared
-        self._values: dict[Value, Any] = {}
-        self._steps = self._walk(prepared.program)
-        self.step: ComputeStep | CollectiveStep | None = None
-
-    @property
-    def compute(self) -> ComputeStep | None:
-        """The step that comes next, where it is a segment."""
-        return self.step if isinstance(self.step, ComputeStep) else None
-
-    @property
-    def compiled(self) -> CompiledSegment:
-        """The compiled segment that comes next."""
-        assert isinstance(self.step, ComputeStep)
-        return self._prepared.compiled[self.step.segment]
-
-    def read(self, value: Value) -> Any:
-        """A value that the rank holds."""
-        return self._prepared.constants.array(value) if value.is_constant else self._values[value]
-
-    def start(self, given: Mapping[str, Any]) -> None:
-        """Take this rank's blocks of the whole inputs, and its coordinates, and come to the first step.
-
-        Raises:
-            RunError: a block does not have the shape that the program says.
-        """
-        for name, value in program_inputs(self.graph).items():
-            whole = given[name]
-            block = scatter(whole, value.sharding, self.coords) if isinstance(whole, np.ndarray) else whole
-            type_ = tensor_type(value.type)
-            if type_ is not None and type_.is_static and block.shape != type_.static_shape:
-                raise RunError(
-                    f"the block of {name} on rank {self.rank} is {list(block.shape)}, the program takes {type_}",
-                    do="partition the model again",
-                )
-            self._values[value] = block
-        for value in self.graph.inputs:
-            if value.name == COORDS:
-                self._values[value] = np.asarray(self.coords, np.int64)
-        self.step = next(self._steps, None)
-
-    def compute_step(self) -> None:
-        """Run the segment that comes next."""
-        step = self.compute
-        assert step is not None
-        inputs = [self._values[value] for value in step.segment.inputs]
-        results = self.compiled.run(inputs)
-        self._values.update(zip(step.segment.outputs, results, strict=True))
-        self.step = next(self._steps, None)
-
-    def call(self) -> Call:
-        """The collective that comes next, with this rank's operand."""
-        step = self.step
-        assert isinstance(step, CollectiveStep)
-        return Call(self.rank, self.coords, step.collective, self.read(step.operand))
-
-    def receive(self, result: Any) -> None:
-        """Take the result of that collective."""
-        step = self.step
-        assert isinstance(step, CollectiveStep)
-        self._values[step.result] = result
-        self.step = next(self._steps, None)
-
-    def _walk(self, program: Program) -> Iterator[ComputeStep | CollectiveStep]:
-        """The steps of a program, those of bodies as often as these run; each has been done when the next is asked."""
-        for step in program.steps:
-            if isinstance(step, BodiesStep):
-                yield from self._bodies(step)
-            else:
-                yield step
-            for value in step.frees:
-                self._values.pop(value, None)
-
-    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CollectiveStep]:
-        operands = [None if value is None else self.read(value) for value in step.node.operands]
-        trips = TRIPS[step.node.op_type](step.node, operands)
-        asked = _next_trip(trips, step.node, None)
-        while isinstance(asked, Trip):
-            self._values.update(zip(asked.body.inputs, asked.inputs, strict=True))
-            yield from self._walk(step.bodies[asked.body])
-            asked = _next_trip(trips, step.node, [self.read(value) for value in asked.body.outputs])
-        for body in step.bodies:
-            for value in (*body.inputs, *(output for output in body.outputs if output.owner is body)):
-                self._values.pop(value, None)
-        self._values.update(zip(step.node.results, asked, strict=True))
-
-
-def _next_trip(trips: Trips, node: Node, results: Sequence[Any] | None) -> Trip | Sequence[Any]:
-    """The next run of a body that a node asks for; at the end its results.
-
-    Raises:
-        NodeError: the node cannot be run with its operands, or with what came out of its body.
-    """
-    try:
-        return trips.send(results)  # type: ignore[arg-type]  # None starts it.
-    except StopIteration as end:
-        found: Sequence[Any] = end.value
-        return found
-    except ValueError as error:
-        raise NodeError(
-            f"{node.operator} failed: {error}",
-            where=f"node {node.label}",
-            do="check what the node reads, and whether the original runs on these inputs in ONNX Runtime",
-        ) from error

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import UNKNOWN, Dim, DType, Type, dtype_of_numpy
-from irpar.sharding import Sharding, block_range, filled_blocks, local_region
+from irpar.sharding import Mesh, Sharding, block_range, filled_blocks, local_region
 
 from .errors import ReplicaError, RunError
 from .reduction import reduce_arrays
@@ -111,6 +111,15 @@ def _reduced(blocks: Mapping[int, Any], sharding: Sharding, shape: Sequence[int]
             raise RunError(f"no rank holds block {list(place)} of a tensor that lies as {sharding}")
         found[place] = reduce_arrays([blocks[held[place, term][0]] for term in terms], sharding.reduce)
     return found
+
+
+def is_first_holder(sharding: Sharding | None, mesh: Mesh, rank: int) -> bool:
+    """Whether no lower rank holds the same block: one whose coordinates differ only in axes that it is not cut over."""
+    if sharding is None:
+        return rank == 0
+    names = {axis.name for axes in (*sharding.axes, sharding.partial) for axis in axes}
+    coords = zip(mesh.axis_names, mesh.coords(rank), strict=True)
+    return all(coordinate == 0 for name, coordinate in coords if name not in names)
 
 
 def check_replicas(name: str, blocks: Mapping[int, Any], sharding: Sharding | None) -> None:

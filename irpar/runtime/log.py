@@ -1,6 +1,6 @@
 """The log of executed collectives, and its comparison with the plan."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from irpar.ir import dtype_of_numpy
@@ -38,17 +38,25 @@ class CollectiveLog:
     def add(self, call: Call) -> None:
         """Note that a rank took part in a collective."""
         collective, operand = call.collective, call.operand
-        time = self._times.get((call.rank, collective.id), 0)
-        self._times[call.rank, collective.id] = time + 1
         dtype = dtype_of_numpy(operand.dtype)
+        axes = tuple(map(str, collective.axes))
         size = dtype.nbytes(operand.size)
-        place = self._places.get((collective.id, time))
+        self._add(call.rank, Record(collective.id, KINDS[collective.kind], str(dtype), size, axes))
+
+    def _add(self, rank: int, record: Record) -> None:
+        time = self._times.get((rank, record.id), 0)
+        self._times[rank, record.id] = time + 1
+        place = self._places.get((record.id, time))
         if place is None:
-            self._places[collective.id, time] = len(self._records)
-            axes = tuple(map(str, collective.axes))
-            self._records.append(Record(collective.id, KINDS[collective.kind], str(dtype), size, axes))
-        elif size > self._records[place].bytes:
-            self._records[place] = self._records[place]._replace(bytes=size)
+            self._places[record.id, time] = len(self._records)
+            self._records.append(record)
+        elif record.bytes > self._records[place].bytes:
+            self._records[place] = self._records[place]._replace(bytes=record.bytes)
+
+    def extend(self, rank: int, records: Iterable[Sequence[Any]]) -> None:
+        """Add what another process logged of a rank; as an iteration over its log gave it."""
+        for id_, kind, dtype, size, axes in records:
+            self._add(rank, Record(id_, kind, dtype, size, tuple(axes)))
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records)

@@ -9,7 +9,9 @@ from irpar.sharding import IrparError, nearest_names
 
 from .engine import CompiledSegment, Constants, Engine
 from .errors import InputError
+from .layout import TensorSpec
 from .program import Program, Segment, build_program
+from .specs import spec_of
 
 Key = tuple[int, tuple[Node, ...], tuple[Value, ...]]
 
@@ -35,6 +37,12 @@ class Prepared:
 
     parts: tuple[PreparedPart, ...]
     fetched: dict[str, dict[Graph, Value]]
+
+    def specs(self, graph: Graph) -> list[TensorSpec]:
+        """What is fetched, as `graph` has it, or else as another graph does."""
+        return [
+            spec_of(values.get(graph) or next(iter(values.values())), name) for name, values in self.fetched.items()
+        ]
 
 
 class Preparer:
@@ -118,15 +126,24 @@ def _find(graph: Graph, name: str) -> Value | None:
     return own
 
 
-def check_parts(parts: Sequence[Part], size: int) -> None:
-    """Refuse parts that do not run every rank exactly once.
+def holds(graphs: Sequence[Graph], name: str, sharding: str) -> bool:
+    """Whether a graph has the value of a source name, lying as the text of a sharding says."""
+    try:
+        found = find_value(graphs, name)
+    except InputError:
+        return False
+    return any(str(value.sharding) == sharding for value in found.values())
+
+
+def check_parts(parts: Sequence[Part], ranks: Sequence[int]) -> None:
+    """Refuse parts that do not run each of these ranks exactly once.
 
     Raises:
         IrparError: naming the ranks.
     """
-    ranks = sorted(rank for part in parts for rank in part.ranks)
-    if ranks != list(range(size)):
+    found = sorted(rank for part in parts for rank in part.ranks)
+    if [rank for rank in found if rank in ranks] != sorted(ranks):
         raise IrparError(
-            f"the parts run ranks {ranks}, the mesh has ranks 0 to {size - 1}",
+            f"the parts run ranks {found}, where ranks {sorted(ranks)} are to run",
             do="every rank needs exactly one program: run localize, and keep all its graphs",
         )

@@ -237,7 +237,7 @@ def test_a_global_graph_runs_on_one_device(engine: str) -> None:
 def test_every_rank_needs_a_program() -> None:
     loaded = module(EMPTY)
     parts = parts_of(loaded, loaded.mesh)
-    with pytest.raises(IrparError, match=r"the parts run ranks \[0, 1\], the mesh has ranks 0 to 2"):
+    with pytest.raises(IrparError, match=r"the parts run ranks \[0, 1\], where ranks \[0, 1, 2\]"):
         Executor(loaded, loaded.mesh, engine="numpy", parts=parts[:1])
 
 

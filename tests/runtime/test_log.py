@@ -4,7 +4,7 @@ import numpy as np
 
 from irpar.ops.collectives import KINDS
 from irpar.runtime.groups import Call, Collective
-from irpar.runtime.groups.threads import EXECUTE
+from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.log import CollectiveLog, Record
 from irpar.sharding import Axis
 
@@ -45,7 +45,7 @@ def test_differences_are_told() -> None:
 
 def test_every_kind_is_called_as_the_plan_calls_it() -> None:
     log = CollectiveLog()
-    for number, kind in enumerate(EXECUTE):
+    for number, kind in enumerate(EXECUTED):
         log.add(Call(0, (0,), Collective(kind, number, (Axis("tp"),)), np.zeros(4, np.float32)))
-    assert [record.kind for record in log] == [KINDS[kind] for kind in EXECUTE]
+    assert [record.kind for record in log] == [KINDS[kind] for kind in EXECUTED]
     assert KINDS["CollectivePermute"] == "permute"

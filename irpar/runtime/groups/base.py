@@ -135,7 +135,26 @@ def rank_text(mesh: Mesh, rank: int) -> str:
 
 
 class Group(Protocol):
-    """Moves data between ranks. A process may run one rank, or several that this one call serves together."""
+    """Moves data between ranks. A process may run one rank, or several that this one call serves together.
+
+    Attributes:
+        ranks: the ranks that run in this process, in order.
+        takes_device_arrays: whether operands and results are arrays on the device of their rank.
+    """
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    @property
+    def takes_device_arrays(self) -> bool: ...
+
+    def start(self, call: Call) -> None:
+        """Let a collective begin that the rank comes back for: `exchange` finishes it, given the same call.
+
+        Raises:
+            MismatchError: as `exchange`; a group may find it only there.
+        """
+        ...
 
     def exchange(self, waiting: Mapping[int, Call]) -> dict[int, Array]:
         """Execute collectives that the ranks of this process wait at.
@@ -148,9 +167,34 @@ class Group(Protocol):
 
         Raises:
             MismatchError: the ranks of a group came to different collectives, or brought operands that do not fit.
+            PeerError: another rank failed, or did not come in time.
         """
         ...
 
     def close(self) -> None:
         """Let go of what the group holds."""
+        ...
+
+
+class Messenger(Protocol):
+    """What carries messages between the processes of a run, beside its collectives."""
+
+    def send(self, rank: int, message: bytes) -> None:
+        """Send to the process of a rank; does not wait for it to receive, or waits at most the group's bound.
+
+        Raises:
+            PeerError: it is gone.
+        """
+        ...
+
+    def receive(self, rank: int) -> bytes:
+        """The next message of a rank, in order of sending; waits as long as that process lives.
+
+        Raises:
+            PeerError: that rank, or another, failed.
+        """
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Tell all other processes that this rank failed: what they wait for raises `PeerError`."""
         ...

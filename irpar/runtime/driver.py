@@ -1,0 +1,122 @@
+"""One program whose ranks run in several processes: rank 0 drives, the others serve.
+
+The driver alone takes inputs and gives results. For each run it tells every other rank what to fetch, with the rank's
+own blocks of the inputs, and gets its blocks of the results and what it logged.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from irpar.sharding import IrparError
+
+from .errors import PeerError
+from .groups.base import Messenger
+from .log import CollectiveLog
+from .messages import decode, encode
+
+DRIVER = 0
+"""The rank that drives."""
+
+RUN = "run"
+CLOSE = "close"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rank is to run.
+
+    Attributes:
+        inputs: name to the rank's block.
+        fetch: source name of a value to give back besides the outputs, to how it must lie there.
+        all_copies: give back all blocks, those too that a rank before it gives.
+    """
+
+    inputs: Mapping[str, Any]
+    fetch: Mapping[str, str] = field(default_factory=dict)
+    all_copies: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank computed.
+
+    Attributes:
+        blocks: name of an output or fetched value, to the rank's block of it.
+        log: what it logged.
+    """
+
+    blocks: Mapping[str, Any]
+    log: Sequence[Sequence[Any]]
+
+
+class Driver:
+    """Rank 0's side.
+
+    Args:
+        messenger: the group of the run.
+        others: the ranks of other processes.
+    """
+
+    def __init__(self, messenger: Messenger, others: Sequence[int]) -> None:
+        self._messenger = messenger
+        self.others = tuple(others)
+        self._is_open = True
+
+    def ask(self, rank: int, request: Request) -> None:
+        """Let a rank run."""
+        message = [RUN, dict(request.inputs), dict(request.fetch), request.all_copies]
+        self._messenger.send(rank, encode(message))
+
+    def answer(self, rank: int, log: CollectiveLog) -> Mapping[str, Any]:
+        """The blocks that a rank computed; what it logged goes into `log`."""
+        blocks, records = decode(self._messenger.receive(rank))
+        log.extend(rank, records)
+        return blocks  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Let the others end; a rank that is gone is no reason to fail now."""
+        if self._is_open:
+            self._is_open = False
+            message = encode([CLOSE])
+            for rank in self.others:
+                try:
+                    self._messenger.send(rank, message)
+                except PeerError:
+                    continue
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others that this rank failed."""
+        self._is_open = False
+        abort(self._messenger, error)
+
+
+def serve(messenger: Messenger, run: Callable[[Request], Answer]) -> None:
+    """Do what the driver asks until it closes.
+
+    Raises:
+        IrparError: this rank failed, of which the others have been told; or another one did (`PeerError`).
+    """
+    try:
+        while True:
+            what, *rest = decode(messenger.receive(DRIVER))
+            if what == CLOSE:
+                return
+            answer = run(Request(*rest))
+            messenger.send(DRIVER, encode([dict(answer.blocks), [list(record) for record in answer.log]]))
+    except BaseException as error:
+        abort(messenger, error)
+        raise
+
+
+def abort(messenger: Messenger, error: BaseException) -> None:
+    """Tell all ranks that this one failed; that another one did, they know from it."""
+    if isinstance(error, PeerError):
+        return
+    if isinstance(error, IrparError):
+        reason = str(error)
+    elif isinstance(error, KeyboardInterrupt):
+        reason = "it was interrupted"
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    messenger.abort(reason)

@@ -1,0 +1,174 @@
+"""What all groups share whose processes run one rank each."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from irpar.sharding import Axis, Mesh
+
+from ..errors import MismatchError, PeerError
+from .base import Array, Call, Collective, rank_text
+from .header import Header, check_headers, expected_bytes, mismatch
+from .results import EXECUTED, execute
+
+Finish = Callable[[], Array]
+"""Waits for a collective that has begun, and gives its result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """A collective as one of its members comes to it.
+
+    Attributes:
+        call: the member's operand and what it came to.
+        members: the ranks of the group, in order of position.
+        position: this member's.
+        header: what the other members compare with theirs.
+        shapes: what operands the members must bring, in order of position.
+        expected: bytes of these.
+    """
+
+    call: Call
+    members: tuple[int, ...]
+    position: int
+    header: Header
+    shapes: tuple[tuple[int, ...], ...]
+    expected: tuple[int, ...]
+
+    @property
+    def collective(self) -> Collective:
+        return self.call.collective
+
+    @property
+    def operand(self) -> Array:
+        return self.call.operand
+
+    def check(self, headers: list[Header]) -> None:
+        """Compare the headers of all members, in order of position, before any data moves.
+
+        Raises:
+            MismatchError: they came to different collectives, or brought operands that do not fit.
+        """
+        check_headers(self.header, self.expected, headers)
+
+
+class SpmdGroup(ABC):
+    """One rank of a mesh in a process of its own.
+
+    A subclass moves the data of one collective (`begin`), and messages (`send`, `receive`, `abort`). Every wait of it
+    ends after `seconds`, when a peer has died, or when one has aborted, with a `PeerError`.
+
+    Args:
+        mesh: the mesh of all ranks.
+        rank: the one of this process.
+        seconds: how long a rank waits for others at a collective.
+    """
+
+    takes_device_arrays = False
+
+    def __init__(self, mesh: Mesh, rank: int, seconds: float) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.ranks = (rank,)
+        self.seconds = seconds
+        self._members: dict[tuple[Axis, ...], tuple[int, ...]] = {}
+        self._started: dict[Call, Finish] = {}
+
+    @classmethod
+    @abstractmethod
+    def join(cls, mesh: Mesh, seconds: float) -> Self:
+        """Meet the other ranks of this run, which the launcher's environment tells of.
+
+        Raises:
+            IrparError: there is no launcher, or not as many ranks as the mesh has, or one did not come.
+        """
+
+    @abstractmethod
+    def begin(self, meeting: Meeting) -> Finish:
+        """Let a collective of two members or more begin; all members begin theirs in the same order.
+
+        Raises:
+            MismatchError: see `Meeting.check`; here or when it is finished.
+            PeerError: see the class; here or when it is finished.
+        """
+
+    @abstractmethod
+    def send(self, rank: int, message: bytes) -> None:
+        """See `Messenger.send`."""
+
+    @abstractmethod
+    def receive(self, rank: int) -> bytes:
+        """See `Messenger.receive`."""
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """See `Messenger.abort`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `Group.close`."""
+
+    def start(self, call: Call) -> None:
+        """See `Group.start`."""
+        self._started[call] = self._begin(call)
+
+    def exchange(self, waiting: Mapping[int, Call]) -> dict[int, Array]:
+        """See `Group.exchange`."""
+        return {rank: (self._started.pop(call, None) or self._begin(call))() for rank, call in waiting.items()}
+
+    def members(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
+        """The ranks that differ from this one only in these axes, in order of position."""
+        found = self._members.get(axes)
+        if found is None:
+            found = next(tuple(group) for group in self.mesh.groups(axes) if self.rank in group)
+            self._members[axes] = found
+        return found
+
+    def _begin(self, call: Call) -> Finish:
+        members = self.members(call.collective.axes)
+        meeting = self._meeting(call, members)
+        if len(members) > 1:
+            return self.begin(meeting)
+        try:
+            (result,) = execute(call.collective, [call.operand])
+        except ValueError as error:
+            raise self.mismatch(call, str(error)) from error
+        return lambda: result
+
+    def _meeting(self, call: Call, members: tuple[int, ...]) -> Meeting:
+        position = members.index(self.rank)
+        shape = call.operand.shape
+        shapes = EXECUTED[call.collective.kind].shapes(call.collective, [shape] * len(members))
+        if shapes[position] != shape:
+            raise self.mismatch(call, f"operand of {list(shape)}, where {list(shapes[position])} is called for")
+        expected = expected_bytes(call, shapes)
+        header = Header.of(call, self.mesh)
+        return Meeting(call, members, position, header, tuple(shapes), tuple(expected))
+
+    def mismatch(self, call: Call, what: str) -> MismatchError:
+        """The error of a call that cannot be executed, whatever the others bring."""
+        return mismatch(call.collective.id, what, [call.describe(self.mesh)])
+
+    def late(self, call: Call, missing: Mapping[int, str]) -> PeerError:
+        """The error of a wait that took too long.
+
+        Args:
+            call: where this rank waits.
+            missing: rank that did not come, to where it is instead; "" where that is not known.
+        """
+        who = ", ".join(rank_text(self.mesh, rank) for rank in missing)
+        first = min(missing)
+        known = tuple(where for where in missing.values() if where)
+        return PeerError(
+            f"{who} did not come to collective {call.collective.id} in {self.seconds:g} s",
+            rank=first,
+            notes=(call.describe(self.mesh), *known),
+            do="see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)",
+        )
+
+    def failed(self, rank: int, reason: str) -> PeerError:
+        """The error of a rank that said why it failed, or is gone."""
+        first, *others = reason.splitlines() or ["it ended without a word"]
+        notes = tuple(line.strip() for line in others)
+        return PeerError(f"{rank_text(self.mesh, rank)} failed: {first}", rank=rank, notes=notes)

@@ -1,0 +1,133 @@
+"""Where one rank is in its program, and what it holds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import Node, Value, tensor_type
+from irpar.ops.coords import COORDS
+
+from .control_flow import TRIPS, Trip, Trips
+from .engine import CompiledSegment
+from .errors import NodeError, RunError
+from .groups import Call
+from .prepared import PreparedPart
+from .program import BodiesStep, CollectiveStep, ComputeStep, Program
+from .specs import program_inputs
+
+
+class RankState:
+    """Where one rank is in its program, and the values that it holds.
+
+    Attributes:
+        step: the step that comes next; None at the end.
+    """
+
+    def __init__(self, rank: int, coords: tuple[int, ...], prepared: PreparedPart) -> None:
+        self.rank = rank
+        self.coords = coords
+        self.graph = prepared.part.graph
+        self._prepared = prepared
+        self._values: dict[Value, Any] = {}
+        self._steps = self._walk(prepared.program)
+        self.step: ComputeStep | CollectiveStep | None = None
+
+    @property
+    def compute(self) -> ComputeStep | None:
+        """The step that comes next, where it is a segment."""
+        return self.step if isinstance(self.step, ComputeStep) else None
+
+    @property
+    def compiled(self) -> CompiledSegment:
+        """The compiled segment that comes next."""
+        assert isinstance(self.step, ComputeStep)
+        return self._prepared.compiled[self.step.segment]
+
+    def read(self, value: Value) -> Any:
+        """A value that the rank holds."""
+        return self._prepared.constants.array(value) if value.is_constant else self._values[value]
+
+    def start(self, blocks: Mapping[str, Any]) -> None:
+        """Take this rank's blocks of the inputs, and its coordinates, and come to the first step.
+
+        Raises:
+            RunError: a block does not have the shape that the program says.
+        """
+        for name, value in program_inputs(self.graph).items():
+            block = blocks[name]
+            type_ = tensor_type(value.type)
+            if type_ is not None and type_.is_static and block.shape != type_.static_shape:
+                raise RunError(
+                    f"the block of {name} on rank {self.rank} is {list(block.shape)}, the program takes {type_}",
+                    do="partition the model again",
+                )
+            self._values[value] = block
+        for value in self.graph.inputs:
+            if value.name == COORDS:
+                self._values[value] = np.asarray(self.coords, np.int64)
+        self.step = next(self._steps, None)
+
+    def compute_step(self) -> None:
+        """Run the segment that comes next."""
+        step = self.compute
+        assert step is not None
+        inputs = [self._values[value] for value in step.segment.inputs]
+        results = self.compiled.run(inputs)
+        self._values.update(zip(step.segment.outputs, results, strict=True))
+        self.step = next(self._steps, None)
+
+    def call(self) -> Call:
+        """The collective that comes next, with this rank's operand."""
+        step = self.step
+        assert isinstance(step, CollectiveStep)
+        return Call(self.rank, self.coords, step.collective, self.read(step.operand))
+
+    def receive(self, result: Any) -> None:
+        """Take the result of that collective."""
+        step = self.step
+        assert isinstance(step, CollectiveStep)
+        self._values[step.result] = result
+        self.step = next(self._steps, None)
+
+    def _walk(self, program: Program) -> Iterator[ComputeStep | CollectiveStep]:
+        """The steps of a program, those of bodies as often as these run; each has been done when the next is asked."""
+        for step in program.steps:
+            if isinstance(step, BodiesStep):
+                yield from self._bodies(step)
+            else:
+                yield step
+            for value in step.frees:
+                self._values.pop(value, None)
+
+    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CollectiveStep]:
+        operands = [None if value is None else self.read(value) for value in step.node.operands]
+        trips = TRIPS[step.node.op_type](step.node, operands)
+        asked = _next_trip(trips, step.node, None)
+        while isinstance(asked, Trip):
+            self._values.update(zip(asked.body.inputs, asked.inputs, strict=True))
+            yield from self._walk(step.bodies[asked.body])
+            asked = _next_trip(trips, step.node, [self.read(value) for value in asked.body.outputs])
+        for body in step.bodies:
+            for value in (*body.inputs, *(output for output in body.outputs if output.owner is body)):
+                self._values.pop(value, None)
+        self._values.update(zip(step.node.results, asked, strict=True))
+
+
+def _next_trip(trips: Trips, node: Node, results: Sequence[Any] | None) -> Trip | Sequence[Any]:
+    """The next run of a body that a node asks for; at the end its results.
+
+    Raises:
+        NodeError: the node cannot be run with its operands, or with what came out of its body.
+    """
+    try:
+        return trips.send(results)  # type: ignore[arg-type]  # None starts it.
+    except StopIteration as end:
+        found: Sequence[Any] = end.value
+        return found
+    except ValueError as error:
+        raise NodeError(
+            f"{node.operator} failed: {error}",
+            where=f"node {node.label}",
+            do="check what the node reads, and whether the original runs on these inputs in ONNX Runtime",
+        ) from error

@@ -1,0 +1,129 @@
+"""Ranks that each have an executor of their own, driven by rank 0: here as threads."""
+
+import numpy as np
+
+from irpar.runtime.errors import InputError, MismatchError, PeerError, ProgramError
+from irpar.runtime.executor import Executor
+from irpar.runtime.log import Record
+
+from .groups.spmd_threads import ThreadRank, run_ranks
+from .programs import MLP, mlp_input, mlp_reference, mlp_weights, module
+
+CROSSED = """
+    mesh @m = ["x"=2]
+    graph local @first(%a: f32[2] of [4@x]) -> (%b, %c) opset 21 ranks [0] {
+      %b = irpar.AllReduce(%a) {axes=["x"], reduce="sum", id=0} : f32[2] of [4@x]
+      %c = irpar.AllGather(%a) {axes=["x"], dim=0, id=1} : f32[4] of [4]
+    }
+    graph local @second(%a: f32[2] of [4@x]) -> (%b, %c) opset 21 ranks [1] {
+      %b = irpar.AllReduce(%a) {axes=["x"], reduce="sum", id=1} : f32[2] of [4@x]
+      %c = irpar.AllGather(%a) {axes=["x"], dim=0, id=0} : f32[4] of [4]
+    }
+"""
+
+
+def mlp_ranks(drive, **options):
+    loaded = module(MLP, **mlp_weights())
+    return run_ranks(
+        loaded.mesh, lambda group: Executor(loaded, loaded.mesh, group=group, engine="numpy"), drive, **options
+    )
+
+
+def test_the_driver_gets_whole_results_and_the_log_of_all_ranks():
+    inputs = mlp_input()
+
+    def drive(executor):
+        assert [part.ranks for part in executor.parts] == [(0, 2)]
+        first = executor.run(inputs, check_replicas=True)
+        second = executor.run(inputs, fetch=["hidden", "w1"])
+        return first, second, list(executor.log)
+
+    (first, second, log), raised = mlp_ranks(drive)
+    assert raised == {}
+    expected = mlp_reference(inputs["x"], mlp_weights())
+    np.testing.assert_allclose(first["y"], expected, rtol=1e-5)
+    np.testing.assert_allclose(second["hidden"], inputs["x"] @ mlp_weights()["w1"], rtol=1e-5)
+    np.testing.assert_array_equal(second["w1"], mlp_weights()["w1"])
+    assert log == [Record(0, "all_reduce", "f32", 48, ("tp",))]
+
+
+def test_a_mistake_of_the_user_ends_all_ranks():
+    def drive(executor):
+        executor.run({"z": np.zeros(3, np.float32)})
+
+    _, raised = mlp_ranks(drive)
+    assert isinstance(raised.pop(0), InputError)
+    assert raised == {}
+
+
+def test_a_rank_that_fails_stops_the_others():
+    class Failing(Executor):
+        def serve(self):
+            if self._group.ranks == (2,):
+                self._abort(ProgramError("the disk is gone", do="buy another"))
+                raise ProgramError("the disk is gone")
+            super().serve()
+
+    loaded = module(MLP, **mlp_weights())
+    _, raised = run_ranks(
+        loaded.mesh,
+        lambda group: Failing(loaded, loaded.mesh, group=group, engine="numpy"),
+        lambda executor: executor.run(mlp_input()),
+    )
+    assert set(raised) == {0, 1, 2, 3}
+    told = raised[0]
+    assert isinstance(told, PeerError)
+    assert told.rank == 2
+    assert str(told) == "rank 2 (dp=1, tp=0) failed: the disk is gone\n  do: buy another"
+
+
+def test_a_rank_that_does_not_come_is_named():
+    class Late(ThreadRank):
+        def begin(self, meeting):
+            if self.rank == 3:
+                raise SystemExit  # It ends without a word.
+            return super().begin(meeting)
+
+        def abort(self, reason):
+            if self.rank != 3:
+                super().abort(reason)
+
+    loaded = module(MLP, **mlp_weights())
+    _, raised = run_ranks(
+        loaded.mesh,
+        lambda group: Executor(
+            loaded, loaded.mesh, group=Late(group.mesh, group.rank, group.wires, 0.5), engine="numpy"
+        ),
+        lambda executor: executor.run(mlp_input()),
+    )
+    assert isinstance(raised[2], PeerError)
+    assert "rank 3 (dp=1, tp=1) did not come to collective 0 in 0.5 s" in str(raised[2])
+
+
+def test_collectives_in_another_order_are_both_named():
+    loaded = module(CROSSED)
+    _, raised = run_ranks(
+        loaded.mesh,
+        lambda group: Executor(loaded, loaded.mesh, group=group, engine="numpy"),
+        lambda executor: executor.run({"a": np.ones(4, np.float32)}),
+    )
+    found = [error for error in raised.values() if isinstance(error, MismatchError)]
+    assert found
+    assert "rank 0 (x=0) is at AllReduce id=0 over x with f32[2]" in str(found[0])
+    assert "rank 1 (x=1) is at AllGather id=0 over x with f32[2]" in str(found[0])
+
+
+def test_only_the_driver_runs():
+    loaded = module(MLP, **mlp_weights())
+
+    class Wrong(Executor):
+        def serve(self):
+            self.run({})
+
+    _, raised = run_ranks(
+        loaded.mesh,
+        lambda group: Wrong(loaded, loaded.mesh, group=group, engine="numpy"),
+        lambda executor: executor.run(mlp_input()),
+        seconds=0.5,
+    )
+    assert "call run() in the process of rank 0" in str(raised[1])
