@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from irpar.ir import Graph, Node, Shape, Type, Value
+from irpar.ir import Graph, InflightType, Node, Shape, Type, Value
 from irpar.ir.attributes import Strings
 from irpar.sharding import Axis, Mesh, ceil_div, ceil_shape
 
@@ -265,6 +265,11 @@ COLLECTIVES = {
 KINDS = {name: op.kind for name, op in COLLECTIVES.items() if op.kind is not None}
 """What plan.json calls the collectives that send."""
 
+STARTED = {f"{name}Start": name for name in KINDS}
+"""The started forms, whose result is in flight until an irpar.Wait, and the collectives that they begin."""
+
+WAIT = "Wait"
+
 FREE = frozenset(COLLECTIVES.keys() - KINDS.keys())
 """The operators that send nothing, have no id, and stand in global view only."""
 
@@ -301,5 +306,20 @@ def sent_bytes(node: Node, mesh: Mesh) -> int:
     return ceil_div(count * found.dtype.bits, 8 * divisor)
 
 
+def _infer_started(local: Callable[[Node], Shape]) -> Callable[[Node], Sequence[Type]]:
+    infer = _infer(local)
+    return lambda node: [InflightType(type_) for type_ in infer(node)]
+
+
+def _infer_wait(node: Node) -> Sequence[Type]:
+    found = needed(node, 0).type
+    if not isinstance(found, InflightType):
+        raise CannotTellError("what it waits for")
+    return [found.elem]
+
+
 for _name, _collective in COLLECTIVES.items():
     define(OpDef(DOMAIN, _name, _infer(_collective.shape)))
+for _name, _begun in STARTED.items():
+    define(OpDef(DOMAIN, _name, _infer_started(COLLECTIVES[_begun].shape)))
+define(OpDef(DOMAIN, WAIT, _infer_wait))

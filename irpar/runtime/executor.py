@@ -269,7 +269,7 @@ class Executor:
 
     def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]]) -> list[RankState]:
         states = [
-            RankState(rank, self.mesh.coords(rank), part)
+            RankState(rank, self.mesh.coords(rank), part, self._group.start)
             for part in prepared.parts
             for rank in part.part.ranks
             if rank in blocks

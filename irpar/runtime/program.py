@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from irpar.ir import Function, Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives
+from irpar.ops.collectives import STARTED, WAIT
 
 from .control_flow import TRIPS
 from .errors import ProgramError
@@ -65,6 +66,25 @@ class CollectiveStep:
 
 
 @dataclass(frozen=True, eq=False)
+class StartStep:
+    """Let a collective begin, then let go of `frees`; its result is in flight until it is waited for."""
+
+    collective: Collective
+    operand: Value
+    result: Value
+    frees: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class WaitStep:
+    """Wait for a collective that was started, then let go of `frees`."""
+
+    inflight: Value
+    result: Value
+    frees: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class BodiesStep:
     """Run a node whose bodies hold collectives, trip by trip, then let go of `frees`.
 
@@ -78,7 +98,7 @@ class BodiesStep:
     frees: tuple[Value, ...]
 
 
-Step = ComputeStep | CollectiveStep | BodiesStep
+Step = ComputeStep | CollectiveStep | StartStep | WaitStep | BodiesStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +122,8 @@ class Program:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives in order, those of bodies among them, each once."""
-        return tuple(step.collective for step in self.all_steps() if isinstance(step, CollectiveStep))
+        """The collectives in order, those of bodies among them, each once, where it begins."""
+        return tuple(step.collective for step in self.all_steps() if isinstance(step, CollectiveStep | StartStep))
 
     def all_steps(self) -> Iterator[Step]:
         """All steps, each followed by those of its bodies."""
@@ -138,7 +158,8 @@ def build_program(graph: Graph, extra: Sequence[Value] = ()) -> Program:
 
     Collectives run in order of their ids, except where one needs the result of another with a greater id; this order
     depends on nothing else, so that all ranks agree on it. A node whose bodies hold collectives takes its turn by the
-    least of their ids, and is a program in itself. Nodes that nothing needs are left out.
+    least of their ids, and is a program in itself. One that is started is waited for where the graph has the Wait, and
+    what the graph has in between is computed in between. Nodes that nothing needs are left out.
 
     Args:
         graph: the local graph, or the body of a node, in topological order.
@@ -202,6 +223,7 @@ def _schedule(
     order = _collective_order(reads)
     position = {node: number for number, node in enumerate(order)}
     windows = _windows(reads, position, outputs)
+    _keep_between(reads, position, windows)
     used: list[int] = []
     for window in sorted(windows.values(), key=lambda window: window.latest):
         if not used or window.earliest > used[-1]:
@@ -244,9 +266,11 @@ def _collective_order(reads: dict[Node, tuple[Value, ...]]) -> list[Node]:
     waiting: list[tuple[int, int, Node]] = []
     order: list[Node] = []
 
+    turns = _turns(reads)
+
     def enter(node: Node) -> None:
         if holds_collectives(node):
-            heapq.heappush(waiting, (_turn(node), number[node], node))
+            heapq.heappush(waiting, (turns[node], number[node], node))
         else:
             ready.append(node)
 
@@ -264,6 +288,18 @@ def _collective_order(reads: dict[Node, tuple[Value, ...]]) -> list[Node]:
             if not missing[reader]:
                 enter(reader)
     return order
+
+
+def _turns(nodes: Iterable[Node]) -> dict[Node, int]:
+    """When communication takes its turn: by id; a Wait with what communicates before it in the graph."""
+    turns: dict[Node, int] = {}
+    last = -1
+    for node in nodes:
+        if is_collective(node) and node.op_type == WAIT:
+            turns[node] = last
+        elif holds_collectives(node):
+            last = turns[node] = _turn(node)
+    return turns
 
 
 def _turn(node: Node) -> int:
@@ -299,6 +335,25 @@ def _windows(
     return windows
 
 
+def _keep_between(reads: Iterable[Node], position: Mapping[Node, int], windows: Mapping[Node, _Window]) -> None:
+    """Narrow windows: what stands between a start and its wait is computed there, as far as its operands allow."""
+    nodes = list(reads)
+    if not any(is_collective(node) and node.op_type == WAIT for node in nodes):
+        return
+    after = 0
+    for node in nodes:
+        if node in position and node.op_type in STARTED:
+            after = max(after, position[node] + 1)
+        elif node in windows and not windows[node].only_constants:
+            windows[node].earliest = max(windows[node].earliest, min(after, windows[node].latest))
+    before = len(position)
+    for node in reversed(nodes):
+        if node in position and node.op_type == WAIT:
+            before = min(before, position[node])
+        elif node in windows and not windows[node].only_constants:
+            windows[node].latest = min(windows[node].latest, max(before, windows[node].earliest))
+
+
 @dataclass
 class _Draft:
     """A step before it is known what it frees."""
@@ -306,6 +361,8 @@ class _Draft:
     reads: tuple[Value, ...]
     segment: Segment | None = None
     collective: tuple[Collective, Value, Value] | None = None
+    started: tuple[Collective, Value, Value] | None = None
+    wait: tuple[Value, Value] | None = None
     bodies: tuple[Node, dict[Graph, Program]] | None = None
     writes: tuple[Value, ...] = field(default=())
 
@@ -339,6 +396,10 @@ def _communication(node: Node, reads: dict[Node, tuple[Value, ...]]) -> _Draft:
         bodies = {body: build_program(body) for body in node.nested_graphs()}
         return _Draft(reads[node], bodies=(node, bodies), writes=node.results)
     operand, result = reads[node][0], node.result
+    if node.op_type == WAIT:
+        return _Draft((operand,), wait=(operand, result), writes=(result,))
+    if node.op_type in STARTED:
+        return _Draft((operand,), started=(Collective.of(node), operand, result), writes=(result,))
     return _Draft((operand,), collective=(Collective.of(node), operand, result), writes=(result,))
 
 
@@ -379,6 +440,10 @@ def _with_frees(graph: Graph, drafts: Sequence[_Draft], outputs: Sequence[Value]
             steps.append(ComputeStep(draft.segment, frees))
         elif draft.collective is not None:
             steps.append(CollectiveStep(*draft.collective, frees))
+        elif draft.started is not None:
+            steps.append(StartStep(*draft.started, frees))
+        elif draft.wait is not None:
+            steps.append(WaitStep(*draft.wait, frees))
         elif draft.bodies is not None:
             steps.append(BodiesStep(*draft.bodies, frees))
     return tuple(reversed(steps))

@@ -1,6 +1,6 @@
 """Where one rank is in its program, and what it holds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from .engine import CompiledSegment
 from .errors import NodeError, RunError
 from .groups import Call
 from .prepared import PreparedPart
-from .program import BodiesStep, CollectiveStep, ComputeStep, Program
+from .program import BodiesStep, CollectiveStep, ComputeStep, Program, StartStep, WaitStep
 from .specs import program_inputs
 
 
@@ -21,17 +21,20 @@ class RankState:
     """Where one rank is in its program, and the values that it holds.
 
     Attributes:
-        step: the step that comes next; None at the end.
+        step: the step that comes next; None at the end. Starts are done in passing.
     """
 
-    def __init__(self, rank: int, coords: tuple[int, ...], prepared: PreparedPart) -> None:
+    def __init__(
+        self, rank: int, coords: tuple[int, ...], prepared: PreparedPart, start_call: Callable[[Call], None]
+    ) -> None:
         self.rank = rank
         self.coords = coords
         self.graph = prepared.part.graph
         self._prepared = prepared
+        self._start_call = start_call
         self._values: dict[Value, Any] = {}
         self._steps = self._walk(prepared.program)
-        self.step: ComputeStep | CollectiveStep | None = None
+        self.step: ComputeStep | CollectiveStep | WaitStep | None = None
 
     @property
     def compute(self) -> ComputeStep | None:
@@ -78,29 +81,36 @@ class RankState:
         self.step = next(self._steps, None)
 
     def call(self) -> Call:
-        """The collective that comes next, with this rank's operand."""
+        """The collective that comes next, or is waited for next, with this rank's operand."""
         step = self.step
+        if isinstance(step, WaitStep):
+            started: Call = self._values[step.inflight]
+            return started
         assert isinstance(step, CollectiveStep)
         return Call(self.rank, self.coords, step.collective, self.read(step.operand))
 
     def receive(self, result: Any) -> None:
         """Take the result of that collective."""
         step = self.step
-        assert isinstance(step, CollectiveStep)
+        assert isinstance(step, CollectiveStep | WaitStep)
         self._values[step.result] = result
         self.step = next(self._steps, None)
 
-    def _walk(self, program: Program) -> Iterator[ComputeStep | CollectiveStep]:
+    def _walk(self, program: Program) -> Iterator[ComputeStep | CollectiveStep | WaitStep]:
         """The steps of a program, those of bodies as often as these run; each has been done when the next is asked."""
         for step in program.steps:
             if isinstance(step, BodiesStep):
                 yield from self._bodies(step)
+            elif isinstance(step, StartStep):
+                call = Call(self.rank, self.coords, step.collective, self.read(step.operand))
+                self._start_call(call)
+                self._values[step.result] = call
             else:
                 yield step
             for value in step.frees:
                 self._values.pop(value, None)
 
-    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CollectiveStep]:
+    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CollectiveStep | WaitStep]:
         operands = [None if value is None else self.read(value) for value in step.node.operands]
         trips = TRIPS[step.node.op_type](step.node, operands)
         asked = _next_trip(trips, step.node, None)

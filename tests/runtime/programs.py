@@ -44,3 +44,17 @@ def mlp_reference(x: np.ndarray, weights: Mapping[str, np.ndarray]) -> np.ndarra
 def mlp_input() -> dict[str, np.ndarray]:
     """An input for MLP."""
     return {"x": np.random.default_rng(8).standard_normal((4, 6), np.float32)}
+
+
+STARTED = """
+    mesh @m = ["x"=2]
+    graph local @g(%a: f32[2] of [4@x], %b: f32[2] of [4@x]) -> (%y, %z) opset 21 ranks [0, 1] {
+      %s = irpar.AllReduceStart(%a) {axes=["x"], reduce="sum", id=0} : inflight<f32[2]>
+      %c = Neg(%b) : f32[2] of [4@x]
+      %d = irpar.AllGather(%c) {axes=["x"], dim=0, id=1} : f32[4] of [4]
+      %z = Exp(%d) : f32[4] of [4]
+      %w = irpar.Wait(%s) {id=0} : f32[2] of [2]
+      %y = Abs(%w) : f32[2] of [2]
+    }
+"""
+"""An all-reduce under way while an all-gather is made and used."""

@@ -7,7 +7,7 @@ from irpar.runtime.executor import Executor
 from irpar.runtime.log import Record
 
 from .groups.spmd_threads import ThreadRank, run_ranks
-from .programs import MLP, mlp_input, mlp_reference, mlp_weights, module
+from .programs import MLP, STARTED, mlp_input, mlp_reference, mlp_weights, module
 
 CROSSED = """
     mesh @m = ["x"=2]
@@ -127,3 +127,31 @@ def test_only_the_driver_runs():
         seconds=0.5,
     )
     assert "call run() in the process of rank 0" in str(raised[1])
+
+
+def check_started(outputs, log):
+    np.testing.assert_array_equal(outputs["y"], [6.0, 4.0])
+    np.testing.assert_allclose(outputs["z"], np.exp([-1.0, -2.0, -3.0, -4.0]), rtol=1e-6)
+    assert sorted(record[:2] for record in log) == [(0, "all_reduce"), (1, "all_gather")]
+
+
+STARTED_INPUTS = {"a": np.array([1, -6, 5, 2], np.float32), "b": np.array([1, 2, 3, 4], np.float32)}
+
+
+def test_started_collectives_of_ranks_in_processes_of_their_own():
+    loaded = module(STARTED)
+
+    def drive(executor):
+        return executor.run(STARTED_INPUTS), list(executor.log)
+
+    given, raised = run_ranks(
+        loaded.mesh, lambda group: Executor(loaded, loaded.mesh, group=group, engine="numpy"), drive
+    )
+    assert raised == {}
+    check_started(*given)
+
+
+def test_started_collectives_in_one_process():
+    loaded = module(STARTED)
+    with Executor(loaded, loaded.mesh) as executor:
+        check_started(executor.run(STARTED_INPUTS), executor.log)

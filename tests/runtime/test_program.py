@@ -8,7 +8,7 @@ from irpar.ir import ArrayTensor, DType, Graph, Node, TensorType, Value
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.program import BodiesStep, CollectiveStep, ComputeStep, Program, build_program
 
-from .programs import MLP, mlp_weights, module
+from .programs import MLP, STARTED, mlp_weights, module
 
 VECTOR = TensorType(DType.F32, (4,))
 
@@ -192,3 +192,12 @@ def test_malformed_collectives(op_type: str, attributes: dict, message: str) -> 
     node = Node(op_type, [g.x], attributes, domain="irpar", version=1, results=[Value("r", VECTOR)])
     with pytest.raises(ProgramError, match=message):
         g.program(g.graph.append(node).result)
+
+
+def test_what_stands_between_a_start_and_its_wait_is_computed_there() -> None:
+    program = build_program(module(STARTED).graph)
+    assert [type(step).__name__ for step in program.steps] == [
+        "StartStep", "ComputeStep", "CollectiveStep", "ComputeStep", "WaitStep", "ComputeStep",
+    ]  # fmt: skip
+    assert [[node.op_type for node in segment.nodes] for segment in program.segments] == [["Neg"], ["Exp"], ["Abs"]]
+    assert [collective.id for collective in program.collectives] == [0, 1]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from irpar.ir import Attribute, Node, dtype_of_numpy, tensor_type
-from irpar.ops.collectives import COLLECTIVES, KINDS
+from irpar.ops.collectives import COLLECTIVES, KINDS, STARTED
 from irpar.sharding import REDUCTIONS, Axis, Mesh, Reduction
 
 from ..errors import ProgramError
@@ -56,12 +56,13 @@ class Collective:
 
     @classmethod
     def of(cls, node: Node) -> "Collective":
-        """Read a node of the domain `irpar`.
+        """Read a node of the domain `irpar`, in its started form too.
 
         Raises:
             ProgramError: it is no collective that can be executed, or an attribute is missing or cannot be.
         """
-        required = REQUIRED.get(node.op_type)
+        kind = STARTED.get(node.op_type, node.op_type)
+        required = REQUIRED.get(kind)
         if required is None:
             raise ProgramError(
                 f"irpar.{node.op_type} cannot be executed",
@@ -81,7 +82,7 @@ class Collective:
         settings: dict[str, Any] = {
             name: _plain(value, name, node) for name, value in node.attributes.items() if name in known
         }
-        return cls(kind=node.op_type, axes=axes, label=_label(node), **settings)
+        return cls(kind=kind, axes=axes, label=_label(node), **settings)
 
     def __str__(self) -> str:
         return f"{self.kind} id={self.id} over {','.join(map(str, self.axes))}"

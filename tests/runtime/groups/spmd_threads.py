@@ -39,17 +39,23 @@ class ThreadRank(SpmdGroup):
     def __init__(self, mesh: Mesh, rank: int, wires: Wires, seconds: float = 5.0) -> None:
         super().__init__(mesh, rank, seconds)
         self.wires = wires
+        self.turns: dict[tuple[int, ...], int] = {}
 
     @classmethod
     def join(cls, mesh: Mesh, seconds: float) -> Self:
         raise NotImplementedError
 
     def begin(self, meeting: Meeting) -> Finish:
+        turn = self.turns[meeting.members] = self.turns.get(meeting.members, 0) + 1
         for peer in meeting.members:
-            self.wires.data["data", self.rank, peer].put((meeting.header.pack(), meeting.operand))
+            self.wires.data["data", turn, meeting.members, self.rank, peer].put(
+                (meeting.header.pack(), meeting.operand)
+            )
 
         def finish() -> Any:
-            came = [self._get(("data", peer, self.rank), peer, meeting) for peer in meeting.members]
+            came = [
+                self._get(("data", turn, meeting.members, peer, self.rank), peer, meeting) for peer in meeting.members
+            ]
             meeting.check([Header.unpack(packed) for packed, _ in came])
             operands = [operand for _, operand in came]
             return EXECUTED[meeting.collective.kind].result(meeting.collective, operands, meeting.position)
