@@ -1,0 +1,370 @@
+"""A small store over TCP, by which the ranks of a run find each other: rank 0 serves, all connect.
+
+    with Store.of_world(world) as store:
+        if world.rank == 0:
+            store.set("nccl id", get_unique_id())
+        unique_id = store.get("nccl id")
+        store.barrier("ready")
+
+Values are bytes. Every wait has a bound; where a rank ends or fails, all that wait are told which. Who connects must
+know the run id, which both sides prove and neither sends, so that two runs at once do not mix. It is a secret as far as
+`IRPAR_RUN_ID` is one, and values are not encrypted: a store belongs inside a cluster.
+
+Why no library: PyTorch's TCPStore comes with all of PyTorch, CuPy's is part of its communicator (no run id, no word
+about who died), etcd and Redis are servers that somebody would have to run, and multiprocessing's managers unpickle
+what comes from the network.
+"""
+
+import errno
+import ipaddress
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from hmac import compare_digest
+from types import TracebackType
+from typing import Self
+
+from ..environment import World
+from ..errors import RunError
+from .store_server import StoreServer
+from .store_wire import (
+    GREETING,
+    HELLO,
+    MOST_BYTES,
+    MOST_KEY_BYTES,
+    NONCE_BYTES,
+    REPLY,
+    REQUEST,
+    Answer,
+    Ask,
+    proof,
+)
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that ranks wait for each other."""
+_TRY_SECONDS = 5.0
+"""One attempt to connect takes no longer: the next may reach a host that has come up since."""
+_ANSWER_SECONDS = 10.0
+"""How much later than promised the answer may come."""
+_LINGER_SECONDS = 10.0
+"""How long rank 0 waits for the others to leave, at most."""
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+"""Seconds until, and between, and number of probes: a host that vanished is noticed after about 35 s."""
+
+
+class StoreError(RunError):
+    """The store cannot be reached, a wait took too long, or a rank ended."""
+
+
+class Store:
+    """One rank's connection to the store; in rank 0 also the store itself.
+
+    One thread asks at a time; others wait for it.
+
+    Args:
+        host: where rank 0 is.
+        port: where it listens.
+        rank: of this process.
+        size: ranks of the run.
+        run_id: names the run, equal on all ranks.
+        timeout: seconds that a wait takes at most, unless it says otherwise.
+
+    Attributes:
+        rank, size: as given.
+        timeout: as given.
+
+    Raises:
+        StoreError: rank 0 cannot be reached in time, another run or something else answers, or the port is in use.
+    """
+
+    def __init__(
+        self, host: str, port: int, rank: int, size: int, *, run_id: str = "", timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self._place = f"{host}:{port}"
+        self._lock = threading.Lock()
+        self._server = StoreServer(_listen(host, port, size), size, run_id) if rank == 0 else None
+        self._socket: socket.socket | None = None
+        try:
+            self._socket = self._connect(host, port, run_id)
+        except BaseException:
+            self._stop(0.0)
+            raise
+
+    @classmethod
+    def of_world(cls, world: World, timeout: float = DEFAULT_TIMEOUT) -> "Store":
+        """The store of the run that a launcher started.
+
+        Raises:
+            StoreError: as above, or it is not known where rank 0 is.
+        """
+        missing = [
+            name
+            for name, value in (("MASTER_ADDR", world.master_addr), ("MASTER_PORT", world.store_port))
+            if value is None
+        ]
+        if missing:
+            raise StoreError(
+                f"{' and '.join(missing)} not set: rank {world.rank} does not know where rank 0 is",
+                where=f"started by {world.launcher or 'hand'}",
+                do="set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there, on all ranks",
+            )
+        assert world.master_addr is not None
+        assert world.store_port is not None
+        return cls(world.master_addr, world.store_port, world.rank, world.size, run_id=world.run_id, timeout=timeout)
+
+    def set(self, key: str, value: bytes | bytearray | memoryview) -> None:
+        """Give a key its value; one that was there before is replaced.
+
+        Raises:
+            StoreError: rank 0 is gone, or the value is too large.
+        """
+        self._request(Ask.SET, key, bytes(value), self.timeout)
+
+    def get(self, key: str, timeout: float | None = None) -> bytes:
+        """The value of a key, as soon as some rank has set it.
+
+        Raises:
+            StoreError: it does not come in time, a rank ended or failed meanwhile, or rank 0 is gone.
+        """
+        return self._request(Ask.GET, key, b"", self._seconds(timeout))
+
+    def barrier(self, name: str = "barrier", timeout: float | None = None) -> None:
+        """Wait until all ranks are here; a name may be used again.
+
+        Raises:
+            StoreError: some do not come in time (says who), a rank ended or failed meanwhile, or rank 0 is gone.
+        """
+        self._request(Ask.BARRIER, name, b"", self._seconds(timeout))
+
+    def check(self) -> None:
+        """Return at once where nothing is known to be wrong.
+
+        Raises:
+            StoreError: a rank ended or failed, or rank 0 is gone.
+        """
+        self._request(Ask.CHECK, "", b"", self.timeout)
+
+    def abort(self, reason: str) -> None:
+        """Leave, and tell all ranks why: what they wait for, now and later, ends with it. Never raises."""
+        with suppress(StoreError):
+            self._request(Ask.ABORT, "", reason.encode(errors="replace")[:MOST_BYTES], self.timeout)
+        self._stop(1.0)
+
+    def close(self) -> None:
+        """Leave. Rank 0 waits until the others have left, some seconds at most; a barrier before it is good manners."""
+        if self._socket is not None:
+            with suppress(StoreError):
+                self._request(Ask.LEAVE, "", b"", self.timeout)
+        self._stop(_LINGER_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort(str(error) or type(error).__name__)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else timeout
+
+    def _stop(self, linger: float) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._server is not None:
+            self._server.close(linger)
+            self._server = None
+
+    def _request(self, what: Ask, key: str, value: bytes, seconds: float) -> bytes:
+        """Ask, and wait for the answer."""
+        name = key.encode(errors="surrogateescape")
+        if len(name) > MOST_KEY_BYTES or len(value) > MOST_BYTES:
+            raise StoreError(
+                f"a key of {len(name)} bytes with a value of {len(value)} bytes is too large for the store",
+                do=f"send it through the group: keys have up to {MOST_KEY_BYTES} bytes, values up to {MOST_BYTES}",
+            )
+        with self._lock:
+            if self._socket is None:
+                raise StoreError(f"the store of rank {self.rank} is closed", do="use it before it is closed")
+            try:
+                self._socket.settimeout(seconds + _ANSWER_SECONDS)
+                self._socket.sendall(REQUEST.pack(what, len(name), seconds, len(value)) + name + value)
+                deadline = time.monotonic() + seconds + _ANSWER_SECONDS
+                answer, told = _reply(self._socket, deadline)
+            except (OSError, EOFError, ValueError) as error:
+                self._socket.close()
+                self._socket = None
+                raise self._lost(error) from error
+            except BaseException:
+                # Interrupted between question and answer: the next answer would be that of this question.
+                self._socket.close()
+                self._socket = None
+                raise
+        if answer is Answer.OK:
+            return told
+        raise StoreError(told.decode(errors="replace"), where=f"rank {self.rank} was told so by rank 0", do=_DO[answer])
+
+    def _lost(self, error: Exception) -> StoreError:
+        if isinstance(error, TimeoutError):
+            return StoreError(
+                f"rank 0 at {self._place} does not answer any more",
+                do="look whether its process is stopped, and whether its host can be reached",
+            )
+        return StoreError(
+            f"rank 0 at {self._place}, which holds the store, has ended",
+            notes=(f"rank {self.rank} lost the connection: {_reason(error)}",),
+            do="see what rank 0 says",
+        )
+
+    def _connect(self, host: str, port: int, run_id: str) -> socket.socket:
+        """Connect, however long rank 0 takes to start, up to the time-out."""
+        deadline = time.monotonic() + self.timeout
+        pause = 0.01
+        while True:
+            left = max(deadline - time.monotonic(), 0.01)
+            connection: socket.socket | None = None
+            try:
+                connection = socket.create_connection((host, port), min(left, _TRY_SECONDS))
+                _keep_alive(connection)
+                self._greet(connection, deadline, run_id)
+                return connection
+            except (OSError, EOFError) as error:
+                if connection is not None:
+                    connection.close()
+                if time.monotonic() + pause >= deadline:
+                    raise self._unreached(error, connection is not None) from error
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    def _unreached(self, error: Exception, is_connected: bool) -> StoreError:
+        note = f"the last try: {_reason(error)}"
+        if is_connected:
+            note = f"something accepts connections there, and does not answer as irpar's store does ({_reason(error)})"
+        return StoreError(
+            f"rank 0 at {self._place} did not answer in {self.timeout:g} s",
+            notes=(f"rank {self.rank} waited for it; {note}",),
+            do="look whether rank 0 was started, MASTER_ADDR is its host, and its port is open to this host",
+        )
+
+    def _greet(self, connection: socket.socket, deadline: float, run_id: str) -> None:
+        """Prove each other the run id."""
+        told = _read(connection, len(GREETING) + NONCE_BYTES, deadline)
+        if not told.startswith(GREETING):
+            raise StoreError(
+                f"what answers at {self._place} is not irpar's store",
+                do="set MASTER_PORT, or IRPAR_STORE_PORT, to a port that nothing else uses, on all ranks",
+            )
+        own = os.urandom(NONCE_BYTES)
+        nonces = told[len(GREETING) :] + own
+        shown = proof(run_id, "client", nonces, self.rank, self.size)
+        connection.sendall(HELLO.pack(GREETING, own, self.rank, self.size, shown))
+        answer, value = _reply(connection, deadline)
+        if answer is Answer.REFUSED:
+            raise StoreError(value.decode(errors="replace"), where=f"rank 0 at {self._place}", do=_DO[answer])
+        expected = proof(run_id, "server", nonces, self.rank, self.size)
+        if answer is not Answer.OK or not compare_digest(value, expected):
+            raise StoreError(
+                f"the store at {self._place} is that of another run",
+                notes=(f"this run is called {_shown(run_id)} here",),
+                do="give each run a MASTER_PORT of its own, and all ranks of a run one IRPAR_RUN_ID, if any",
+            )
+
+
+_DO = {
+    Answer.TIMED_OUT: "look what the missing rank does; a longer time-out waits longer",
+    Answer.FAILED: "see what that rank says",
+    Answer.REFUSED: "start each rank once, all with the same number of ranks, and each run with its own MASTER_PORT",
+    Answer.OTHER_RUN: "",
+}
+
+
+def _shown(run_id: str) -> str:
+    """Enough of a run id to tell it from others, and not the secret."""
+    return f"{run_id[:6]}..." if len(run_id) > 8 else repr(run_id)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "the connection was closed"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def _reply(connection: socket.socket, deadline: float) -> tuple[Answer, bytes]:
+    answer, size = REPLY.unpack(_read(connection, REPLY.size, deadline))
+    if size > MOST_BYTES:
+        raise ValueError("an answer that the store never gives")
+    return Answer(answer), _read(connection, size, deadline)
+
+
+def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """So many bytes.
+
+    Raises:
+        EOFError: the connection ended before.
+        OSError: also where it takes too long.
+    """
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        count = connection.recv_into(view)
+        if count == 0:
+            raise EOFError
+        view = view[count:]
+    return bytes(data)
+
+
+def _listen(host: str, port: int, size: int) -> socket.socket:
+    """A listening socket: on the loopback where the ranks look for rank 0 there, else on all addresses.
+
+    The name that the others use may be that of a service or a gateway, and no address of this host.
+
+    Raises:
+        StoreError: the port is in use, or may not be used.
+    """
+    address, is_v6 = "", socket.has_dualstack_ipv6()
+    with suppress(OSError, ValueError):
+        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if ipaddress.ip_address(found[0]).is_loopback:
+            address, is_v6 = str(found[0]), family == socket.AF_INET6
+    try:
+        listener = socket.create_server(
+            (address, port),
+            family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+            backlog=max(size, 128),
+            dualstack_ipv6=is_v6 and not address,
+        )
+    except OSError as error:
+        is_used = error.errno == errno.EADDRINUSE
+        raise StoreError(
+            f"port {port} of this host is in use" if is_used else f"cannot listen on port {port}: {_reason(error)}",
+            where="rank 0 has the store, at which all ranks meet",
+            do="set MASTER_PORT, or IRPAR_STORE_PORT, to a port that is free here, on all ranks",
+        ) from error
+    _keep_alive(listener)  # Accepted connections inherit it.
+    return listener
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Notice a peer whose host vanished, and send small messages at once."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, number in _KEEPALIVE:
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)

@@ -1,0 +1,241 @@
+"""The store's server: a thread of rank 0, which holds the values and knows which ranks are there."""
+
+import asyncio
+import hmac
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from .store_wire import (
+    GREETING,
+    HELLO,
+    MOST_BYTES,
+    MOST_KEY_BYTES,
+    NONCE_BYTES,
+    REPLY,
+    REQUEST,
+    Answer,
+    Ask,
+    proof,
+)
+
+_HELLO_SECONDS = 10.0
+"""Whoever connects and says nothing is let go after this."""
+
+Reply = tuple[Answer, bytes]
+
+
+class StoreServer:
+    """Serves one run until `close`.
+
+    Args:
+        listener: a listening socket; the server's from here on.
+        size: ranks of the run.
+        run_id: what clients must know.
+    """
+
+    def __init__(self, listener: socket.socket, size: int, run_id: str) -> None:
+        self._listener = listener
+        self._size = size
+        self._run_id = run_id
+        self._values: dict[str, bytes] = {}
+        self._at_barrier: dict[str, set[int]] = {}
+        self._gave_up: dict[str, set[int]] = {}
+        self._changes: dict[str, asyncio.Event] = {}
+        self._there: set[int] = set()
+        self._left: set[int] = set()
+        self._failure = ""
+        self._connections: set[asyncio.Task[None]] = set()
+        self._linger = 0.0
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="irpar-store", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def close(self, linger: float) -> None:
+        """Stop, as soon as the other ranks have left, or after `linger` seconds."""
+        self._linger = linger
+        with suppress(RuntimeError):  # The loop has ended.
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        server = await asyncio.start_server(self._meet, sock=self._listener)
+        self._started.set()
+        await self._stop.wait()
+        server.close()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=self._linger)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        rank = None
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                rank = await self._greet(reader, writer)
+            if rank is not None:
+                await self._answer_all(rank, reader, writer)
+        except (OSError, EOFError, ValueError):
+            pass  # Gone, or no client of ours.
+        finally:
+            self._connections.discard(task)
+            if rank is not None and rank not in self._left:
+                self._fail(f"rank {rank} ended without leaving the run")
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
+        """The rank of a client that knows the run id; None for all others, who are told so."""
+        own = os.urandom(NONCE_BYTES)
+        writer.write(GREETING + own)
+        greeting, nonce, rank, size, shown = HELLO.unpack(await reader.readexactly(HELLO.size))
+        if greeting != GREETING:
+            return None
+        nonces = own + nonce
+        if not hmac.compare_digest(shown, proof(self._run_id, "client", nonces, rank, size)):
+            await _send(writer, (Answer.OTHER_RUN, b""))
+            return None
+        problem = self._misfit(rank, size)
+        if problem:
+            await _send(writer, (Answer.REFUSED, problem.encode()))
+            return None
+        self._there.add(rank)
+        await _send(writer, (Answer.OK, proof(self._run_id, "server", nonces, rank, size)))
+        return int(rank)
+
+    def _misfit(self, rank: int, size: int) -> str:
+        if size != self._size:
+            return f"rank {rank} was started as one of {size}, rank 0 as one of {self._size}"
+        if rank in self._there:
+            return f"there are two processes that were started as rank {rank}"
+        return ""
+
+    async def _answer_all(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while rank not in self._left:
+            what, key_bytes, seconds, value_bytes = REQUEST.unpack(await reader.readexactly(REQUEST.size))
+            if key_bytes > MOST_KEY_BYTES or value_bytes > MOST_BYTES:
+                raise ValueError("a request that no client of ours makes")
+            key = (await reader.readexactly(key_bytes)).decode(errors="surrogateescape")
+            value = await reader.readexactly(value_bytes)
+            # A client says nothing while it waits: what comes then is its end.
+            asked = asyncio.ensure_future(_ACTIONS[Ask(what)](self, rank, key, value, seconds))
+            ended = asyncio.ensure_future(reader.readexactly(1))
+            try:
+                await asyncio.wait((asked, ended), return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done():
+                    return
+                await _send(writer, asked.result())
+            finally:
+                for future in (asked, ended):
+                    future.cancel()
+                await asyncio.gather(asked, ended, return_exceptions=True)
+
+    # -- what clients ask for -------------------------------------------------------------------------------------
+
+    async def _set(self, _: int, key: str, value: bytes, __: float) -> Reply:
+        self._values[key] = value
+        self._change(f"value {key}")
+        return Answer.OK, b""
+
+    async def _get(self, _: int, key: str, __: bytes, seconds: float) -> Reply:
+        failed = await self._until(f"value {key}", lambda: key in self._values, seconds)
+        if failed is None:
+            return Answer.OK, self._values[key]
+        return failed[0], (failed[1] or f"nobody has set {key!r} in {seconds:g} s{self._absent()}").encode()
+
+    async def _barrier(self, rank: int, name: str, _: bytes, seconds: float) -> Reply:
+        came = self._at_barrier.setdefault(name, set())
+        came.add(rank)
+        if len(came) == self._size:
+            # The name is free for the next barrier at once; who waits holds this one's set.
+            del self._at_barrier[name]
+            self._gave_up.pop(name, None)
+            self._change(f"barrier {name}")
+        failed = await self._until(f"barrier {name}", lambda: len(came) == self._size, seconds, came)
+        if failed is None:
+            return Answer.OK, b""
+        # A rank that gave up was there: others are who is missing.
+        gave_up = self._gave_up.setdefault(name, set())
+        gave_up.add(rank)
+        came.discard(rank)
+        absent = set(range(self._size)) - came - {rank}
+        missing = _ranks(absent - gave_up or absent)
+        return failed[0], (failed[1] or f"{missing} did not come to {name!r} in {seconds:g} s{self._absent()}").encode()
+
+    async def _check(self, _: int, __: str, ___: bytes, ____: float) -> Reply:
+        return (Answer.FAILED, self._failure.encode()) if self._failure else (Answer.OK, b"")
+
+    async def _abort(self, rank: int, _: str, value: bytes, __: float) -> Reply:
+        self._fail(f"rank {rank} failed: {value.decode(errors='replace')}")
+        return await self._leave(rank, "", b"", 0.0)
+
+    async def _leave(self, rank: int, _: str, __: bytes, ___: float) -> Reply:
+        self._left.add(rank)
+        for name, came in self._at_barrier.items():
+            if rank not in came:
+                self._change(f"barrier {name}")
+        return Answer.OK, b""
+
+    async def _until(
+        self, topic: str, is_so: Callable[[], bool], seconds: float, came: set[int] | None = None
+    ) -> tuple[Answer, str] | None:
+        """Wait until something is so; None then, else the answer, and its text where it is a failure."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not is_so():
+                    if self._failure:
+                        return Answer.FAILED, self._failure
+                    if came is not None and self._left - came:
+                        return Answer.FAILED, f"{_ranks(self._left - came)} left the run before {topic}"
+                    await self._changes.setdefault(topic, asyncio.Event()).wait()
+        except TimeoutError:
+            return Answer.TIMED_OUT, ""
+        return None
+
+    def _change(self, topic: str) -> None:
+        """Wake who waits for a value or at a barrier."""
+        event = self._changes.pop(topic, None)
+        if event is not None:
+            event.set()
+
+    def _fail(self, text: str) -> None:
+        """Wake everybody: nothing that others wait for needs to come any more. The first failure counts."""
+        self._failure = self._failure or text
+        for topic in list(self._changes):
+            self._change(topic)
+
+    def _absent(self) -> str:
+        absent = set(range(self._size)) - self._there
+        return f"; not connected: {_ranks(absent)}" if absent else ""
+
+
+_ACTIONS: dict[Ask, Callable[[StoreServer, int, str, bytes, float], Coroutine[Any, Any, Reply]]] = {
+    Ask.SET: StoreServer._set,
+    Ask.GET: StoreServer._get,
+    Ask.BARRIER: StoreServer._barrier,
+    Ask.CHECK: StoreServer._check,
+    Ask.ABORT: StoreServer._abort,
+    Ask.LEAVE: StoreServer._leave,
+}
+
+
+async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    answer, value = reply
+    writer.write(REPLY.pack(answer, len(value)) + value)
+    await writer.drain()
+
+
+def _ranks(ranks: set[int], most: int = 8) -> str:
+    """`rank 3`, `ranks 1, 2`, the first few of many."""
+    named = ", ".join(map(str, sorted(ranks)[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"

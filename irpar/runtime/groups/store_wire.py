@@ -1,0 +1,55 @@
+"""What the store's server and its clients say to each other: fixed headers, then bytes; nothing is ever unpickled.
+
+server: GREETING nonce
+client: GREETING nonce rank size proof        proof = HMAC-SHA256(run id, "client" both nonces rank size)
+server: answer OK, its own proof              or another answer, and why
+client: request, key, value                   any number of times, each answered before the next
+server: answer, value
+"""
+
+import hashlib
+import hmac
+import struct
+from enum import IntEnum
+
+GREETING = b"irpar-store/1\n"
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+HELLO = struct.Struct(f"!{len(GREETING)}s{NONCE_BYTES}sII{PROOF_BYTES}s")
+"""Greeting, nonce, rank, size, proof."""
+REQUEST = struct.Struct("!BHdQ")
+"""What, bytes of the key, seconds to wait at most, bytes of the value."""
+REPLY = struct.Struct("!BQ")
+"""Answer, bytes of the value."""
+MOST_KEY_BYTES = 1024
+MOST_BYTES = 64 << 20
+"""Of a value; larger things go through the group."""
+
+
+class Ask(IntEnum):
+    """What a client asks for."""
+
+    SET = 1
+    GET = 2
+    BARRIER = 3
+    CHECK = 4
+    ABORT = 5
+    LEAVE = 6
+
+
+class Answer(IntEnum):
+    """How the server answers; all but OK come with a text."""
+
+    OK = 0
+    TIMED_OUT = 1
+    FAILED = 2
+    """A rank ended or failed."""
+    REFUSED = 3
+    """The client cannot be who it says."""
+    OTHER_RUN = 4
+
+
+def proof(run_id: str, side: str, nonces: bytes, rank: int, size: int) -> bytes:
+    """That whoever says it knows the run id."""
+    told = side.encode() + nonces + struct.pack("!II", rank, size)
+    return hmac.digest(run_id.encode("utf-8", "surrogateescape"), told, hashlib.sha256)

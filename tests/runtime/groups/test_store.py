@@ -1,0 +1,396 @@
+"""The TCP store: values, waits that end, runs that do not mix, and ranks that die. Ranks are threads, or processes."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from irpar.runtime.environment import World
+from irpar.runtime.groups import store_wire
+from irpar.runtime.groups.store import Store, StoreError
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def on_all(size, port, act, **options):
+    """What `act(store)` gives on each rank, or the StoreError that it ended with."""
+
+    def run(rank):
+        try:
+            with Store("127.0.0.1", port, rank, size, **{"timeout": 5, **options}) as store:
+                return act(store)
+        except StoreError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+def test_values_of_any_bytes(port):
+    values = {"": b"", "id": bytes(range(256)), "großes": b"x" * 3_000_000}
+
+    def act(store):
+        if store.rank == 1:
+            for key, value in values.items():
+                store.set(key, memoryview(value))
+        found = {key: store.get(key) for key in values}
+        store.barrier()
+        return found
+
+    assert on_all(3, port, act) == [values] * 3
+
+
+def test_get_waits_until_the_value_is_there(port):
+    def act(store):
+        if store.rank == 0:
+            time.sleep(0.2)
+            store.set("id", b"new")
+        return store.get("id")
+
+    assert on_all(4, port, act) == [b"new"] * 4
+
+
+def test_no_rank_passes_a_barrier_before_all_are_there(port):
+    came, seen = [], []
+
+    def act(store):
+        for _ in range(20):
+            came.append(store.rank)
+            store.barrier()
+            seen.append(len(came))
+            store.barrier()
+
+    assert on_all(4, port, act) == [None] * 4
+    assert seen == [round * 4 for round in range(1, 21) for _ in range(4)]
+
+
+def test_a_rank_may_start_before_rank_0(port):
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(lambda: Store("127.0.0.1", port, 1, 2, timeout=5))
+        time.sleep(0.3)
+        with Store("127.0.0.1", port, 0, 2, timeout=5) as first:
+            second = early.result()
+            first.set("a", b"1")
+            assert second.get("a") == b"1"
+            second.close()
+
+
+def test_many_ranks(port):
+    def act(store):
+        store.set(str(store.rank), b"%d" % store.rank)
+        store.barrier()
+        return [int(store.get(str(rank))) for rank in range(store.size)]
+
+    assert on_all(32, port, act, timeout=20) == [list(range(32))] * 32
+
+
+# -- waits that end -----------------------------------------------------------------------------------------------
+
+
+def test_rank_0_that_never_comes(port):
+    with pytest.raises(StoreError) as failure:
+        Store("127.0.0.1", port, 1, 2, timeout=0.3)
+    assert failure.value.what == f"rank 0 at 127.0.0.1:{port} did not answer in 0.3 s"
+    assert "Connection refused" in failure.value.notes[0]
+    assert "MASTER_ADDR" in failure.value.do
+
+
+def test_a_host_that_there_is_not():
+    with pytest.raises(StoreError, match=r"rank 0 at no-such-host\.invalid:1 did not answer in 0\.2 s"):
+        Store("no-such-host.invalid", 1, 1, 2, timeout=0.2)
+
+
+def test_a_value_that_never_comes(port):
+    with Store("127.0.0.1", port, 0, 2, timeout=0.2) as store, pytest.raises(StoreError) as failure:
+        store.get("id")
+    assert failure.value.what == "nobody has set 'id' in 0.2 s; not connected: rank 1"
+    assert "longer" in failure.value.do
+
+
+def test_a_barrier_names_who_is_missing_and_can_be_tried_again(port):
+    def act(store):
+        if store.rank == 2:
+            time.sleep(0.5)
+        else:
+            with pytest.raises(StoreError, match=r"^rank 2 did not come to 'start' in 0\.2 s"):
+                store.barrier("start", timeout=0.2)
+        store.barrier("start")
+        return True
+
+    assert on_all(3, port, act) == [True] * 3
+
+
+# -- ranks that end -----------------------------------------------------------------------------------------------
+
+
+CHILD = """
+import os, sys, time
+from irpar.runtime.groups.store import Store
+store = Store("127.0.0.1", int(sys.argv[1]), int(sys.argv[2]), 3, timeout=20)
+store.set("here", b"")
+print("here", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def child(port):
+    """A rank of three in a process of its own, connected."""
+    started = []
+
+    def start(rank):
+        process = subprocess.Popen([sys.executable, "-c", CHILD, str(port), str(rank)], stdout=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_rank_that_is_killed_ends_all_waits(port, child):
+    process = child(2)
+
+    def act(store):
+        store.get("here")
+        if store.rank == 0:
+            threading.Timer(0.2, process.kill).start()
+            store.get("never")
+        store.barrier()
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(lambda rank: Store("127.0.0.1", port, rank, 3, timeout=20), range(2)))
+        errors = [future.exception() for future in [pool.submit(act, store) for store in stores]]
+    assert [str(error).splitlines()[0] for error in errors] == ["rank 2 ended without leaving the run"] * 2
+    assert time.monotonic() - start < 10
+    for store in stores:
+        with pytest.raises(StoreError, match="rank 2 ended"):
+            store.check()
+    assert stores[1].get("here") == b""
+    for store in reversed(stores):
+        store.close()
+
+
+def test_rank_0_that_is_killed(port, child):
+    process = child(0)
+    with Store("127.0.0.1", port, 1, 3, timeout=20) as store:
+        store.get("here")
+        threading.Timer(0.2, process.kill).start()
+        with pytest.raises(StoreError, match=f"rank 0 at 127.0.0.1:{port}, which holds the store, has ended"):
+            store.barrier()
+        with pytest.raises(StoreError, match="closed"):
+            store.get("here")
+
+
+def test_rank_0_that_is_stopped(port, child, monkeypatch):
+    monkeypatch.setattr("irpar.runtime.groups.store._ANSWER_SECONDS", 0.3)
+    process = child(0)
+    with Store("127.0.0.1", port, 1, 3, timeout=20) as store:
+        store.get("here")
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(StoreError, match=r"does not answer any more[^$]*stopped"):
+            store.get("never", timeout=0.2)
+
+
+def test_an_error_reaches_all_ranks(port):
+    def act(store):
+        if store.rank == 1:
+            store.get("ready")
+            raise StoreError("the disk is full")
+        if store.rank == 0:
+            store.set("ready", b"")
+        store.barrier()
+
+    first, second, third = on_all(3, port, act)
+    assert second.what == "the disk is full"
+    assert first.what == third.what == "rank 1 failed: the disk is full"
+
+
+def test_a_rank_that_leaves_comes_to_no_barrier(port):
+    def act(store):
+        store.set(str(store.rank), b"")
+        if store.rank:
+            store.barrier()
+        for rank in range(store.size):
+            store.get(str(rank))
+
+    errors = on_all(3, port, act)
+    assert errors[0] is None
+    assert [error.what for error in errors[1:]] == ["rank 0 left the run before barrier barrier"] * 2
+
+
+def test_check_is_quiet_while_all_is_well(port):
+    assert on_all(2, port, lambda store: (store.check(), store.barrier())[0]) == [None, None]
+
+
+# -- runs that do not mix -----------------------------------------------------------------------------------------
+
+
+def test_a_rank_of_another_run_is_sent_away_and_the_run_goes_on(port):
+    def act(store):
+        if store.rank == 1:
+            with pytest.raises(StoreError, match="is that of another run") as failure:
+                Store("127.0.0.1", port, 1, 2, run_id="other", timeout=5)
+            assert "IRPAR_RUN_ID" in failure.value.do
+        store.barrier()
+        return True
+
+    assert on_all(2, port, act, run_id="this") == [True, True]
+
+
+def test_a_run_id_that_is_a_secret_is_not_shown(port):
+    secret = "0123456789abcdef"
+    with Store("127.0.0.1", port, 0, 2, run_id="other", timeout=1), pytest.raises(StoreError) as failure:
+        Store("127.0.0.1", port, 1, 2, run_id=secret, timeout=1)
+    assert secret not in str(failure.value)
+
+
+def test_a_store_that_does_not_know_the_run_id_is_not_believed():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pretend():
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(store_wire.GREETING + bytes(store_wire.NONCE_BYTES))
+                connection.recv(store_wire.HELLO.size, socket.MSG_WAITALL)
+                connection.sendall(store_wire.REPLY.pack(store_wire.Answer.OK, store_wire.PROOF_BYTES) + bytes(32))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(StoreError, match="is that of another run"):
+            Store("127.0.0.1", server.getsockname()[1], 1, 2, run_id="this", timeout=5)
+        thread.join()
+
+
+def test_a_port_in_use(port):
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(StoreError) as failure:
+        Store("127.0.0.1", port, 0, 2, timeout=1)
+    assert failure.value.what == f"port {port} of this host is in use"
+    assert "IRPAR_STORE_PORT" in failure.value.do
+
+
+@pytest.mark.parametrize("told", [b"HTTP/1.1 400 Bad Request\r\n\r\nand so on, and so on", b""])
+def test_something_else_answers(told):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        kept = []
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                connection.sendall(told)
+                kept.append(connection)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        expected = "is not irpar's store" if told else r"did not answer in 0.5 s[^$]*not answer as irpar's store does"
+        with pytest.raises(StoreError, match=expected):
+            Store("127.0.0.1", port, 1, 2, timeout=0.5)
+        for connection in kept:
+            connection.close()
+
+
+def test_a_rank_that_is_started_twice(port):
+    with (
+        Store("127.0.0.1", port, 0, 2, timeout=1),
+        Store("127.0.0.1", port, 1, 2, timeout=1),
+        pytest.raises(StoreError, match="two processes that were started as rank 1"),
+    ):
+        Store("127.0.0.1", port, 1, 2, timeout=1)
+
+
+def test_ranks_that_were_started_with_another_size(port):
+    with (
+        Store("127.0.0.1", port, 0, 2, timeout=1),
+        pytest.raises(StoreError, match="rank 1 was started as one of 3, rank 0 as one of 2"),
+    ):
+        Store("127.0.0.1", port, 1, 3, timeout=1)
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n" * 100, os.urandom(2000)])
+def test_strangers_do_not_disturb(port, noise):
+    with Store("127.0.0.1", port, 0, 2, timeout=5) as first:
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(noise)
+        with Store("127.0.0.1", port, 1, 2, timeout=5) as second:
+            second.set("a", b"1")
+            assert first.get("a") == b"1"
+            first.check()
+
+
+def test_a_request_that_is_too_large(port):
+    with Store("127.0.0.1", port, 0, 1) as store:
+        with pytest.raises(StoreError, match="too large"):
+            store.set("k" * 2000, b"")
+        store.set("k", b"fine")
+        assert store.get("k") == b"fine"
+
+
+# -- from a launcher's environment --------------------------------------------------------------------------------
+
+
+def test_of_world(port):
+    def run(rank):
+        with Store.of_world(World(rank, 2, master_addr="127.0.0.1", store_port=port, run_id="a"), timeout=5) as store:
+            store.barrier()
+            return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [True, True]
+
+
+def test_a_world_that_does_not_know_rank_0():
+    with pytest.raises(StoreError, match=r"^MASTER_ADDR and MASTER_PORT not set: rank 3 does not know"):
+        Store.of_world(World(3, 4, launcher="Slurm"))
+
+
+def test_the_loopback_serves_this_host_alone(port):
+    with Store("127.0.0.1", port, 0, 1):
+        listening = subprocess.run(["cat", "/proc/net/tcp"], capture_output=True, text=True, check=True).stdout
+    rows = re.findall(rf"^ *\d+: ([0-9A-F]+):{port:04X} 0+:0000 0A", listening, re.MULTILINE)
+    assert rows == ["0100007F"]
+
+
+def test_other_names_of_this_host_reach_it(port):
+    with Store(socket.gethostname(), port, 0, 2, timeout=5) as first:
+        with Store("localhost", port, 1, 2, timeout=5) as second:
+            second.set("a", b"1")
+        assert first.get("a") == b"1"
+
+
+def test_nothing_is_left_running(port):
+    before = threading.active_count()
+    for _ in range(3):
+        on_all(2, port, lambda store: store.barrier())
+    assert threading.active_count() == before
+
+
+def test_a_barrier_that_the_others_gave_up(port):
+    def act(store):
+        if store.rank == 1:
+            store.get("gave up")
+            with pytest.raises(StoreError, match=r"^rank 0 did not come to 'start' in 0\.1 s"):
+                store.barrier("start", timeout=0.1)
+        else:
+            with pytest.raises(StoreError, match=r"^rank 1 did not come"):
+                store.barrier("start", timeout=0.1)
+            store.set("gave up", b"")
+        store.barrier("end")
+
+    assert on_all(2, port, act) == [None, None]
