@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from irpar.analysis.parts import Part, parts_of
 from irpar.analysis.plan import Plan, make_plan, original_of, read_plan, source_of
@@ -156,7 +156,7 @@ class Partition:
         self.folder: Path | None = None
         self._whole = whole
         self.parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
-        self._executors: dict[str, Executor] = {}
+        self._executors: dict[tuple[str, str], Executor] = {}
 
     def __repr__(self) -> str:
         totals, mesh = self.plan.totals, self.plan.mesh_of_ranks
@@ -216,24 +216,51 @@ class Partition:
             Path(folder), self.module, self.parts, self.plan, weights=weights, force=force, progress=progress
         )
 
-    def executor(self, engine: Engine = "ort") -> "Executor":
-        """What runs the parts; made once for each engine."""
+    def executor(self, engine: Engine = "ort", group: str = "threads", timeout: float | None = None) -> "Executor":
+        """What runs the parts; made once for each engine and group.
+
+        Args:
+            engine: what computes between collectives.
+            group: what moves data between ranks: "threads" has all of them in this process. With another one this is
+                one process of many that a launcher started: rank 0 runs, verifies and bisects, the others call
+                `executor(...).serve()`, until rank 0 closes.
+            timeout: seconds that a rank waits for others at a collective; see `irpar.runtime.groups.make_group`.
+
+        Raises:
+            IrparError: the parts cannot be run, or the other ranks cannot be met.
+        """
         from irpar.runtime.executor import Executor
 
-        if engine not in self._executors:
+        options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout}
+        if (engine, group) not in self._executors:
             if self.module is not None:
-                self._executors[engine] = Executor(self.module, self.module.mesh, engine=engine, parts=self.parts)
+                made = Executor(self.module, self.module.mesh, parts=self.parts, **options)
             else:
                 assert self.folder is not None
-                self._executors[engine] = Executor.open(self.folder, engine=engine)
-        return self._executors[engine]
+                made = Executor.open(self.folder, **options)
+            self._executors[engine, group] = made
+        return self._executors[engine, group]
 
-    def run(self, inputs: Arrays, *, engine: Engine = "ort") -> "dict[str, np.ndarray[Any, Any]]":
-        """Run all ranks in this process.
+    def close(self) -> None:
+        """Let go of what runs the parts; ranks in other processes end."""
+        while self._executors:
+            self._executors.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self, inputs: Arrays, *, engine: Engine = "ort", group: str = "threads"
+    ) -> "dict[str, np.ndarray[Any, Any]]":
+        """Run all ranks.
 
         Args:
             inputs: whole arrays by input name; they are scattered by their shardings.
             engine: what computes between collectives.
+            group: what moves data between ranks; see `executor`.
 
         Returns:
             Whole arrays by output name.
@@ -241,7 +268,7 @@ class Partition:
         Raises:
             IrparError: inputs that do not fit, or a rank failed.
         """
-        return self.executor(engine).run(inputs)
+        return self.executor(engine, group).run(inputs)
 
     def original(self, path: str | Path | None = None) -> "Original":
         """The model that the partition was made of, as ONNX Runtime can run it.
@@ -260,6 +287,7 @@ class Partition:
         inputs: Arrays | None = None,
         *,
         engine: Engine = "ort",
+        group: str = "threads",
         tolerance: float | None = None,
         seed: int = 0,
         model: str | Path | None = None,
@@ -269,6 +297,7 @@ class Partition:
         Args:
             inputs: whole arrays by input name; None draws plausible random ones.
             engine: what runs the partition.
+            group: what moves data between ranks; see `executor`.
             tolerance: largest |a - b| / (1 + |b|) that counts as equal; None: by dtype (1e-4 for f32, 3e-2 for f16).
             seed: for the random inputs.
             model: where the original is, if not where it was.
@@ -276,23 +305,28 @@ class Partition:
         Raises:
             IrparError: the original is missing or another one, or a side cannot run.
         """
-        from irpar.verification import verify
+        from irpar.verification import check_fits, verify
 
-        return verify(self, self.original(model), inputs, engine=engine, tolerance=tolerance, seed=seed)
+        original = self.original(model)
+        check_fits(self.plan)
+        return verify(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
 
     def bisect(
         self,
         inputs: Arrays | None = None,
         *,
         engine: Engine = "ort",
+        group: str = "threads",
         tolerance: float | None = None,
         seed: int = 0,
         model: str | Path | None = None,
     ) -> "Bisection":
         """Find the first tensor of the model, in its order, that differs; arguments as in `verify`."""
-        from irpar.verification import bisect
+        from irpar.verification import check_fits, bisect
 
-        return bisect(self, self.original(model), inputs, engine=engine, tolerance=tolerance, seed=seed)
+        original = self.original(model)
+        check_fits(self.plan)
+        return bisect(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
 
 
 def annotate(module: Module, annotations: Mapping[str, Sequence[Any] | Mapping[str, Any]]) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from irpar.analysis.plan import sha256_of
+from irpar.analysis.plan import Plan, sha256_of
 from irpar.comparison import Array, Arrays, Difference, References, compare, nudged
 from irpar.ir import Module, dtype_of_numpy, tensor_type
 from irpar.process import import_native
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
-    from irpar.api import Engine, Partition
     from irpar.runtime.executor import Executor
 
 VALUES_AT_ONCE = 256
@@ -247,7 +246,7 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-def _check_fits(partition: "Partition") -> None:
+def check_fits(plan: Plan) -> None:
     """Refuse an original that does not fit into memory.
 
     Raises:
@@ -255,7 +254,7 @@ def _check_fits(partition: "Partition") -> None:
     """
     from irpar.runtime.memory import check_memory
 
-    check_memory(partition.plan.original.get("peak_bytes") or 0, "the original model")
+    check_memory(plan.original.get("peak_bytes") or 0, "the original model")
 
 
 def _inputs_for(executor: "Executor", original: Original, inputs: Arrays | None, seed: int) -> tuple[Arrays, str]:
@@ -267,19 +266,16 @@ def _inputs_for(executor: "Executor", original: Original, inputs: Arrays | None,
 
 
 def verify(
-    partition: "Partition",
+    executor: "Executor",
     original: Original,
     inputs: Arrays | None,
     *,
-    engine: "Engine",
     tolerance: float | None,
     seed: int,
 ) -> Verification:
     """Run both sides on the same inputs and compare all outputs."""
     from irpar.runtime.specs import check_inputs
 
-    _check_fits(partition)
-    executor = partition.executor(engine)
     inputs, kind = _inputs_for(executor, original, inputs, seed)
     # The original first: where it fails by itself, that is no fault of the partition.
     check_inputs(executor.inputs, inputs)
@@ -315,17 +311,14 @@ def _beside_noise(
 
 
 def bisect(
-    partition: "Partition",
+    executor: "Executor",
     original: Original,
     inputs: Arrays | None,
     *,
-    engine: "Engine",
     tolerance: float | None,
     seed: int,
 ) -> Bisection:
     """Compare the intermediate values of both sides in the order of the original; stop at the first that differs."""
-    _check_fits(partition)
-    executor = partition.executor(engine)
     inputs, _ = _inputs_for(executor, original, inputs, seed)
     held = {value.source_name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
     producers = {value.source_name: node.label for node in original.module.graph for value in node.results}

@@ -1,4 +1,4 @@
-"""irpar run: all ranks of a partition, in this process."""
+"""irpar run: all ranks of a partition."""
 
 import time
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ import typer
 from irpar.display import bytes_text, count_text, output, print_json, table
 from irpar.sharding import IrparError
 
-from .options import Engine, Inputs, Json, Out, choice
+from .options import Engine, Inputs, Json, Out
+from .ranks import GroupName, Timeout, on_ranks
 
 if TYPE_CHECKING:
     from irpar.api import Partition
@@ -19,7 +20,6 @@ Outputs = Annotated[
     Path | None,
     typer.Option("--outputs", metavar="FILE", help="The .npz file to write the outputs to.", show_default=False),
 ]
-GroupName = Annotated[str, typer.Option("--group", metavar="NAME", help="What moves data between ranks: threads.")]
 
 
 def run_command(
@@ -27,22 +27,31 @@ def run_command(
     inputs: Inputs = None,
     outputs: Outputs = None,
     engine: Engine = "ort",
-    group: GroupName = "threads",
+    group: GroupName = None,
+    timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Run all ranks of a partition in this process, on whole inputs, and give back whole outputs."""
-    from irpar.api import Partition
-    from irpar.npz_file import check_npz_target, write_npz
-    from irpar.runtime.engine import ENGINES
-    from irpar.runtime.groups import GROUPS
+    """Run all ranks of a partition, on whole inputs, and give back whole outputs.
 
-    engine_name: Any = choice("--engine", engine, ENGINES)
-    choice("--group", group, GROUPS)
+    All ranks run in this process, unless a launcher (irpar launch, torchrun, mpiexec, srun) started one for each: then
+    rank 0 reads the inputs, writes the outputs and prints.
+    """
+
+    def work(partition: "Partition", options: dict[str, Any]) -> None:
+        _run(partition, options, inputs, outputs, as_json)
+
+    on_ranks(out, work, engine=engine, group=group, timeout=timeout)
+
+
+def _run(
+    partition: "Partition", options: dict[str, Any], inputs: Path | None, outputs: Path | None, as_json: bool
+) -> None:
+    from irpar.npz_file import check_npz_target, write_npz
+
     if outputs is not None:
         check_npz_target(outputs)
-    partition = Partition.open(out)
     arrays = _inputs(partition, inputs)
-    executor = partition.executor(engine_name)
+    executor = partition.executor(**options)
     start = time.perf_counter()
     results = executor.run(arrays)
     seconds = time.perf_counter() - start

@@ -8,9 +8,11 @@ import typer
 
 from irpar.display import count_text, difference_text, output, print_json, table
 
-from .options import Engine, Inputs, Json, Out, choice
+from .options import Engine, Inputs, Json, Out
+from .ranks import GroupName, Timeout, on_ranks
 
 if TYPE_CHECKING:
+    from irpar.api import Partition
     from irpar.comparison import Difference
     from irpar.verification import Bisection, Verification
 
@@ -43,27 +45,33 @@ def verify_command(
     seed: Seed = 0,
     model: Original = None,
     engine: Engine = "ort",
+    group: GroupName = None,
+    timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ."""
-    from irpar.api import Partition
-    from irpar.npz_file import read_npz
-    from irpar.runtime.engine import ENGINES
+    """Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ.
 
-    engine_name: Any = choice("--engine", engine, ENGINES)
-    partition = Partition.open(out)
-    arrays = None if inputs is None else read_npz(inputs, partition.plan.inputs)
-    options: dict[str, Any] = {"engine": engine_name, "tolerance": tolerance, "seed": seed, "model": model}
-    verified = partition.verify(arrays, **options)
-    bisected = partition.bisect(arrays, **options) if bisect else None
-    if as_json:
-        print_json(_as_json(verified, bisected))
-    else:
-        again = [f"--inputs {inputs}"] * (inputs is not None) + [f"--model {model}"] * (model is not None)
-        again += [f"--seed {seed}"] * (seed != 0) + [f"--engine {engine}"] * (engine != "ort")
-        _print(verified, bisected, " ".join(["irpar verify", str(out), *again, "--bisect"]))
-    if not verified.is_equal or (bisected is not None and bisected.first is not None):
-        raise typer.Exit(DIFFERS)
+    The ranks run as those of irpar run; the original runs beside rank 0.
+    """
+
+    def work(partition: "Partition", chosen: dict[str, Any]) -> None:
+        from irpar.npz_file import read_npz
+
+        arrays = None if inputs is None else read_npz(inputs, partition.plan.inputs)
+        options = {**chosen, "tolerance": tolerance, "seed": seed, "model": model}
+        verified = partition.verify(arrays, **options)
+        bisected = partition.bisect(arrays, **options) if bisect else None
+        if as_json:
+            print_json(_as_json(verified, bisected))
+        else:
+            again = [f"--inputs {inputs}"] * (inputs is not None) + [f"--model {model}"] * (model is not None)
+            again += [f"--seed {seed}"] * (seed != 0) + [f"--engine {engine}"] * (engine != "ort")
+            again += [f"--group {group}"] * (group is not None)
+            _print(verified, bisected, " ".join(["irpar verify", str(out), *again, "--bisect"]))
+        if not verified.is_equal or (bisected is not None and bisected.first is not None):
+            raise typer.Exit(DIFFERS)
+
+    on_ranks(out, work, engine=engine, group=group, timeout=timeout)
 
 
 def _as_json(verified: "Verification", bisected: "Bisection | None") -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""Where the ranks of a command run: in this process, or each in one of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irpar.sharding import IrparError
+
+from .options import choice
+
+if TYPE_CHECKING:
+    from irpar.api import Partition
+    from irpar.runtime.environment import World
+
+GroupName = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="NAME",
+        help="What moves data between ranks: threads (all ranks in this process), processes (one process a rank, on "
+        "one machine), mpi, or nccl (GPUs). By default what the launcher asks for, and threads where there is none.",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="How long a rank waits for others at a collective; 60 if neither this nor IRPAR_TIMEOUT says.",
+        show_default=False,
+    ),
+]
+
+
+def on_ranks(
+    out: Path,
+    work: "Callable[[Partition, dict[str, Any]], None]",
+    *,
+    engine: str,
+    group: str | None,
+    timeout: float | None,
+) -> None:
+    """Do a command's work on the ranks of a partition: on rank 0, where others run elsewhere.
+
+    Args:
+        out: the partition's folder.
+        work: takes the partition, and the engine and the group to run it with.
+        engine: as given.
+        group: as given; None: what fits the launcher.
+        timeout: as given.
+
+    Raises:
+        IrparError: the ranks cannot be run so, or the work failed.
+    """
+    from irpar.api import Partition
+    from irpar.runtime.engine import ENGINES
+    from irpar.runtime.environment import World
+    from irpar.runtime.errors import PeerError
+    from irpar.runtime.groups import GROUPS
+
+    choice("--engine", engine, ENGINES)
+    world = World.of_environment()
+    if world is not None and world.size == 1:
+        world = None  # What started one process started it for something else, or has nothing to tell.
+    name = _default_group(world, engine) if group is None else choice("--group", group, GROUPS)
+    _check_launched(name, world)
+    with Partition.open(out) as partition:
+        if name != "threads":
+            # The ranks meet before rank 0 reads what only it has, so that they end with it if that is missing.
+            executor = partition.executor(engine, name, timeout)  # type: ignore[arg-type]
+            if not executor.is_driver:
+                try:
+                    executor.serve()
+                except PeerError as error:
+                    if error.rank:
+                        # That rank tells, and so does rank 0.
+                        raise typer.Exit(2) from None
+                    raise
+                return
+        work(partition, {"engine": engine, "group": name})
+
+
+def _default_group(world: "World | None", engine: str) -> str:
+    if world is None:
+        return "threads"
+    if engine == "cupy":
+        return "nccl"
+    return "mpi" if world.launcher in ("Open MPI", "MPICH") else "processes"
+
+
+def _check_launched(name: str, world: "World | None") -> None:
+    """Refuse ranks that would all run everything, and groups that have nobody to meet.
+
+    Raises:
+        IrparError: saying how to start them.
+    """
+    if name == "threads" and world is not None:
+        raise IrparError(
+            f"--group threads runs all ranks in one process, and this is one of {world.size} that {world.launcher} made",
+            do="leave --group out, or run irpar without the launcher",
+        )
+    if world is None and name in _STARTED_BY:
+        raise IrparError(
+            f"--group {name} needs a process for each rank, and no launcher has made any",
+            do=f"start them: {_STARTED_BY[name]}",
+        )
+
+
+_STARTED_BY = {
+    "processes": "irpar launch -n RANKS run OUT ... (or torchrun, mpiexec, srun)",
+    "mpi": "mpiexec -n RANKS irpar run OUT --group mpi ...",
+}
+"""Groups whose ranks a launcher starts, and how. Those of nccl may also be threads of one process."""
