@@ -322,7 +322,7 @@ class Partition:
         model: str | Path | None = None,
     ) -> "Bisection":
         """Find the first tensor of the model, in its order, that differs; arguments as in `verify`."""
-        from irpar.verification import check_fits, bisect
+        from irpar.verification import bisect, check_fits
 
         original = self.original(model)
         check_fits(self.plan)

@@ -99,7 +99,7 @@ def _check_launched(name: str, world: "World | None") -> None:
     """
     if name == "threads" and world is not None:
         raise IrparError(
-            f"--group threads runs all ranks in one process, and this is one of {world.size} that {world.launcher} made",
+            f"--group threads runs all ranks in one process; this is one of {world.size} that {world.launcher} started",
             do="leave --group out, or run irpar without the launcher",
         )
     if world is None and name in _STARTED_BY:
