@@ -190,7 +190,7 @@ def _locked(make: Callable[[Path], int], target: Path) -> Iterator[Path]:
     fresh, handle = _beside(target, ".new"), -1
     try:
         handle = make(fresh)
-        while not _lock(handle, fresh):
+        while not lock(handle, fresh):
             # Another process took it for a leftover before it was locked.
             os.close(handle)
             handle = -1
@@ -203,7 +203,7 @@ def _locked(make: Callable[[Path], int], target: Path) -> Iterator[Path]:
             os.close(handle)
 
 
-def _lock(handle: int, path: Path) -> bool:
+def lock(handle: int, path: Path) -> bool:
     """Lock an open file or folder; False where the path is not it any more."""
     if fcntl is not None:
         with suppress(OSError):  # Some network file systems have no locks: there leftovers stay.
@@ -234,10 +234,26 @@ def _sweep(target: Path, ending: str) -> None:
             _remove_ownerless(path)
 
 
-def _remove_ownerless(path: Path) -> None:
+def lock_ownerless(path: Path) -> int:
+    """Open and lock a file or folder that a process left when it was killed.
+
+    Raises:
+        OSError: its process lives, or it cannot be opened, or the system has no such locks.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, "no locks")
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _remove_ownerless(path: Path) -> None:
+    handle = lock_ownerless(path)
+    try:
         _remove(path)
     finally:
         os.close(handle)

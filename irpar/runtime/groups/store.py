@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from ..environment import World
-from ..errors import RunError
+from ..errors import PeerError, RunError
 from .store_server import StoreServer
 from .store_wire import (
     GREETING,
@@ -35,6 +35,7 @@ from .store_wire import (
     MOST_BYTES,
     MOST_KEY_BYTES,
     NONCE_BYTES,
+    RANK,
     REPLY,
     REQUEST,
     Answer,
@@ -55,7 +56,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 
 
 class StoreError(RunError):
-    """The store cannot be reached, a wait took too long, or a rank ended."""
+    """The store cannot be used: its port, another run, something that is no rank's fault."""
 
 
 class Store:
@@ -76,7 +77,8 @@ class Store:
         timeout: as given.
 
     Raises:
-        StoreError: rank 0 cannot be reached in time, another run or something else answers, or the port is in use.
+        StoreError: another run or something else answers, the port is in use, or this rank is there already.
+        PeerError: rank 0 cannot be reached in time.
     """
 
     def __init__(
@@ -98,7 +100,8 @@ class Store:
         """The store of the run that a launcher started.
 
         Raises:
-            StoreError: as above, or it is not known where rank 0 is.
+            StoreError: it is not known where rank 0 is, and as above.
+            PeerError: as above.
         """
         missing = [
             name
@@ -119,7 +122,8 @@ class Store:
         """Give a key its value; one that was there before is replaced.
 
         Raises:
-            StoreError: rank 0 is gone, or the value is too large.
+            StoreError: the value is too large.
+            PeerError: rank 0 is gone.
         """
         self._request(Ask.SET, key, bytes(value), self.timeout)
 
@@ -127,7 +131,8 @@ class Store:
         """The value of a key, as soon as some rank has set it.
 
         Raises:
-            StoreError: it does not come in time, a rank ended or failed meanwhile, or rank 0 is gone.
+            StoreError: it does not come in time, though all ranks are there.
+            PeerError: it does not come in time, a rank ended or failed meanwhile, or rank 0 is gone.
         """
         return self._request(Ask.GET, key, b"", self._seconds(timeout))
 
@@ -135,7 +140,7 @@ class Store:
         """Wait until all ranks are here; a name may be used again.
 
         Raises:
-            StoreError: some do not come in time (says who), a rank ended or failed meanwhile, or rank 0 is gone.
+            PeerError: some do not come in time, a rank ended, failed or left meanwhile, or rank 0 is gone.
         """
         self._request(Ask.BARRIER, name, b"", self._seconds(timeout))
 
@@ -143,20 +148,20 @@ class Store:
         """Return at once where nothing is known to be wrong.
 
         Raises:
-            StoreError: a rank ended or failed, or rank 0 is gone.
+            PeerError: a rank ended or failed, or rank 0 is gone.
         """
         self._request(Ask.CHECK, "", b"", self.timeout)
 
     def abort(self, reason: str) -> None:
         """Leave, and tell all ranks why: what they wait for, now and later, ends with it. Never raises."""
-        with suppress(StoreError):
+        with suppress(RunError):
             self._request(Ask.ABORT, "", reason.encode(errors="replace")[:MOST_BYTES], self.timeout)
         self._stop(1.0)
 
     def close(self) -> None:
         """Leave. Rank 0 waits until the others have left, some seconds at most; a barrier before it is good manners."""
         if self._socket is not None:
-            with suppress(StoreError):
+            with suppress(RunError):
                 self._request(Ask.LEAVE, "", b"", self.timeout)
         self._stop(_LINGER_SECONDS)
 
@@ -211,16 +216,21 @@ class Store:
                 raise
         if answer is Answer.OK:
             return told
-        raise StoreError(told.decode(errors="replace"), where=f"rank {self.rank} was told so by rank 0", do=_DO[answer])
+        (rank,), text = RANK.unpack_from(told), told[RANK.size :].decode(errors="replace")
+        if rank >= 0:
+            raise PeerError(text, rank=rank, where=f"rank {self.rank} waited", do=_DO[answer])
+        raise StoreError(text, where=f"rank {self.rank} waited", do=_DO[answer])
 
-    def _lost(self, error: Exception) -> StoreError:
+    def _lost(self, error: Exception) -> PeerError:
         if isinstance(error, TimeoutError):
-            return StoreError(
+            return PeerError(
                 f"rank 0 at {self._place} does not answer any more",
+                rank=0,
                 do="look whether its process is stopped, and whether its host can be reached",
             )
-        return StoreError(
+        return PeerError(
             f"rank 0 at {self._place}, which holds the store, has ended",
+            rank=0,
             notes=(f"rank {self.rank} lost the connection: {_reason(error)}",),
             do="see what rank 0 says",
         )
@@ -249,12 +259,13 @@ class Store:
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    def _unreached(self, error: Exception, is_connected: bool) -> StoreError:
+    def _unreached(self, error: Exception, is_connected: bool) -> PeerError:
         note = f"the last try: {_reason(error)}"
         if is_connected:
             note = f"something accepts connections there, and does not answer as irpar's store does ({_reason(error)})"
-        return StoreError(
+        return PeerError(
             f"rank 0 at {self._place} did not answer in {self.timeout:g} s",
+            rank=0,
             notes=(f"rank {self.rank} waited for it; {note}",),
             do="look whether rank 0 was started, MASTER_ADDR is its host, and its port is open to this host",
         )
@@ -273,7 +284,8 @@ class Store:
         connection.sendall(HELLO.pack(GREETING, own, self.rank, self.size, shown))
         answer, value = _reply(connection, deadline)
         if answer is Answer.REFUSED:
-            raise StoreError(value.decode(errors="replace"), where=f"rank 0 at {self._place}", do=_DO[answer])
+            text = value[RANK.size :].decode(errors="replace")
+            raise StoreError(text, where=f"rank 0 at {self._place}", do=_DO[answer])
         expected = proof(run_id, "server", nonces, self.rank, self.size)
         if answer is not Answer.OK or not compare_digest(value, expected):
             raise StoreError(
@@ -287,7 +299,6 @@ _DO = {
     Answer.TIMED_OUT: "look what the missing rank does; a longer time-out waits longer",
     Answer.FAILED: "see what that rank says",
     Answer.REFUSED: "start each rank once, all with the same number of ranks, and each run with its own MASTER_PORT",
-    Answer.OTHER_RUN: "",
 }
 
 

@@ -15,6 +15,7 @@ from .store_wire import (
     MOST_BYTES,
     MOST_KEY_BYTES,
     NONCE_BYTES,
+    RANK,
     REPLY,
     REQUEST,
     Answer,
@@ -47,7 +48,7 @@ class StoreServer:
         self._changes: dict[str, asyncio.Event] = {}
         self._there: set[int] = set()
         self._left: set[int] = set()
-        self._failure = ""
+        self._failure: Reply | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._linger = 0.0
         self._started = threading.Event()
@@ -90,7 +91,7 @@ class StoreServer:
         finally:
             self._connections.discard(task)
             if rank is not None and rank not in self._left:
-                self._fail(f"rank {rank} ended without leaving the run")
+                self._fail(rank, f"rank {rank} ended without leaving the run")
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
@@ -106,7 +107,7 @@ class StoreServer:
             return None
         problem = self._misfit(rank, size)
         if problem:
-            await _send(writer, (Answer.REFUSED, problem.encode()))
+            await _send(writer, _told(Answer.REFUSED, set(), problem))
             return None
         self._there.add(rank)
         await _send(writer, (Answer.OK, proof(self._run_id, "server", nonces, rank, size)))
@@ -148,9 +149,12 @@ class StoreServer:
 
     async def _get(self, _: int, key: str, __: bytes, seconds: float) -> Reply:
         failed = await self._until(f"value {key}", lambda: key in self._values, seconds)
-        if failed is None:
+        if failed is not None:
+            return failed
+        if key in self._values:
             return Answer.OK, self._values[key]
-        return failed[0], (failed[1] or f"nobody has set {key!r} in {seconds:g} s{self._absent()}").encode()
+        absent = set(range(self._size)) - self._there
+        return _told(Answer.TIMED_OUT, absent, f"nobody has set {key!r} in {seconds:g} s{_absent(absent)}")
 
     async def _barrier(self, rank: int, name: str, _: bytes, seconds: float) -> Reply:
         came = self._at_barrier.setdefault(name, set())
@@ -161,21 +165,24 @@ class StoreServer:
             self._gave_up.pop(name, None)
             self._change(f"barrier {name}")
         failed = await self._until(f"barrier {name}", lambda: len(came) == self._size, seconds, came)
-        if failed is None:
+        if failed is not None:
+            return failed
+        everyone = set(range(self._size))
+        if came == everyone:
             return Answer.OK, b""
         # A rank that gave up was there: others are who is missing.
         gave_up = self._gave_up.setdefault(name, set())
         gave_up.add(rank)
         came.discard(rank)
-        absent = set(range(self._size)) - came - {rank}
-        missing = _ranks(absent - gave_up or absent)
-        return failed[0], (failed[1] or f"{missing} did not come to {name!r} in {seconds:g} s{self._absent()}").encode()
+        missing = everyone - came - gave_up or everyone - came - {rank}
+        told = f"{_ranks(missing)} did not come to {name!r} in {seconds:g} s{_absent(everyone - self._there)}"
+        return _told(Answer.TIMED_OUT, missing, told)
 
     async def _check(self, _: int, __: str, ___: bytes, ____: float) -> Reply:
-        return (Answer.FAILED, self._failure.encode()) if self._failure else (Answer.OK, b"")
+        return self._failure or (Answer.OK, b"")
 
     async def _abort(self, rank: int, _: str, value: bytes, __: float) -> Reply:
-        self._fail(f"rank {rank} failed: {value.decode(errors='replace')}")
+        self._fail(rank, f"rank {rank} failed: {value.decode(errors='replace')}")
         return await self._leave(rank, "", b"", 0.0)
 
     async def _leave(self, rank: int, _: str, __: bytes, ___: float) -> Reply:
@@ -187,18 +194,17 @@ class StoreServer:
 
     async def _until(
         self, topic: str, is_so: Callable[[], bool], seconds: float, came: set[int] | None = None
-    ) -> tuple[Answer, str] | None:
-        """Wait until something is so; None then, else the answer, and its text where it is a failure."""
-        try:
+    ) -> Reply | None:
+        """Wait until something is so, or the time is over; the answer where a rank makes that impossible."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not is_so():
-                    if self._failure:
-                        return Answer.FAILED, self._failure
+                    if self._failure is not None:
+                        return self._failure
                     if came is not None and self._left - came:
-                        return Answer.FAILED, f"{_ranks(self._left - came)} left the run before {topic}"
+                        left = self._left - came
+                        return _told(Answer.FAILED, left, f"{_ranks(left)} left the run before {topic}")
                     await self._changes.setdefault(topic, asyncio.Event()).wait()
-        except TimeoutError:
-            return Answer.TIMED_OUT, ""
         return None
 
     def _change(self, topic: str) -> None:
@@ -207,15 +213,11 @@ class StoreServer:
         if event is not None:
             event.set()
 
-    def _fail(self, text: str) -> None:
+    def _fail(self, rank: int, text: str) -> None:
         """Wake everybody: nothing that others wait for needs to come any more. The first failure counts."""
-        self._failure = self._failure or text
+        self._failure = self._failure or _told(Answer.FAILED, {rank}, text)
         for topic in list(self._changes):
             self._change(topic)
-
-    def _absent(self) -> str:
-        absent = set(range(self._size)) - self._there
-        return f"; not connected: {_ranks(absent)}" if absent else ""
 
 
 _ACTIONS: dict[Ask, Callable[[StoreServer, int, str, bytes, float], Coroutine[Any, Any, Reply]]] = {
@@ -232,6 +234,15 @@ async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
     answer, value = reply
     writer.write(REPLY.pack(answer, len(value)) + value)
     await writer.drain()
+
+
+def _told(answer: Answer, ranks: set[int], text: str) -> Reply:
+    """An answer with a text, and the first of the ranks that are to blame."""
+    return answer, RANK.pack(min(ranks, default=-1)) + text.encode(errors="replace")
+
+
+def _absent(absent: set[int]) -> str:
+    return f"; not connected: {_ranks(absent)}" if absent else ""
 
 
 def _ranks(ranks: set[int], most: int = 8) -> str:

@@ -21,6 +21,8 @@ REQUEST = struct.Struct("!BHdQ")
 """What, bytes of the key, seconds to wait at most, bytes of the value."""
 REPLY = struct.Struct("!BQ")
 """Answer, bytes of the value."""
+RANK = struct.Struct("!i")
+"""Before the text of an answer that is not OK: the rank that is to blame, -1 where none is."""
 MOST_KEY_BYTES = 1024
 MOST_BYTES = 64 << 20
 """Of a value; larger things go through the group."""
@@ -38,7 +40,7 @@ class Ask(IntEnum):
 
 
 class Answer(IntEnum):
-    """How the server answers; all but OK come with a text."""
+    """How the server answers; TIMED_OUT, FAILED and REFUSED come with a rank and a text."""
 
     OK = 0
     TIMED_OUT = 1

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from irpar.runtime.environment import World
+from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups import store_wire
 from irpar.runtime.groups.store import Store, StoreError
 
@@ -24,13 +25,13 @@ def port():
 
 
 def on_all(size, port, act, **options):
-    """What `act(store)` gives on each rank, or the StoreError that it ended with."""
+    """What `act(store)` gives on each rank, or the error that it ended with."""
 
     def run(rank):
         try:
             with Store("127.0.0.1", port, rank, size, **{"timeout": 5, **options}) as store:
                 return act(store)
-        except StoreError as error:
+        except RunError as error:
             return error
 
     with ThreadPoolExecutor(size) as pool:
@@ -99,7 +100,7 @@ def test_many_ranks(port):
 
 
 def test_rank_0_that_never_comes(port):
-    with pytest.raises(StoreError) as failure:
+    with pytest.raises(PeerError) as failure:
         Store("127.0.0.1", port, 1, 2, timeout=0.3)
     assert failure.value.what == f"rank 0 at 127.0.0.1:{port} did not answer in 0.3 s"
     assert "Connection refused" in failure.value.notes[0]
@@ -107,12 +108,12 @@ def test_rank_0_that_never_comes(port):
 
 
 def test_a_host_that_there_is_not():
-    with pytest.raises(StoreError, match=r"rank 0 at no-such-host\.invalid:1 did not answer in 0\.2 s"):
+    with pytest.raises(PeerError, match=r"rank 0 at no-such-host\.invalid:1 did not answer in 0\.2 s"):
         Store("no-such-host.invalid", 1, 1, 2, timeout=0.2)
 
 
 def test_a_value_that_never_comes(port):
-    with Store("127.0.0.1", port, 0, 2, timeout=0.2) as store, pytest.raises(StoreError) as failure:
+    with Store("127.0.0.1", port, 0, 2, timeout=0.2) as store, pytest.raises(PeerError) as failure:
         store.get("id")
     assert failure.value.what == "nobody has set 'id' in 0.2 s; not connected: rank 1"
     assert "longer" in failure.value.do
@@ -123,7 +124,7 @@ def test_a_barrier_names_who_is_missing_and_can_be_tried_again(port):
         if store.rank == 2:
             time.sleep(0.5)
         else:
-            with pytest.raises(StoreError, match=r"^rank 2 did not come to 'start' in 0\.2 s"):
+            with pytest.raises(PeerError, match=r"^rank 2 did not come to 'start' in 0\.2 s"):
                 store.barrier("start", timeout=0.2)
         store.barrier("start")
         return True
@@ -174,10 +175,11 @@ def test_a_rank_that_is_killed_ends_all_waits(port, child):
     with ThreadPoolExecutor(2) as pool:
         stores = list(pool.map(lambda rank: Store("127.0.0.1", port, rank, 3, timeout=20), range(2)))
         errors = [future.exception() for future in [pool.submit(act, store) for store in stores]]
+    assert [error.rank for error in errors] == [2, 2]
     assert [str(error).splitlines()[0] for error in errors] == ["rank 2 ended without leaving the run"] * 2
     assert time.monotonic() - start < 10
     for store in stores:
-        with pytest.raises(StoreError, match="rank 2 ended"):
+        with pytest.raises(PeerError, match="rank 2 ended"):
             store.check()
     assert stores[1].get("here") == b""
     for store in reversed(stores):
@@ -189,7 +191,7 @@ def test_rank_0_that_is_killed(port, child):
     with Store("127.0.0.1", port, 1, 3, timeout=20) as store:
         store.get("here")
         threading.Timer(0.2, process.kill).start()
-        with pytest.raises(StoreError, match=f"rank 0 at 127.0.0.1:{port}, which holds the store, has ended"):
+        with pytest.raises(PeerError, match=f"rank 0 at 127.0.0.1:{port}, which holds the store, has ended"):
             store.barrier()
         with pytest.raises(StoreError, match="closed"):
             store.get("here")
@@ -201,7 +203,7 @@ def test_rank_0_that_is_stopped(port, child, monkeypatch):
     with Store("127.0.0.1", port, 1, 3, timeout=20) as store:
         store.get("here")
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(StoreError, match=r"does not answer any more[^$]*stopped"):
+        with pytest.raises(PeerError, match=r"does not answer any more[^$]*stopped"):
             store.get("never", timeout=0.2)
 
 
@@ -300,7 +302,7 @@ def test_something_else_answers(told):
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         expected = "is not irpar's store" if told else r"did not answer in 0.5 s[^$]*not answer as irpar's store does"
-        with pytest.raises(StoreError, match=expected):
+        with pytest.raises(RunError, match=expected):
             Store("127.0.0.1", port, 1, 2, timeout=0.5)
         for connection in kept:
             connection.close()
@@ -385,10 +387,10 @@ def test_a_barrier_that_the_others_gave_up(port):
     def act(store):
         if store.rank == 1:
             store.get("gave up")
-            with pytest.raises(StoreError, match=r"^rank 0 did not come to 'start' in 0\.1 s"):
+            with pytest.raises(PeerError, match=r"^rank 0 did not come to 'start' in 0\.1 s"):
                 store.barrier("start", timeout=0.1)
         else:
-            with pytest.raises(StoreError, match=r"^rank 1 did not come"):
+            with pytest.raises(PeerError, match=r"^rank 1 did not come"):
                 store.barrier("start", timeout=0.1)
             store.set("gave up", b"")
         store.barrier("end")
