@@ -18,6 +18,7 @@ from .messages import decode, encode
 DRIVER = 0
 """The rank that drives."""
 
+READY = "ready"
 RUN = "run"
 CLOSE = "close"
 
@@ -63,6 +64,15 @@ class Driver:
         self.others = tuple(others)
         self._is_open = True
 
+    def meet(self) -> None:
+        """Wait until all others are ready to run: one that takes long to read its part is not late at a collective.
+
+        Raises:
+            PeerError: one failed.
+        """
+        for rank in self.others:
+            decode(self._messenger.receive(rank))
+
     def ask(self, rank: int, request: Request) -> None:
         """Let a rank run."""
         message = [RUN, dict(request.inputs), dict(request.fetch), request.all_copies]
@@ -98,6 +108,7 @@ def serve(messenger: Messenger, run: Callable[[Request], Answer]) -> None:
         IrparError: this rank failed, of which the others have been told; or another one did (`PeerError`).
     """
     try:
+        messenger.send(DRIVER, encode([READY]))
         while True:
             what, *rest = decode(messenger.receive(DRIVER))
             if what == CLOSE:

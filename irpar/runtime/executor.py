@@ -104,6 +104,8 @@ class Executor:
         self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
         others = [rank for rank in range(mesh.size) if rank not in ranks]
         self._driver = Driver(self._messenger, others) if self.is_driver and others else None
+        if self._driver is not None:
+            self._driver.meet()
 
     @property
     def _messenger(self) -> Messenger:
