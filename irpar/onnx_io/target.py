@@ -13,6 +13,8 @@ from irpar.sharding import IrparError
 
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
 _PART = re.compile(r"part\d+")
+_SUMS = re.compile(r"part\d+\.sha256")
+"""What `irpar pack` puts beside the parts."""
 _MOST_NAMED = 3
 """Of what else lies in a folder."""
 
@@ -110,7 +112,8 @@ def _others(folder: Path) -> Iterator[str]:
 
 def _unexpected(folder: Path, files: Sequence[str], prefix: str) -> Iterator[str]:
     for entry in os.scandir(folder):
-        is_known = entry.name in files and entry.is_file(follow_symlinks=False)
+        is_named = entry.name in files or (not prefix and _SUMS.fullmatch(entry.name) is not None)
+        is_known = is_named and entry.is_file(follow_symlinks=False)
         if not (is_known or is_leftover(entry.name) or (not prefix and _is_part(entry))):
             yield prefix + entry.name
 

@@ -131,25 +131,11 @@ class Executor:
         Raises:
             IrparError: plan.json or a part cannot be read, or they do not fit each other.
         """
-        from irpar.analysis.plan import read_plan
-        from irpar.onnx_io import load
+        from .pieces import open_parts
 
-        from .pieces import check_pieces
-
-        folder = Path(folder)
-        plan = read_plan(folder)
-        mesh = plan.mesh_of_ranks
-        modules = [load(folder / entry["model"]) for entry in plan.parts]
-        check_pieces(folder, plan, modules)
-        ranks: dict[int, list[int]] = {}
-        for entry in plan.ranks:
-            ranks.setdefault(entry["part"], []).append(entry["rank"])
-        parts = [
-            Part(index, modules[index].graph, tuple(members), mesh.coords(members[0]))
-            for index, members in sorted(ranks.items())
-        ]
+        plan, mesh, parts, modules = open_parts(folder)
         executor = cls(modules[0], mesh, engine=engine, group=group, parts=parts)
-        executor._check_plan(folder, plan.inputs, plan.outputs)
+        executor._check_plan(Path(folder), plan.inputs, plan.outputs)
         return executor
 
     def run(

@@ -2,39 +2,198 @@
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from irpar.analysis.node_checks import check_node
-from irpar.analysis.plan import Plan
+from irpar.analysis.parts import Part
+from irpar.analysis.plan import Plan, PlanError, read_plan
 from irpar.ir import ExternalTensor, Module
+from irpar.onnx_io import load
+from irpar.onnx_io.checksums import read_sums, sha256_of_file, sums_file
 from irpar.onnx_io.fingerprint import fingerprint
 from irpar.onnx_io.partition import PART, PARTITION
-from irpar.onnx_io.target import WEIGHTS_FILE
+from irpar.onnx_io.target import PLAN_FILE, WEIGHTS_FILE
 from irpar.ops.collective_checks import check_collective
 from irpar.ops.collectives import DOMAIN, KINDS
 from irpar.sharding import IrparError, Mesh
 
 from .errors import ProgramError, RunError
 
-_COPY_AGAIN = "copy the folder again from where it was written, or partition the model again"
+_COPY_AGAIN = "copy the folder again (or unpack the pack again) from where it was written, or partition the model again"
+_MOST_NAMED = 8
+"""Of absent parts, and of the ranks of each."""
 
 
-def check_pieces(folder: Path, plan: Plan, modules: Sequence[Module]) -> None:
+class OpenedParts(NamedTuple):
+    """What `open_parts` found in a folder.
+
+    Attributes:
+        plan: its plan.json.
+        mesh: the mesh of all ranks, whether their parts are here or not.
+        parts: the parts, each with those of its ranks that were asked for, in order of their numbers.
+        modules: the model of each of `parts`.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    parts: tuple[Part, ...]
+    modules: tuple[Module, ...]
+
+
+def open_parts(folder: str | os.PathLike[str], ranks: Collection[int] | None = None) -> OpenedParts:
+    """Open the parts of some ranks; those of others need not be there, as in a folder that `irpar pack` was used for.
+
+    Where a checksum file stands beside a part, every file of the part is compared with it, once, here.
+
+    Args:
+        folder: what `irpar partition` wrote, or what a pack of it was unpacked to.
+        ranks: those that will run; None: all.
+
+    Raises:
+        IrparError: plan.json or a part is missing, damaged, or of another partition; there is no such rank.
+    """
+    folder = Path(folder)
+    plan = _read_plan(folder)
+    members = ranks_by_part(plan, ranks)
+    _check_there(folder, plan, members, ranks)
+    for index in members:
+        _check_sums(folder, plan, index)
+    modules = {index: load(folder / plan.parts[index]["model"]) for index in members}
+    check_pieces(folder, plan, modules)
+    mesh = plan.mesh_of_ranks
+    # A part that no rank runs was looked at, since the plan may have been edited; it is not run.
+    used = {index: of for index, of in members.items() if of}
+    parts = tuple(Part(index, modules[index].graph, of, mesh.coords(of[0])) for index, of in used.items())
+    return OpenedParts(plan, mesh, parts, tuple(modules[index] for index in used))
+
+
+def ranks_by_part(plan: Plan, ranks: Collection[int] | None) -> dict[int, tuple[int, ...]]:
+    """Which of some ranks run each part that they need, both in order; with None for `ranks` every part and rank.
+
+    Raises:
+        RunError: there is no such rank.
+    """
+    last = len(plan.ranks) - 1
+    unknown = [] if ranks is None else sorted(rank for rank in ranks if not 0 <= rank <= last)
+    if unknown:
+        raise RunError(
+            f"there is no rank {unknown[0]}: mesh {plan.mesh_of_ranks} has ranks 0 to {last}",
+            do=f"give ranks of 0 to {last}",
+        )
+    found: dict[int, list[int]] = {index: [] for index in range(len(plan.parts))}
+    for entry in plan.ranks:
+        if ranks is None or entry["rank"] in ranks:
+            found[entry["part"]].append(entry["rank"])
+    return {index: tuple(of) for index, of in found.items() if of or ranks is None}
+
+
+def _read_plan(folder: Path) -> Plan:
+    """The plan; one that cannot be read and is not what a checksum file says is told as that."""
+    try:
+        return read_plan(folder)
+    except PlanError:
+        for path in sorted(folder.glob(sums_file("*"))):
+            sums = read_sums(path) or {}
+            if PLAN_FILE in sums and (folder / PLAN_FILE).is_file():
+                _check_sum(folder, PLAN_FILE, sums[PLAN_FILE], path.name)
+        raise
+
+
+def _check_there(
+    folder: Path, plan: Plan, members: Mapping[int, tuple[int, ...]], ranks: Collection[int] | None
+) -> None:
+    """Refuse a folder that lacks the model of a part, or has something else in its place."""
+    for index in members:
+        model = folder / plan.parts[index]["model"]
+        if model.exists() and not model.is_file():
+            raise _stray(folder, f"{plan.parts[index]['model']} is not a file")
+    absent = {
+        index: of for index, of in members.items() if of and not os.path.lexists(folder / plan.parts[index]["model"])
+    }
+    if not absent:
+        return
+    listed = ", ".join(f"part{index} ({_ranks_text(of)})" for index, of in list(absent.items())[:_MOST_NAMED])
+    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+    spelled = ",".join(str(of[0]) for of in list(absent.values())[:_MOST_NAMED]) + (",..." if more else "")
+    pack = f"`irpar pack OUT --rank {spelled}` where the partition was written, and tar -xf here"
+    first = plan.parts[next(iter(absent))]["model"]
+    if ranks is not None:
+        what = f"not here: {listed}{more}"
+        do = f"bring the part: {pack}; or copy the whole folder"
+    else:
+        what = f"all ranks are to run here, and {len(absent)} of {len(members)} parts are not: {listed}{more}"
+        do = (
+            f"bring the others: {pack}; or run each rank in a process of its own, on the host that has its part "
+            "(`irpar launch`, docs/clusters.md)"
+        )
+    raise RunError(what, where=str(folder), notes=(f"{first} is not there",), do=do)
+
+
+def _ranks_text(ranks: tuple[int, ...]) -> str:
+    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    return f"rank{'s' * (len(ranks) > 1)} {named}{', ...' if len(ranks) > _MOST_NAMED else ''}"
+
+
+def _check_sums(folder: Path, plan: Plan, index: int) -> None:
+    """Compare every file of a part, and the plan, with the part's checksum file, where there is one."""
+    listing = sums_file(index)
+    sums = read_sums(folder / listing)
+    if sums is None:
+        return
+    entry = plan.parts[index]
+    names = [PLAN_FILE, entry["model"], *([] if entry["weights"] is None else [_weights_name(entry)])]
+    try:
+        for name in names[:2]:
+            _check_sum(folder, name, sums.get(name), listing)
+    except ProgramError:
+        _say_whose(folder, plan, index)
+        raise
+    for name in names[2:]:
+        _check_size(folder, name, entry["weights"]["size"])
+        _check_sum(folder, name, sums.get(name), listing)
+
+
+def _say_whose(folder: Path, plan: Plan, index: int) -> None:
+    """Tell that the model of a part is another part's or another partition's, where it is."""
+    try:
+        module = load(folder / plan.parts[index]["model"])
+    except IrparError:
+        return
+    _check_model(folder, plan, index, module)
+
+
+def _check_sum(folder: Path, name: str, expected: str | None, listing: str) -> None:
+    if expected is None:
+        raise _stray(folder, f"{listing} has no checksum of {name}")
+    if (folder / name).exists() and not (folder / name).is_file():
+        raise _stray(folder, f"{name} is not a file")
+    try:
+        with open(folder / name, "rb", buffering=0) as file:
+            found, size = sha256_of_file(file.fileno())
+    except OSError as error:
+        raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
+    if found != expected:
+        note = f"its {size:,} bytes have sha256 {found}, {listing} says {expected}"
+        raise _stray(folder, f"{name} is not the file that was packed", note)
+
+
+def check_pieces(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> None:
     """Refuse a folder in which a piece is not what the plan says.
 
     Args:
         folder: the output folder.
         plan: its plan.json.
-        modules: the model of each part, in the order of the plan.
+        modules: number of a part to its model, for some parts or all.
 
     Raises:
         ProgramError: a model or its weights belong to another part or partition, a collective cannot be or is not the
             plan's, or the plan was edited.
         RunError: weights are needed that are not there.
     """
-    for index, (entry, module) in enumerate(zip(plan.parts, modules, strict=True)):
+    for index, module in modules.items():
+        entry = plan.parts[index]
         _check_model(folder, plan, index, module)
         _check_weights(folder, entry, module)
         _check_nodes(folder, entry["model"], module)
@@ -51,12 +210,12 @@ def _check_nodes(folder: Path, name: str, module: Module) -> None:
             raise ProgramError(error.what, where=where, notes=error.notes, do=_COPY_AGAIN) from None
 
 
-def _check_collectives(folder: Path, plan: Plan, modules: Sequence[Module]) -> None:
+def _check_collectives(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> None:
     """Check each collective by itself, and that the parts have those of the plan."""
     planned = {entry["id"]: entry["kind"] for entry in plan.collectives}
     seen: set[int] = set()
-    for entry, module in zip(plan.parts, modules, strict=True):
-        name = entry["model"]
+    for index, module in modules.items():
+        name = plan.parts[index]["model"]
         for node in module.graph.walk():
             if node.domain != DOMAIN:
                 continue
@@ -75,7 +234,7 @@ def _check_collectives(folder: Path, plan: Plan, modules: Sequence[Module]) -> N
                 raise ProgramError(f"plan.json has {said}: {node.operator} {number}", where=where, do=_COPY_AGAIN)
             seen.add(number)
     missing = sorted(planned.keys() - seen)
-    if missing:
+    if missing and len(modules) == len(plan.parts):
         raise _stray(folder, f"no part has collective {missing[0]} of plan.json")
 
 
@@ -111,22 +270,17 @@ def _same(one: Mesh, other: Mesh) -> bool:
 
 def _check_weights(folder: Path, entry: Mapping[str, Any], module: Module) -> None:
     """Compare the weights of a part with what the plan says of them: their size, and a digest of samples."""
-    name = str(Path(entry["model"]).with_name(WEIGHTS_FILE))
+    name = _weights_name(entry)
     planned = entry.get("weights")
     if planned is None:
         if any(isinstance(value.data, ExternalTensor) for value in module.graph.constants):
-            raise _missing(folder, name, "the partition was written with --weights none")
+            raise RunError(
+                f"{name} is not there: the partition was written with --weights none",
+                where=str(folder),
+                do="partition the model again with --weights copy",
+            )
         return
-    try:
-        known = os.stat(folder / name)
-    except FileNotFoundError:
-        raise _missing(folder, name, "the file was lost") from None
-    except OSError as error:
-        raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
-    if not stat.S_ISREG(known.st_mode):
-        raise _stray(folder, f"{name} is not a file")
-    if known.st_size != planned["size"]:
-        raise _stray(folder, f"{name} has {known.st_size:,} bytes, it was written with {planned['size']:,}")
+    _check_size(folder, name, planned["size"])
     try:
         found = fingerprint(folder / name)
     except OSError as error:
@@ -136,11 +290,23 @@ def _check_weights(folder: Path, entry: Mapping[str, Any], module: Module) -> No
         raise _stray(folder, f"{name} is not the file that was written here", note)
 
 
+def _weights_name(entry: Mapping[str, Any]) -> str:
+    return str(Path(entry["model"]).with_name(WEIGHTS_FILE))
+
+
+def _check_size(folder: Path, name: str, size: int) -> None:
+    """Refuse weights that are not there, are no file, or have another size."""
+    try:
+        known = os.stat(folder / name)
+    except FileNotFoundError:
+        raise RunError(f"{name} is not there: the file was lost", where=str(folder), do=_COPY_AGAIN) from None
+    except OSError as error:
+        raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
+    if not stat.S_ISREG(known.st_mode):
+        raise _stray(folder, f"{name} is not a file")
+    if known.st_size != size:
+        raise _stray(folder, f"{name} has {known.st_size:,} bytes, it was written with {size:,}")
+
+
 def _stray(folder: Path, what: str, *notes: str) -> ProgramError:
     return ProgramError(what, where=str(folder), notes=notes, do=_COPY_AGAIN)
-
-
-def _missing(folder: Path, name: str, why: str) -> RunError:
-    return RunError(
-        f"{name} is not there: {why}", where=str(folder), do="partition the model again with --weights copy"
-    )
