@@ -31,11 +31,13 @@ class Request:
         inputs: name to the rank's block.
         fetch: source name of a value to give back besides the outputs, to how it must lie there.
         all_copies: give back all blocks, those too that a rank before it gives.
+        partition: the id of the partition that the driver opened; empty where it was not opened from a folder.
     """
 
     inputs: Mapping[str, Any]
     fetch: Mapping[str, str] = field(default_factory=dict)
     all_copies: bool = False
+    partition: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Driver:
 
     def ask(self, rank: int, request: Request) -> None:
         """Let a rank run."""
-        message = [RUN, dict(request.inputs), dict(request.fetch), request.all_copies]
+        message = [RUN, dict(request.inputs), dict(request.fetch), request.all_copies, request.partition]
         self._messenger.send(rank, encode(message))
 
     def answer(self, rank: int, log: CollectiveLog) -> Mapping[str, Any]:

@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -74,12 +74,9 @@ class Executor:
     ) -> None:
         self.mesh = mesh
         self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
-        try:
+        self._partition = ""
+        with _left_when_failing(self._group, mesh):
             self._prepare(module, engine, parts)
-        except BaseException as error:
-            self._abort(error)
-            self._group.close()
-            raise
 
     def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None) -> None:
         mesh, ranks = self.mesh, self._group.ranks
@@ -112,30 +109,29 @@ class Executor:
         """The group, where it joins several processes."""
         return cast(Messenger, self._group)
 
-    def _abort(self, error: BaseException) -> None:
-        """Tell the processes of the other ranks, where there are any, that this one failed."""
-        if len(self._group.ranks) < self.mesh.size:
-            abort(self._messenger, error)
-
     @classmethod
     def open(
         cls,
         folder: str | os.PathLike[str],
         *,
         engine: str = "ort",
-        group: str = "threads",
+        group: str | Group = "threads",
         timeout: float | None = None,
     ) -> "Executor":
-        """The program that `irpar partition` wrote to a folder.
+        """The program that `irpar partition` wrote to a folder; only the parts of this process's ranks are opened.
 
         Raises:
-            IrparError: plan.json or a part cannot be read, or they do not fit each other.
+            IrparError: plan.json or a part cannot be read, they do not fit each other, or the others cannot be met.
         """
-        from .pieces import open_parts
+        from .pieces import mesh_of, open_parts
 
-        plan, mesh, parts, modules = open_parts(folder)
-        executor = cls(modules[0], mesh, engine=engine, group=group, parts=parts)
-        executor._check_plan(Path(folder), plan.inputs, plan.outputs)
+        mesh = mesh_of(folder)
+        joined = make_group(group, mesh, timeout) if isinstance(group, str) else group
+        with _left_when_failing(joined, mesh):
+            own = None if len(joined.ranks) == mesh.size else joined.ranks
+            plan, _, parts, modules = open_parts(folder, own)
+        executor = cls(modules[0], mesh, engine=engine, group=joined, parts=parts)
+        executor._partition = str(plan.id)
         return executor
 
     def run(
@@ -217,7 +213,7 @@ class Executor:
         others = self._driver.others if self._driver is not None else ()
         for rank in others:
             assert self._driver is not None
-            self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check))
+            self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check, self._partition))
         states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks})
         self._lockstep(states)
         computed: dict[int, Mapping[str, Any]] = {state.rank: self._computed(prepared, state) for state in states}
@@ -231,7 +227,12 @@ class Executor:
         return results
 
     def _run_request(self, request: Request) -> Answer:
-        """Run the one rank of this process as the driver asks."""
+        """Run the one rank of this process as the driver asks.
+
+        Raises:
+            IrparError: the driver has another partition, or the rank failed.
+        """
+        self._check_partition(request)
         graphs = [part.graph for part in self.parts]
         fetch = [name for name, sharding in request.fetch.items() if holds(graphs, name, sharding)]
         prepared = self._for_fetch(tuple(fetch))
@@ -244,6 +245,15 @@ class Executor:
             first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
             computed = {name: block for name, block in computed.items() if name in first}
         return Answer(computed, list(self.log))
+
+    def _check_partition(self, request: Request) -> None:
+        """Refuse to run with a driver that has another partition: a program may look alike and have other weights."""
+        if request.partition != self._partition:
+            raise ProgramError(
+                f"rank {self._group.ranks[0]} has another partition than rank {DRIVER}",
+                notes=(f"it has {self._partition}, rank {DRIVER} has {request.partition}",),
+                do="give all ranks the folder of one partition, or packs of one",
+            )
 
     def _blocks(self, given: Mapping[str, Any], rank: int) -> dict[str, Any]:
         """What a rank takes of the whole inputs."""
@@ -357,27 +367,17 @@ class Executor:
                     do="partition the model again",
                 )
 
-    def _check_plan(
-        self, folder: Path, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]
-    ) -> None:
-        for listed, specs in ((inputs, self.inputs), (outputs, self.outputs)):
-            planned = [(entry["name"], entry["dtype"], entry["shape"], entry["sharding"]) for entry in listed]
-            found = [
-                (
-                    spec.name,
-                    None if spec.dtype is None else spec.dtype.text,
-                    None if spec.shape is None else [dim if isinstance(dim, int) else None for dim in spec.shape],
-                    None if spec.sharding is None else spec.sharding.spec(),
-                )
-                for spec in specs
-            ]
-            if planned != found:
-                raise ProgramError(
-                    "plan.json and the parts have different inputs or outputs",
-                    where=str(folder),
-                    notes=(f"plan: {planned}", f"parts: {found}"),
-                    do="partition the model again; a file of this folder was changed",
-                )
+
+@contextmanager
+def _left_when_failing(group: Group, mesh: Mesh) -> Iterator[None]:
+    """Leave a group when something fails, and tell the processes of the other ranks, where there are any."""
+    try:
+        yield
+    except BaseException as error:
+        if len(group.ranks) < mesh.size:
+            abort(cast(Messenger, group), error)
+        group.close()
+        raise
 
 
 def _check_operators(parts: Sequence[Part]) -> None:

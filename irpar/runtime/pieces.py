@@ -20,6 +20,7 @@ from irpar.ops.collectives import DOMAIN, KINDS
 from irpar.sharding import IrparError, Mesh
 
 from .errors import ProgramError, RunError
+from .specs import input_specs, output_specs
 
 _COPY_AGAIN = "copy the folder again (or unpack the pack again) from where it was written, or partition the model again"
 _MOST_NAMED = 8
@@ -69,6 +70,15 @@ def open_parts(folder: str | os.PathLike[str], ranks: Collection[int] | None = N
     return OpenedParts(plan, mesh, parts, tuple(modules[index] for index in used))
 
 
+def mesh_of(folder: str | os.PathLike[str]) -> Mesh:
+    """The mesh of a folder's ranks.
+
+    Raises:
+        IrparError: plan.json cannot be read.
+    """
+    return _read_plan(Path(folder)).mesh_of_ranks
+
+
 def ranks_by_part(plan: Plan, ranks: Collection[int] | None) -> dict[int, tuple[int, ...]]:
     """Which of some ranks run each part that they need, both in order; with None for `ranks` every part and rank.
 
@@ -94,7 +104,7 @@ def _read_plan(folder: Path) -> Plan:
     try:
         return read_plan(folder)
     except PlanError:
-        for path in sorted(folder.glob(sums_file("*"))):
+        for path in sorted(folder.glob("part*.sha256")):
             sums = read_sums(path) or {}
             if PLAN_FILE in sums and (folder / PLAN_FILE).is_file():
                 _check_sum(folder, PLAN_FILE, sums[PLAN_FILE], path.name)
@@ -195,6 +205,7 @@ def check_pieces(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> Non
     for index, module in modules.items():
         entry = plan.parts[index]
         _check_model(folder, plan, index, module)
+        _check_interface(folder, plan, entry["model"], module)
         _check_weights(folder, entry, module)
         _check_nodes(folder, entry["model"], module)
     _check_collectives(folder, plan, modules)
@@ -259,6 +270,28 @@ def _check_model(folder: Path, plan: Plan, index: int, module: Module) -> None:
     if not found:
         listed = ", ".join(map(str, module.meshes.values())) or "none"
         raise _stray(folder, f"{name} was made for another mesh than plan.json has", f"{listed}, the plan has {mesh}")
+
+
+def _check_interface(folder: Path, plan: Plan, name: str, module: Module) -> None:
+    """Compare the inputs and outputs of a part with those of the plan."""
+    for listed, specs in ((plan.inputs, input_specs(module.graph)), (plan.outputs, output_specs(module.graph))):
+        planned = [(entry["name"], entry["dtype"], entry["shape"], entry["sharding"]) for entry in listed]
+        found = [
+            (
+                spec.name,
+                None if spec.dtype is None else spec.dtype.text,
+                None if spec.shape is None else [dim if isinstance(dim, int) else None for dim in spec.shape],
+                None if spec.sharding is None else spec.sharding.spec(),
+            )
+            for spec in specs
+        ]
+        if planned != found:
+            raise ProgramError(
+                f"plan.json and {name} have different inputs or outputs",
+                where=str(folder),
+                notes=(f"plan: {planned}", f"part: {found}"),
+                do="partition the model again; a file of this folder was changed",
+            )
 
 
 def _same(one: Mesh, other: Mesh) -> bool:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from irpar.runtime.driver import abort
 from irpar.runtime.errors import InputError, MismatchError, PeerError, ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.log import Record
@@ -60,7 +61,7 @@ def test_a_rank_that_fails_stops_the_others():
     class Failing(Executor):
         def serve(self):
             if self._group.ranks == (2,):
-                self._abort(ProgramError("the disk is gone", do="buy another"))
+                abort(self._messenger, ProgramError("the disk is gone", do="buy another"))
                 raise ProgramError("the disk is gone")
             super().serve()
 

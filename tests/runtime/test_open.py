@@ -57,5 +57,5 @@ def test_a_plan_that_does_not_fit_its_parts(tmp_path: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     plan["outputs"][0]["dtype"] = "f64"
     (folder / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(ProgramError, match=r"plan.json and the parts have different inputs or outputs"):
+    with pytest.raises(ProgramError, match=r"plan.json and part0/model.onnx have different inputs or outputs"):
         Executor.open(folder)

@@ -16,7 +16,9 @@ from irpar.cli import main
 from irpar.onnx_io.checksums import sums_file, sums_text
 from irpar.runtime.executor import Executor
 from irpar.runtime.pieces import open_parts
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, Mesh
+
+from .groups.spmd_threads import run_ranks
 
 
 def sealed(out: Path, part: int) -> None:
@@ -68,6 +70,38 @@ def test_each_rank_from_a_folder_of_its_own(copies: Path) -> None:
     parts = [part for one in opened for part in one.parts]
     with Executor(opened[0].modules[0], opened[0].mesh, parts=parts) as executor:
         np.testing.assert_array_equal(executor.run(ids)["logits"], expected)
+
+
+def on_hosts(folder: Path, ids: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray] | None, dict[int, BaseException]]:
+    """Run each rank from folder/hostN, as processes would; what rank 0 gives, and what ranks raised."""
+    return run_ranks(
+        Mesh({"dp": 2, "tp": 2}),
+        lambda group: Executor.open(folder / f"host{group.rank}", group=group, engine="numpy"),
+        lambda executor: executor.run(ids),
+    )
+
+
+def test_ranks_with_folders_of_their_own(copies: Path) -> None:
+    ids = {"input_ids": np.random.default_rng(0).integers(0, 32, (4, 32))}
+    for rank in range(4):
+        shutil.copytree(copies / "out", copies / f"host{rank}")
+        shutil.rmtree(copies / f"host{rank}" / f"part{1 - rank % 2}")
+    given, raised = on_hosts(copies, ids)
+    assert raised == {}
+    assert given is not None
+    with Executor.open(copies / "out", engine="numpy") as executor:
+        np.testing.assert_array_equal(given["logits"], executor.run(ids)["logits"])
+    shutil.rmtree(copies / "host2" / "part0")
+    _, raised = on_hosts(copies, ids)
+    assert "not here: part0 (rank 2)" in str(raised[2])
+    assert "rank 2 (dp=1, tp=0) failed: not here: part0 (rank 2)" in str(raised[0])
+    # All of this host is of the other partition: by itself it is whole.
+    shutil.rmtree(copies / "host2")
+    shutil.copytree(copies / "other", copies / "host2")
+    _, raised = on_hosts(copies, ids)
+    assert "rank 2 has another partition than rank 0" in str(raised[2])
+    for name in ("out", "other"):
+        assert json.loads((copies / name / "plan.json").read_text())["id"] in str(raised[0])
 
 
 def test_ranks_that_share_a_part(base: Path) -> None:
