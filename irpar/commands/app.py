@@ -9,6 +9,7 @@ from .demo import demo_command
 from .explain import explain_command
 from .inspect import inspect_command
 from .opt import opt_command
+from .pack import pack_command
 from .partition import partition_command
 from .run import run_command
 from .verify import verify_command
@@ -26,6 +27,7 @@ app = typer.Typer(
 for _command in (
     inspect_command,
     partition_command,
+    pack_command,
     run_command,
     verify_command,
     explain_command,

@@ -1,15 +1,11 @@
 """Checksum files: the sha256 of every file of a part, beside the part, as `sha256sum --check` reads them."""
 
-import hashlib
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from irpar.sharding import IrparError
 
-BLOCK_BYTES = 1 << 20
-"""What is hashed at once: files are never whole in memory."""
 _MOST_BYTES = 64 << 10
 """A checksum file has three lines."""
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\0]+)")
@@ -61,21 +57,3 @@ def read_sums(path: Path) -> dict[str, str] | None:
             )
         sums[match[2]] = match[1]
     return sums
-
-
-def sha256_of_file(file: int, told: Callable[[bytes], object] = lambda _: None) -> tuple[str, int]:
-    """The sha256, in hexadecimal, of the rest of an open file, and how many bytes that are.
-
-    Args:
-        file: a descriptor.
-        told: gets each block that is read, in order.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest, count = hashlib.sha256(), 0
-    while block := os.read(file, BLOCK_BYTES):
-        digest.update(block)
-        count += len(block)
-        told(block)
-    return digest.hexdigest(), count

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from irpar.analysis.node_checks import check_node
 from irpar.analysis.parts import Part
-from irpar.analysis.plan import Plan, PlanError, read_plan
+from irpar.analysis.plan import Plan, PlanError, read_plan, sha256_of
 from irpar.ir import ExternalTensor, Module
 from irpar.onnx_io import load
-from irpar.onnx_io.checksums import read_sums, sha256_of_file, sums_file
+from irpar.onnx_io.checksums import read_sums, sums_file
 from irpar.onnx_io.fingerprint import fingerprint
 from irpar.onnx_io.partition import PART, PARTITION
 from irpar.onnx_io.target import PLAN_FILE, WEIGHTS_FILE
@@ -180,8 +180,7 @@ def _check_sum(folder: Path, name: str, expected: str | None, listing: str) -> N
     if (folder / name).exists() and not (folder / name).is_file():
         raise _stray(folder, f"{name} is not a file")
     try:
-        with open(folder / name, "rb", buffering=0) as file:
-            found, size = sha256_of_file(file.fileno())
+        found, size = sha256_of(folder / name), (folder / name).stat().st_size
     except OSError as error:
         raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
     if found != expected:
