@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from irpar.runtime.executor import Executor
     from irpar.verification import Bisection, Original, Verification
 
-Engine = Literal["ort", "numpy"]
+Engine = Literal["ort", "numpy", "cupy"]
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
 
@@ -216,22 +216,39 @@ class Partition:
             Path(folder), self.module, self.parts, self.plan, weights=weights, force=force, progress=progress
         )
 
-    def executor(self, engine: Engine = "ort", group: str = "threads", timeout: float | None = None) -> "Executor":
+    def default_engine(self, processes: int = 0) -> Engine:
+        """The engine that runs the parts where none is asked for; see `irpar.runtime.engine.default_engine`."""
+        from irpar.runtime.engine import default_engine
+
+        return default_engine([rank["peak_bytes"] for rank in self.plan.ranks], processes)
+
+    def executor(
+        self,
+        engine: Engine | None = None,
+        group: str = "threads",
+        timeout: float | None = None,
+        strict: bool = False,
+    ) -> "Executor":
         """What runs the parts; made once for each engine and group.
 
         Args:
-            engine: what computes between collectives.
+            engine: what computes between collectives; None: "cupy" on a GPU that has the memory, else "ort".
             group: what moves data between ranks: "threads" has all of them in this process. With another one this is
                 one process of many that a launcher started: rank 0 runs, verifies and bisects, the others call
                 `executor(...).serve()`, until rank 0 closes.
             timeout: seconds that a rank waits for others at a collective; see `irpar.runtime.groups.make_group`.
+            strict: refuse nodes that the engine "cupy" would compute on the host.
 
         Raises:
             IrparError: the parts cannot be run, or the other ranks cannot be met.
         """
+        from irpar.runtime.environment import World
         from irpar.runtime.executor import Executor
 
-        options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout}
+        if engine is None:
+            world = None if group == "threads" else World.of_environment()
+            engine = self.default_engine(0 if world is None else world.local_size or 1)
+        options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout, "strict": strict}
         if (engine, group) not in self._executors:
             if self.module is not None:
                 made = Executor(self.module, self.module.mesh, parts=self.parts, **options)
@@ -253,13 +270,13 @@ class Partition:
         self.close()
 
     def run(
-        self, inputs: Arrays, *, engine: Engine = "ort", group: str = "threads"
+        self, inputs: Arrays, *, engine: Engine | None = None, group: str = "threads"
     ) -> "dict[str, np.ndarray[Any, Any]]":
         """Run all ranks.
 
         Args:
             inputs: whole arrays by input name; they are scattered by their shardings.
-            engine: what computes between collectives.
+            engine: what computes between collectives; see `executor`.
             group: what moves data between ranks; see `executor`.
 
         Returns:
@@ -286,7 +303,7 @@ class Partition:
         self,
         inputs: Arrays | None = None,
         *,
-        engine: Engine = "ort",
+        engine: Engine | None = None,
         group: str = "threads",
         tolerance: float | None = None,
         seed: int = 0,
@@ -296,7 +313,7 @@ class Partition:
 
         Args:
             inputs: whole arrays by input name; None draws plausible random ones.
-            engine: what runs the partition.
+            engine: what runs the partition; see `executor`.
             group: what moves data between ranks; see `executor`.
             tolerance: largest |a - b| / (1 + |b|) that counts as equal; None: by dtype (1e-4 for f32, 3e-2 for f16).
             seed: for the random inputs.
@@ -315,7 +332,7 @@ class Partition:
         self,
         inputs: Arrays | None = None,
         *,
-        engine: Engine = "ort",
+        engine: Engine | None = None,
         group: str = "threads",
         tolerance: float | None = None,
         seed: int = 0,

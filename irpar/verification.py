@@ -288,7 +288,7 @@ def verify(
         else Difference(name, np.inf, np.inf, 0.0, note=missing)
         for name in expected
     )
-    verified = Verification(differences, kind, original.notes)
+    verified = Verification(differences, kind, (*original.notes, *executor.notes))
     if verified.is_equal or tolerance is not None:
         return verified
     return _beside_noise(verified, got, expected, original, inputs)

@@ -73,7 +73,7 @@ def prelu(xp: ArrayModule, x: Array, slope: Array) -> Array:
     check_same_dtype(x, slope)
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise ValueError(f"slope of shape {slope.shape} does not broadcast to {x.shape}")
-    return xp.where(x < x.dtype.type(0), slope * x, x)
+    return narrow(xp.where(x < x.dtype.type(0), slope * x, x), x.dtype)
 
 
 @kernel("Elu", since=6)

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from .operands import check_same_dtype, dtype_of, is_float, narrow, one_of, widen
+from .gemm import product
+from .operands import check_same_dtype, compute_dtype, dtype_of, is_float, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
 
 
@@ -84,15 +85,23 @@ def _scores(xp: ArrayModule, q: Array, k: Array, scale: float) -> Array:
     groups = k.shape[1]
     if not groups or heads % groups:
         raise ValueError(f"{heads} query heads do not divide into groups for {groups} key and value heads")
-    grouped = (widen(q) * widen(q).dtype.type(scale)).reshape(batch, groups, heads // groups * queries, size)
-    return xp.matmul(grouped, xp.swapaxes(widen(k), 2, 3)).reshape(batch, heads, queries, k.shape[2])
+    kind = compute_dtype(q.dtype)
+    scaled = widen(q) * kind.type(scale) if xp.__name__ == "numpy" else q
+    grouped = scaled.reshape(batch, groups, heads // groups * queries, size)
+    scores = product(xp, grouped, xp.swapaxes(k, 2, 3), kind).reshape(batch, heads, queries, k.shape[2])
+    # On a device what is multiplied stays as narrow as it came, so the products are scaled.
+    return scores if xp.__name__ == "numpy" else scores * kind.type(scale)
 
 
 def _weighted_values(xp: ArrayModule, weights: Array, v: Array) -> Array:
     batch, heads, queries, keys = weights.shape
     groups = v.shape[1]
     grouped = weights.reshape(batch, groups, heads // groups * queries, keys)
-    return xp.matmul(grouped, widen(v).astype(weights.dtype, copy=False)).reshape(batch, heads, queries, v.shape[3])
+    if xp.__name__ == "numpy":
+        v = widen(v).astype(weights.dtype, copy=False)
+    elif compute_dtype(v.dtype) == weights.dtype:
+        grouped = narrow(grouped, v.dtype)
+    return product(xp, grouped, v, weights.dtype).reshape(batch, heads, queries, v.shape[3])
 
 
 @kernel("Attention", since=23)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from .operands import FLOAT8_DTYPES, ONNX_DTYPES, SMALL_INTEGERS, dtype_of, is_float, is_integer, one_of
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, ShapeArray, kernel
 
 _STRING = np.dtype(np.object_)
 _FLOAT4 = ONNX_DTYPES[23]
@@ -116,7 +116,7 @@ def cast(xp: ArrayModule, x: Array, *, to: int, saturate: int = 1, round_mode: s
 
 
 @kernel("CastLike", since=15)
-def cast_like(xp: ArrayModule, x: Array, target: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
+def cast_like(xp: ArrayModule, x: Array, target: ShapeArray, *, saturate: int = 1, round_mode: str = "up") -> Array:
     """x in the data type of another operand."""
     return convert(xp, x, target.dtype, saturate=bool(saturate), round_mode=round_mode)
 

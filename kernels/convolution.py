@@ -5,24 +5,40 @@ import math
 
 import numpy as np
 
-from .operands import check_same_dtype, narrow, one_of, widen
+from .depthwise import depthwise, is_depthwise
+from .gemm import for_product, product
+from .operands import check_same_dtype, compute_dtype, narrow, one_of, widen
 from .quantization import saturated
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, HostArray, kernel
 from .windows import Windows
 
 Ints = tuple[int, ...]
 
+COLUMN_BYTES = 2**28
+"""What the columns of a batch may take at once; a larger batch is convolved piece by piece."""
+
 
 def _convolved(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows) -> Array:
-    """The convolution itself, in the operands' own dtype."""
+    """The convolution itself, in the compute dtype."""
     batch, channels = x.shape[:2]
     features = weight.shape[0]
     if channels != weight.shape[1] * group or features % group:
         raise ValueError(f"{group} groups of weight {weight.shape} do not fit {channels} channels")
-    depth = weight.shape[1] * math.prod(windows.kernel)
-    columns = windows.view(xp, x, 0).reshape(batch, group, depth, math.prod(windows.counts))
-    product = xp.matmul(weight.reshape(group, features // group, depth), columns)
-    return product.reshape(batch, features, *windows.counts)
+    if xp.__name__ == "cupy" and is_depthwise(x, weight, group):
+        return depthwise(xp, widen(x), widen(weight), windows)
+    kind, places = compute_dtype(x.dtype), math.prod(windows.counts)
+    x, depth = for_product(xp, x), weight.shape[1] * math.prod(windows.kernel)
+    matrices = for_product(xp, weight).reshape(group, features // group, depth)
+    view = windows.view(xp, x, 0)
+    images = max(1, COLUMN_BYTES // max(1, group * depth * places * x.dtype.itemsize))
+    if batch <= images:
+        y = product(xp, matrices, view.reshape(batch, group, depth, places), kind)
+        return y.reshape(batch, features, *windows.counts)
+    result = xp.empty((batch, group, features // group, places), dtype=kind)
+    for start in range(0, batch, images):
+        piece = view[start : start + images]
+        result[start : start + images] = product(xp, matrices, piece.reshape(len(piece), group, depth, places), kind)
+    return result.reshape(batch, features, *windows.counts)
 
 
 def _check_kernel_shape(kernel_shape: Ints | None, weight: Array) -> None:
@@ -50,7 +66,7 @@ def conv(
     windows = Windows.over(
         x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
-    y = _convolved(xp, widen(x), widen(weight), group, windows)
+    y = _convolved(xp, x, weight, group, windows)
     if bias is not None:
         y += widen(bias).reshape((-1,) + (1,) * (x.ndim - 2))
     return narrow(y, x.dtype)
@@ -171,7 +187,7 @@ def conv_transpose(
         )
         for d in range(rank)
     ]
-    y = _spread_kernels(xp, widen(x), widen(weight), group, strides, dilations, geometry)
+    y = _spread_kernels(xp, x, weight, group, strides, dilations, geometry)
     if bias is not None:
         y += widen(bias).reshape(-1, *ones)
     return narrow(y, x.dtype)
@@ -190,15 +206,16 @@ def _spread_kernels(
     if channels != weight.shape[0] or channels % group:
         raise ValueError(f"{group} groups of weight {weight.shape} do not fit {channels} channels")
     features, kernel = weight.shape[1] * group, weight.shape[2:]
-    per_group = xp.swapaxes(weight.reshape(group, channels // group, -1), 1, 2)
-    columns = xp.matmul(per_group, x.reshape(batch, group, channels // group, -1))
+    per_group = xp.swapaxes(weight.reshape(group, channels // group, math.prod(weight.shape[1:])), 1, 2)
+    kind = compute_dtype(x.dtype)
+    columns = product(xp, per_group, x.reshape(batch, group, channels // group, math.prod(spatial)), kind)
     columns = columns.reshape(batch, features, *kernel, *spatial)
     # all that the kernels reach, and all that the result asks for
     extents = [
         max((n - 1) * s + (k - 1) * d + 1, cut + size)
         for n, k, s, d, (cut, size) in zip(spatial, kernel, strides, dilations, geometry, strict=True)
     ]
-    full = xp.zeros((batch, features, *extents), dtype=x.dtype)
+    full = xp.zeros((batch, features, *extents), dtype=kind)
     for place in itertools.product(*map(range, kernel)):
         target = tuple(
             slice(p * d, p * d + (n - 1) * s + 1, s)
@@ -212,8 +229,8 @@ def _spread_kernels(
 def col2im(
     xp: ArrayModule,
     columns: Array,
-    image_shape: Array,
-    block_shape: Array,
+    image_shape: HostArray,
+    block_shape: HostArray,
     *,
     dilations: Ints | None = None,
     pads: Ints | None = None,

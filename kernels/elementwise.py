@@ -88,7 +88,13 @@ def mod(xp: ArrayModule, a: Array, b: Array, *, fmod: int = 0) -> Array:
     one_of("fmod", fmod, (0, 1))
     if fmod:
         return xp.fmod(a, b)
-    return narrow(xp.mod(widen(a), widen(b)), a.dtype)
+    if xp.__name__ == "numpy" or not is_float(a.dtype):
+        return narrow(xp.mod(widen(a), widen(b)), a.dtype)
+    # CuPy's takes x - floor(x / y) * y, which is NaN where y is infinite.
+    a_wide, b_wide = widen(a), widen(b)
+    rest = xp.fmod(a_wide, b_wide)
+    rest = xp.where((rest != 0) & ((rest < 0) != (b_wide < 0)), rest + b_wide, rest)
+    return narrow(xp.where(rest == 0, xp.copysign(rest, b_wide), rest), a.dtype)
 
 
 @kernel("Pow", since=7)
@@ -97,7 +103,9 @@ def pow_(xp: ArrayModule, base: Array, exponent: Array) -> Array:
     if is_float(base.dtype):
         kind = xp.result_type(compute_dtype(base.dtype), compute_dtype(exponent.dtype))
         kind = kind if is_float(exponent.dtype) else compute_dtype(base.dtype)
-        if exponent.size == 1 and exponent.ndim <= base.ndim and float(exponent.reshape(())) in (2.0, 3.0):
+        # Reading the exponent from a device would take longer than the power.
+        is_readable = xp.__name__ == "numpy" and exponent.size == 1 and exponent.ndim <= base.ndim
+        if is_readable and float(exponent.reshape(())) in (2.0, 3.0):
             # A library's general power takes fifty times as long as the products that tanh-Gelu and norms mean.
             x = base.astype(kind, copy=False)
             return narrow(x * x if float(exponent.reshape(())) == 2.0 else x * x * x, base.dtype)
@@ -192,30 +200,30 @@ _ERF_BLOCK = 16384  # elements whose temporaries stay in a core's cache
 def erf_of(xp: ArrayModule, x: Array) -> Array:
     """The error function of a float32 or float64 array."""
     if xp.__name__ == "cupy":
-        from cupyx.scipy.special import erf as device_erf  # type: ignore[import-not-found,unused-ignore]
+        from cupyx.scipy.special import erf as device_erf
 
         return device_erf(x)
-    flat, result = x.reshape(-1), np.empty(x.size, dtype=x.dtype)
+    flat, result = x.reshape(-1), xp.empty(x.size, dtype=x.dtype)
     for start in range(0, x.size, _ERF_BLOCK):
         block = slice(start, start + _ERF_BLOCK)
-        result[block] = _erf_block(flat[block])
+        result[block] = _erf_block(xp, flat[block])
     return result.reshape(x.shape)
 
 
-def _erf_block(x: Array) -> Array:
+def _erf_block(xp: ArrayModule, x: Array) -> Array:
     limit, coefficients = _ERF[x.dtype]
     kind = x.dtype.type
-    clipped = np.clip(x, kind(-limit), kind(limit))
+    clipped = xp.clip(x, kind(-limit), kind(limit))
     u = clipped * clipped * kind(2 / limit**2) - kind(1)
     # Clenshaw's recurrence, in place
-    twice, ahead, further = u + u, np.zeros_like(u), np.zeros_like(u)
+    twice, ahead, further = u + u, xp.zeros_like(u), xp.zeros_like(u)
     for coefficient in reversed(coefficients[1:]):
         # further becomes the next `ahead`
-        np.subtract(twice * ahead, further, out=further)
+        xp.subtract(twice * ahead, further, out=further)
         further += kind(coefficient)
         ahead, further = further, ahead
     value = clipped * (u * ahead - further + kind(coefficients[0]))
-    return np.clip(value, kind(-1), kind(1))
+    return xp.clip(value, kind(-1), kind(1))
 
 
 @kernel("Erf", since=9)

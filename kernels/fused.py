@@ -4,7 +4,8 @@ import math
 
 from .activation import sigmoid_of
 from .elementwise import erf_of
-from .operands import in_compute_dtype, mean_over, narrow, widen
+from .gemm import product
+from .operands import compute_dtype, in_compute_dtype, mean_over, narrow, widen
 from .registry import Array, ArrayModule, kernel
 
 DOMAIN = "com.microsoft"
@@ -220,4 +221,4 @@ def fused_matmul(
 ) -> Array:
     """alpha * A @ B; dim 0 of an operand goes behind its batch dims, then its last two dims change places, if asked."""
     left, right = _ordered(xp, a, transA, transBatchA), _ordered(xp, b, transB, transBatchB)
-    return narrow(xp.matmul(widen(left), widen(right)) * alpha, a.dtype)
+    return narrow(product(xp, left, right, compute_dtype(a.dtype)) * alpha, a.dtype)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .operands import check_same_dtype, dtype_of, is_float, narrow, to_ints, widen
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, HostArray, ShapeArray, kernel
 
 
 @kernel("Constant", since=1)
@@ -32,7 +32,7 @@ def constant(
 
 
 @kernel("ConstantOfShape", since=9)
-def constant_of_shape(xp: ArrayModule, shape: Array, *, value: Array | None = None) -> Array:
+def constant_of_shape(xp: ArrayModule, shape: HostArray, *, value: Array | None = None) -> Array:
     """A tensor of one value, float32 zeros by default."""
     fill = np.zeros(1, np.float32) if value is None else np.asarray(value)
     if fill.size != 1:
@@ -41,7 +41,9 @@ def constant_of_shape(xp: ArrayModule, shape: Array, *, value: Array | None = No
 
 
 @kernel("Range", since=11)
-def range_(xp: ArrayModule, start: Array, limit: Array, delta: Array, *, stash_type: int | None = None) -> Array:
+def range_(
+    xp: ArrayModule, start: HostArray, limit: HostArray, delta: HostArray, *, stash_type: int | None = None
+) -> Array:
     """start, start + delta, ... up to but without `limit`."""
     check_same_dtype(start, limit, delta)
     first, last, step = (operand.reshape(()).item() for operand in (start, limit, delta))
@@ -56,7 +58,7 @@ def range_(xp: ArrayModule, start: Array, limit: Array, delta: Array, *, stash_t
 
 
 @kernel("EyeLike", since=9)
-def eye_like(xp: ArrayModule, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
+def eye_like(xp: ArrayModule, x: ShapeArray, *, dtype: int | None = None, k: int = 0) -> Array:
     """Ones on diagonal k of a matrix of x's shape, zeros elsewhere."""
     if x.ndim != 2:
         raise ValueError(f"the operand must be a matrix, not of rank {x.ndim}")
@@ -65,7 +67,7 @@ def eye_like(xp: ArrayModule, x: Array, *, dtype: int | None = None, k: int = 0)
 
 @kernel("Dropout", since=12)
 def dropout(
-    xp: ArrayModule, x: Array, ratio: Array | None = None, training: Array | None = None, *, seed: int = 0
+    xp: ArrayModule, x: Array, ratio: HostArray | None = None, training: HostArray | None = None, *, seed: int = 0
 ) -> tuple[Array, Array]:
     """x itself and a mask of trues; refused where training would draw random numbers."""
     if training is not None and bool(training.reshape(())):

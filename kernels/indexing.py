@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .operands import check_same_dtype, normalize_axis, one_of, to_int
-from .registry import Array, ArrayModule, kernel
+from .operands import check_same_dtype, narrow, normalize_axis, one_of, to_int, widen
+from .registry import Array, ArrayModule, HostArray, kernel
+from .scatter import scattered
 
 
 def _checked(indices: Array, length: int, axis: int) -> Array:
     """Indices counted from the front; IndexError outside [-length, length - 1]."""
-    if indices.size and not (int(indices.min()) >= -length and int(indices.max()) < length):
+    if indices.size and bool(((indices < -length) | (indices >= length)).any()):
         raise IndexError(f"an index is outside [{-length}, {length - 1}] on axis {axis}")
     return indices + (indices < 0) * indices.dtype.type(length)
 
@@ -65,24 +66,6 @@ def gather_nd(xp: ArrayModule, x: Array, indices: Array, *, batch_dims: int = 0)
     return x[_nd_coordinates(xp, indices, x.shape, batch_dims)]
 
 
-# reduction attribute -> the ufunc that combines, and needs to see repeated indices one by one
-_COMBINERS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
-
-
-def _scatter(xp: ArrayModule, x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    check_same_dtype(x, updates)
-    one_of("reduction", reduction, ("none", *_COMBINERS))
-    result = x.copy()
-    if reduction == "none":
-        result[coordinates] = updates
-    elif result.dtype == bool:
-        # add and max are "or", mul and min are "and"; ufunc.at has no such loops for every name
-        getattr(xp, "logical_or" if reduction in ("add", "max") else "logical_and").at(result, coordinates, updates)
-    else:
-        getattr(xp, _COMBINERS[reduction]).at(result, coordinates, updates)
-    return result
-
-
 @kernel("Scatter", since=9)
 @kernel("ScatterElements", since=11)
 def scatter_elements(
@@ -91,7 +74,7 @@ def scatter_elements(
     """A copy of x with one element for each index replaced by, or combined with, its update."""
     if updates.shape != indices.shape:
         raise ValueError(f"updates of shape {updates.shape} do not match indices of shape {indices.shape}")
-    return _scatter(xp, x, _coordinates(xp, indices, x.shape, normalize_axis(axis, x.ndim)), updates, reduction)
+    return scattered(xp, x, _coordinates(xp, indices, x.shape, normalize_axis(axis, x.ndim)), updates, reduction)
 
 
 @kernel("ScatterND", since=11)
@@ -100,7 +83,7 @@ def scatter_nd(xp: ArrayModule, x: Array, indices: Array, updates: Array, *, red
     expected = (*indices.shape[:-1], *x.shape[indices.shape[-1] :])
     if updates.shape != expected:
         raise ValueError(f"updates must have shape {expected}, not {updates.shape}")
-    return _scatter(xp, x, _nd_coordinates(xp, indices, x.shape, 0), updates, reduction)
+    return scattered(xp, x, _nd_coordinates(xp, indices, x.shape, 0), updates, reduction)
 
 
 @kernel("TensorScatter", since=24)
@@ -152,9 +135,9 @@ def _extreme_place(name: str) -> Callable[..., Array]:
     def place(xp: ArrayModule, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
         axis = normalize_axis(axis, x.ndim)
         if select_last_index:
-            found = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(x, axis), axis=axis)
+            found = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(widen(x), axis), axis=axis)
         else:
-            found = getattr(xp, name)(x, axis=axis)
+            found = getattr(xp, name)(widen(x), axis=axis)
         found = xp.asarray(found).astype(np.int64, copy=False)
         return xp.expand_dims(found, axis) if keepdims else found
 
@@ -167,17 +150,18 @@ kernel("ArgMin", since=1)(_extreme_place("argmin"))
 
 @kernel("TopK", since=10)
 def top_k(
-    xp: ArrayModule, x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1
+    xp: ArrayModule, x: Array, k: HostArray, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Array, Array]:
     """The k greatest or least elements along an axis, in order, and their places; of equals the first comes first."""
     axis, count = normalize_axis(axis, x.ndim), to_int(k)
     if not 0 <= count <= x.shape[axis]:
         raise ValueError(f"k={count} is outside [0, {x.shape[axis]}], the length of axis {axis}")
+    wide = widen(x)
     if largest:
         # a stable ascending sort of the reversed array, read backwards, keeps equals in order
-        places = x.shape[axis] - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
+        places = x.shape[axis] - 1 - xp.flip(xp.argsort(xp.flip(wide, axis), axis=axis, kind="stable"), axis)
     else:
-        places = xp.argsort(x, axis=axis, kind="stable")
+        places = xp.argsort(wide, axis=axis, kind="stable")
     places = places[(slice(None),) * axis + (slice(0, count),)]
     return xp.take_along_axis(x, places, axis), places.astype(np.int64, copy=False)
 
@@ -211,36 +195,37 @@ def unique(xp: ArrayModule, x: Array, *, axis: int | None = None, sorted: int = 
 
 def _cumulative(xp: ArrayModule, x: Array, axis: Array, name: str, exclusive: int, reverse: int) -> Array:
     place = normalize_axis(to_int(axis), x.ndim)
+    dtype, x = x.dtype, widen(x)
     x = xp.flip(x, place) if reverse else x
     result = getattr(xp, name)(x, axis=place, dtype=x.dtype)
     if exclusive and x.shape[place]:
         before = (slice(None),) * place
         start = xp.full_like(x[(*before, slice(0, 1))], 1 if name == "cumprod" else 0)
         result = xp.concatenate([start, result[(*before, slice(0, -1))]], axis=place)
-    return xp.flip(result, place) if reverse else result
+    return narrow(xp.flip(result, place) if reverse else result, dtype)
 
 
 @kernel("CumSum", since=11)
-def cum_sum(xp: ArrayModule, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
+def cum_sum(xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running sums along an axis."""
     return _cumulative(xp, x, axis, "cumsum", exclusive, reverse)
 
 
 @kernel("CumProd", since=26)
-def cum_prod(xp: ArrayModule, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
+def cum_prod(xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running products along an axis."""
     return _cumulative(xp, x, axis, "cumprod", exclusive, reverse)
 
 
 @kernel("OneHot", since=9)
-def one_hot(xp: ArrayModule, indices: Array, depth: Array, values: Array, *, axis: int = -1) -> Array:
+def one_hot(xp: ArrayModule, indices: Array, depth: HostArray, values: Array, *, axis: int = -1) -> Array:
     """`values[1]` at each index of a new axis of length `depth`, `values[0]` elsewhere."""
     length = int(depth.reshape(-1)[0])
     place = normalize_axis(axis, indices.ndim + 1)
     wanted = xp.expand_dims(indices.astype(np.int64), place)
     wanted = xp.where(wanted < 0, wanted + length, wanted)
     places = xp.arange(length).reshape((-1,) + (1,) * (indices.ndim - place))
-    return xp.where(wanted == places, values[1], values[0])
+    return narrow(xp.where(wanted == places, values[1], values[0]), values.dtype)
 
 
 @kernel("ArrayFeatureExtractor", since=1, domain="ai.onnx.ml")

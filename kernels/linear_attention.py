@@ -3,6 +3,7 @@ from step to step. States and sums of fp16 and bf16 operands are held in float32
 
 import math
 
+from .gemm import product
 from .operands import check_same_dtype, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
 
@@ -59,10 +60,10 @@ def linear_attention(
     for step, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         if gates is not None:
             state = state * gates[step]
-        written = v if rates is None else rates[step] * (v - xp.einsum("bhkv,bhk->bhv", state, k))
+        written = v if rates is None else rates[step] * (v - product(xp, k[..., None, :], state)[..., 0, :])
         state = state + k[..., :, None] * written[..., None, :]
         groups = q.reshape(q.shape[0], kv_num_heads, -1, size)
-        outputs.append(xp.matmul(groups, state).reshape(q.shape[0], -1) * factor)
+        outputs.append(product(xp, groups, state).reshape(q.shape[0], -1) * factor)
     present = narrow(state, query.dtype if past_state is None else past_state.dtype)
     return narrow(xp.stack(outputs, axis=1), query.dtype), present
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .operands import FLOAT8_DTYPES, check_same_dtype, widen
+from .operands import FLOAT8_DTYPES, check_same_dtype, narrow, widen
 from .registry import Array, ArrayModule, kernel, register
 
 # ONNX name -> (since, name in the array module)
@@ -73,7 +73,7 @@ def where(xp: ArrayModule, condition: Array, x: Array, y: Array) -> Array:
     """x where the condition holds, else y; all three broadcast."""
     _check_bool(condition)
     check_same_dtype(x, y)
-    return xp.where(condition, x, y)
+    return narrow(xp.where(condition, x, y), x.dtype)
 
 
 @kernel("IsNaN", since=9)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from .operands import check_same_dtype, is_integer, narrow, widen
+from .gemm import einsum_product, product
+from .operands import check_same_dtype, compute_dtype, is_integer, narrow, widen
 from .registry import Array, ArrayModule, kernel
 
 
@@ -15,7 +16,7 @@ def matmul(xp: ArrayModule, a: Array, b: Array) -> Array:
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise ValueError(f"inner dims {a.shape[-1]} and {inner} differ")
-    return narrow(xp.matmul(widen(a), widen(b)), a.dtype)
+    return product(xp, a, b)
 
 
 @kernel("Gemm", since=7)
@@ -34,14 +35,14 @@ def gemm(
     check_same_dtype(a, b, c)
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError(f"operands must be matrices, not of rank {a.ndim} and {b.ndim}")
-    product = xp.matmul(widen(a.T if transA else a), widen(b.T if transB else b))
+    y = product(xp, a.T if transA else a, b.T if transB else b, compute_dtype(a.dtype))
     if alpha != 1.0:
-        product = _scaled(product, alpha)
+        y = _scaled(y, alpha)
     if c is not None:
-        if np.broadcast_shapes(product.shape, c.shape) != product.shape:
-            raise ValueError(f"c of shape {c.shape} does not broadcast to {product.shape}")
-        product = product + (widen(c) if beta == 1.0 else _scaled(widen(c), beta))
-    return narrow(product, a.dtype)
+        if np.broadcast_shapes(y.shape, c.shape) != y.shape:
+            raise ValueError(f"c of shape {c.shape} does not broadcast to {y.shape}")
+        y = y + (widen(c) if beta == 1.0 else _scaled(widen(c), beta))
+    return narrow(y, a.dtype)
 
 
 def _scaled(x: Array, factor: float) -> Array:
@@ -52,8 +53,12 @@ def _scaled(x: Array, factor: float) -> Array:
 def einsum(xp: ArrayModule, *operands: Array, equation: str) -> Array:
     """Einstein summation."""
     check_same_dtype(*operands)
-    dtype = operands[0].dtype
-    result = xp.einsum(equation.replace(" ", ""), *(widen(x) for x in operands), optimize=len(operands) > 1)
+    equation, dtype = equation.replace(" ", ""), operands[0].dtype
+    if len(operands) == 2 and xp.__name__ != "numpy":
+        found = einsum_product(xp, equation, *operands)
+        if found is not None:
+            return found
+    result = xp.einsum(equation, *(widen(x) for x in operands), optimize=len(operands) > 1)
     return narrow(xp.asarray(result), dtype)
 
 

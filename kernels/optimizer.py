@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from .operands import one_of
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, HostArray, kernel
 
 DOMAIN = "ai.onnx.preview.training"
 
@@ -29,7 +29,7 @@ def _by_field(results: list[tuple[Array, ...]]) -> tuple[Array, ...]:
 def adam(
     xp: ArrayModule,
     rate: Array,
-    step: Array,
+    step: HostArray,
     *operands: Array,
     alpha: float = 0.9,
     beta: float = 0.999,
@@ -54,7 +54,7 @@ def adam(
 def adagrad(
     xp: ArrayModule,
     rate: Array,
-    step: Array,
+    step: HostArray,
     *operands: Array,
     decay_factor: float = 0.0,
     epsilon: float = 1e-6,
@@ -75,7 +75,7 @@ def adagrad(
 def momentum(
     xp: ArrayModule,
     rate: Array,
-    step: Array,
+    step: HostArray,
     *operands: Array,
     alpha: float,
     beta: float,

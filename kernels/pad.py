@@ -1,7 +1,7 @@
 """Pad and CenterCropPad."""
 
 from .operands import normalize_axes, one_of, to_ints
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, HostArray, kernel
 
 Ints = tuple[int, ...]
 _MODES = ("constant", "reflect", "edge", "wrap")
@@ -66,9 +66,9 @@ def pad_by_attributes(xp: ArrayModule, x: Array, *, pads: Ints, mode: str = "con
 def pad(
     xp: ArrayModule,
     x: Array,
-    pads: Array,
+    pads: HostArray,
     value: Array | None = None,
-    axes: Array | None = None,
+    axes: HostArray | None = None,
     *,
     mode: str = "constant",
 ) -> Array:
@@ -79,7 +79,7 @@ def pad(
 
 
 @kernel("CenterCropPad", since=18)
-def center_crop_pad(xp: ArrayModule, x: Array, shape: Array, *, axes: Ints | None = None) -> Array:
+def center_crop_pad(xp: ArrayModule, x: Array, shape: HostArray, *, axes: Ints | None = None) -> Array:
     """Crop or pad around the centre to given sizes."""
     pairs = [(0, 0)] * x.ndim
     chosen = normalize_axes(range(x.ndim) if axes is None else axes, x.ndim)

@@ -7,7 +7,7 @@ import numpy as np
 
 from .operands import in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
 from .reduction import identity_of
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, HostArray, kernel
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -110,7 +110,7 @@ def max_unpool(
     xp: ArrayModule,
     x: Array,
     indices: Array,
-    output_shape: Array | None = None,
+    output_shape: HostArray | None = None,
     *,
     kernel_shape: Ints,
     pads: Ints | None = None,
@@ -175,7 +175,7 @@ def global_average_pool(xp: ArrayModule, x: Array) -> Array:
 @kernel("GlobalMaxPool", since=1)
 def global_max_pool(xp: ArrayModule, x: Array) -> Array:
     """Greatest element of each feature map."""
-    return x.max(axis=_spatial(x), keepdims=True)
+    return narrow(widen(x).max(axis=_spatial(x), keepdims=True), x.dtype)
 
 
 @kernel("GlobalLpPool", since=2)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from .activation import sigmoid_of, softplus_of
+from .gemm import product
 from .operands import check_same_dtype, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
 
@@ -127,7 +128,7 @@ class Layer:
 
     def _run_direction(self, d: int, step: Step, backwards: bool) -> tuple[Array, State]:
         xp = self.xp
-        products = xp.matmul(self.x, self.w[d].T) + self.w_bias[d]
+        products = product(xp, self.x, self.w[d].T) + self.w_bias[d]
         state = tuple(initial[d] for initial in self.initial)
         outputs: list[Array] = [None] * len(products)
         for t in reversed(range(len(products))) if backwards else range(len(products)):
@@ -183,8 +184,8 @@ def rnn(
     functions = _activations(xp, _names(activations, ("Tanh",), direction), activation_alpha, activation_beta, clip)
 
     def step_of(d: int) -> Step:
-        def step(product: Array, state: State) -> State:
-            return (functions[d](product + xp.matmul(state[0], layer.r[d].T) + layer.r_bias[d]),)
+        def step(projected: Array, state: State) -> State:
+            return (functions[d](projected + product(xp, state[0], layer.r[d].T) + layer.r_bias[d]),)
 
         return step
 
@@ -230,15 +231,15 @@ def gru(
         r_gates, r_hidden = layer.r[d, : 2 * n].T, layer.r[d, 2 * n :].T
         bias_gates, bias_hidden = layer.r_bias[d, : 2 * n], layer.r_bias[d, 2 * n :]
 
-        def step(product: Array, state: State) -> State:
+        def step(projected: Array, state: State) -> State:
             (h,) = state
-            gates = f(product[:, : 2 * n] + xp.matmul(h, r_gates) + bias_gates)
+            gates = f(projected[:, : 2 * n] + product(xp, h, r_gates) + bias_gates)
             update, reset = gates[:, :n], gates[:, n:]
             if linear_before_reset:
-                recurrent = reset * (xp.matmul(h, r_hidden) + bias_hidden)
+                recurrent = reset * (product(xp, h, r_hidden) + bias_hidden)
             else:
-                recurrent = xp.matmul(reset * h, r_hidden) + bias_hidden
-            return ((1 - update) * g(product[:, 2 * n :] + recurrent) + update * h,)
+                recurrent = product(xp, reset * h, r_hidden) + bias_hidden
+            return ((1 - update) * g(projected[:, 2 * n :] + recurrent) + update * h,)
 
         return step
 
@@ -286,9 +287,9 @@ def lstm(
         f, g, h = functions[3 * d : 3 * d + 3]
         peep_input, peep_output, peep_forget = (peep[d, k * n : (k + 1) * n] for k in range(3))
 
-        def step(product: Array, state: State) -> State:
+        def step(projected: Array, state: State) -> State:
             hidden, cell = state
-            total = product + xp.matmul(hidden, layer.r[d].T) + layer.r_bias[d]
+            total = projected + product(xp, hidden, layer.r[d].T) + layer.r_bias[d]
             gate_in, gate_out, gate_forget, candidate = (total[:, k * n : (k + 1) * n] for k in range(4))
             entering = f(gate_in + peep_input * cell)
             kept = 1 - entering if input_forget else f(gate_forget + peep_forget * cell)

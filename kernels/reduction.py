@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from .operands import is_float, is_integer, narrow, normalize_axes, to_ints, widen
-from .registry import Array, ArrayModule, register
+from .registry import Array, ArrayModule, HostArray, register
 
 Axes = tuple[int, ...]
 Reducer = Callable[[ArrayModule, Array, Axes, bool], Array]
@@ -116,7 +116,7 @@ def _by_attribute(reducer: Reducer) -> Callable[..., Array]:
 
 def _by_operand(reducer: Reducer) -> Callable[..., Array]:
     def reduce(
-        xp: ArrayModule, x: Array, axes: Array | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+        xp: ArrayModule, x: Array, axes: HostArray | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Array:
         chosen = () if axes is None else to_ints(axes)
         if not chosen and not noop_with_empty_axes:

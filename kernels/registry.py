@@ -6,6 +6,13 @@ ONNX attributes are keyword-only parameters whose defaults are ONNX's, `n_output
     @kernel("Concat", since=4)
     def concat(xp, *operands, axis): ...
 
+All operands are arrays of `xp`, but for those that are declared otherwise. What a function reads as numbers (a shape,
+axes, a count) is a `HostArray`: numpy's, whatever `xp` is, so that reading it waits for no device. Of a `ShapeArray` it
+reads shape and dtype alone, so that it may be an array of either module:
+
+    @kernel("Expand", since=8)
+    def expand(xp, x: Array, shape: HostArray): ...
+
 `Kernel` checks a call against that signature, so that a function body handles only what is particular to it. A function
 reports a problem with a plain `ValueError`; the caller sees a `KernelError` that names the operator and its operands.
 """
@@ -14,11 +21,13 @@ import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args
 
 import numpy as np
 
 Array: TypeAlias = Any  # a numpy.ndarray or a cupy.ndarray
+HostArray: TypeAlias = Annotated[Any, "host"]  # an operand whose numbers the function reads: always a numpy.ndarray
+ShapeArray: TypeAlias = Annotated[Any, "shape"]  # an operand of which the function reads shape and dtype: of any module
 ArrayModule: TypeAlias = Any  # numpy or cupy
 Function: TypeAlias = Callable[..., Any]
 
@@ -50,6 +59,8 @@ class Signature:
         attributes: names of the ONNX attributes that the function knows.
         required_attributes: those of them that have no default.
         wants_n_outputs: whether the function must know how many results the node has.
+        host: places of the operands that must be numpy arrays.
+        shape_only: places of the operands that may be arrays of any module.
     """
 
     operands: tuple[str, ...]
@@ -58,6 +69,8 @@ class Signature:
     attributes: frozenset[str]
     required_attributes: frozenset[str]
     wants_n_outputs: bool
+    host: frozenset[int] = frozenset()
+    shape_only: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, function: Function) -> "Signature":
@@ -72,7 +85,14 @@ class Signature:
             attributes=frozenset(p.name for p in keywords),
             required_attributes=frozenset(p.name for p in keywords if p.default is p.empty),
             wants_n_outputs=any(p.name == "n_outputs" for p in parameters),
+            host=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, HostArray)),
+            shape_only=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, ShapeArray)),
         )
+
+
+def _is_declared(annotation: Any, kind: Any) -> bool:
+    """Whether a parameter is declared as `kind`, or as `kind | None`."""
+    return bool(annotation == kind or kind in get_args(annotation))
 
 
 @dataclass(frozen=True)
@@ -99,7 +119,7 @@ class Kernel:
         """Compute the node's results.
 
         Args:
-            xp: the array module that owns the inputs, `numpy` or `cupy`.
+            xp: the array module that owns the inputs, `numpy` or `cupy`; see `signature` for those that are numpy's.
             inputs: the operands in order; `None` for an optional one that is absent. They are never written to.
             attributes: the attributes that the node sets, as Python values (int, float, str, tuples of those, arrays).
             n_outputs: how many results the node has.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .operands import is_integer, narrow, normalize_axes, one_of, to_ints, widen
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, HostArray, kernel
 
 Ints = tuple[int, ...]
 _COORDINATES = (
@@ -138,9 +138,9 @@ def _sizes_by_policy(lengths: Ints, sizes: Ints, policy: str) -> tuple[Ints, lis
 def resize(
     xp: ArrayModule,
     x: Array,
-    roi: Array | None = None,
-    scales: Array | None = None,
-    sizes: Array | None = None,
+    roi: HostArray | None = None,
+    scales: HostArray | None = None,
+    sizes: HostArray | None = None,
     *,
     antialias: int = 0,
     axes: Ints | None = None,
@@ -220,7 +220,7 @@ def plan(
 
 
 @kernel("Upsample", since=9)
-def upsample(xp: ArrayModule, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
+def upsample(xp: ArrayModule, x: Array, scales: HostArray, *, mode: str = "nearest") -> Array:
     """Resample by scales, in the way of the operator that Resize replaced."""
     return resize(
         xp, x, None, scales, None, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor"

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from .operands import check_same_dtype, normalize_axes, normalize_axis, one_of, to_int, to_ints
-from .registry import Array, ArrayModule, kernel
+from .operands import check_same_dtype, narrow, normalize_axes, normalize_axis, one_of, to_int, to_ints
+from .registry import Array, ArrayModule, HostArray, ShapeArray, kernel
 
 Ints = tuple[int, ...]
 
@@ -17,7 +17,7 @@ def identity(xp: ArrayModule, x: Array) -> Array:
 
 
 @kernel("Reshape", since=5)
-def reshape(xp: ArrayModule, x: Array, shape: Array, *, allowzero: int = 0) -> Array:
+def reshape(xp: ArrayModule, x: Array, shape: HostArray, *, allowzero: int = 0) -> Array:
     """New shape; -1 is inferred, 0 copies the dim of x unless `allowzero`."""
     target = list(to_ints(shape))
     if allowzero and 0 in target and -1 in target:
@@ -97,7 +97,7 @@ def split_by_attribute(
 
 @kernel("Split", since=13)
 def split_by_operand(
-    xp: ArrayModule, x: Array, split: Array | None = None, *, axis: int = 0, n_outputs: int
+    xp: ArrayModule, x: Array, split: HostArray | None = None, *, axis: int = 0, n_outputs: int
 ) -> tuple[Array, ...]:
     """Cut along an axis, sizes given as an operand, or equal."""
     axis = normalize_axis(axis, x.ndim)
@@ -109,7 +109,7 @@ def split_by_operand(
 def split(
     xp: ArrayModule,
     x: Array,
-    split: Array | None = None,
+    split: HostArray | None = None,
     *,
     axis: int = 0,
     num_outputs: int | None = None,
@@ -160,7 +160,12 @@ def slice_by_attributes(xp: ArrayModule, x: Array, *, starts: Ints, ends: Ints, 
 
 @kernel("Slice", since=10)
 def slice_(
-    xp: ArrayModule, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
+    xp: ArrayModule,
+    x: Array,
+    starts: HostArray,
+    ends: HostArray,
+    axes: HostArray | None = None,
+    steps: HostArray | None = None,
 ) -> Array:
     """Cut out a block; negative bounds count from the end, negative steps walk backwards, bounds are clamped."""
     chosen = None if axes is None else to_ints(axes)
@@ -184,7 +189,7 @@ def squeeze_by_attribute(xp: ArrayModule, x: Array, *, axes: Ints | None = None)
 
 
 @kernel("Squeeze", since=13)
-def squeeze(xp: ArrayModule, x: Array, axes: Array | None = None) -> Array:
+def squeeze(xp: ArrayModule, x: Array, axes: HostArray | None = None) -> Array:
     """Drop the named dims of size 1, or all of them."""
     return _squeeze(x, None if axes is None else to_ints(axes))
 
@@ -203,19 +208,19 @@ def unsqueeze_by_attribute(xp: ArrayModule, x: Array, *, axes: Ints) -> Array:
 
 
 @kernel("Unsqueeze", since=13)
-def unsqueeze(xp: ArrayModule, x: Array, axes: Array) -> Array:
+def unsqueeze(xp: ArrayModule, x: Array, axes: HostArray) -> Array:
     """Insert dims of size 1 at places in the result."""
     return _unsqueeze(x, to_ints(axes))
 
 
 @kernel("Expand", since=8)
-def expand(xp: ArrayModule, x: Array, shape: Array) -> Array:
+def expand(xp: ArrayModule, x: Array, shape: HostArray) -> Array:
     """Broadcast x and `shape` against each other."""
     return xp.broadcast_to(x, np.broadcast_shapes(x.shape, to_ints(shape)))
 
 
 @kernel("Tile", since=6)
-def tile(xp: ArrayModule, x: Array, repeats: Array) -> Array:
+def tile(xp: ArrayModule, x: Array, repeats: HostArray) -> Array:
     """Repeat x along each dim."""
     counts = to_ints(repeats)
     if len(counts) != x.ndim:
@@ -224,13 +229,13 @@ def tile(xp: ArrayModule, x: Array, repeats: Array) -> Array:
 
 
 @kernel("Shape", since=1)
-def shape_of(xp: ArrayModule, x: Array, *, start: int = 0, end: int | None = None) -> Array:
+def shape_of(xp: ArrayModule, x: ShapeArray, *, start: int = 0, end: int | None = None) -> Array:
     """The shape, or a piece of it, as int64."""
     return xp.asarray(x.shape[_slice_bounds(x.ndim, start, x.ndim if end is None else end, 1)], dtype=np.int64)
 
 
 @kernel("Size", since=1)
-def size_of(xp: ArrayModule, x: Array) -> Array:
+def size_of(xp: ArrayModule, x: ShapeArray) -> Array:
     """The number of elements, a scalar int64."""
     return xp.asarray(x.size, dtype=np.int64)
 
@@ -260,9 +265,9 @@ def space_to_depth(xp: ArrayModule, x: Array, *, blocksize: int, mode: str = "DC
 
 
 @kernel("Trilu", since=14)
-def trilu(xp: ArrayModule, x: Array, k: Array | None = None, *, upper: int = 1) -> Array:
+def trilu(xp: ArrayModule, x: Array, k: HostArray | None = None, *, upper: int = 1) -> Array:
     """The upper or lower triangle of the matrices in the last two dims, zeros elsewhere."""
     diagonal = 0 if k is None else to_int(k)
     distance = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
     keep = distance >= diagonal if upper else distance <= diagonal
-    return xp.where(keep, x, xp.zeros_like(x))
+    return narrow(xp.where(keep, x, xp.zeros_like(x)), x.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .operands import dtype_of, narrow, normalize_axis, to_int, widen
-from .registry import Array, ArrayModule, kernel, register
+from .registry import Array, ArrayModule, HostArray, kernel, register
 
 
 def _as_complex(xp: ArrayModule, x: Array) -> Array:
@@ -38,7 +38,7 @@ def _dft(xp: ArrayModule, x: Array, length: Array | None, axis: int, inverse: in
 
 @kernel("DFT", since=17)
 def dft_by_attribute(
-    xp: ArrayModule, x: Array, length: Array | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
+    xp: ArrayModule, x: Array, length: HostArray | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Array:
     """Discrete Fourier transform along an axis given as an attribute (before version 20)."""
     return _dft(xp, x, length, axis, inverse, onesided)
@@ -48,8 +48,8 @@ def dft_by_attribute(
 def dft(
     xp: ArrayModule,
     x: Array,
-    length: Array | None = None,
-    axis: Array | None = None,
+    length: HostArray | None = None,
+    axis: HostArray | None = None,
     *,
     inverse: int = 0,
     onesided: int = 0,
@@ -62,9 +62,9 @@ def dft(
 def stft(
     xp: ArrayModule,
     signal: Array,
-    frame_step: Array,
+    frame_step: HostArray,
     window: Array | None = None,
-    frame_length: Array | None = None,
+    frame_length: HostArray | None = None,
     *,
     onesided: int = 1,
 ) -> Array:
@@ -94,7 +94,7 @@ _WINDOWS = {
 
 
 def _window(coefficients: tuple[float, ...]) -> Callable[..., Array]:
-    def window(xp: ArrayModule, size: Array, *, output_datatype: int = 1, periodic: int = 1) -> Array:
+    def window(xp: ArrayModule, size: HostArray, *, output_datatype: int = 1, periodic: int = 1) -> Array:
         n = to_int(size)
         angle = xp.arange(n).astype(np.float64) * (2 * math.pi / (n if periodic else max(n - 1, 1)))
         values = sum(c * xp.cos(k * angle) for k, c in enumerate(coefficients))
@@ -114,11 +114,11 @@ def _mel(hertz: float) -> float:
 @kernel("MelWeightMatrix", since=17)
 def mel_weight_matrix(
     xp: ArrayModule,
-    num_mel_bins: Array,
-    dft_length: Array,
-    sample_rate: Array,
-    lower_edge_hertz: Array,
-    upper_edge_hertz: Array,
+    num_mel_bins: HostArray,
+    dft_length: HostArray,
+    sample_rate: HostArray,
+    lower_edge_hertz: HostArray,
+    upper_edge_hertz: HostArray,
     *,
     output_datatype: int = 1,
 ) -> Array:

@@ -5,14 +5,15 @@ import math
 
 import numpy as np
 
+from .gemm import product
 from .operands import check_same_dtype, narrow, one_of, to_ints, widen
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, HostArray, kernel
 
 Ints = tuple[int, ...]
 
 
 @kernel("AffineGrid", since=20)
-def affine_grid(xp: ArrayModule, theta: Array, size: Array, *, align_corners: int = 0) -> Array:
+def affine_grid(xp: ArrayModule, theta: Array, size: HostArray, *, align_corners: int = 0) -> Array:
     """Sampling places (batch, *spatial, rank) of an affine transform, in coordinates from -1 to 1."""
     spatial = to_ints(size)[2:]
     if theta.shape[1:] != (len(spatial), len(spatial) + 1):
@@ -22,7 +23,7 @@ def affine_grid(xp: ArrayModule, theta: Array, size: Array, *, align_corners: in
     grid = xp.meshgrid(*steps, indexing="ij")
     # the last coordinate names the first place: x runs along the last dim
     places = xp.stack([*reversed(grid), xp.ones_like(grid[0])], axis=-1)
-    flat = xp.matmul(places.reshape(-1, len(spatial) + 1), xp.swapaxes(wide, 1, 2))
+    flat = product(xp, places.reshape(-1, len(spatial) + 1), xp.swapaxes(wide, 1, 2))
     return narrow(flat.reshape(theta.shape[0], *spatial, len(spatial)), theta.dtype)
 
 
@@ -116,8 +117,8 @@ def grid_sample(
 def roi_align_without_shift(
     xp: ArrayModule,
     x: Array,
-    rois: Array,
-    batch_indices: Array,
+    rois: HostArray,
+    batch_indices: HostArray,
     *,
     mode: str = "avg",
     output_height: int = 1,
@@ -144,8 +145,8 @@ def roi_align_without_shift(
 def roi_align(
     xp: ArrayModule,
     x: Array,
-    rois: Array,
-    batch_indices: Array,
+    rois: HostArray,
+    batch_indices: HostArray,
     *,
     coordinate_transformation_mode: str = "half_pixel",
     mode: str = "avg",
@@ -204,11 +205,11 @@ def _roi_pooled(xp: ArrayModule, image: Array, rows: np.ndarray, columns: np.nda
 @kernel("NonMaxSuppression", since=10)
 def non_max_suppression(
     xp: ArrayModule,
-    boxes: Array,
-    scores: Array,
-    max_output_boxes_per_class: Array | None = None,
-    iou_threshold: Array | None = None,
-    score_threshold: Array | None = None,
+    boxes: HostArray,
+    scores: HostArray,
+    max_output_boxes_per_class: HostArray | None = None,
+    iou_threshold: HostArray | None = None,
+    score_threshold: HostArray | None = None,
     *,
     center_point_box: int = 0,
 ) -> Array:
@@ -216,33 +217,33 @@ def non_max_suppression(
     limit = 0 if max_output_boxes_per_class is None else to_ints(max_output_boxes_per_class)[0]
     overlap = 0.0 if iou_threshold is None else float(iou_threshold.reshape(()))
     least = -math.inf if score_threshold is None else float(score_threshold.reshape(()))
-    corners = _corners(xp, boxes, bool(center_point_box))
-    selected = []
+    corners = _corners(boxes, bool(center_point_box))
+    selected: list[tuple[int, int, int]] = []
     for image, kind in itertools.product(range(scores.shape[0]), range(scores.shape[1])):
-        chosen = _suppressed(xp, corners[image], scores[image, kind], limit, overlap, least)
+        chosen = _suppressed(corners[image], scores[image, kind], limit, overlap, least)
         selected += [(image, kind, box) for box in chosen]
     return xp.asarray(selected, dtype=np.int64).reshape(-1, 3)
 
 
-def _corners(xp: ArrayModule, boxes: Array, centred: bool) -> Array:
+def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
     """Boxes as (low y, low x, high y, high x)."""
     first, second = boxes[..., :2], boxes[..., 2:]
     if centred:
-        first, second = xp.flip(first - second / 2, -1), xp.flip(first + second / 2, -1)
-    return xp.concatenate([xp.minimum(first, second), xp.maximum(first, second)], axis=-1)
+        first, second = np.flip(first - second / 2, -1), np.flip(first + second / 2, -1)
+    return np.concatenate([np.minimum(first, second), np.maximum(first, second)], axis=-1)
 
 
-def _suppressed(xp: ArrayModule, corners: Array, scores: Array, limit: int, overlap: float, least: float) -> list[int]:
-    order = xp.argsort(-scores, kind="stable")
+def _suppressed(corners: np.ndarray, scores: np.ndarray, limit: int, overlap: float, least: float) -> list[int]:
+    order = np.argsort(-scores, kind="stable")
     order = order[scores[order] > least]
     area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     chosen: list[int] = []
     while order.size and len(chosen) < limit:
         best, order = order[0], order[1:]
         chosen.append(int(best))
-        low = xp.maximum(corners[order, :2], corners[best, :2])
-        high = xp.minimum(corners[order, 2:], corners[best, 2:])
-        common = xp.maximum(high - low, 0).prod(axis=-1)
+        low = np.maximum(corners[order, :2], corners[best, :2])
+        high = np.minimum(corners[order, 2:], corners[best, 2:])
+        common = np.maximum(high - low, 0).prod(axis=-1)
         union = area[order] + area[best] - common
         order = order[common <= overlap * union]
     return chosen

@@ -477,7 +477,6 @@ MISTAKES = [
     (["run", "OUT", "--inputs", "NEW"], 2, "cannot read the arrays"),
     (["run", "OUT", "--inputs", "INPUTS", "--outputs", "NEW/out.npz"], 2, "cannot write the arrays"),
     (["run", "OUT", "--inputs", "WRONG"], 2, "the inputs do not fit"),
-    (["run", "OUT", "--engine", "cupy"], 2, "not there yet"),
     (["run", "OUT", "--group", "mpi"], 2, "not there yet"),
     (["run", "OUT", "--engine", "nonsense"], 2, "--engine numpy"),
     (["verify", "OUT", "--tolerance", "-1"], 2, "--tolerance"),

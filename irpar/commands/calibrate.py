@@ -30,7 +30,9 @@ def calibrate_command(out: Target = None, ranks: Ranks = 4, engine: Engine = "or
     if out is not None:
         _check_target(out)
     console = messages()
-    measured = calibrate(ranks, engine, progress=lambda what: None if as_json else console.print(f"measuring {what}"))
+    measured = calibrate(
+        ranks, engine or "ort", progress=lambda what: None if as_json else console.print(f"measuring {what}")
+    )
     if out is not None:
         with new_file(out, "the network") as fresh:
             fresh.write_text(as_yaml(measured), encoding="utf-8")

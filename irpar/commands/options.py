@@ -44,7 +44,19 @@ Pipeline = Annotated[
         "--pipeline", metavar="PASSES", help="Passes, such as infer-types,cse{...},localize.", show_default=False
     ),
 ]
-Engine = Annotated[str, typer.Option("--engine", metavar="NAME", help="What computes: ort or numpy.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="What computes: ort, numpy or cupy. By default cupy where CuPy finds a GPU with room for the ranks, "
+        "else ort.",
+        show_default=False,
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse what the engine cupy would compute on the host instead of the GPU.")
+]
 Inputs = Annotated[
     Path | None,
     typer.Option("--inputs", metavar="FILE", help="An .npz file with an array for each input.", show_default=False),
@@ -112,7 +124,6 @@ def mesh_of(text: str | None) -> Mesh | None:
 
 COLLECTIVES = ("irpar",)
 _LATER: Mapping[str, str] = {
-    "cupy": "the GPU runtime",
     "processes": "the launcher of processes",
     "mpi": "the launcher of processes",
     "nccl": "the GPU runtime",

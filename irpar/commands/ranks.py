@@ -39,18 +39,19 @@ def on_ranks(
     out: Path,
     work: "Callable[[Partition, dict[str, Any]], None]",
     *,
-    engine: str,
+    engine: str | None,
     group: str | None,
     timeout: float | None,
+    strict: bool,
 ) -> None:
     """Do a command's work on the ranks of a partition: on rank 0, where others run elsewhere.
 
     Args:
         out: the partition's folder.
         work: takes the partition, and the engine and the group to run it with.
-        engine: as given.
+        engine: as given; None: what fits the machine.
         group: as given; None: what fits the launcher.
-        timeout: as given.
+        timeout, strict: as given.
 
     Raises:
         IrparError: the ranks cannot be run so, or the work failed.
@@ -61,16 +62,19 @@ def on_ranks(
     from irpar.runtime.errors import PeerError
     from irpar.runtime.groups import GROUPS
 
-    choice("--engine", engine, ENGINES)
+    if engine is not None:
+        choice("--engine", engine, ENGINES)
     world = World.of_environment()
     if world is not None and world.size == 1:
         world = None  # What started one process started it for something else, or has nothing to tell.
-    name = _default_group(world, engine) if group is None else choice("--group", group, GROUPS)
-    _check_launched(name, world)
+    if group is not None:
+        _check_launched(choice("--group", group, GROUPS), world)
     with Partition.open(out) as partition:
-        if name != "threads":
+        computing: Any = engine or partition.default_engine(0 if world is None else world.local_size or 1)
+        name = group or _default_group(world, computing)
+        if name != "threads" or strict:
             # The ranks meet before rank 0 reads what only it has, so that they end with it if that is missing.
-            executor = partition.executor(engine, name, timeout)  # type: ignore[arg-type]
+            executor = partition.executor(computing, name, timeout, strict)
             if not executor.is_driver:
                 try:
                     executor.serve()
@@ -80,13 +84,15 @@ def on_ranks(
                         raise typer.Exit(2) from None
                     raise
                 return
-        work(partition, {"engine": engine, "group": name})
+        work(partition, {"engine": computing, "group": name})
 
 
 def _default_group(world: "World | None", engine: str) -> str:
+    from irpar.runtime.groups import GROUPS
+
     if world is None:
         return "threads"
-    if engine == "cupy":
+    if engine == "cupy" and "nccl" in GROUPS:
         return "nccl"
     return "mpi" if world.launcher in ("Open MPI", "MPICH") else "processes"
 

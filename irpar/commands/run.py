@@ -10,7 +10,7 @@ import typer
 from irpar.display import bytes_text, count_text, output, print_json, table
 from irpar.sharding import IrparError
 
-from .options import Engine, Inputs, Json, Out
+from .options import Engine, Inputs, Json, Out, Strict
 from .ranks import GroupName, Timeout, on_ranks
 
 if TYPE_CHECKING:
@@ -26,9 +26,10 @@ def run_command(
     out: Out,
     inputs: Inputs = None,
     outputs: Outputs = None,
-    engine: Engine = "ort",
+    engine: Engine = None,
     group: GroupName = None,
     timeout: Timeout = None,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Run all ranks of a partition, on whole inputs, and give back whole outputs.
@@ -40,7 +41,7 @@ def run_command(
     def work(partition: "Partition", options: dict[str, Any]) -> None:
         _run(partition, options, inputs, outputs, as_json)
 
-    on_ranks(out, work, engine=engine, group=group, timeout=timeout)
+    on_ranks(out, work, engine=engine, group=group, timeout=timeout, strict=strict)
 
 
 def _run(
@@ -66,6 +67,7 @@ def _run(
                 "seconds": seconds,
                 "collectives": len(executor.log),
                 "sent_bytes": sent,
+                "notes": list(executor.notes),
             }
         )
         return
@@ -79,6 +81,8 @@ def _run(
         f"\n{ranks} in {seconds:.3f} s; {count_text(len(executor.log), 'collective')}, "
         f"each device sends at most {bytes_text(sent)}"
     )
+    for note in executor.notes:
+        console.print(note)
     if outputs is not None:
         console.print(f"written to {outputs}")
 

@@ -8,7 +8,7 @@ import typer
 
 from irpar.display import count_text, difference_text, output, print_json, table
 
-from .options import Engine, Inputs, Json, Out
+from .options import Engine, Inputs, Json, Out, Strict
 from .ranks import GroupName, Timeout, on_ranks
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ def verify_command(
     tolerance: Tolerance = None,
     seed: Seed = 0,
     model: Original = None,
-    engine: Engine = "ort",
+    engine: Engine = None,
     group: GroupName = None,
     timeout: Timeout = None,
+    strict: Strict = False,
     as_json: Json = False,
 ) -> None:
     """Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ.
@@ -65,13 +66,15 @@ def verify_command(
             print_json(_as_json(verified, bisected))
         else:
             again = [f"--inputs {inputs}"] * (inputs is not None) + [f"--model {model}"] * (model is not None)
-            again += [f"--seed {seed}"] * (seed != 0) + [f"--engine {engine}"] * (engine != "ort")
+            again += (
+                [f"--seed {seed}"] * (seed != 0) + [f"--engine {engine}"] * (engine is not None) + ["--strict"] * strict
+            )
             again += [f"--group {group}"] * (group is not None)
             _print(verified, bisected, " ".join(["irpar verify", str(out), *again, "--bisect"]))
         if not verified.is_equal or (bisected is not None and bisected.first is not None):
             raise typer.Exit(DIFFERS)
 
-    on_ranks(out, work, engine=engine, group=group, timeout=timeout)
+    on_ranks(out, work, engine=engine, group=group, timeout=timeout, strict=strict)
 
 
 def _as_json(verified: "Verification", bisected: "Bisection | None") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What If, Loop and Scan do with their bodies, whoever runs these; and with SequenceMap and calls for the numpy engine.
+"""What If, Loop and Scan do with their bodies, whoever runs these; and with SequenceMap and calls for array engines.
 
 Nested graphs read values of the graphs around them, so all of a segment shares one environment (value to array);
 a function sees nothing but its operands and gets an environment of its own.
@@ -11,10 +11,11 @@ import numpy as np
 
 from irpar.ir import Graph, Node, Value, tensor_type
 
+from .arrays import ON_HOST, Arrays
 from .errors import EngineError
 
 if TYPE_CHECKING:
-    from .numpy_engine import Scope
+    from .bodies import Scope
 
 Environment = dict[Value, Any]
 Operation = Callable[[list[Any], Environment], Sequence[Any]]
@@ -31,8 +32,8 @@ Trips = Generator[Trip, Sequence[Any], Sequence[Any]]
 """Yields one trip after the other, is sent what came out of each, and returns the results of the node."""
 
 
-def _truth(value: Any) -> bool:
-    return bool(np.asarray(value).reshape(()))
+def _truth(value: Any, arrays: Arrays) -> bool:
+    return bool(arrays.host(value).reshape(()))
 
 
 def _body(node: Node, name: str) -> Graph:
@@ -44,29 +45,30 @@ def _body(node: Node, name: str) -> Graph:
     return graph
 
 
-def _if(node: Node, inputs: Sequence[Any]) -> Trips:
-    return (yield Trip(_body(node, "then_branch" if _truth(inputs[0]) else "else_branch"), ()))
+def _if(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST) -> Trips:
+    return (yield Trip(_body(node, "then_branch" if _truth(inputs[0], arrays) else "else_branch"), ()))
 
 
-def _loop(node: Node, inputs: Sequence[Any]) -> Trips:
+def _loop(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST) -> Trips:
     body = _body(node, "body")
     carried = len(node.operands) - 2
-    limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(()))
-    going = inputs[1] is None or _truth(inputs[1])
+    limit = None if inputs[0] is None else int(arrays.host(inputs[0]).reshape(()))
+    going = inputs[1] is None or _truth(inputs[1], arrays)
     state: Sequence[Any] = inputs[2:]
     rows: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - carried)]
     count = 0
     while going and (limit is None or count < limit):
-        results = yield Trip(body, (np.asarray(count, np.int64), np.asarray(going), *state))
-        going, state = _truth(results[0]), results[1 : 1 + carried]
+        numbers = arrays.keep(np.asarray(count, np.int64)), arrays.keep(np.asarray(going))
+        results = yield Trip(body, (*numbers, *state))
+        going, state = _truth(results[0], arrays), results[1 : 1 + carried]
         for row, value in zip(rows, results[1 + carried :], strict=True):
             row.append(value)
         count += 1
-    stacked = [_stack(row, 0, body.outputs[1 + carried + index], node) for index, row in enumerate(rows)]
+    stacked = [_stack(row, 0, body.outputs[1 + carried + index], arrays) for index, row in enumerate(rows)]
     return [*state, *stacked]
 
 
-def _scan(node: Node, inputs: Sequence[Any]) -> Trips:
+def _scan(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST) -> Trips:
     if node.version and node.version < 9:
         raise EngineError("Scan of opset 8 cannot be computed", where=node.label, do="convert the model to opset 13")
     body = _body(node, "body")
@@ -77,7 +79,8 @@ def _scan(node: Node, inputs: Sequence[Any]) -> Trips:
     prepend = _ints(node, "scan_output_directions", produced)
     state: Sequence[Any] = inputs[:carried]
     axes = _ints(node, "scan_input_axes", scanned)
-    sources = [np.moveaxis(array, axis, 0) for array, axis in zip(inputs[carried:], axes, strict=True)]
+    xp, scanned_arrays = arrays.together(inputs[carried:])
+    sources = [xp.moveaxis(array, axis, 0) for array, axis in zip(scanned_arrays, axes, strict=True)]
     lengths = {len(source) for source in sources}
     if len(lengths) != 1:
         raise ValueError(f"scan inputs have different lengths {sorted(lengths)}")
@@ -86,21 +89,21 @@ def _scan(node: Node, inputs: Sequence[Any]) -> Trips:
     for step in range(length):
         places = [length - 1 - step if reverse else step for reverse in backward]
         # Of a vector numpy gives a number, which engines do not take for a tensor.
-        items = [np.asarray(source[place]) for source, place in zip(sources, places, strict=True)]
+        items = [arrays.keep(xp.asarray(source[place])) for source, place in zip(sources, places, strict=True)]
         results = yield Trip(body, (*state, *items))
         state = results[:carried]
         for row, value in zip(rows, results[carried:], strict=True):
             row.append(value)
     result_axes = _ints(node, "scan_output_axes", produced)
     stacked = [
-        _stack(row[::-1] if reverse else row, axis, value, node)
+        _stack(row[::-1] if reverse else row, axis, value, arrays)
         for row, axis, reverse, value in zip(rows, result_axes, prepend, body.outputs[carried:], strict=True)
     ]
     return [*state, *stacked]
 
 
-TRIPS: Mapping[str, Callable[[Node, Sequence[Any]], Trips]] = {"If": _if, "Loop": _loop, "Scan": _scan}
-"""Operators of ai.onnx by what runs their bodies, given the node and its operands."""
+TRIPS: Mapping[str, Callable[..., Trips]] = {"If": _if, "Loop": _loop, "Scan": _scan}
+"""Operators of ai.onnx by what runs their bodies, given the node, its operands, and where arrays lie."""
 
 
 def _ints(node: Node, name: str, count: int) -> tuple[int, ...]:
@@ -108,16 +111,17 @@ def _ints(node: Node, name: str, count: int) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, tuple) else (0,) * count  # type: ignore[arg-type]
 
 
-def _stack(row: Sequence[Any], axis: int, value: Value, node: Node) -> Any:
+def _stack(row: Sequence[Any], axis: int, value: Value, arrays: Arrays) -> Any:
     """The scan output of a body's result over all iterations."""
     if row:
-        return np.stack(row, axis)
+        xp, items = arrays.together(row)
+        return arrays.keep(xp.stack(items, axis))
     type_ = tensor_type(value.type)
     if type_ is None or not type_.is_static:
         raise ValueError(f"no iteration ran, and %{value.name} has no static type that gives the empty result a shape")
     shape = list(type_.static_shape)
     shape.insert(axis if axis >= 0 else axis + len(shape) + 1, 0)
-    return np.empty(shape, type_.dtype.numpy)
+    return arrays.keep(np.empty(shape, type_.dtype.numpy))
 
 
 def _with_bodies(node: Node, scope: "Scope") -> Operation:
@@ -125,7 +129,7 @@ def _with_bodies(node: Node, scope: "Scope") -> Operation:
     bodies = {graph: scope.body(graph) for graph in node.nested_graphs()}
 
     def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        trips = start(node, inputs)
+        trips = start(node, inputs, scope.arrays)
         try:
             trip = next(trips)
             while True:

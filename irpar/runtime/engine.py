@@ -1,7 +1,7 @@
 """What an engine must do, and the engines by name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from irpar.ir import Tensor, Value
 from irpar.process import import_native
 from irpar.sharding import IrparError
 
+from .arrays import Arrays
 from .program import Segment
 
 Array = np.ndarray[Any, Any]
@@ -41,10 +42,11 @@ class Constants:
 class CompiledSegment(Protocol):
     """A segment made ready for one part; may run on several threads at once."""
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Compute `segment.outputs` from values for `segment.inputs`.
+    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+        """Compute `segment.outputs` from values for `segment.inputs`, on behalf of a rank.
 
-        Tensors are numpy arrays, sequences lists of them, an absent optional None. Inputs are not written to, and
+        Tensors are numpy arrays, sequences lists of them, an absent optional None. An engine with a device also takes
+        arrays of it, and gives them where `EngineSettings.keep_on_device` says so. Inputs are not written to, and
         results may share memory with them.
 
         Raises:
@@ -59,10 +61,18 @@ class Engine(Protocol):
     Attributes:
         name: what `--engine` calls it.
         is_parallel: whether several segments gain from running on several threads (the GIL is let go).
+        notes: what the user should know of how nodes were computed, so far; a line each.
     """
 
     name: str
     is_parallel: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def edge(self, rank: int) -> Arrays:
+        """Where the arrays lie that a rank holds between segments."""
+        ...
 
     def compile(self, segment: Segment, constants: Constants) -> CompiledSegment:
         """Make a segment ready for one part.
@@ -79,14 +89,32 @@ class EngineSettings:
     Attributes:
         opsets: domain to opset version of the module.
         ranks: how many ranks run in this process.
+        strict: refuse a node that an engine with a device would compute on the host.
+        keep_on_device: let segments give arrays of the device, where the engine has one.
+        local_rank: the place of this process among those of its machine, which chooses the device.
     """
 
-    def __init__(self, opsets: Mapping[str, int], ranks: int) -> None:
+    def __init__(
+        self,
+        opsets: Mapping[str, int],
+        ranks: int,
+        *,
+        strict: bool = False,
+        keep_on_device: bool = False,
+        local_rank: int = 0,
+    ) -> None:
         self.opsets = dict(opsets)
         self.ranks = ranks
+        self.strict = strict
+        self.keep_on_device = keep_on_device
+        self.local_rank = local_rank
 
 
-ENGINES: dict[str, str] = {"ort": "ort_engine:OrtEngine", "numpy": "numpy_engine:NumpyEngine"}
+ENGINES: dict[str, str] = {
+    "ort": "ort_engine:OrtEngine",
+    "numpy": "numpy_engine:NumpyEngine",
+    "cupy": "cupy_engine:CupyEngine",
+}
 """Name to module and class; loaded when asked for, so that nobody waits for an engine that is not used."""
 
 
@@ -101,3 +129,18 @@ def make_engine(name: str, settings: EngineSettings) -> Engine:
     module, _, kind = ENGINES[name].partition(":")
     make: Callable[[EngineSettings], Engine] = getattr(import_native(f"{__package__}.{module}"), kind)
     return make(settings)
+
+
+def default_engine(peaks: Sequence[int | None], processes: int = 0) -> Literal["ort", "cupy"]:
+    """The engine where none is asked for: `cupy` where CuPy finds devices on which the ranks fit, else `ort`.
+
+    Args:
+        peaks: bytes that each rank holds at most; None where nobody knows.
+        processes: how many processes of this machine run one rank each, on a device each; 0: one runs them all.
+    """
+    from .cuda import device_count, free_bytes
+
+    if not device_count() or device_count() < processes:
+        return "ort"
+    known = [peak or 0 for peak in peaks]
+    return "cupy" if (max(known, default=0) if processes else sum(known)) <= free_bytes() else "ort"

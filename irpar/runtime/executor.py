@@ -17,6 +17,7 @@ from irpar.sharding import IrparError, Mesh
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
 from .engine import CompiledSegment, EngineSettings, make_engine
+from .environment import World
 from .errors import EngineError, ProgramError, RunError
 from .groups import Call, Group, Messenger, make_group, rank_text
 from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
@@ -47,10 +48,11 @@ class Executor:
     Args:
         module: a local module; or a global one without collectives, on a mesh of one device.
         mesh: the mesh of its ranks.
-        engine: what computes: "ort" or "numpy".
+        engine: what computes: "ort", "numpy" or "cupy".
         group: what communicates, by name (see `irpar.runtime.groups.GROUPS`), or a group of one's own.
         parts: the parts of the module, those of this process's ranks at least; None: those that `parts_of` finds.
         timeout: seconds that a rank waits for others at a collective; None: `irpar.runtime.groups.TIMEOUT`.
+        strict: refuse nodes that an engine with a device would compute on the host.
 
     Attributes:
         inputs: what `run` takes.
@@ -71,14 +73,15 @@ class Executor:
         group: str | Group = "threads",
         parts: Sequence[Part] | None = None,
         timeout: float | None = None,
+        strict: bool = False,
     ) -> None:
         self.mesh = mesh
         self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
         self._partition = ""
         with _left_when_failing(self._group, mesh):
-            self._prepare(module, engine, parts)
+            self._prepare(module, engine, parts, strict)
 
-    def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None) -> None:
+    def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None, strict: bool) -> None:
         mesh, ranks = self.mesh, self._group.ranks
         self.is_driver = DRIVER in ranks
         listed = parts if parts is not None else _parts(module, mesh)
@@ -90,7 +93,14 @@ class Executor:
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
         self._check_parts_agree()
         self.log = CollectiveLog()
-        self._engine = make_engine(engine, EngineSettings(module.opsets, len(ranks)))
+        settings = EngineSettings(
+            module.opsets,
+            len(ranks),
+            strict=strict,
+            keep_on_device=self._group.takes_device_arrays,
+            local_rank=_local_rank() if len(ranks) < mesh.size else 0,
+        )
+        self._engine = make_engine(engine, settings)
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
         check_memory(run_bytes(self.parts, self._threads), f"a run of {what} of mesh {mesh} in this process")
@@ -105,6 +115,11 @@ class Executor:
             self._driver.meet()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of how nodes were computed, so far; a line each."""
+        return self._engine.notes
+
+    @property
     def _messenger(self) -> Messenger:
         """The group, where it joins several processes."""
         return cast(Messenger, self._group)
@@ -117,6 +132,7 @@ class Executor:
         engine: str = "ort",
         group: str | Group = "threads",
         timeout: float | None = None,
+        strict: bool = False,
     ) -> "Executor":
         """The program that `irpar partition` wrote to a folder; only the parts of this process's ranks are opened.
 
@@ -130,7 +146,7 @@ class Executor:
         with _left_when_failing(joined, mesh):
             own = None if len(joined.ranks) == mesh.size else joined.ranks
             plan, _, parts, modules = open_parts(folder, own)
-        executor = cls(modules[0], mesh, engine=engine, group=joined, parts=parts)
+        executor = cls(modules[0], mesh, engine=engine, group=joined, parts=parts, strict=strict)
         executor._partition = str(plan.id)
         return executor
 
@@ -267,7 +283,7 @@ class Executor:
 
     def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]]) -> list[RankState]:
         states = [
-            RankState(rank, self.mesh.coords(rank), part, self._group.start)
+            RankState(rank, self.mesh.coords(rank), part, self._group.start, self._engine.edge(rank))
             for part in prepared.parts
             for rank in part.part.ranks
             if rank in blocks
@@ -341,11 +357,9 @@ class Executor:
 
     def _computed(self, prepared: Prepared, state: RankState) -> dict[str, Any]:
         """A rank's blocks of the outputs and of what is fetched, by name."""
-        found = {spec.name: state.read(value) for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
-        for name, values in prepared.fetched.items():
-            if state.graph in values:
-                found[name] = state.read(values[state.graph])
-        return found
+        wanted = {spec.name: value for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
+        wanted |= {name: values[state.graph] for name, values in prepared.fetched.items() if state.graph in values}
+        return {name: state.read_on_host(value) for name, value in wanted.items()}
 
     def _whole(self, spec: TensorSpec, blocks: Mapping[int, Any], with_check: bool) -> Any:
         if with_check:
@@ -378,6 +392,12 @@ def _left_when_failing(group: Group, mesh: Mesh) -> Iterator[None]:
             abort(cast(Messenger, group), error)
         group.close()
         raise
+
+
+def _local_rank() -> int:
+    """The place of this process among those of its machine, where a launcher tells it."""
+    world = World.of_environment()
+    return 0 if world is None else world.local_rank
 
 
 def _check_operators(parts: Sequence[Part]) -> None:

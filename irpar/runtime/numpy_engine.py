@@ -1,177 +1,12 @@
 """The engine `numpy`: irpar's own kernels, node by node."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from irpar.ir import (
-    Attribute,
-    Graph,
-    Node,
-    OptionalType,
-    RefAttribute,
-    SequenceType,
-    Value,
-    captured_or_read,
-    plain_attribute,
-)
-from irpar.kernels import lookup
-
-from .control_flow import CONTROL_FLOW, Environment, Operation, call
+from .arrays import ON_HOST, Arrays
+from .bodies import Body, Scope
 from .engine import Constants, EngineSettings
-from .errors import EngineError, NodeError
 from .program import Segment
-from .sequences import SEQUENCE_OPS
-
-
-@dataclass(frozen=True, eq=False)
-class Instruction:
-    """One node, ready to run: what it reads, computes and defines, and what nobody reads after it."""
-
-    node: Node
-    operation: Operation
-    inputs: tuple[Value | None, ...]
-    results: tuple[Value, ...]
-    frees: tuple[Value, ...]
-
-
-class Scope:
-    """Where a body is compiled: what attribute references mean there."""
-
-    def __init__(self, given: Mapping[str, Attribute] | None = None) -> None:
-        self._given = given
-
-    def inside(self, given: Mapping[str, Attribute]) -> "Scope":
-        """The scope of a function's body, called with these attributes."""
-        return Scope(given)
-
-    def body(self, graph: Graph) -> "Body":
-        """Compile a nested graph or a function's body."""
-        return Body(tuple(graph), tuple(graph.inputs), graph.outputs, graph.constants, self)
-
-    def resolve(self, value: Attribute, node: Node) -> Attribute | None:
-        """An attribute's value; for a reference the caller's, or None where the caller gives none."""
-        if not isinstance(value, RefAttribute):
-            return value
-        if self._given is None:
-            raise EngineError(f"attribute reference {value.name!r} outside a function", where=node.label)
-        return self._given.get(value.name)
-
-    def attributes(self, node: Node) -> dict[str, Any]:
-        """The attributes of a node as the kernels take them: numbers, strings, tuples of these, arrays."""
-        resolved = {name: self.resolve(value, node) for name, value in node.attributes.items()}
-        return {name: plain_attribute(value) for name, value in resolved.items() if value is not None}
-
-
-class Body:
-    """Compiled nodes with inputs and outputs: a segment, a nested graph, or a function's body."""
-
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        inputs: tuple[Value, ...],
-        outputs: tuple[Value, ...],
-        constants: Iterable[Value],
-        scope: Scope,
-    ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self._constants = {value: value.data.numpy() for value in constants if value.data is not None}
-        own = {*inputs, *(value for node in nodes for value in node.results)}
-        self._instructions = _instructions(nodes, own, set(outputs), scope)
-
-    def call(self, arguments: Sequence[Any], environment: Environment) -> list[Any]:
-        """Run with values for the inputs; `environment` holds what the nodes read from outside."""
-        environment.update(self._constants)
-        environment.update(zip(self.inputs, arguments, strict=True))
-        self.run(environment)
-        return [environment[value] for value in self.outputs]
-
-    def run(self, environment: Environment) -> None:
-        """Run in an environment that holds all that is read."""
-        for instruction in self._instructions:
-            inputs = [None if value is None else environment[value] for value in instruction.inputs]
-            try:
-                results = instruction.operation(inputs, environment)
-            except NodeError:
-                raise
-            except Exception as error:
-                raise _failure(instruction.node, error) from error
-            environment.update(zip(instruction.results, results, strict=True))
-            for value in instruction.frees:
-                del environment[value]
-
-
-def _failure(node: Node, error: Exception) -> NodeError:
-    text = str(error).removeprefix(f"{node.op_type}: ")
-    return NodeError(f"{node.operator} failed: {text}", where=f"node {node.label}")
-
-
-def _instructions(nodes: Sequence[Node], own: set[Value], kept: set[Value], scope: Scope) -> tuple[Instruction, ...]:
-    """The nodes with what can be freed after each: values of this body (`own`) that nothing later reads."""
-    later = set(kept)
-    made: list[Instruction] = []
-    for node in reversed(nodes):
-        touched = dict.fromkeys((*captured_or_read(node), *node.results))
-        frees = tuple(value for value in touched if value in own and value not in later)
-        later.update(touched)
-        made.append(Instruction(node, _operation(node, scope), node.operands, node.results, frees))
-    made.reverse()
-    return tuple(made)
-
-
-def _operation(node: Node, scope: Scope) -> Operation:
-    """What computes a node.
-
-    Raises:
-        EngineError: nothing does.
-    """
-    if node.callee is not None:
-        return call(node, scope)
-    if node.domain == "" and node.op_type in CONTROL_FLOW:
-        return CONTROL_FLOW[node.op_type](node, scope)
-    if node.domain == "" and node.op_type in SEQUENCE_OPS and _is_for_sequences(node):
-        return _sequence_operation(node, scope)
-    return _kernel_operation(node, scope)
-
-
-def _is_for_sequences(node: Node) -> bool:
-    """Identity of tensors has a kernel; that of sequences and optionals has none."""
-    return node.op_type != "Identity" or any(isinstance(v.type, SequenceType | OptionalType) for v in node.inputs)
-
-
-def _sequence_operation(node: Node, scope: Scope) -> Operation:
-    compute = SEQUENCE_OPS[node.op_type]
-    attributes = scope.attributes(node)
-
-    def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        return (compute(inputs, attributes),)
-
-    return run
-
-
-def _kernel_operation(node: Node, scope: Scope) -> Operation:
-    kernel = lookup(node.domain, node.op_type, node.version)
-    if kernel is None:
-        raise EngineError(
-            f"the numpy engine has no kernel for {node.operator}, opset {node.version}",
-            where=f"node {node.label}",
-            do="use --engine ort, or register a kernel with irpar.kernels.register",
-        )
-    try:
-        attributes = scope.attributes(node)
-    except TypeError as error:  # a graph, or a reference
-        raise EngineError(
-            f"the numpy engine cannot run {node.operator}: {error}", where=f"node {node.label}", do="use --engine ort"
-        ) from error
-    count = len(node.results)
-
-    def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        return kernel(np, inputs, attributes, count)
-
-    return run
 
 
 class NumpySegment:
@@ -179,9 +14,9 @@ class NumpySegment:
 
     def __init__(self, segment: Segment, constants: Constants) -> None:
         self._constants = {value: constants.array(value) for value in segment.constants}
-        self._body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope())
+        self._body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(ON_HOST))
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         return self._body.call(inputs, dict(self._constants))
 
@@ -191,9 +26,14 @@ class NumpyEngine:
 
     name = "numpy"
     is_parallel = False
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:
         pass
+
+    def edge(self, rank: int) -> Arrays:
+        """Arrays are numpy's; see `Engine.edge`."""
+        return ON_HOST
 
     def compile(self, segment: Segment, constants: Constants) -> NumpySegment:
         """Look up a kernel for every node of a segment; see `Engine.compile`."""

@@ -33,6 +33,7 @@ from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
 from irpar.onnx_io.versions import NEWEST_OPSET_OF_ORT
 
+from .arrays import ON_HOST, Arrays
 from .control_flow import CONTROL_FLOW
 from .engine import Constants, EngineSettings
 from .errors import EngineError, NodeError
@@ -63,11 +64,16 @@ class OrtEngine:
 
     name = "ort"
     is_parallel = True
+    notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:
         self._opsets = settings.opsets
         self._threads = 0 if settings.ranks == 1 else 1
         self._shares_arena = settings.ranks > 1
+
+    def edge(self, rank: int) -> Arrays:
+        """Arrays are numpy's; see `Engine.edge`."""
+        return ON_HOST
 
     def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":
         """Make a session of a segment; see `Engine.compile`."""
@@ -353,7 +359,7 @@ class OrtSegment:
         self._inputs = [value.name for value in segment.inputs]
         self._outputs = [value.name for value in segment.outputs]
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         try:
             return self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))  # type: ignore[no-any-return]
@@ -378,7 +384,7 @@ class ValueSegment(OrtSegment):
                     do=_advice(segment),
                 )
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         feeds = {
             value.name: to_ort(np.asarray(array, order="C"), value.dtype)

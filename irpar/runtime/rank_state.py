@@ -8,6 +8,7 @@ import numpy as np
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops.coords import COORDS
 
+from .arrays import Arrays
 from .control_flow import TRIPS, Trip, Trips
 from .engine import CompiledSegment
 from .errors import NodeError, RunError
@@ -25,13 +26,19 @@ class RankState:
     """
 
     def __init__(
-        self, rank: int, coords: tuple[int, ...], prepared: PreparedPart, start_call: Callable[[Call], None]
+        self,
+        rank: int,
+        coords: tuple[int, ...],
+        prepared: PreparedPart,
+        start_call: Callable[[Call], None],
+        arrays: Arrays,
     ) -> None:
         self.rank = rank
         self.coords = coords
         self.graph = prepared.part.graph
         self._prepared = prepared
         self._start_call = start_call
+        self._arrays = arrays
         self._values: dict[Value, Any] = {}
         self._steps = self._walk(prepared.program)
         self.step: ComputeStep | CollectiveStep | WaitStep | None = None
@@ -50,6 +57,10 @@ class RankState:
     def read(self, value: Value) -> Any:
         """A value that the rank holds."""
         return self._prepared.constants.array(value) if value.is_constant else self._values[value]
+
+    def read_on_host(self, value: Value) -> Any:
+        """A value that the rank holds: a numpy array, a list of them, or None."""
+        return self._arrays.outside(self.read(value))
 
     def start(self, blocks: Mapping[str, Any]) -> None:
         """Take this rank's blocks of the inputs, and its coordinates, and come to the first step.
@@ -76,7 +87,7 @@ class RankState:
         step = self.compute
         assert step is not None
         inputs = [self._values[value] for value in step.segment.inputs]
-        results = self.compiled.run(inputs)
+        results = self.compiled.run(inputs, self.rank)
         self._values.update(zip(step.segment.outputs, results, strict=True))
         self.step = next(self._steps, None)
 
@@ -87,7 +98,7 @@ class RankState:
             started: Call = self._values[step.inflight]
             return started
         assert isinstance(step, CollectiveStep)
-        return Call(self.rank, self.coords, step.collective, self.read(step.operand))
+        return Call(self.rank, self.coords, step.collective, self._arrays.operand(self.read(step.operand)))
 
     def receive(self, result: Any) -> None:
         """Take the result of that collective."""
@@ -102,7 +113,7 @@ class RankState:
             if isinstance(step, BodiesStep):
                 yield from self._bodies(step)
             elif isinstance(step, StartStep):
-                call = Call(self.rank, self.coords, step.collective, self.read(step.operand))
+                call = Call(self.rank, self.coords, step.collective, self._arrays.operand(self.read(step.operand)))
                 self._start_call(call)
                 self._values[step.result] = call
             else:
@@ -112,7 +123,7 @@ class RankState:
 
     def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CollectiveStep | WaitStep]:
         operands = [None if value is None else self.read(value) for value in step.node.operands]
-        trips = TRIPS[step.node.op_type](step.node, operands)
+        trips = TRIPS[step.node.op_type](step.node, operands, self._arrays)
         asked = _next_trip(trips, step.node, None)
         while isinstance(asked, Trip):
             self._values.update(zip(asked.body.inputs, asked.inputs, strict=True))

@@ -1,4 +1,4 @@
-"""The numpy engine on ONNX's own cases of control flow, sequences, optionals and functions."""
+"""The engines numpy and cupy (on a stand-in for a device) on ONNX's own cases of control flow, sequences, optionals and functions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +12,8 @@ from irpar.runtime.errors import EngineError
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
 from tests.conformance.cases import Case, assert_close, cases
+
+from .devices import strict_device
 
 OPS = frozenset(
     {
@@ -47,10 +49,22 @@ def readable(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("case", list(cases_of_these()))
 def test_case(case: Case) -> None:
+    check(case, "numpy")
+
+
+@pytest.mark.parametrize("host_elements", [0, 64])
+@pytest.mark.parametrize("case", list(cases_of_these()))
+def test_case_on_a_device(case: Case, host_elements: int) -> None:
+    with strict_device(host_elements):
+        check(case, "cupy")
+
+
+def check(case: Case, engine: str) -> None:
+    """Run a case, or skip it where the engine lacks an operator."""
     module = to_module(readable(case.model))
     names = [value.name for value in case.model.graph.input]
     try:
-        executor = Executor(module, Mesh({"x": 1}), engine="numpy")
+        executor = Executor(module, Mesh({"x": 1}), engine=engine)
     except EngineError as error:
         pytest.skip(error.what)
     with executor:

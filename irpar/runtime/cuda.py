@@ -1,0 +1,71 @@
+"""Finding CuPy and a CUDA device, without importing the one or starting the other where that is not needed."""
+
+import ctypes
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from irpar.process import import_native
+from irpar.sharding import IrparError
+
+_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_INSTALL = "pip install 'irpar[cuda13]' (or 'irpar[cuda12]' for a driver of CUDA 12)"
+
+
+class NoDeviceError(IrparError):
+    """There is no CuPy, or no device that it can use."""
+
+
+@cache
+def has_driver() -> bool:
+    """Whether the CUDA driver's library is here."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def device_count() -> int:
+    """How many devices CuPy finds, if it is installed; cheap where there is no CuPy or no driver."""
+    if find_spec("cupy") is None or not has_driver():
+        return 0
+    try:
+        return int(import_native("cupy").cuda.runtime.getDeviceCount())
+    except Exception:  # A CuPy that does not fit the driver cannot be used, whatever it raises.
+        return 0
+
+
+def free_bytes() -> int:
+    """Memory of the current device that nobody uses."""
+    free: int = import_native("cupy").cuda.runtime.memGetInfo()[0]
+    return free
+
+
+def import_cupy(who: str) -> Any:
+    """CuPy, with a device to use.
+
+    Args:
+        who: what needs it, as the message begins.
+
+    Raises:
+        NoDeviceError: CuPy is not installed or cannot be imported, or there is no device.
+    """
+    if find_spec("cupy") is None:
+        raise NoDeviceError(f"{who} needs CuPy, which is not installed", do=f"{_INSTALL}, or use --engine ort")
+    try:
+        cupy = import_native("cupy")
+    except Exception as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise NoDeviceError(
+            f"{who} needs CuPy, which cannot be imported: {text[0]}", do=f"{_INSTALL}, or use --engine ort"
+        ) from error
+    if not has_driver() or not cupy.cuda.is_available():
+        raise NoDeviceError(
+            f"{who} needs a CUDA device, and CuPy finds none",
+            do="run it on a machine with an NVIDIA GPU and its driver (nvidia-smi lists the devices; "
+            "CUDA_VISIBLE_DEVICES may hide them), or use --engine ort",
+        )
+    return cupy

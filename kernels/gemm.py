@@ -1,0 +1,254 @@
+"""Matrix products of any dtype and layout. fp16 and bf16 accumulate in float32, and are widened on NumPy alone.
+
+On CuPy products of floats go to cuBLAS directly: its strided batched product takes transposed and broadcast operands as
+they lie, and multiplies fp16 and bf16 into float32, none of which `cupy.matmul` does for batches.
+"""
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .operands import BFLOAT16, FLOAT32, compute_dtype, narrow, widen
+from .registry import Array, ArrayModule
+
+Ints = tuple[int, ...]
+
+# dtype -> cudaDataType_t of the operands
+_CUDA_TYPES: dict[np.dtype[Any], int] = {FLOAT32: 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, BFLOAT16: 14}
+_COMPUTE: dict[np.dtype[Any], int] = {
+    FLOAT32: 68,
+    np.dtype(np.float64): 70,
+}  # cublasComputeType_t: in full float32 (no TF32), in float64
+_DEFAULT_ALGORITHM = -1
+_ONE, _ZERO = ({dtype: np.full((), number, dtype) for dtype in _COMPUTE} for number in (1, 0))
+
+MOST_CALLS = 16
+"""Batches that need more calls than this are copied into one piece first."""
+
+
+class Gemm(NamedTuple):
+    """A product of a batch of matrices as cuBLAS takes it, but row by row: c = a @ b.
+
+    Offsets, strides and leading dims count elements. A transposed operand lies column by column.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: "Operand"
+    b: "Operand"
+    c: "Operand"
+
+
+class Operand(NamedTuple):
+    """Where the matrices of one operand lie."""
+
+    transposed: bool
+    offset: int
+    leading: int
+    stride: int
+
+
+def for_product(xp: ArrayModule, x: Array) -> Array:
+    """An operand as `product` takes it best where it is made into a larger one first: widened on NumPy."""
+    return x if xp.__name__ == "cupy" else widen(x)
+
+
+def product(xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any] | None" = None) -> Array:
+    """Matrix product over the last two dims; leading dims broadcast, a vector counts as one row or one column.
+
+    Args:
+        xp: the array module.
+        a, b: operands of one dtype; where they differ, both are taken in their compute dtype.
+        dtype: of the result; None: that of `a`.
+    """
+    dtype = a.dtype if dtype is None else dtype
+    if xp.__name__ != "cupy" or compute_dtype(a.dtype) not in _COMPUTE:
+        return narrow(xp.matmul(widen(a), widen(b)), dtype)
+    if a.dtype != b.dtype or a.dtype not in _CUDA_TYPES:
+        a, b = widen(a), widen(b)
+    return narrow(_device_product(xp, a, b, dtype), dtype)
+
+
+def _device_product(xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any]") -> Array:
+    """The product by cuBLAS, in `dtype` where that is the operands' or the compute dtype, else in the latter."""
+    compute = compute_dtype(a.dtype)
+    left = a[None] if a.ndim == 1 else a
+    right = b[:, None] if b.ndim == 1 else b
+    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+    if k != right.shape[-2]:
+        raise ValueError(f"inner dims {k} and {right.shape[-2]} differ")
+    result = xp.empty((*batch, m, n), dtype=dtype if dtype in (a.dtype, compute) else compute)
+    if not k:
+        result.fill(0)
+    elif result.size:
+        left, right = _with_layout(xp, left), _with_layout(xp, right)
+        calls = _calls_of(left, right, batch)
+        if len(calls) > MOST_CALLS:
+            left, right = xp.ascontiguousarray(left), xp.ascontiguousarray(right)
+            calls = _calls_of(left, right, batch)
+        for call in calls:
+            _execute(xp, call, left, right, result, compute)
+    if a.ndim == 1:
+        result = result[..., 0, :]
+    return result[..., 0] if b.ndim == 1 else result
+
+
+def _execute(xp: ArrayModule, call: Gemm, a: Array, b: Array, c: Array, compute: "np.dtype[Any]") -> None:
+    from cupy_backends.cuda.libs import cublas
+
+    def place(x: Array, operand: Operand) -> tuple[int, int, int, int]:
+        return x.data.ptr + operand.offset * x.itemsize, _CUDA_TYPES[x.dtype], operand.leading, operand.stride
+
+    # cuBLAS counts column by column, where c is its own transpose: c' = b' @ a'.
+    cublas.gemmStridedBatchedEx(
+        xp.cuda.device.get_cublas_handle(),
+        int(call.b.transposed),
+        int(call.a.transposed),
+        call.n,
+        call.m,
+        call.k,
+        _ONE[compute].ctypes.data,
+        *place(b, call.b),
+        *place(a, call.a),
+        _ZERO[compute].ctypes.data,
+        *place(c, call.c),
+        call.batch,
+        _COMPUTE[compute],
+        _DEFAULT_ALGORITHM,
+    )
+
+
+# -- layouts --------------------------------------------------------------------------------------------------------
+
+
+def layout(shape: Ints, strides: Ints) -> tuple[bool, int] | None:
+    """Whether a matrix lies column by column, and its leading dim; None where its elements have gaps between them.
+
+    (2, 3) with strides (4, 1) is (False, 4); with strides (1, 2) it is (True, 2); with strides (6, 2) it is None.
+    """
+    (rows, columns), (down, across) = shape, strides
+    if across == 1 or columns == 1:
+        leading = down if rows > 1 else columns
+        if leading >= columns:
+            return False, leading
+    if down == 1 or rows == 1:
+        leading = across if columns > 1 else rows
+        if leading >= rows:
+            return True, leading
+    return None
+
+
+def _element_strides(x: Array) -> Ints:
+    return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def _with_layout(xp: ArrayModule, x: Array) -> Array:
+    """x, or a copy where cuBLAS cannot take its matrices as they lie."""
+    strides = _element_strides(x)
+    is_backwards = any(stride < 0 for stride in strides[:-2])
+    return xp.ascontiguousarray(x) if is_backwards or layout(x.shape[-2:], strides[-2:]) is None else x
+
+
+def _calls_of(a: Array, b: Array, batch: Ints) -> list[Gemm]:
+    return gemm_calls(a.shape, _element_strides(a), b.shape, _element_strides(b), batch)
+
+
+def gemm_calls(a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, batch: Ints) -> list[Gemm]:
+    """The calls that multiply two operands into a contiguous result.
+
+    Batch dims that lie behind each other in all operands become one. Where `b` is the same for all of them they become
+    rows of `a`: (8, 128, 768) @ (768, 64) is one product of 1024 rows. Of what is left the longest dim is the batch of
+    a call, and there is a call for each place in the others.
+
+    Args:
+        a_shape, b_shape: whole shapes; no dim of the result is empty.
+        a_strides, b_strides: in elements; the matrices have a `layout`.
+        batch: the batch dims of the result.
+    """
+    m, k, n = a_shape[-2], a_shape[-1], b_shape[-1]
+    a_layout, b_layout = layout(a_shape[-2:], a_strides[-2:]), layout(b_shape[-2:], b_strides[-2:])
+    assert a_layout is not None
+    assert b_layout is not None
+    a_transposed, a_leading = a_layout
+    dims = _merged(batch, _batch_strides(a_shape, a_strides, batch), _batch_strides(b_shape, b_strides, batch), m * n)
+    while dims and dims[-1][2] == 0 and (step := _row_step(dims[-1], m, k, a_transposed, a_leading)) is not None:
+        a_transposed, a_leading, m = False, step, m * dims.pop()[0]
+    longest = max(range(len(dims)), key=lambda place: dims[place][0], default=None)
+    count, *steps = dims.pop(longest) if longest is not None else (1, 0, 0, 0)
+    calls = []
+    for places in itertools.product(*(range(dim[0]) for dim in dims)):
+        offsets = [sum(place * dim[1 + x] for place, dim in zip(places, dims, strict=True)) for x in range(3)]
+        a = Operand(a_transposed, offsets[0], a_leading, steps[0])
+        b = Operand(b_layout[0], offsets[1], b_layout[1], steps[1])
+        calls.append(Gemm(m, n, k, count, a, b, Operand(False, offsets[2], n, steps[2])))
+    return calls
+
+
+def _row_step(dim: tuple[int, int, int, int], m: int, k: int, transposed: bool, leading: int) -> int | None:
+    """The leading dim of `a` with a batch dim as further rows; None where they do not lie behind each other."""
+    step = dim[1]
+    if m == 1:
+        # A single row lies either way; its elements must touch.
+        return step if step >= k and (not transposed or leading == 1 or k == 1) else None
+    return leading if not transposed and step == m * leading else None
+
+
+def _batch_strides(shape: Ints, strides: Ints, batch: Ints) -> list[int]:
+    """Strides of all batch dims of the result: 0 where an operand is repeated."""
+    missing = len(batch) - (len(shape) - 2)
+    own = [0 if size == 1 else stride for size, stride in zip(shape[:-2], strides[:-2], strict=True)]
+    return [0] * missing + own
+
+
+def _merged(batch: Ints, a: list[int], b: list[int], elements: int) -> list[tuple[int, int, int, int]]:
+    """(size, stride of a, of b, of c) of the batch dims, those of one element left out, those that can be made one."""
+    c = [elements * math.prod(batch[place + 1 :]) for place in range(len(batch))]
+    dims: list[tuple[int, int, int, int]] = []
+    for size, *steps in zip(batch, a, b, c, strict=True):
+        if size == 1:
+            continue
+        if dims and all(outer == size * inner for outer, inner in zip(dims[-1][1:], steps, strict=True)):
+            size *= dims.pop()[0]
+        dims.append((size, steps[0], steps[1], steps[2]))
+    return dims
+
+
+# -- einsum of two operands -----------------------------------------------------------------------------------------
+
+
+def einsum_product(xp: ArrayModule, equation: str, a: Array, b: Array) -> Array | None:
+    """An einsum of two operands as one matrix product; None where it is something else.
+
+    "bqhd,bkhd->bhqk" is, for each b and h, the product of (q, d) and (d, k).
+    """
+    sides, arrow, out = equation.partition("->")
+    left, comma, right = sides.partition(",")
+    labels = set(left) | set(right)
+    if not (arrow and comma) or not all(map(str.isalpha, labels)) or any(len(set(s)) != len(s) for s in (left, right)):
+        return None
+    if len(left) != a.ndim or len(right) != b.ndim or not set(out) <= labels or len(set(out)) != len(out):
+        return None
+    shared = set(left) & set(right)
+    sizes = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+    if any(a.shape[left.index(x)] != sizes[x] for x in shared) or (labels - shared) - set(out):
+        return None
+    batch = [x for x in out if x in shared]
+    rows, columns = (
+        [x for x in out if x in left and x not in shared],
+        [x for x in out if x in right and x not in shared],
+    )
+    inner = [x for x in left if x in shared and x not in out]
+
+    def shaped(x: Array, own: str, groups: tuple[list[str], ...]) -> Array:
+        order = [own.index(label) for group in (batch, *groups) for label in group]
+        lengths = [math.prod(sizes[label] for label in group) for group in groups]
+        return x.transpose(order).reshape(*(sizes[label] for label in batch), *lengths)
+
+    found = product(xp, shaped(a, left, (rows, inner)), shaped(b, right, (inner, columns)))
+    names = [*batch, *rows, *columns]
+    return found.reshape([sizes[x] for x in names]).transpose([names.index(x) for x in out])

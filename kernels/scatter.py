@@ -1,0 +1,93 @@
+"""Combining updates with the elements at given places, where places may repeat."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .operands import check_same_dtype, compute_dtype, is_float, narrow, one_of
+from .registry import Array, ArrayModule
+
+# reduction attribute -> the ufunc that combines, and needs to see repeated indices one by one
+_COMBINERS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+
+
+def scattered(xp: ArrayModule, x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    """A copy of x with elements (or slices) replaced by, or combined with, updates.
+
+    Args:
+        xp: the array module.
+        x: the operand.
+        coordinates: places along the first dims, which broadcast; not negative and in range.
+        updates: of the shape of the coordinates, then of the dims of x that have none.
+        reduction: `none`, `add`, `mul`, `max` or `min`.
+    """
+    check_same_dtype(x, updates)
+    one_of("reduction", reduction, ("none", *_COMBINERS))
+    result = x.copy()
+    if reduction == "none":
+        result[coordinates] = updates
+        return result
+    if xp.__name__ != "numpy":
+        return _combined_on_device(xp, x, coordinates, updates, reduction) if updates.size else result
+    if result.dtype == bool:
+        # add and max are "or", mul and min are "and"; ufunc.at has no such loops for every name
+        getattr(xp, "logical_or" if reduction in ("add", "max") else "logical_and").at(result, coordinates, updates)
+    else:
+        getattr(xp, _COMBINERS[reduction]).at(result, coordinates, updates)
+    return result
+
+
+def _combined_on_device(
+    xp: ArrayModule, x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str
+) -> Array:
+    if x.dtype == bool:
+        reduction = "max" if reduction in ("add", "max") else "min"
+    wide = _wide_dtype(x.dtype)
+    depth = len(coordinates)
+    steps = [math.prod(x.shape[place + 1 : depth]) for place in range(depth)]
+    keys = sum((place.astype(np.int64) * step for place, step in zip(coordinates, steps, strict=True)), start=0)
+    if not depth:
+        keys = xp.zeros(updates.shape[: updates.ndim - x.ndim], dtype=np.int64)
+    keys = xp.broadcast_to(keys, updates.shape[: updates.ndim - (x.ndim - depth)]).reshape(-1)
+    slice_size = math.prod(x.shape[depth:])
+    target = x.astype(wide).reshape(-1, slice_size)
+    values = updates.astype(wide).reshape(-1, slice_size)
+    if reduction == "add" and xp.__name__ == "cupy":
+        from cupyx import scatter_add
+
+        scatter_add(target, keys, values)
+    else:
+        combine = getattr(xp, _COMBINERS[reduction])
+        keys, values = _reduced_by_key(xp, keys, values, combine)
+        target[keys] = combine(target[keys], values)
+    return narrow(target.reshape(x.shape), x.dtype)
+
+
+def _wide_dtype(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    """A dtype that atomics have, in which sums of integers are the same modulo the narrower range."""
+    if is_float(dtype) or dtype.kind == "c":
+        return compute_dtype(dtype)
+    return np.dtype(np.uint64) if dtype == np.uint64 else np.dtype(np.int64)
+
+
+def _reduced_by_key(
+    xp: ArrayModule, keys: Array, values: Array, combine: Callable[[Array, Array], Array]
+) -> tuple[Array, Array]:
+    """Each key once, with all its values (rows) combined; the order of combination depends on the keys alone.
+
+    Rows are sorted by key. Then each takes in what stands 1, 2, 4, ... rows before it where that has the same key, so
+    that the last row of a key holds all of them.
+    """
+    order = xp.argsort(keys, kind="stable")
+    keys, values = keys[order], values[order]
+    reach = 1
+    while reach < len(keys):
+        is_same = (keys[reach:] == keys[:-reach])[:, None]
+        taken = xp.where(is_same, combine(values[:-reach], values[reach:]), values[reach:])
+        values = xp.concatenate([values[:reach], taken])
+        reach *= 2
+    is_last = xp.concatenate([keys[1:] != keys[:-1], xp.ones(1, dtype=bool)])
+    (places,) = xp.nonzero(is_last)
+    return keys[places], values[places]

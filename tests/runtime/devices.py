@@ -1,0 +1,19 @@
+"""The engine `cupy` on a stand-in for CuPy."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from irpar.runtime import cupy_engine
+from tests.strict_device import STRICT
+
+
+@contextmanager
+def strict_device(host_elements: int | None = None) -> Iterator[None]:
+    """In here the engine `cupy` runs on the stand-in; `host_elements` is how much it may compute on the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cupy_engine, "import_cupy", lambda who: STRICT)
+        if host_elements is not None:
+            patch.setattr(cupy_engine, "HOST_ELEMENTS", host_elements)
+        yield

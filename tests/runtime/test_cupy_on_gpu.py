@@ -1,0 +1,157 @@
+"""The engine cupy on a device: families, memory, copies, streams, device arrays at the edges."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+import irpar
+from irpar import models
+from irpar.onnx_io import to_module
+from irpar.runtime.errors import RunError
+from irpar.runtime.executor import Executor
+from irpar.runtime.groups import Call, ThreadGroup
+from irpar.runtime.inputs import random_inputs
+from irpar.runtime.staging import Staging
+from irpar.sharding import Mesh
+from tests.command_line import call
+from tests.gpu import NEEDS_GPU, cupy
+
+from .programs import module
+from .test_cupy_engine import FAMILIES
+
+pytestmark = NEEDS_GPU
+
+
+@pytest.mark.parametrize(("family", "settings"), FAMILIES, ids=str)
+def test_families(family: str, settings: dict) -> None:
+    loaded = to_module(models.build(family, **settings))
+    irpar.annotate(loaded, models.annotations(family, "dp", "tp", **settings))
+    partition = irpar.partition(loaded, irpar.Mesh({"dp": 2, "tp": 2}))
+    assert partition.default_engine() == "cupy"
+    verified = partition.verify(engine="cupy")
+    verified.check()
+    assert verified.notes == ()
+    assert list(partition.executor("cupy").log) == list(_log(partition))
+
+
+def _log(partition: irpar.Partition) -> Any:
+    executor = partition.executor("numpy")
+    assert partition.module is not None
+    executor.run(random_inputs(executor.inputs, partition.module.graph))
+    return executor.log
+
+
+def test_runs_are_equal_and_leave_no_memory() -> None:
+    loaded = to_module(models.build("gpt"))
+    with Executor(loaded, Mesh({"x": 1}), engine="cupy") as executor:
+        inputs = random_inputs(executor.inputs, loaded.graph)
+        first = executor.run(inputs)
+        pool = cupy().get_default_memory_pool()
+        used = pool.used_bytes()
+        for _ in range(20):
+            again = executor.run(inputs)
+        assert pool.used_bytes() == used
+        for name, array in first.items():
+            np.testing.assert_array_equal(again[name], array)
+
+
+def test_memory_that_lacks_is_told_with_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+        graph @huge(%x: f32[1000]) -> (%y) opset 21 {
+          %shape = constant : i64[2] [2000000000, 1000]
+          %wide = Expand(%x, %shape) : f32[2000000000, 1000] from "/wide"
+          %e = Exp(%wide) : f32[2000000000, 1000] from "/exp"
+          %axes = constant : i64[1] [0]
+          %y = ReduceSum(%e, %axes) {keepdims=0} : f32[1000]
+        }
+    """
+    monkeypatch.setenv("IRPAR_MEMORY_LIMIT", "none")
+    with (
+        Executor(module(text), Mesh({"x": 1}), engine="cupy") as executor,
+        pytest.raises(RunError, match=r"Exp failed on the device: out of memory allocating [\d,]+ bytes") as raised,
+    ):
+        executor.run({"x": np.zeros(1000, np.float32)})
+    assert raised.value.where == "node /exp"
+
+
+def test_float8_is_computed_on_the_host_with_a_note() -> None:
+    text = """
+        graph @small(%x: f32[100]) -> (%y) opset 21 {
+          %c = Cast(%x) {to=17} : f8e4m3fn[100]
+          %d = Cast(%c) {to=1} : f32[100]
+          %y = Add(%d, %x) : f32[100]
+        }
+    """
+    x = np.linspace(-3, 3, 100, dtype=np.float32)
+    loaded = module(text)
+    with Executor(loaded, Mesh({"x": 1}), engine="cupy") as executor:
+        found = executor.run({"x": x})["y"]
+        assert len(executor.notes) == 1
+    np.testing.assert_array_equal(found, x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) + x)
+
+
+def test_copies_through_pinned_memory() -> None:
+    numbers = np.random.default_rng(8)
+    stream = cupy().cuda.Stream(non_blocking=True)
+    arrays = [
+        numbers.standard_normal((1000, 1000)),
+        numbers.standard_normal((3, 5)).astype(ml_dtypes.bfloat16),
+        numbers.standard_normal((2000, 3000)).astype(np.float32)[:, 100:2000],
+        np.array(True),
+        np.zeros((0, 4), np.int8),
+        *(numbers.integers(0, 100, 700) for _ in range(50)),
+    ]
+    with stream:
+        staging = Staging(cupy(), stream, block_bytes=2**20)
+        uploaded = [staging.upload(array) for array in arrays]
+        for found, array in zip(staging.download(uploaded), arrays, strict=True):
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array)
+
+
+class DeviceGroup(ThreadGroup):
+    """Threads that take device arrays: brought to the host and back."""
+
+    takes_device_arrays = True
+
+    def exchange(self, waiting: Mapping[int, Call]) -> dict[int, Any]:
+        """Also sees that all operands lie on the device."""
+        cupy().cuda.runtime.deviceSynchronize()
+        for waiting_call in waiting.values():
+            assert isinstance(waiting_call.operand, cupy().ndarray)
+        on_host = {rank: replace(call, operand=cupy().asnumpy(call.operand)) for rank, call in waiting.items()}
+        results = {rank: cupy().asarray(found) for rank, found in super().exchange(on_host).items()}
+        cupy().cuda.runtime.deviceSynchronize()
+        return results
+
+
+@pytest.mark.parametrize("family", ["gpt", "moe"])
+def test_segments_give_device_arrays_to_groups_that_take_them(family: str) -> None:
+    loaded = to_module(models.build(family))
+    irpar.annotate(loaded, models.annotations(family, "dp", "tp"))
+    partition = irpar.partition(loaded, irpar.Mesh({"dp": 2, "tp": 2}))
+    expected_by = partition.executor("numpy")
+    inputs = random_inputs(expected_by.inputs, loaded.graph)
+    assert partition.module is not None
+    mesh = partition.module.mesh
+    with Executor(partition.module, mesh, engine="cupy", group=DeviceGroup(mesh)) as executor:
+        got = executor.run(inputs, check_replicas=True)
+    for name, array in expected_by.run(inputs).items():
+        assert isinstance(got[name], np.ndarray)
+        np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-4)
+
+
+def test_the_command_line_chooses_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(models.build("mlp"), tmp_path / "mlp.onnx")
+    out = tmp_path / "out"
+    assert call(capsys, "partition", tmp_path / "mlp.onnx", "-o", out, "--mesh", "dp=2")[0] == 0
+    code, told, _ = call(capsys, "verify", out, "--strict", "--json")
+    assert code == 0
+    assert json.loads(told)["notes"] == []
