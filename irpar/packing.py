@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from irpar.analysis.plan import Plan
+from irpar.analysis.plan import Plan, sha256_of
 from irpar.atomic import check_file, new_file
 from irpar.onnx_io.checksums import sums_file, sums_text
 from irpar.onnx_io.target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE
@@ -121,6 +121,7 @@ def write_pack(
     folder = Path(folder)
     if not ranks:
         raise PackError("there are no ranks to pack", do="name them: --rank 3, or --rank 0-3")
+    plan_at_first = _plan_sum(folder)
     opened = open_parts(folder, ranks)
     path = Path(target) if target is not None else default_target(folder, ranks)
     _check_target(path, folder, force)
@@ -131,8 +132,16 @@ def write_pack(
         with open(fresh, "r+b") as file:
             files = _Writer(file, _folder_name(folder), progress, members).write(parts)
         size = fresh.stat().st_size
+        if next(file.sha256 for file in files if file.name == PLAN_FILE) != plan_at_first:
+            raise PackError("the partition was replaced while it was packed", where=str(folder), do="pack it again")
         _check_target(path, folder, force)
     return Pack(path, size, _folder_name(folder), tuple(sorted(set(ranks))), parts, files)
+
+
+def _plan_sum(folder: Path) -> str | None:
+    """None where there is no plan, which whoever opens the partition tells."""
+    path = folder / PLAN_FILE
+    return sha256_of(path) if path.is_file() else None
 
 
 def _folder_name(folder: Path) -> str:

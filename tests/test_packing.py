@@ -314,6 +314,19 @@ def test_a_file_that_is_changed_meanwhile(here: Path, grows: bool) -> None:
     assert not (here / "p.tar").exists()
 
 
+def test_a_partition_that_is_replaced_meanwhile(here: Path) -> None:
+    def replace(done: int, total: int) -> None:
+        if done < total:
+            plan = here / "out" / "plan.json"
+            plan.write_text(plan.read_text().replace("localize", "localise"))
+
+    size = (here / "out" / "plan.json").stat().st_size
+    with pytest.raises(PackError, match=r"the partition was replaced while it was packed"):
+        write_pack("out", [0], "p.tar", progress=replace)
+    assert (here / "out" / "plan.json").stat().st_size == size
+    assert not (here / "p.tar").exists()
+
+
 # -- large weights ------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from irpar.analysis.node_checks import check_node
 from irpar.analysis.parts import Part
 from irpar.analysis.plan import Plan, PlanError, read_plan, sha256_of
 from irpar.ir import ExternalTensor, Module
-from irpar.onnx_io import load
+from irpar.onnx_io import check_external, load
 from irpar.onnx_io.checksums import read_sums, sums_file
 from irpar.onnx_io.fingerprint import fingerprint
 from irpar.onnx_io.partition import PART, PARTITION
@@ -304,8 +304,12 @@ def _check_weights(folder: Path, entry: Mapping[str, Any], module: Module) -> No
     """Compare the weights of a part with what the plan says of them: their size, and a digest of samples."""
     name = _weights_name(entry)
     planned = entry.get("weights")
+    constants = (value for graph in module.all_graphs() for value in graph.constants)
+    files = {value.data.name for value in constants if isinstance(value.data, ExternalTensor)}
+    if other := sorted(files - {WEIGHTS_FILE}):
+        raise _stray(folder, f"{entry['model']} has weights in {other[0]}, not in {WEIGHTS_FILE}")
     if planned is None:
-        if any(isinstance(value.data, ExternalTensor) for value in module.graph.constants):
+        if files:
             raise RunError(
                 f"{name} is not there: the partition was written with --weights none",
                 where=str(folder),
@@ -320,6 +324,7 @@ def _check_weights(folder: Path, entry: Mapping[str, Any], module: Module) -> No
     if found != planned["digest"]:
         note = f"digest {found}, the plan has {planned['digest']}"
         raise _stray(folder, f"{name} is not the file that was written here", note)
+    check_external(module)
 
 
 def _weights_name(entry: Mapping[str, Any]) -> str:

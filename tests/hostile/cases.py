@@ -134,7 +134,7 @@ def sharding_cases() -> Iterator[Case]:
 
 
 def partition_cases() -> Iterator[Case]:
-    """Damaged partitions, to be run and to be verified."""
+    """Damaged partitions, to be run, to be verified and to be packed."""
 
     def put(here: Path, good: Path, told: str) -> None:
         for name in ("gpt.onnx", "in.npz"):
@@ -143,8 +143,12 @@ def partition_cases() -> Iterator[Case]:
         PARTITIONS[told](here / "out")
 
     inputs = ("{here}/out", "--inputs", "{here}/in.npz")
+    run, pack = (
+        ("run", *inputs, "--outputs", "{here}/o.npz"),
+        ("pack", "{here}/out", "--rank", "0-1", "-o", "{here}/p.tar"),
+    )
     for told in PARTITIONS:
-        for words in (("run", *inputs, "--outputs", "{here}/o.npz"), ("verify", *inputs)):
+        for words in (run, ("verify", *inputs), pack):
             yield Case("partition", told, lambda here, good, told=told: put(here, good, told), words)
 
 

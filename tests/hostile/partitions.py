@@ -84,7 +84,7 @@ FILES: dict[str, Damage] = {
     "part0/weights.bin has 0 bytes, it was written with": lambda out: os.truncate(out / "part0" / "weights.bin", 0),
     "part0/weights.bin is not there": lambda out: (out / "part0" / "weights.bin").unlink(),
     "is a symbolic link that leaves": weights_link,
-    "1 of 2 parts are not: part1 (ranks 1, 3)": lambda out: shutil.rmtree(out / "part1"),
+    " part1 (rank": lambda out: shutil.rmtree(out / "part1"),
     "not an ONNX model": lambda out: (out / "part0" / "model.onnx").write_bytes(b"hello"),
     "not an ONNX model, or a damaged one": lambda out: os.truncate(out / "part1" / "model.onnx", 3000),
     "part0/model.onnx is no part of a partition": lambda out: shutil.copy(
@@ -113,6 +113,9 @@ FILES: dict[str, Damage] = {
     "is read, but nothing defines it": model_changed("g.node[1].input[0] = 'zzz'"),
     'location "../part1/weights.bin"': model_changed(
         "next(e for t in g.initializer for e in t.external_data if e.key == 'location').value = '../part1/weights.bin'"
+    ),
+    "has weights in other.bin, not in weights.bin": model_changed(
+        "next(e for t in g.initializer for e in t.external_data if e.key == 'location').value = 'other.bin'"
     ),
     "bytes 1000000000 to": model_changed(
         "next(e for t in g.initializer for e in t.external_data if e.key == 'offset').value = '1000000000'"
