@@ -83,6 +83,8 @@ def _tell(error: Exception) -> int:
     import traceback
 
     from irpar.pass_manager import PassFailure
+    from irpar.runtime.environment import ERROR_FILE, PEER_FAILED
+    from irpar.runtime.errors import PeerError
     from irpar.sharding import IrparError
 
     from .commands.app import UsageError
@@ -92,6 +94,8 @@ def _tell(error: Exception) -> int:
     match error:
         case PassFailure():
             code, text = BUG, str(error)
+        case PeerError() if ERROR_FILE in os.environ:
+            code, text = PEER_FAILED, str(error)
         case IrparError():
             code, text = MISTAKE, str(error)
         case UsageError():
@@ -102,14 +106,24 @@ def _tell(error: Exception) -> int:
             code, text = MISTAKE, "there is not enough memory\n  do: use a machine with more memory, or a smaller model"
         case _:
             code, text = BUG, ""
-    if text:
-        text = f"error: {text}"
-    else:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    start = "error: "
+    if not text:
+        start, reason = "", f"{type(error).__name__}: {error}".splitlines()[0]
         text = f"internal error: {reason}, a bug in irpar; run with IRPAR_DEBUG=1 for the traceback"
-    with suppress(OSError):  # The exit code tells where standard error cannot be written.
-        print(text, file=sys.stderr)
+    if not _hand_over(text, os.environ.get(ERROR_FILE, "")):
+        with suppress(OSError):  # The exit code tells where standard error cannot be written.
+            print(f"{start}{text}", file=sys.stderr)
     return code
+
+
+def _hand_over(text: str, path: str) -> bool:
+    """Give an error to `irpar launch`, which tells it once for all ranks."""
+    try:
+        with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        return False
+    return True
 
 
 def _usage_text(error: Exception) -> str:

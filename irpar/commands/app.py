@@ -8,6 +8,7 @@ from .calibrate import calibrate_command
 from .demo import demo_command
 from .explain import explain_command
 from .inspect import inspect_command
+from .launch import VERBATIM, launch_command
 from .opt import opt_command
 from .pack import pack_command
 from .partition import partition_command
@@ -30,12 +31,14 @@ for _command in (
     pack_command,
     run_command,
     verify_command,
+    launch_command,
     explain_command,
     opt_command,
     calibrate_command,
     demo_command,
 ):
-    app.command(_command.__name__.removesuffix("_command"))(_command)
+    _name = _command.__name__.removesuffix("_command")
+    app.command(_name, context_settings=VERBATIM if _name == "launch" else None)(_command)
 
 
 def _print_version(is_asked: bool) -> None:

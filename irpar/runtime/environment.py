@@ -51,6 +51,10 @@ LAUNCHER_MARK = "IRPAR_LAUNCHER"
 """Set by `irpar launch` in the environment of each rank, to its own process id."""
 RUN_ID = "IRPAR_RUN_ID"
 """Names the run; set by `irpar launch`, or by hand where the ranks have another launcher."""
+ERROR_FILE = "IRPAR_ERROR_FILE"
+"""Where a command of irpar writes its error under `irpar launch`, which tells it once for all ranks."""
+PEER_FAILED = 75
+"""The exit code of a rank under `irpar launch` that ended because of another one: that other one is to be told of."""
 
 _TORCH_NAMES = (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
 

@@ -34,6 +34,19 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
+def has_members(group: int) -> bool:
+    """Whether a process group has members other than zombies, for which nobody may ever wait."""
+    if not signal_group(group, 0):
+        return False
+    found = glob.glob("/proc/[0-9]*/stat")
+    for path in found:
+        with suppress(OSError), open(path, "rb") as file:
+            state, _, member_of = file.read().rpartition(b")")[2].split()[:3]
+            if int(member_of) == group and state not in (b"Z", b"X"):
+                return True
+    return not found
+
+
 def end_groups(groups: Collection[int], grace: float) -> None:
     """End process groups: SIGTERM, and SIGKILL after `grace` seconds for what is still there."""
     for group in groups:
@@ -43,7 +56,7 @@ def end_groups(groups: Collection[int], grace: float) -> None:
     left = list(groups)
     while left and time.monotonic() < deadline:
         time.sleep(_PAUSE)
-        left = [group for group in left if signal_group(group, 0)]
+        left = [group for group in left if has_members(group)]
     for group in left:
         signal_group(group, signal.SIGKILL)
 
