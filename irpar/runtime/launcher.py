@@ -109,7 +109,8 @@ class _Launcher:
     def run(self) -> Ending:
         """Start, wait, and tell how it ended."""
         with ExitStack() as stack:
-            stack.callback(lambda: (os.close(self._heard), os.close(self._bell)))
+            stack.callback(os.close, self._heard)
+            stack.callback(os.close, self._bell)
             stack.enter_context(self._hearing())
             watch = stack.enter_context(self._guarded())
             problem = self._start_all(watch)
