@@ -97,11 +97,8 @@ def _weighted_values(xp: ArrayModule, weights: Array, v: Array) -> Array:
     batch, heads, queries, keys = weights.shape
     groups = v.shape[1]
     grouped = weights.reshape(batch, groups, heads // groups * queries, keys)
-    if xp.__name__ == "numpy":
-        v = widen(v).astype(weights.dtype, copy=False)
-    elif compute_dtype(v.dtype) == weights.dtype:
-        grouped = narrow(grouped, v.dtype)
-    return product(xp, grouped, v, weights.dtype).reshape(batch, heads, queries, v.shape[3])
+    # The weights stay as wide as they were computed: rounded to fp16 they would cost half of the result's precision.
+    return product(xp, grouped, v.astype(weights.dtype, copy=False)).reshape(batch, heads, queries, v.shape[3])
 
 
 @kernel("Attention", since=23)

@@ -62,14 +62,15 @@ def product(xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any] | None" =
 
     Args:
         xp: the array module.
-        a, b: operands of one dtype; where they differ, both are taken in their compute dtype.
+        a, b: operands; where their dtypes differ, both are taken in the wider one's compute dtype.
         dtype: of the result; None: that of `a`.
     """
     dtype = a.dtype if dtype is None else dtype
     if xp.__name__ != "cupy" or compute_dtype(a.dtype) not in _COMPUTE:
         return narrow(xp.matmul(widen(a), widen(b)), dtype)
-    if a.dtype != b.dtype or a.dtype not in _CUDA_TYPES:
-        a, b = widen(a), widen(b)
+    if a.dtype != b.dtype:
+        common = np.promote_types(compute_dtype(a.dtype), compute_dtype(b.dtype))
+        a, b = a.astype(common, copy=False), b.astype(common, copy=False)
     return narrow(_device_product(xp, a, b, dtype), dtype)
 
 

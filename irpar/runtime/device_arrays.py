@@ -233,7 +233,7 @@ class DeviceArrays(Arrays):
 
     def failure(self, node: Node, error: Exception) -> NodeError:
         """What to tell of an error at a node."""
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) and not type(error).__module__.startswith("numpy"):
             return out_of_memory(f"{node.operator} failed", error, f"node {node.label}")
         if isinstance(error, EngineError):
             return NodeError(error.what, where=error.where, do=error.do)

@@ -7,7 +7,7 @@ import numpy as np
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 4 * 2**20
 """Size of each of the pinned buffers of a stream; larger arrays go through them piece by piece."""
 _ALIGNMENT = 256
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind

@@ -106,6 +106,13 @@ def test_products_of_long_rows_accumulate_in_float32() -> None:
     np.testing.assert_array_equal(to_host(found).astype(np.float64), np.full((2, 1, 1), 1000.0))
 
 
+@pytest.mark.parametrize("other", FLOATS, ids=str)
+def test_products_of_two_dtypes(other: np.dtype) -> None:
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    found = product(cupy(), to_device(a), to_device(b.astype(other)))
+    np.testing.assert_array_equal(to_host(found), a @ b)
+
+
 def test_integer_products() -> None:
     a = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     b = np.arange(40, dtype=np.int32).reshape(2, 4, 5)
