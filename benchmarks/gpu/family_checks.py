@@ -44,9 +44,7 @@ def subjects() -> Iterator[Subject]:
     """Families and exports over all meshes."""
     for name, partition, tolerance in families():
         for mesh in MESHES:
-            yield Subject(
-                name, mesh, lambda folder, make=partition, mesh=mesh: (make(mesh, folder), None), tolerance
-            )
+            yield Subject(name, mesh, lambda folder, make=partition, mesh=mesh: (make(mesh, folder), None), tolerance)
     yield from _exports()
 
 

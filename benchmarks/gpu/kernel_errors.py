@@ -145,9 +145,7 @@ def _exact_problem(got: Arrays, own: Arrays) -> str | None:
     return None
 
 
-def _note_errors(
-    trial: Trial, dtype: str, got: Arrays, own: Arrays, is_on_host: bool, found: Findings
-) -> str | None:
+def _note_errors(trial: Trial, dtype: str, got: Arrays, own: Arrays, is_on_host: bool, found: Findings) -> str | None:
     """Enter the error of a trial; tells where it is beyond the bound."""
     try:
         references = trial.in_float64().on_numpy()

@@ -32,8 +32,8 @@ def check_device() -> None:
         raise MissingError(f"CuPy cannot be used: {str(error).splitlines()[:1]}\n  do: {_INSTALL}") from error
     if not has_device:
         raise MissingError(
-            "CuPy finds no CUDA device\n  do: run it where there is an NVIDIA GPU with its driver; nvidia-smi lists the "
-            "devices, CUDA_VISIBLE_DEVICES may hide them"
+            "CuPy finds no CUDA device\n  do: run it where there is an NVIDIA GPU with its driver; nvidia-smi lists "
+            "the devices, CUDA_VISIBLE_DEVICES may hide them"
         )
 
 

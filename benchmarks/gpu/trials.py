@@ -192,5 +192,7 @@ def _samples() -> Iterator[Trial]:
         operands = tuple(f"x{place}" if f"x{place}" in arrays else "" for place in range(len(sample.operands)))
         known = frozenset(f"x{place}" for place, one in enumerate(sample.operands) if isinstance(one, Constant))
         results = tuple(f"y{place}" for place in range(sample.results))
-        attributes = {name: tuple(value) if isinstance(value, list) else value for name, value in sample.attributes.items()}
+        attributes = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in sample.attributes.items()
+        }
         yield Trial(str(sample), (Call(kernel, operands, attributes, results),), arrays, known, results)

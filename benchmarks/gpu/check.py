@@ -1,0 +1,236 @@
+"""irpar on a GPU, checked in one command in under 8 minutes.
+
+    python benchmarks/gpu/check.py                    all parts; the report goes to benchmarks/results
+    python benchmarks/gpu/check.py --only kernels     one part (kernels, families, ranks, tests, timings)
+
+It writes gpu_check.json and gpu_check.md; see benchmarks/gpu/README.md for what is checked. irpar must be importable,
+installed or from a folder of links as `make view` makes it. Exit code 1 where a check failed, 2 where there is nothing
+to check on.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+FAILED, NOTHING = 1, 2
+"""Exit codes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the check.
+
+    Attributes:
+        module: of this folder: `run(context)` and `lines(figures)`.
+        shards: processes that share its work.
+        seconds: its time limit.
+        is_alone: whether it must have the machine for itself.
+    """
+
+    module: str
+    shards: int
+    seconds: float
+    is_alone: bool = False
+
+
+PARTS = {
+    "kernels": Part("kernel_errors", shards=4, seconds=270),
+    "families": Part("family_checks", shards=3, seconds=270),
+    "ranks": Part("rank_checks", shards=1, seconds=300),
+    "tests": Part("marked_tests", shards=1, seconds=300),
+    "timings": Part("timings", shards=1, seconds=120, is_alone=True),
+}
+_TO_END = 15.0
+"""Seconds after its limit until a part that does not end by itself is killed."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the check, or what this process is to do of it."""
+    given = list(sys.argv[1:] if words is None else words)
+    if given[:1] == ["--as-rank"]:
+        return _as_rank(given[1:])
+    options = _options(given)
+    try:
+        _find_packages()
+    except ImportError as error:
+        print(f"error: irpar cannot be imported: {error}\n  do: pip install -e . in the clone", file=sys.stderr)
+        return NOTHING
+    from benchmarks.gpu import rank_worker
+
+    if options.rank_work:
+        return rank_worker.main(options.rank_work, options.scratch, options.engine, options.group)
+    if options.part:
+        return _run_part(options)
+    return _check(options)
+
+
+def _options(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="PART", action="append", choices=PARTS, help="this part; may be repeated")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, default=RESULTS, help="for the report (%(default)s)")
+    parser.add_argument("--engine", default="cupy", help="for development: numpy needs no GPU")
+    parser.add_argument("--group", help="what joins ranks that are processes (nccl, or processes without a GPU)")
+    for name in ("--part", "--shard", "--rank-work"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    for name in ("--result", "--scratch"):
+        parser.add_argument(name, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    options.group = options.group or ("nccl" if options.engine == "cupy" else "processes")
+    return options
+
+
+def _find_packages() -> None:
+    """Import irpar from where it is installed; then the clone, for its tests and these modules, is put on the path.
+
+    The other way round `irpar` would be the folder of that name in the clone, which lacks irpar.passes and others.
+    """
+    import irpar.kernels
+    import irpar.models
+    import irpar.passes
+
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    # Processes that are started from here find irpar as this one did, wherever they run.
+    home = str(Path(irpar.__file__).resolve().parent.parent) if irpar.__file__ else ""
+    known = [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, home]))
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+
+def _check(options: argparse.Namespace) -> int:
+    from benchmarks.gpu import machine, report
+    from benchmarks.gpu.findings import Findings
+
+    if options.engine == "cupy":
+        try:
+            machine.check_device()
+        except machine.MissingError as error:
+            print(f"error: nothing to check on: {error}", file=sys.stderr)
+            return NOTHING
+    start = time.monotonic()
+    names = [name for name in PARTS if not options.only or name in options.only]
+    facts = machine.facts(options.engine)
+    with tempfile.TemporaryDirectory(prefix="irpar-gpu-check-") as scratch:
+        together = [name for name in names if not PARTS[name].is_alone]
+        parts: dict[str, Findings] = {}
+        with ThreadPoolExecutor(max(1, len(together))) as pool:
+            for name, found in zip(
+                together, pool.map(lambda name: _part(name, options, Path(scratch)), together), strict=True
+            ):
+                parts[name] = found
+        for name in names:
+            if name not in parts:
+                parts[name] = _part(name, options, Path(scratch))
+    texts = {name: _lines(name, found) for name, found in parts.items()}
+    for path in report.write(options.out, facts, parts, texts, time.monotonic() - start):
+        print(f"written: {path}")
+    return 0 if all(found.is_good for found in parts.values()) else FAILED
+
+
+def _part(name: str, options: argparse.Namespace, scratch: Path):  # type: ignore[no-untyped-def]
+    """Run a part in processes of its own, and tell how it went."""
+    from benchmarks.gpu.findings import merged
+    from benchmarks.gpu.report import verdict
+
+    part, start = PARTS[name], time.monotonic()
+    with ThreadPoolExecutor(part.shards) as pool:
+        found = merged(list(pool.map(lambda shard: _shard(name, shard, options, scratch), range(part.shards))))
+    found.seconds = time.monotonic() - start
+    print(f"{name}: {verdict(found)}, {found.checks} checks, {len(found.failures)} failed, {found.seconds:.0f} s")
+    for text in found.failures[:20]:
+        print(f"  {text[:300]}")
+    sys.stdout.flush()
+    return found
+
+
+def _shard(name: str, shard: int, options: argparse.Namespace, scratch: Path):  # type: ignore[no-untyped-def]
+    """One process of a part: what it found, or why there is nothing."""
+    from benchmarks.gpu.findings import Findings
+
+    part = PARTS[name]
+    folder = scratch / f"{name}-{shard}"
+    folder.mkdir()
+    result, log = folder / "result.json", folder / "log.txt"
+    words = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--shard", f"{shard}/{part.shards}"]
+    words += ["--result", str(result), "--scratch", str(folder), "--seconds", str(part.seconds)]
+    words += ["--engine", options.engine, "--group", options.group]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(words, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        code = process.wait(part.seconds + _TO_END)
+        ending = f"ended with {code}"
+    except subprocess.TimeoutExpired:
+        ending = f"did not end in {part.seconds + _TO_END:.0f} s"
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if result.is_file():
+        return Findings.of_json(json.loads(result.read_text()))
+    told = log.read_text(errors="replace")[-1500:]
+    return Findings(failures=[f"process {shard + 1} of {part.shards} of {name} {ending}, its last words: {told}"])
+
+
+def _lines(name: str, found) -> list[str]:  # type: ignore[no-untyped-def]
+    """A part's tables."""
+    try:
+        made: list[str] = _module(name).lines(found.figures)
+    except Exception as error:
+        return [f"(no tables: {type(error).__name__}: {error})"]
+    return made
+
+
+# -- one process of it ------------------------------------------------------------------------------------------------
+
+
+def _run_part(options: argparse.Namespace) -> int:
+    """Run a share of a part, and write what it found."""
+    from benchmarks.gpu.findings import Context, Findings, problem_text
+
+    shard, _, shards = options.shard.partition("/")
+    deadline = time.monotonic() + options.seconds
+    context = Context(options.engine, options.group, deadline, options.scratch, int(shard), int(shards))
+    try:
+        found = _module(options.part).run(context)
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        found = Findings(failures=[problem_text(error)])
+    fresh = options.result.with_suffix(".new")
+    fresh.write_text(json.dumps(found.as_json(), default=str))
+    os.replace(fresh, options.result)
+    return 0
+
+
+def _module(name: str):  # type: ignore[no-untyped-def]
+    return importlib.import_module(f"benchmarks.gpu.{PARTS[name].module}")
+
+
+def _as_rank(command: list[str]) -> int:
+    """Become a command, with what lets ranks share a device."""
+    _find_packages()
+    from benchmarks.gpu.rank_worker import share_device
+
+    share_device(os.environ["RANK"])
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
