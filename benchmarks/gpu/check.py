@@ -22,6 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.findings import Findings
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -143,7 +148,7 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if all(found.is_good for found in parts.values()) else FAILED
 
 
-def _part(name: str, options: argparse.Namespace, scratch: Path):  # type: ignore[no-untyped-def]
+def _part(name: str, options: argparse.Namespace, scratch: Path) -> "Findings":
     """Run a part in processes of its own, and tell how it went."""
     from benchmarks.gpu.findings import merged
     from benchmarks.gpu.report import verdict
@@ -159,7 +164,7 @@ def _part(name: str, options: argparse.Namespace, scratch: Path):  # type: ignor
     return found
 
 
-def _shard(name: str, shard: int, options: argparse.Namespace, scratch: Path):  # type: ignore[no-untyped-def]
+def _shard(name: str, shard: int, options: argparse.Namespace, scratch: Path) -> "Findings":
     """One process of a part: what it found, or why there is nothing."""
     from benchmarks.gpu.findings import Findings
 
@@ -187,7 +192,7 @@ def _shard(name: str, shard: int, options: argparse.Namespace, scratch: Path):  
     return Findings(failures=[f"process {shard + 1} of {part.shards} of {name} {ending}, its last words: {told}"])
 
 
-def _lines(name: str, found) -> list[str]:  # type: ignore[no-untyped-def]
+def _lines(name: str, found: "Findings") -> list[str]:
     """A part's tables."""
     try:
         made: list[str] = _module(name).lines(found.figures)
@@ -219,7 +224,7 @@ def _run_part(options: argparse.Namespace) -> int:
     return 0
 
 
-def _module(name: str):  # type: ignore[no-untyped-def]
+def _module(name: str) -> ModuleType:
     return importlib.import_module(f"benchmarks.gpu.{PARTS[name].module}")
 
 

@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 SECONDS = 30.0
 """How long a rank waits for others at a collective."""
 
+KINDS = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "CollectivePermute", "Broadcast")
+
 _MOVED = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
     *(np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, ml_dtypes.float8_e4m3fn),

@@ -2,7 +2,6 @@
 
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -14,11 +13,18 @@ from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
 from irpar.sharding import Mesh
 
 
+class Queues(dict[Any, "queue.Queue[Any]"]):
+    """A queue for each key, the same for two threads that ask for a new one at once."""
+
+    def __missing__(self, key: Any) -> "queue.Queue[Any]":
+        return self.setdefault(key, queue.Queue())
+
+
 class Wires:
     """Queues between all threads; a thread that has failed is told to those who wait."""
 
     def __init__(self) -> None:
-        self.data: defaultdict[Any, queue.Queue[Any]] = defaultdict(queue.Queue)
+        self.data = Queues()
         self.failed: tuple[int, str] | None = None
 
     def get(self, key: Any, seconds: float) -> Any:

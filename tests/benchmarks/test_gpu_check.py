@@ -1,0 +1,295 @@
+"""benchmarks/gpu/check.py without a GPU: its parts on numpy, what makes each fail, the report, the refusal."""
+
+import json
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import check, family_checks, kernel_errors, machine, marked_tests, rank_worker, report, timings
+from benchmarks.gpu.findings import Context, Findings, merged
+from benchmarks.gpu.trials import Call, Trial
+from irpar import kernels
+from irpar.runtime.groups import Call as RankCall
+from irpar.runtime.groups import ThreadGroup
+from irpar.sharding import Mesh
+from tests.runtime.groups.spmd_threads import ThreadRank, Wires
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context("numpy", "threads", time.monotonic() + 60, tmp_path)
+
+
+def trial(name: str, *operands: np.ndarray, version: int = 21) -> Trial:
+    kernel = kernels.lookup("", name, version)
+    assert kernel is not None
+    arrays = {f"x{place}": operand for place, operand in enumerate(operands)}
+    return Trial(name, (Call(kernel, tuple(arrays), {}, ("y",)),), arrays, frozenset(), ("y",))
+
+
+NUMBERS = np.linspace(-2, 3, 12, dtype=np.float32).reshape(3, 4)
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def run_kernels(context: Context, monkeypatch: pytest.MonkeyPatch, *listed: Trial) -> Findings:
+    monkeypatch.setattr(kernel_errors, "trials", lambda: iter(listed))
+    monkeypatch.setattr(kernels, "supported", lambda: [("", one.calls[0].kernel.op_type) for one in listed])
+    return kernel_errors.run(context)
+
+
+def test_kernels_in_every_dtype(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_kernels(context, monkeypatch, trial("MatMul", NUMBERS, NUMBERS.T.copy()), trial("Not", NUMBERS > 0))
+    assert found.is_good
+    assert found.checks == 3 + 1 + 1
+    errors = found.figures["operators"]["MatMul"]["errors"]
+    assert errors.keys() == {"f32", "f16", "bf16"}
+    assert 0 < errors["f32"]["error"] < errors["f16"]["error"] < errors["bf16"]["error"] < 2.0**-7
+    assert "| MatMul |" in "\n".join(kernel_errors.lines(found.figures))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda array: array * 1.001, "error 0.0"),
+        (lambda array: array.astype(np.float64), "y is float64[3, 4], on numpy float32[3, 4]"),
+        (lambda array: np.where(array > 2, np.nan, array).astype(array.dtype), "error inf"),
+    ],
+)
+def test_a_wrong_kernel_is_found(spoil: Any, told: str, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Trial.on_engine
+
+    def wrong(self: Trial, engine: str, values: Any) -> Any:
+        results, notes = right(self, engine, values)
+        return {name: spoil(array) if array.dtype == np.float32 else array for name, array in results.items()}, notes
+
+    monkeypatch.setattr(Trial, "on_engine", wrong)
+    found = run_kernels(context, monkeypatch, trial("Exp", NUMBERS))
+    assert [failure.split(":")[0] for failure in found.failures] == ["Exp in f32"]
+    assert told in found.failures[0]
+
+
+def test_case_data_and_host_notes(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = "Exp runs on the host: no arrays of it (node n)"
+    right = Trial.on_engine
+    monkeypatch.setattr(Trial, "on_engine", lambda self, *given: (right(self, *given)[0], (note,)))
+    wrong = replace(trial("Exp", NUMBERS), expected={"y": NUMBERS}, rtol=1e-3)
+    found = run_kernels(context, monkeypatch, wrong)
+    assert found.failures
+    assert found.failures[0].startswith("Exp in f32: not ONNX's data: ")
+    assert found.figures["fallbacks"] == {"Exp": {"no arrays of it": 3}}
+    assert "| Exp | no arrays of it | 3 |" in kernel_errors.lines(found.figures)
+
+
+def test_kernels_that_nothing_tries_and_those_out_of_time(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_errors, "trials", lambda: iter([trial("Exp", NUMBERS)]))
+    found = kernel_errors.run(replace(context, deadline=0.0))
+    assert found.failures[0] == "out of time: 1 nodes were not tried"
+    assert found.failures[1].startswith("nothing tries the kernels of Abs, Acos")
+
+
+@pytest.mark.slow
+def test_all_kernels_on_numpy(context: Context) -> None:
+    found = kernel_errors.run(context)
+    assert found.is_good, found.failures
+    assert found.checks > 4500
+    assert len(found.figures["operators"]) > 170
+
+
+# -- families ---------------------------------------------------------------------------------------------------------
+
+
+def test_families(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [subject for subject in family_checks.subjects() if subject.name in ("mlp", "gru_dynamo_fixed")]
+    assert len(some) == 4
+    monkeypatch.setattr(family_checks, "subjects", lambda: iter(some))
+    found = family_checks.run(context)
+    assert found.is_good, found.failures
+    assert found.checks == 4
+    assert found.figures["models"]["mlp over dp=2,tp=2"]["collectives"] > 0
+
+
+def test_every_family_and_export_is_run() -> None:
+    names = {subject.name for subject in family_checks.subjects()}
+    assert {"mlp", "gpt", "control-kind=scan", "hf-mixtral_dynamo_fixed", "bart_torchscript_fixed"} <= names
+    assert len(names) > 70
+
+
+def test_a_wrong_family_and_another_log(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(subject for subject in family_checks.subjects() if subject.name == "mlp")
+
+    def with_other_plan(folder: Path) -> Any:
+        partition, inputs = first.make(folder)
+        partition.plan.collectives[0]["bytes"] += 4
+        return partition, inputs
+
+    subjects = [replace(first, tolerance=0.0), replace(first, make=with_other_plan)]
+    monkeypatch.setattr(family_checks, "subjects", lambda: iter(subjects))
+    found = family_checks.run(context)
+    assert len(found.failures) == 2
+    assert found.failures[0].startswith("mlp over tp=2: differs from ONNX Runtime: y: largest difference")
+    assert found.failures[1].startswith("mlp over tp=2: the log is not the plan: collective id=0: the plan has")
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", ["x=2", "a=2,b=2"])
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_collectives_of_ranks(axes: str, spoiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh, wires, made = Mesh.parse(axes), Wires(), {}
+    own = threading.local()
+
+    class Spoiled(ThreadRank):
+        def exchange(self, waiting: Any) -> Any:
+            results = super().exchange(waiting)
+            return {rank: -array if array.dtype.kind == "f" else array for rank, array in results.items()}
+
+    def join(name: str, mesh: Mesh, seconds: float) -> Any:
+        assert name == "nccl"
+        return (Spoiled if spoiled else ThreadRank)(mesh, own.rank, wires)
+
+    def work(rank: int) -> None:
+        own.rank = rank
+        made[rank] = rank_worker._collectives(mesh, "nccl")
+
+    monkeypatch.setattr(rank_worker, "make_group", join)
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(mesh.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    count = len(list(rank_worker.collectives(mesh)))
+    assert [made[rank]["done"] for rank in range(mesh.size)] == [count] * mesh.size
+    assert made[0]["kinds"].keys() == set(rank_worker.KINDS)
+    for rank in range(mesh.size):
+        assert bool(made[rank]["problems"]) == spoiled
+        assert not spoiled or any("AllReduce" in line and "sum of float16" in line for line in made[rank]["problems"])
+
+
+def test_collectives_tell_ranks_apart() -> None:
+    """A group that gives an operand back as it is would fail, whatever the collective."""
+    mesh = Mesh({"x": 2})
+    for collective, operands in rank_worker.collectives(mesh):
+        if operands[0].size == 0:
+            continue
+        calls = {rank: RankCall(rank, mesh.coords(rank), collective, one) for rank, one in enumerate(operands)}
+        results = ThreadGroup(mesh).exchange(calls)
+        assert any(rank_worker.difference(operands[rank], results[rank]) for rank in calls), collective
+
+
+# -- tests and timings ------------------------------------------------------------------------------------------------
+
+JUNIT = """<testsuites><testsuite><testcase classname="tests.a.test_a" name="test_one"/>
+<testcase classname="tests.a.test_a" name="test_two"><failure message="assert 1 == 2&#10;more"/></testcase>
+<testcase classname="tests.test_b" name="test_three"><skipped message="no device"/></testcase>
+<testcase classname="tests.test_b" name="test_four"><error message="fixture failed"/></testcase></testsuite></testsuites>"""
+
+
+def test_outcomes_of_tests(tmp_path: Path) -> None:
+    (tmp_path / "junit.xml").write_text(JUNIT)
+    found = Findings()
+    marked_tests.enter(found, tmp_path / "junit.xml")
+    assert found.checks == 3
+    assert found.failures == ["a.test_a::test_two: assert 1 == 2 | more", "test_b::test_four: fixture failed"]
+    assert found.notes == ["skipped test_b::test_three: no device"]
+    assert marked_tests.lines(found.figures)[-1] == "| all | 1 | 2 | 1 |"
+
+
+def test_timings(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timings, "CHAIN", 10)
+    found = timings.run(context)
+    assert found.is_good, found.failures
+    assert [(row["batch"], row["dtype"]) for row in found.figures["steps"]] == [
+        (1, "float32"),
+        (2, "float32"),
+        (1, "float16"),
+        (2, "float16"),
+    ]
+    assert all(row["irpar_host"] > 0 and row["irpar"] > 0 for row in found.figures["steps"])
+    text = "\n".join(timings.lines(found.figures))
+    assert "A chain of 10 additions" in text
+    assert "| 2 | float16 |" in text
+
+
+# -- the whole --------------------------------------------------------------------------------------------------------
+
+
+def test_the_report(tmp_path: Path) -> None:
+    parts = {
+        "kernels": Findings(checks=3, figures={"cases": 3}, seconds=1.5),
+        "tests": Findings(checks=2, failures=["test_a: assert 1 == 2\nmore"], notes=["skipped"]),
+        "ranks": Findings(),
+    }
+    data, text = report.write(tmp_path / "new", {"device": "one", "torch": None}, parts, {"kernels": ["a table"]}, 9.0)
+    made = json.loads(data.read_text())
+    assert (made["format"], made["is_good"], made["machine"]["device"]) == (report.FORMAT, False, "one")
+    assert {name: part["is_good"] for name, part in made["parts"].items()} == {
+        "kernels": True,
+        "tests": False,
+        "ranks": False,
+    }
+    assert Findings.of_json(made["parts"]["tests"]) == parts["tests"]
+    lines = text.read_text().splitlines()
+    assert "| kernels | good | 3 | 0 | 2 s |" in lines
+    assert "| tests | FAILED | 2 | 1 | 0 s |" in lines
+    assert "| ranks | NOTHING CHECKED | 0 | 0 | 0 s |" in lines
+    assert "- test_a: assert 1 == 2 more" in lines
+    assert "a table" in lines
+    assert "| torch | None |" not in lines
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["gpu_check.json", "gpu_check.md"]
+
+
+def test_shares_are_merged() -> None:
+    left = Findings(2, ["a"], ["same"], {"cases": 1, "operators": {"Add": {"nodes": 2}}, "list": [1]}, 3.0)
+    right = Findings(3, ["b"], ["same"], {"cases": 4, "operators": {"Mul": {"nodes": 1}}, "list": [2]}, 2.0)
+    figures = {"cases": 5, "operators": {"Add": {"nodes": 2}, "Mul": {"nodes": 1}}, "list": [1, 2]}
+    assert merged([left, right]) == Findings(5, ["a", "b"], ["same"], figures, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("cupy", "told"),
+    [
+        (None, "CuPy is not installed"),
+        (SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)), "CuPy finds no CUDA device"),
+        (SimpleNamespace(), "CuPy cannot be used"),
+    ],
+)
+def test_without_a_device(
+    cupy: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(machine, "find_spec", lambda name: cupy)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert check.main(["--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: nothing to check on: {told}")
+    assert "\n  do: " in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_part_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setitem(check.PARTS, "timings", replace(check.PARTS["timings"], seconds=0.0))
+    monkeypatch.setattr(check, "_TO_END", 0.01)
+    assert check.main(["--engine", "numpy", "--only", "timings", "--out", str(tmp_path)]) == 1
+    assert "timings: FAILED" in capsys.readouterr().out
+    made = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert "process 1 of 1 of timings did not end in 0 s" in made["parts"]["timings"]["failures"][0]
+
+
+@pytest.mark.slow
+def test_one_part_as_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert check.main(["--engine", "numpy", "--only", "timings", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "gpu_check.json").read_text())["parts"]["timings"]["checks"] == 5
