@@ -1,5 +1,6 @@
 """What the check runs on: versions of everything, and whether there is a device at all."""
 
+import hashlib
 import importlib
 import importlib.metadata
 import platform
@@ -44,6 +45,7 @@ def facts(engine: str) -> dict[str, Any]:
     made: dict[str, Any] = {
         "irpar": irpar.__version__ if hasattr(irpar, "__version__") else _version("irpar"),
         "commit": _commit(),
+        "sources": _digest(),
         "python": platform.python_version(),
         "system": platform.platform(),
         **{name: _version(name) for name in ("numpy", "ml_dtypes", "onnx", "onnxruntime", "torch")},
@@ -65,7 +67,7 @@ def _device_facts() -> dict[str, Any]:
         "cuda_runtime": _dotted(runtime.runtimeGetVersion()),
         "cupy": cupy.__version__,
         "cublas": _or_none(lambda: str(cupy.cuda.cublas.getVersion(cupy.cuda.device.get_cublas_handle()))),
-        "nccl": _or_none(lambda: _nccl(cupy.cuda.nccl.get_version())),
+        "nccl": _nccl(),
     }
 
 
@@ -73,7 +75,12 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _nccl(version: int) -> str:
+def _nccl() -> str:
+    """The version of NCCL, or why there is none."""
+    try:
+        version = importlib.import_module("cupy.cuda.nccl").get_version()
+    except Exception as error:
+        return f"none: {error}"
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
@@ -98,6 +105,15 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
     return _or_none(lambda: git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else ""))
+
+
+def _digest() -> str:
+    """Names irpar's sources where there is no commit: the first digits of a sha256 of all their names and contents."""
+    digest = hashlib.sha256()
+    for folder in ("irpar", "kernels", "models", "passes"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return f"sha256 {digest.hexdigest()[:16]}"
 
 
 def _version(name: str) -> str | None:

@@ -15,7 +15,8 @@ from .machine import ROOT
 FAULTS = "tests/runtime/groups/test_nccl.py"
 """Tests that the part `ranks` runs."""
 _OUTCOMES = ("passed", "failed", "skipped")
-# irpar before pytest puts the clone first on the path: it may be installed from a folder of links.
+# irpar before pytest puts the clone first on the path, and -P, which leaves the working folder out of it: where irpar
+# is not installed but found in a folder of links, `irpar` of the clone itself would lack irpar.passes and others.
 _PYTEST = "import irpar.passes, sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
@@ -35,7 +36,18 @@ def run_pytest(context: Context, found: Findings, words: Sequence[str]) -> None:
         words: folders and options.
     """
     report = context.scratch / "junit.xml"
-    command = [sys.executable, "-c", _PYTEST, "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", *words]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _PYTEST,
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        *words,
+    ]
     try:
         done = subprocess.run(
             command,

@@ -114,9 +114,11 @@ def _verify_families(context: Context, found: Findings) -> None:
 def _by_command_line(context: Context) -> str | None:
     """`irpar launch -n 2 ... irpar verify`, as a user would start it."""
     out = context.scratch / "mlp" / "out"
-    verify = [sys.executable, "-m", "irpar.cli", "verify", str(out), "--engine", context.engine]
+    verify = [sys.executable, "-P", "-m", "irpar.cli", "verify", str(out), "--engine", context.engine]
     rank = [sys.executable, str(CHECK), "--as-rank", *verify, "--group", context.group]
-    code, text = _run([sys.executable, "-m", "irpar.cli", "launch", "-n", "2", *rank], os.environ, context.seconds_left)
+    code, text = _run(
+        [sys.executable, "-P", "-m", "irpar.cli", "launch", "-n", "2", *rank], os.environ, context.seconds_left
+    )
     return f"irpar launch -n 2 ... irpar verify: ended with {code}: {text[-800:]}" if code else None
 
 

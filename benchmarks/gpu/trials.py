@@ -120,6 +120,23 @@ class Trial:
             given = {name: array for name, array in self.arrays.items() if name not in self.constants}
             return executor.run(given), tuple(getattr(executor, "notes", ()))
 
+    def on_module(self, module: Any) -> dict[str, Array]:
+        """The outputs as the kernels compute them on arrays of a module, whatever an engine would do with small ones.
+
+        Args:
+            module: numpy or cupy.
+        """
+        values: dict[str, Any] = dict(self.arrays)
+        for call in self.calls:
+            signature = call.kernel.signature
+            operands = [
+                None if not name else _placed(values[name], place, signature, module)
+                for place, name in enumerate(call.operands)
+            ]
+            results = call.kernel(module, operands, call.attributes, len(call.results))
+            values.update(zip(call.results, results, strict=True))
+        return {name: _on_host(values[name]) for name in self.outputs}
+
     def with_arrays(self, arrays: Arrays) -> "Trial":
         """The nodes on other numbers, for which there is no case data."""
         return replace(self, arrays=arrays, expected=None)
@@ -162,6 +179,17 @@ class Trial:
             if name and types is not None and (dtype is None or dtype in types):
                 found.add(name)
         return found
+
+
+def _placed(value: Any, place: int, signature: Any, module: Any) -> Any:
+    """An operand where a kernel wants it: some are read on the host."""
+    if place in signature.host:
+        return _on_host(value)
+    return value if place in signature.shape_only else module.asarray(value)
+
+
+def _on_host(value: Any) -> Array:
+    return np.asarray(value.get() if hasattr(value, "get") else value)
 
 
 def trials() -> Iterator[Trial]:
