@@ -85,7 +85,9 @@ def enter(found: Findings, report: Path) -> None:
             found.check(f"{name}::{case.get('name')}: {' | '.join(told[:4])}")
         elif skipped is not None:
             row["skipped"] += 1
-            found.notes.append(f"skipped {name}::{case.get('name')}: {skipped.get('message')}")
+            reasons = found.figures.setdefault("skipped", {})
+            reason = str(skipped.get("message"))
+            reasons[reason] = reasons.get(reason, 0) + 1
         else:
             row["passed"] += 1
             found.check(None)
@@ -96,7 +98,8 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     files = figures.get("files", {})
     rows = [(name, *(row[outcome] for outcome in _OUTCOMES)) for name, row in sorted(files.items())]
     total = ("all", *(sum(row[outcome] for row in files.values()) for outcome in _OUTCOMES))
-    return markdown_table(("tests marked gpu", *_OUTCOMES), [*rows, total])
+    made = markdown_table(("tests marked gpu", *_OUTCOMES), [*rows, total])
+    return made + ["", *(f"- skipped {count}: {reason}" for reason, count in figures.get("skipped", {}).items())]
 
 
 def _tail(text: str) -> str:

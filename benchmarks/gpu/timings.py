@@ -195,16 +195,16 @@ def _add_torch(
     gpt = TorchGpt(model, size.layers, size.heads, "cuda")
     on_device = gpt.ids(ids)
 
-    def run(tf32: bool) -> Any:
+    def run(tf32: bool, given: Any = on_device) -> Any:
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        made = gpt(on_device)
+        made = gpt(given)
         torch.cuda.synchronize()
         return made
 
     timed["torch"] = lambda: run(False)
     if logits.dtype == np.float32:
         timed["torch_tf32"] = lambda: run(True)
-    timed["torch_whole"] = lambda: gpt(gpt.ids(ids)).cpu()
+    timed["torch_whole"] = lambda: run(False, gpt.ids(ids)).cpu()
     beside = run(False).float().cpu().numpy().astype(np.float64)
     error = float(np.max(np.abs(logits.astype(np.float64) - beside) / (1 + np.abs(beside))))
     return None if error <= allowed else f"the logits of irpar and PyTorch differ by {error:.2g}, allowed {allowed:g}"

@@ -77,6 +77,22 @@ def test_a_wrong_kernel_is_found(spoil: Any, told: str, context: Context, monkey
     assert told in found.failures[0]
 
 
+def test_small_integers_are_tried_on_the_device_too(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine computes them on the host; kernels by themselves do not."""
+    right = Trial.on_module
+    monkeypatch.setattr(Trial, "on_module", lambda self, module: {"y": right(self, module)["y"] + 1})
+    found = run_kernels(context, monkeypatch, trial("Neg", np.arange(4, dtype=np.int32)))
+    assert found.failures == ["Neg: alone on numpy: y: 4 of 4 elements are not those of numpy"]
+
+    def refuse(self: Trial, module: Any) -> Any:
+        raise kernels.KernelError("Neg", "no such dtype")
+
+    monkeypatch.setattr(Trial, "on_module", refuse)
+    found = run_kernels(context, monkeypatch, trial("Neg", np.arange(4, dtype=np.int32)))
+    assert found.is_good
+    assert found.figures["fallbacks"] == {"Neg": {"KernelError: Neg: no such dtype": 1}}
+
+
 def test_case_data_and_host_notes(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     note = "Exp runs on the host: no arrays of it (node n)"
     right = Trial.on_engine
@@ -200,8 +216,7 @@ def test_outcomes_of_tests(tmp_path: Path) -> None:
     marked_tests.enter(found, tmp_path / "junit.xml")
     assert found.checks == 3
     assert found.failures == ["a.test_a::test_two: assert 1 == 2 | more", "test_b::test_four: fixture failed"]
-    assert found.notes == ["skipped test_b::test_three: no device"]
-    assert marked_tests.lines(found.figures)[-1] == "| all | 1 | 2 | 1 |"
+    assert marked_tests.lines(found.figures)[-3:] == ["| all | 1 | 2 | 1 |", "", "- skipped 1: no device"]
 
 
 def test_timings(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
