@@ -99,7 +99,7 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     rows = [(name, *(row[outcome] for outcome in _OUTCOMES)) for name, row in sorted(files.items())]
     total = ("all", *(sum(row[outcome] for row in files.values()) for outcome in _OUTCOMES))
     made = markdown_table(("tests marked gpu", *_OUTCOMES), [*rows, total])
-    return made + ["", *(f"- skipped {count}: {reason}" for reason, count in figures.get("skipped", {}).items())]
+    return [*made, "", *(f"- skipped {count}: {reason}" for reason, count in figures.get("skipped", {}).items())]
 
 
 def _tail(text: str) -> str:
