@@ -91,7 +91,8 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     made = [
         f"gpt of {size.get('layers')} layers, hidden {size.get('hidden')}, {size.get('heads')} heads, "
         f"{size.get('seq')} tokens, vocabulary {size.get('vocab')}; medians of {RUNS} runs in turn, each waited for. "
-        f"irpar multiplies f32 {figures.get('f32', 'in full')}; PyTorch attends by scaled_dot_product_attention. No bound: figures.",
+        f"irpar multiplies f32 {figures.get('f32', 'in full')}; PyTorch attends by scaled_dot_product_attention. "
+        "No bound: figures.",
         "",
         *markdown_table(header, rows),
     ]
