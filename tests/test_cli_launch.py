@@ -118,3 +118,36 @@ def test_a_bug_is_left_to_the_launcher_too(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error"))
     assert call(capsys, "verify", tmp_path) == (70, "", "")
     assert (tmp_path / "error").read_text().startswith("internal error: ZeroDivisionError")
+
+
+@pytest.mark.parametrize(("rank", "alone"), [(2, (2, "")), (0, (2, "error: rank 0 is gone\n"))])
+def test_a_rank_whose_peer_failed(capsys, monkeypatch, tmp_path, rank, alone):
+    class Opened:
+        """A partition that is opened on a rank that serves, until another one fails."""
+
+        is_driver = False
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def executor(self, *_):
+            return self
+
+        def default_engine(self, _):
+            return "numpy"
+
+        def serve(self):
+            raise PeerError(f"rank {rank} is gone", rank=rank)
+
+    monkeypatch.setattr("irpar.api.Partition.open", lambda _: Opened())
+    for name, text in {"RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, text)
+    code, out, err = call(capsys, "run", tmp_path)
+    assert ((code, err), out) == (alone, "")
+    # Under irpar launch it says what it knows, to the launcher alone.
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error"))
+    assert call(capsys, "run", tmp_path) == (PEER_FAILED, "", "")
+    assert (tmp_path / "error").read_text() == f"rank {rank} is gone"

@@ -1,5 +1,6 @@
 """Where the ranks of a command run: in this process, or each in one of its own."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +59,7 @@ def on_ranks(
     """
     from irpar.api import Partition
     from irpar.runtime.engine import ENGINES
-    from irpar.runtime.environment import World
+    from irpar.runtime.environment import ERROR_FILE, World
     from irpar.runtime.errors import PeerError
     from irpar.runtime.groups import GROUPS
 
@@ -79,8 +80,8 @@ def on_ranks(
                 try:
                     executor.serve()
                 except PeerError as error:
-                    if error.rank:
-                        # That rank tells, and so does rank 0.
+                    if error.rank and ERROR_FILE not in os.environ:
+                        # That rank tells, and so does rank 0. (irpar launch finds out by itself whose error to tell.)
                         raise typer.Exit(2) from None
                     raise
                 return
