@@ -7,7 +7,7 @@ import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -51,11 +51,17 @@ def launch_command(command: Words, ranks: Ranks = None) -> None:
     _check_not_launched()
     words, is_irpar = _command_line(command)
     size = _size(command, ranks, is_irpar)
-    ending = launch(words, size, stdout=sys.stdout.buffer, stderr=sys.stderr.buffer, is_irpar=is_irpar)
+    ending = launch(words, size, stdout=_raw(sys.stdout), stderr=_raw(sys.stderr), is_irpar=is_irpar)
     if ending.text:
         with suppress(OSError):  # The exit code tells where standard error cannot be written.
             print(f"error: {ending.text}", file=sys.stderr)
     raise typer.Exit(ending.code)
+
+
+def _raw(stream: TextIO) -> Any:
+    """What a stream writes its bytes to in the end."""
+    stream.flush()
+    return getattr(stream.buffer, "raw", stream.buffer)
 
 
 def _check_not_launched() -> None:

@@ -4,11 +4,15 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from .environment import PEER_FAILED
 from .rank_process import RankProcess, error_file
 
 _MISTAKE, _ANSWER = 2, 1
+_ASKED = {"INT": signal.SIGINT, "TERM": signal.SIGTERM}
+_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
+"""What a container has met, on Linux."""
 _CAUSES = {
     "SIGKILL": "out of memory is one cause: see what the system's log says",
     "SIGBUS": "shared memory that is full is one cause (in a container: --shm-size)",
@@ -66,11 +70,27 @@ def ending_of_irpar(
     return Ending(code, first.rank, told if is_common or told.startswith(start) else f"{start}: {told}")
 
 
-def notes_on(stopped: Sequence[int], ranks: Sequence[RankProcess]) -> list[str]:
-    """Further lines: ranks that were stopped when the run was ended, and such as do not end at all."""
+def killed_for_memory() -> int:
+    """How many processes the system has killed since this container, or this group of processes, reached its limit."""
+    with suppress(OSError, ValueError, IndexError):
+        events = dict(line.split() for line in _MEMORY_EVENTS.read_text().splitlines())
+        return int(events.get("oom_kill", 0))
+    return 0
+
+
+def notes_on(stopped: Sequence[int], ranks: Sequence[RankProcess], killed: int) -> list[str]:
+    """Further lines: of memory, of ranks that were stopped when the run was ended, of such as do not end at all.
+
+    Args:
+        stopped: the ranks that were stopped.
+        ranks: all ranks.
+        killed: processes that were killed for memory during the run.
+    """
     notes = [
         f"rank {rank} was stopped (by SIGSTOP, or a debugger): the others may have waited for it" for rank in stopped
     ]
+    if killed > 0 and any(rank.code == -signal.SIGKILL for rank in ranks):
+        notes.insert(0, "the memory of this container is at its limit: the system killed processes for that (oom_kill)")
     notes += [
         f"rank {rank.rank}, process {rank.group}, was killed and does not end: it is in state {rank.state}"
         for rank in ranks
@@ -94,7 +114,10 @@ def _signal_name(rank: RankProcess) -> str:
 
 def _how(rank: RankProcess) -> str:
     assert rank.code is not None
-    return f"ended with exit code {rank.code}" if rank.code >= 0 else f"was killed by {_signal_name(rank)}"
+    if rank.code < 0:
+        return f"was killed by {_signal_name(rank)}"
+    by = next((f", as SIG{name} ends it," for name, number in _ASKED.items() if rank.code == 128 + number), "")
+    return f"ended with exit code {rank.code}{by}"
 
 
 def _why(rank: RankProcess) -> str:

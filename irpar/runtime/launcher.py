@@ -8,6 +8,7 @@ Where a rank fails, or a signal comes, all ranks get SIGTERM (or that signal), a
 they have started, so that everything ends within 10 seconds. Should the launcher itself be killed, its guard does so.
 """
 
+import math
 import os
 import select
 import signal
@@ -21,10 +22,10 @@ from types import FrameType
 from typing import BinaryIO
 
 from . import guard
-from .ending import Ending, cause, ending_of_irpar, ending_of_program, notes_on
+from .ending import Ending, cause, ending_of_irpar, ending_of_program, killed_for_memory, notes_on
 from .environment import ERROR_FILE
 from .rank_process import LaunchError, RankProcess, error_file, rank_environment
-from .relay import STDERR, STDOUT, Relay
+from .relay import STDERR, STDOUT, Relay, Writable
 from .run_files import OwnedRun
 
 GRACE = 5.0
@@ -37,6 +38,8 @@ _STUCK = 2.0
 """Seconds after SIGKILL until a process that does not end is given up."""
 _STOPPED = 5.0
 """Seconds after which the user is told of a stopped rank."""
+_UNREAD = 2.0
+"""Seconds that the reader of the output gets when a signal has ended the run."""
 _LOOK = 0.5
 _LOOK_AT_END = 0.02
 _FORWARDED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -46,8 +49,8 @@ def launch(
     command: Sequence[str],
     size: int,
     *,
-    stdout: BinaryIO,
-    stderr: BinaryIO,
+    stdout: Writable,
+    stderr: Writable,
     environ: Mapping[str, str] | None = None,
     is_irpar: bool = False,
 ) -> Ending:
@@ -65,6 +68,8 @@ def launch(
         RunFilesError: the folder of shared memory cannot be used.
         OSError: the ranks ended well, and what they printed could not be written.
     """
+    if os.name != "posix":
+        raise LaunchError("irpar launch needs a POSIX system", do="run all ranks in one process: irpar run OUT")
     with OwnedRun() as run:
         variables = rank_environment(os.environ if environ is None else environ, size, run.id)
         return _Launcher(list(command), size, variables, run, Relay(stdout, stderr), is_irpar).run()
@@ -102,6 +107,7 @@ class _Launcher:
         self._signals: list[int] = []
         self._end: _End | None = None
         self._begin = time.monotonic()
+        self._killed_before = killed_for_memory()
         # Signals ring it, those of ranks that end included.
         self._heard, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
@@ -283,9 +289,10 @@ class _Launcher:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Wait until what the ranks wrote is passed on, or a signal says not to."""
-        before = len(self._signals)
-        is_passed_on = self._relay.finish(lambda: len(self._signals) > before)
+        """Wait until what the ranks wrote is passed on; not for long where a signal said to end."""
+        before, begin = len(self._signals), time.monotonic()
+        seconds = _UNREAD if self._signals else math.inf
+        is_passed_on = self._relay.finish(lambda: len(self._signals) > before or time.monotonic() > begin + seconds)
         if not is_passed_on and self._end is None:
             self._end = _End(self._signals[before], time.monotonic())
         self._reap_orphans()
@@ -303,7 +310,8 @@ class _Launcher:
             ending = ending_of_irpar(first, self._ranks, self._run.id, seconds, last_lines)
         else:
             ending = ending_of_program(first, self._size, seconds, last_lines)
-        notes = notes_on(self._end.stopped if self._end else (), self._ranks)
+        stopped = self._end.stopped if self._end else ()
+        notes = notes_on(stopped, self._ranks, killed_for_memory() - self._killed_before)
         return Ending(ending.code, ending.rank, "\n  ".join([ending.text, *notes]) if ending.text else "")
 
 

@@ -7,12 +7,13 @@ Where the reader of these streams is slow, the ranks wait, as they would if they
 """
 
 import os
+import select
 import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Protocol
 
 STDOUT, STDERR = 1, 2
 MOST_LINE_BYTES = 1 << 20
@@ -21,6 +22,16 @@ _MOST_AT_ONCE = 1 << 16
 _QUIET_SECONDS = 0.2
 """Once all ranks have ended, a pipe that somebody else holds open is left after this."""
 _LAST_LINES = 20
+
+
+class Writable(Protocol):
+    """What a relay writes to: a file without a buffer, or bytes in memory."""
+
+    def write(self, data: memoryview, /) -> int | None:
+        """Write the begin of some bytes; gives how many, or None where none can be written now."""
+
+    def fileno(self) -> int:
+        """What can be waited for."""
 
 
 @dataclass(eq=False)
@@ -41,14 +52,14 @@ class Relay:
     """Passes on what ranks print, from `start` to `finish`.
 
     Args:
-        stdout, stderr: where to.
+        stdout, stderr: where to; without buffers, whose locks a write that hangs would keep when the process ends.
 
     Attributes:
         failure: why a stream could not be written. What comes for it later is dropped, as where its reader has gone;
             the ranks go on.
     """
 
-    def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
+    def __init__(self, stdout: Writable, stderr: Writable) -> None:
         self.failure: OSError | None = None
         self._targets = {STDOUT: stdout, STDERR: stderr}
         self._dropped: set[int] = set()
@@ -158,11 +169,19 @@ class Relay:
         if source is not None and not data.endswith(b"\n"):
             self._unended[stream] = source
         try:
-            self._targets[stream].write(data)
-            self._targets[stream].flush()
+            _write_all(self._targets[stream], data)
         except BrokenPipeError:
             self._dropped.add(stream)
         except (OSError, ValueError) as error:  # ValueError: it is closed.
             self._dropped.add(stream)
             if isinstance(error, OSError):
                 self.failure = self.failure or error
+
+
+def _write_all(target: Writable, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        count = target.write(rest)
+        if count is None:  # Somebody made the stream one that does not wait.
+            select.select([], [target.fileno()], [])
+        rest = rest[count or 0 :]

@@ -61,7 +61,7 @@ class Launched:
     def end(self, seconds: float = 20) -> tuple[int, str, str]:
         """Wait for it; returns exit code, and what is left of standard output and error."""
         out, err = self.process.communicate(timeout=seconds)
-        return self.process.returncode, out.decode(), err.decode()
+        return self.process.returncode, (out or b"").decode(), (err or b"").decode()
 
     def ranks(self) -> list[int]:
         """The processes with the mark, without the launcher."""

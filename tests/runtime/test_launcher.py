@@ -172,6 +172,42 @@ def test_a_disk_that_is_full_is_told_after_the_ranks_have_ended(tmp_path):
     assert (tmp_path / "done").exists()
 
 
+def test_a_reader_that_hangs_keeps_nobody_alive(launched):
+    read, write = os.pipe()
+    run = launched(2, "[os.write(1, b'x' * 999 + b'\\n') for _ in range(10_000)]", stdout=write)
+    os.close(write)
+    deadline = time.monotonic() + 10
+    while len(run.ranks()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    run.process.terminate()
+    start = time.monotonic()
+    assert run.process.wait(20) == 143
+    assert time.monotonic() - start < 4
+    assert run.process.stderr.read() == b""
+    run.check_nothing_left()
+    os.close(read)
+
+
+def test_streams_that_do_not_wait(launched):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    run = launched(1, "[os.write(1, b'x' * 999 + b'\\n') for _ in range(1000)]", stdout=write)
+    os.close(write)
+    time.sleep(0.5)
+    with open(read, "rb") as pipe:
+        assert pipe.read() == (b"x" * 999 + b"\n") * 1000
+    assert run.end()[0] == 0
+
+
+def test_what_holds_the_output_open_is_not_waited_for(tmp_path):
+    daemon = f"subprocess.Popen([*{python('time.sleep(3)')!r}], start_new_session=True); print('done')"
+    start = time.monotonic()
+    ending, out, _ = run_ranks(python(daemon), 2)
+    assert (ending.code, sorted(out.splitlines())) == (0, ["[1] done", "done"])
+    assert time.monotonic() - start < 2
+
+
 # -- ranks that fail ----------------------------------------------------------------------------------------------
 
 
@@ -199,6 +235,24 @@ def test_a_rank_that_is_killed(name, cause):
     assert (ending.code, ending.rank) == (128 + getattr(signal, name), 1)
     assert ending.text.startswith(f"rank 1 of 3 was killed by {name} after ")
     assert cause in ending.text
+
+
+def test_a_rank_that_ends_itself_at_a_signal():
+    program = "signal.signal(15, lambda *_: os._exit(143)); rank == 1 and os.kill(os.getpid(), 15); time.sleep(60)"
+    ending, _, _ = run_ranks(python(program), 2)
+    assert (ending.code, ending.rank) == (143, 1)
+    assert ending.text.startswith("rank 1 of 2 ended with exit code 143, as SIGTERM ends it, after ")
+
+
+def test_a_container_without_memory_is_told(monkeypatch, tmp_path):
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\noom 3\noom_kill 2\n")
+    monkeypatch.setattr("irpar.runtime.ending._MEMORY_EVENTS", events)
+    killed = "open(sys.argv[1], 'w').write('oom_kill 3'); os.kill(os.getpid(), 9)"
+    ending, _, _ = run_ranks(python(killed, str(events)), 1)
+    assert "\n  the memory of this container is at its limit" in ending.text
+    ending, _, _ = run_ranks(python(killed, str(events)), 1)
+    assert "at its limit" not in ending.text
 
 
 def test_a_rank_may_end_before_the_others():
