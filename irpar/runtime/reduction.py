@@ -22,11 +22,16 @@ _ARITHMETIC: dict[str, Callable[..., Array]] = {
 _LOGIC: dict[str, Callable[..., Array]] = {"and": np.bitwise_and, "or": np.bitwise_or}
 
 
-def reduce_arrays(arrays: Sequence[Array], reduction: Reduction) -> Array:
+def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array | None = None) -> Array:
     """Reduce arrays of one shape and dtype, from the first to the last.
 
     Floats narrower than 32 bits are reduced in float32 and rounded once; integers wrap around; `and` and `or` take
     bools and integers (bitwise). A single array comes back as it is.
+
+    Args:
+        arrays: what to reduce.
+        reduction: how.
+        result: where the result goes, in one piece in memory; None: a new array.
 
     Raises:
         ValueError: the dtype has no such reduction.
@@ -38,15 +43,21 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction) -> Array:
     kind = dtype_of_numpy(first.dtype)
     wide = np.dtype(np.float32) if kind.is_float and first.dtype.itemsize < 4 else first.dtype
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    result = np.empty(first.size, first.dtype)
+    if result is None:
+        result = np.empty(first.shape, first.dtype)
+    target = result.reshape(-1)
+    is_wide = wide == first.dtype
     with np.errstate(all="ignore"):
         for start in range(0, first.size, _CHUNK):
             part = slice(start, start + _CHUNK)
-            total = operation(flat[0][part].astype(wide, copy=False), flat[1][part].astype(wide, copy=False))
-            for array in flat[2:]:
-                operation(total, array[part].astype(wide, copy=False), out=total)
-            result[part] = total.astype(first.dtype, copy=False)
-    return result.reshape(first.shape)
+            pieces = [array[part].astype(wide, copy=False) for array in flat]
+            total = target[part] if is_wide else np.empty(pieces[0].shape, wide)
+            operation(pieces[0], pieces[1], out=total)
+            for piece in pieces[2:]:
+                operation(total, piece, out=total)
+            if not is_wide:
+                target[part] = total.astype(first.dtype, copy=False)
+    return result
 
 
 def _operation(dtype: np.dtype[Any], reduction: Reduction) -> Callable[..., Array]:

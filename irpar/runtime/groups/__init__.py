@@ -21,7 +21,7 @@ __all__ = [
     "rank_text",
 ]
 
-GROUPS: dict[str, str] = {"threads": "threads:ThreadGroup"}
+GROUPS: dict[str, str] = {"threads": "threads:ThreadGroup", "processes": "processes:ProcessGroup"}
 """Name to module and class; loaded when asked for."""
 
 TIMEOUT = 60.0

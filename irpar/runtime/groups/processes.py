@@ -1,0 +1,107 @@
+"""One process for each rank, all on one machine: they talk over memory that they share."""
+
+from contextlib import suppress
+from typing import Self
+
+from irpar.sharding import IrparError, Mesh
+
+from ..environment import World
+from ..errors import MismatchError, PeerError
+from .base import Array
+from .shared_memory.joining import Joined, join
+from .shared_memory.traffic import Traffic
+from .spmd import Finish, Meeting, SpmdGroup
+
+
+class ProcessGroup(SpmdGroup):
+    """One rank of a mesh, with the others in processes of the same machine.
+
+    Args:
+        mesh: the mesh of all ranks.
+        rank: the one of this process.
+        seconds: how long a rank waits for others at a collective.
+        joined: what it shares with the others.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, seconds: float, joined: Joined) -> None:
+        super().__init__(mesh, rank, seconds)
+        self._traffic = Traffic(self, joined)
+        self._is_open = True
+
+    @classmethod
+    def join(cls, mesh: Mesh, seconds: float) -> Self:
+        """See `SpmdGroup.join`."""
+        world = World.of_environment()
+        if world is None and mesh.size == 1:
+            world = World(0, 1)
+        if world is None:
+            raise IrparError(
+                "--group processes needs a process for each rank, and no launcher has made any",
+                do=f"start them: irpar launch -n {mesh.size} run OUT ... (or torchrun, mpiexec, srun)",
+            )
+        if world.size != mesh.size:
+            raise IrparError(
+                f"{world.launcher} started {world.size} processes, and mesh {mesh} has {mesh.size} ranks",
+                do=f"start {mesh.size}",
+            )
+        if world.local_size not in (None, world.size):
+            raise IrparError(
+                f"--group processes is for the ranks of one machine, and {world.launcher} has {world.local_size} of "
+                f"{world.size} on this one",
+                do="run with --group mpi; or, where all are here, set LOCAL_WORLD_SIZE to their number",
+            )
+        return cls(mesh, world.rank, seconds, join(mesh, world, seconds))
+
+    def begin(self, meeting: Meeting) -> Finish:
+        """See `SpmdGroup.begin`."""
+        try:
+            transfer = self._traffic.begin(meeting)
+        except ValueError as error:
+            raise self._told(self.mismatch(meeting.call, str(error))) from error
+        except (MismatchError, PeerError) as error:
+            raise self._told(error) from None
+
+        def finish() -> Array:
+            try:
+                return self._traffic.finish(transfer)
+            except ValueError as error:
+                raise self._told(self.mismatch(meeting.call, str(error))) from error
+            except (MismatchError, PeerError) as error:
+                raise self._told(error) from None
+
+        return finish
+
+    def send(self, rank: int, message: bytes) -> None:
+        """See `Messenger.send`."""
+        try:
+            self._traffic.send(rank, message)
+        except (MismatchError, PeerError) as error:
+            raise self._told(error) from None
+
+    def receive(self, rank: int) -> bytes:
+        """See `Messenger.receive`."""
+        try:
+            return self._traffic.receive(rank)
+        except (MismatchError, PeerError) as error:
+            raise self._told(error) from None
+
+    def abort(self, reason: str) -> None:
+        """See `Messenger.abort`."""
+        if self._is_open:
+            self._traffic.watch.tell(self.rank, None, reason)
+
+    def close(self) -> None:
+        """See `Group.close`."""
+        if self._is_open:
+            self._is_open = False
+            # What comes too late to be sent is told where it was waited for.
+            with suppress(PeerError):
+                self._traffic.close()
+
+    def _told(self, error: MismatchError | PeerError) -> MismatchError | PeerError:
+        """The error, once the others have been told, so that all end with the first one."""
+        if isinstance(error, PeerError):
+            self._traffic.watch.tell(error.rank, error)
+        else:
+            self._traffic.watch.tell(self.rank, None, str(error))
+        return error

@@ -1,0 +1,138 @@
+"""Streams of records from one rank to another: a ring for each two ranks and direction.
+
+A record is a head and a payload. Its sender writes it, posts the semaphore of the ring (see `semaphores`), and rings
+the bell of the receiver, on which that sleeps. What the receiver has read it tells with the records that it sends back,
+so that the sender knows what room there is; where it sends none, a record of its own tells it, for which there is
+always room. What finds no room in the ring waits in a list of the sender: sending never blocks.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable
+
+from .segment import Segment
+
+_HEAD = struct.Struct("<HHIqqqq")
+_ALIGN = 64
+_RESERVE = 1024
+"""Bytes of a ring that only credits may use: at most a few are underway, one for each quarter of the other ring."""
+_SKIP = 0xFFFF
+_CREDIT = 0xFFFE
+
+Numbers = tuple[int, int, int]
+"""What a kind of record tells, beside its payload."""
+Deliver = Callable[[int, int, int, Numbers, memoryview], None]
+"""Takes a record that came: the rank that sent it, its kind, flag, numbers and payload, which is gone afterwards."""
+
+
+class _Lane:
+    """The two rings between this rank and another."""
+
+    def __init__(self, segment: Segment, rank: int, peer: int) -> None:
+        self.peer = peer
+        self.size = segment.layout.ring
+        self._out, self._in = segment.ring(rank, peer), segment.ring(peer, rank)
+        self._posted, self.coming = segment.token(rank, peer), segment.token(peer, rank)
+        self._bell = segment.bell(peer)
+        self._written = self._freed = self._taken = self._credited = 0
+        self.backlog: deque[tuple[int, int, Numbers, bytes]] = deque()
+
+    def put(self, kind: int, flag: int, numbers: Numbers, payload: bytes, reserve: int = _RESERVE) -> bool:
+        """Write a record; False where there is no room."""
+        length = len(payload)
+        need = -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
+        start = self._written % self.size
+        skip = self.size - start if start + need > self.size else 0
+        if self._written + skip + need - self._freed > self.size - reserve:
+            return False
+        if skip:
+            _HEAD.pack_into(self._out, start, _SKIP, 0, 0, 0, 0, 0, 0)
+            start = 0
+        _HEAD.pack_into(self._out, start, kind, flag, length, *numbers, self._taken)
+        if length:
+            start += _HEAD.size
+            self._out[start : start + length] = payload
+        self._written += skip + need
+        self._credited = self._taken
+        self._posted.post()
+        self._bell.post()
+        return True
+
+    def read(self, deliver: Deliver) -> None:
+        """Read the record whose token was taken."""
+        start = self._taken % self.size
+        kind, flag, length, first, second, third, credit = _HEAD.unpack_from(self._in, start)
+        if kind == _SKIP:
+            self._taken += self.size - start
+            start = 0
+            kind, flag, length, first, second, third, credit = _HEAD.unpack_from(self._in, start)
+        self._freed = credit
+        if kind != _CREDIT:
+            begin = start + _HEAD.size
+            deliver(self.peer, kind, flag, (first, second, third), self._in[begin : begin + length])
+        # From here on the sender may be told that the record's place is free.
+        self._taken += -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
+        if self._taken - self._credited > self.size // 4:
+            self.put(_CREDIT, 0, (0, 0, 0), b"", 0)
+
+    def flush(self) -> None:
+        """Write what waits for room."""
+        while self.backlog and self.put(*self.backlog[0]):
+            self.backlog.popleft()
+
+
+class Streams:
+    """What a rank sends to the others, and what they send to it.
+
+    Args:
+        segment: where the rings are.
+        rank: this rank.
+        deliver: takes what comes.
+    """
+
+    def __init__(self, segment: Segment, rank: int, deliver: Deliver) -> None:
+        self._segment = segment
+        self._deliver = deliver
+        self._lanes = {peer: _Lane(segment, rank, peer) for peer in range(segment.layout.count) if peer != rank}
+        self._coming = [(lane.coming.take, lane) for lane in self._lanes.values()]
+        self._bell = segment.bell(rank)
+        self._full: set[_Lane] = set()
+
+    @property
+    def longest(self) -> int:
+        """Bytes that the payload of a record may have."""
+        return self._segment.layout.ring // 4
+
+    def send(self, peer: int, kind: int, flag: int, numbers: Numbers, payload: bytes = b"") -> None:
+        """Send a record."""
+        lane = self._lanes[peer]
+        if lane.backlog or not lane.put(kind, flag, numbers, payload):
+            lane.backlog.append((kind, flag, numbers, payload))
+            self._full.add(lane)
+
+    def poll(self) -> bool:
+        """Deliver all that has come, and write what waited for room; whether anything came."""
+        moved = False
+        for take, lane in self._coming:
+            while take():
+                moved = True
+                lane.read(self._deliver)
+        if self._full:
+            for lane in self._full:
+                lane.flush()
+            self._full = {lane for lane in self._full if lane.backlog}
+        return moved
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all that was sent is where the others find it."""
+        return not self._full
+
+    def quiet(self) -> None:
+        """Forget how often the bell rang: what comes after this wakes `sleep`."""
+        while self._bell.take():
+            pass
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until something comes, for some seconds at most."""
+        self._bell.wait(seconds)

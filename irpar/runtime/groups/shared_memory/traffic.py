@@ -1,0 +1,240 @@
+"""What keeps the collectives and messages of one rank moving, whatever it waits for."""
+
+import os
+import time
+from collections import deque
+
+import numpy as np
+
+from ..base import Array
+from ..header import HEADER_BYTES, Header, check_headers, is_agreed
+from ..spmd import Meeting, SpmdGroup
+from .joining import Joined
+from .slots import Slots
+from .streams import Numbers, Streams
+from .transfers import Parcel, Transfer, boxes, transfer
+from .watch import TICK, State, Wait, Watch
+
+_OFFER, _DATA, _FREE, _MESSAGE, _CHUNK = range(5)
+"""Kinds of records: a rank comes to a collective; a part of an operand lies in a slot; a slot has been read; a message
+begins; a part of it lies in a slot."""
+_SPINS = 20
+"""How often a rank looks, and gives its core to others, before it sleeps."""
+_FLUSH_SECONDS = 5.0
+"""Seconds that a rank stays at its end for others to take what it has sent."""
+
+
+class Traffic:
+    """One rank's side of all that moves.
+
+    Args:
+        group: the group of the rank.
+        joined: what it shares with the others.
+    """
+
+    def __init__(self, group: SpmdGroup, joined: Joined) -> None:
+        self._group = group
+        self._rank = group.rank
+        self._segment = segment = joined.segment
+        self.watch = Watch(group, joined)
+        self._streams = Streams(segment, group.rank, self._deliver)
+        self._slots = Slots(segment, group.rank)
+        peers = [rank for rank in range(segment.layout.count) if rank != group.rank]
+        self._begun = dict.fromkeys(peers, 0)
+        self._came = dict.fromkeys(peers, 0)
+        self._underway: dict[tuple[int, int], Transfer] = {}
+        self._numbers: dict[Transfer, dict[int, int]] = {}
+        self._early: dict[tuple[int, int], bytes] = {}
+        self._sending: list[Transfer] = []
+        self._kept: dict[tuple[Transfer, int, int, int], int] = {}
+        self._inbox: dict[int, deque[bytes]] = {peer: deque() for peer in peers}
+        self._coming: dict[int, bytearray] = {}
+        self._came_bytes: dict[int, int] = {}
+        self._take = (self._take_offer, self._take_data, self._take_free, self._take_message, self._take_chunk)
+
+    # -- collectives --------------------------------------------------------------------------------------------
+
+    def begin(self, meeting: Meeting) -> Transfer:
+        """Come to a collective: tell the other members.
+
+        The n-th collective that two ranks have in common is the n-th on both; headers tell whether it is the same.
+
+        Raises:
+            ValueError: the collective's attributes do not fit the operand.
+            MismatchError: another member came to something else.
+        """
+        made = transfer(meeting, self._streams.longest - HEADER_BYTES - 1, self._segment.layout.slot)
+        offer = made.header + made.offer()
+        numbers = self._numbers[made] = {}
+        for peer in made.peers:
+            number = numbers[peer] = self._begun[peer]
+            self._begun[peer] = number + 1
+            self._underway[peer, number] = made
+            self._streams.send(peer, _OFFER, 0, (0, 0, 0), offer)
+        for peer, number in numbers.items():
+            early = self._early.pop((peer, number), None)
+            if early is not None:
+                self._meet(made, peer, memoryview(early))
+        self._sending.append(made)
+        self._move()
+        return made
+
+    def finish(self, made: Transfer) -> Array:
+        """Wait for the result of a collective.
+
+        Raises:
+            ValueError: the operands have none.
+            MismatchError: another member came to something else.
+            PeerError: a rank failed, or one did not come in time.
+        """
+        if not made.is_done and not self._spin(made):
+            call = made.meeting.call
+            wait = Wait(State.WAITING, lambda: made.is_done, made.missing, lambda: made.absent, call)
+            self._wait(wait)
+        for place in self._numbers.pop(made).items():
+            del self._underway[place]
+        return made.result()
+
+    def _spin(self, made: Transfer) -> bool:
+        """Look for the result a few times; whether it is there."""
+        for _ in range(_SPINS):
+            if self._move() and made.is_done:
+                return True
+            os.sched_yield()
+        return made.is_done
+
+    def _meet(self, made: Transfer, peer: int, offered: memoryview) -> None:
+        """A member has come: check that it is at the same collective."""
+        meeting = made.meeting
+        nbytes = meeting.expected[meeting.members.index(peer)]
+        if not is_agreed(meeting.header, nbytes, offered):
+            check_headers(meeting.header, [nbytes], [Header.unpack(bytes(offered[:HEADER_BYTES]))])
+        made.came(peer, offered[HEADER_BYTES:])
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def send(self, peer: int, message: bytes) -> None:
+        """See `Messenger.send`."""
+        is_short = len(message) <= self._streams.longest
+        self._streams.send(peer, _MESSAGE, is_short, (len(message), 0, 0), message if is_short else b"")
+        if is_short:
+            self.watch.check_faults()
+            self._move()
+            return
+        data = np.frombuffer(message, np.uint8)
+        wait = Wait(State.SENDING, lambda: self._slots.is_free, lambda: (peer,), lambda: (peer,))
+        wait.text = f"sending a message of {len(message):,} bytes to rank {peer}"
+        for place in boxes(data.shape, self._segment.layout.slot):
+            self._wait(wait)
+            part = data[place]
+            slot = self._slots.put(part, 1)
+            self._streams.send(peer, _CHUNK, 0, (slot, part.size, 0))
+
+    def receive(self, peer: int) -> bytes:
+        """See `Messenger.receive`."""
+        inbox = self._inbox[peer]
+        wait = Wait(State.RECEIVING, lambda: bool(inbox), lambda: (peer,), lambda: (peer,), is_bounded=False)
+        self._wait(wait)
+        return inbox.popleft()
+
+    def close(self) -> None:
+        """Leave, once the others find what was sent to them."""
+        until = time.monotonic() + min(_FLUSH_SECONDS, self._group.seconds)
+        try:
+            while not self._streams.is_flushed and time.monotonic() < until:
+                self._move()
+                self.watch.check_faults()
+                self._streams.sleep(TICK)
+        finally:
+            self.watch.leave()
+
+    # -- what moves them ----------------------------------------------------------------------------------------
+
+    def _wait(self, wait: Wait) -> None:
+        """Keep everything moving until something is there.
+
+        Raises:
+            PeerError: it will not come.
+            MismatchError: ranks do not fit together.
+        """
+        spins = 0
+        while not wait.is_done():
+            if self._move():
+                spins, wait.has_moved = 0, True
+            elif spins < _SPINS:
+                spins += 1
+                os.sched_yield()
+            else:
+                self._streams.quiet()
+                if not self._move():
+                    self._streams.sleep(TICK)
+                    if not self._move():
+                        self.watch.look(wait)
+        self.watch.done(wait)
+
+    def _move(self) -> bool:
+        """Take what has come, and send what can be sent; whether anything came or went."""
+        moved = self._streams.poll()
+        if self._sending:
+            for made in self._sending:
+                while (parcel := made.parcel()) is not None and self._ship(made, parcel):
+                    made.sent()
+                    moved = True
+            self._sending = [made for made in self._sending if not made.is_sent]
+        return moved
+
+    def _ship(self, made: Transfer, parcel: Parcel) -> bool:
+        """Send a part; False where there is no room for it."""
+        found = self._slots.find(made, parcel.is_held)
+        if found is None:
+            return False
+        slot, is_held = found
+        nbytes = self._slots.fill(slot, parcel.source, len(parcel.targets))
+        numbers = self._numbers[made]
+        for target in parcel.targets:
+            told = (numbers[target], parcel.part, slot << 32 | nbytes)
+            self._streams.send(target, _DATA, parcel.way << 1 | is_held, told)
+        return True
+
+    def _deliver(self, peer: int, kind: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        self._take[kind](peer, flag, numbers, payload)
+
+    def _take_offer(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        number = self._came[peer]
+        self._came[peer] = number + 1
+        made = self._underway.get((peer, number))
+        if made is None:
+            self._early[peer, number] = bytes(payload)
+        else:
+            self._meet(made, peer, payload)
+
+    def _take_data(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        number, part, where = numbers
+        slot, nbytes = where >> 32, where & 0xFFFFFFFF
+        made = self._underway[peer, number]
+        way, is_held = flag >> 1, bool(flag & 1)
+        data = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes)
+        if made.take(peer, way, part, data, is_held):
+            self._kept[made, peer, way, part] = slot
+        else:
+            self._streams.send(peer, _FREE, 0, (slot, 0, 0))
+        for rank, held_way, held_part in made.released():
+            self._streams.send(rank, _FREE, 0, (self._kept.pop((made, rank, held_way, held_part)), 0, 0))
+
+    def _take_free(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        self._slots.free(numbers[0])
+
+    def _take_message(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        if flag:
+            self._inbox[peer].append(bytes(payload))
+        else:
+            self._coming[peer], self._came_bytes[peer] = bytearray(numbers[0]), 0
+
+    def _take_chunk(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        slot, nbytes, _ = numbers
+        coming, first = self._coming[peer], self._came_bytes[peer]
+        coming[first : first + nbytes] = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data
+        self._came_bytes[peer] = first + nbytes
+        self._streams.send(peer, _FREE, 0, (slot, 0, 0))
+        if first + nbytes == len(coming):
+            self._inbox[peer].append(bytes(self._coming.pop(peer)))

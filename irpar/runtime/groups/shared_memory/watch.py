@@ -1,0 +1,320 @@
+"""Why nothing comes: what the ranks of a run know of each other while they wait.
+
+Each rank has a board, where it says what it waits for once that takes long, and a place for the reason of its failure.
+Boards are hints, read without any order; no verdict hangs on a single reading of them.
+"""
+
+import os
+import select
+import struct
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from irpar.sharding import IrparError
+
+from ...errors import PeerError
+from ..base import Call, rank_text
+from ..header import mismatch
+from ..spmd import SpmdGroup
+from .joining import Joined
+from .segment import FAULT_BYTES
+
+TICK = 0.02
+"""Seconds that a rank sleeps at most before it looks around."""
+_DEADLOCK_AFTER = 0.15
+"""Seconds of waiting after which a rank looks whether those that it waits for wait for it."""
+_STATE, _VERSION, _TICKS, _SINCE, _PROCESS, _FAILED, _WHEN = range(7)
+_FAULT = struct.Struct("<qI")
+_STOPPED = {"T": "is stopped (by SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger"}
+
+
+class State(IntEnum):
+    """What a rank does, as it says itself."""
+
+    COMPUTING = 0
+    WAITING = 1
+    RECEIVING = 2
+    SENDING = 3
+    CLOSED = 4
+
+
+@dataclass(eq=False)
+class Wait:
+    """What a rank waits for.
+
+    Attributes:
+        state: what kind of thing.
+        is_done: whether it has come.
+        missing: the ranks that have not done their part.
+        absent: those of them that have not even come: what they have begun they do whatever else they wait for.
+        call: the collective, where it is one.
+        is_bounded: whether it fails after the group's time.
+        text: what others are told of it.
+    """
+
+    state: State
+    is_done: Callable[[], bool]
+    missing: Callable[[], Collection[int]]
+    absent: Callable[[], Collection[int]]
+    call: Call | None = None
+    is_bounded: bool = True
+    text: str = ""
+    began: float = field(default_factory=time.monotonic)
+    moved: float = field(default_factory=time.monotonic)
+    is_posted: bool = False
+    has_moved: bool = False
+
+
+class Watch:
+    """One rank's view of the others.
+
+    Args:
+        group: makes the errors.
+        joined: what is shared.
+    """
+
+    def __init__(self, group: SpmdGroup, joined: Joined) -> None:
+        self._group = group
+        self._segment = segment = joined.segment
+        self._rank = rank = group.rank
+        self._boards = [segment.board(each) for each in range(segment.layout.count)]
+        self._words, self._mask, self._text = self._boards[rank]
+        self._words[_PROCESS] = os.getpid()
+        self._ranks = {end: other for other, end in joined.others.items()}
+        self._poll = select.poll()
+        for end in self._ranks:
+            self._poll.register(end, select.POLLIN)
+        self._own = joined.own
+        self._gone: set[int] = set()
+        self._suspects: dict[int, tuple[int, int]] = {}
+        self._looked = 0.0
+
+    # -- this rank ----------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """This rank ends as it should; the others find it gone."""
+        self._words[_STATE] = State.CLOSED
+        for end in (*self._ranks, self._own):
+            os.close(end)
+        self._ranks.clear()
+
+    def tell(self, rank: int, error: IrparError | None, reason: str = "") -> None:
+        """Tell the others why this rank fails, the first time that this is called.
+
+        Args:
+            rank: whose failure it is.
+            error: what they are to raise; None: this rank failed, for a reason.
+            reason: that reason.
+        """
+        if self._words[_FAILED]:
+            return
+        parts = [reason] if error is None else [error.what, error.do, error.where, *error.notes]
+        place = self._segment.fault(self._rank)
+        text = "\0".join(part.replace("\0", " ") for part in parts).encode()[: FAULT_BYTES - _FAULT.size]
+        _FAULT.pack_into(place, 0, rank, len(text))
+        place[_FAULT.size : _FAULT.size + len(text)] = text
+        token = self._segment.fault_token(self._rank)
+        for _ in self._boards:
+            token.post()
+        self._words[_WHEN] = time.monotonic_ns()
+        self._words[_FAILED] = 2 if error is None else 1
+        for other in range(len(self._boards)):
+            self._segment.bell(other).post()
+
+    def done(self, wait: Wait) -> None:
+        """What this rank waited for has come."""
+        if wait.is_posted:
+            self._words[_STATE] = State.COMPUTING
+            self._words[_VERSION] += 1
+
+    # -- the others ---------------------------------------------------------------------------------------------
+
+    def look(self, wait: Wait) -> None:
+        """See why what this rank waits for does not come; it has just found that nothing has.
+
+        Raises:
+            PeerError: another rank failed, is gone, or is too late.
+            MismatchError: ranks wait for each other at different collectives.
+        """
+        self.check_faults()
+        self._check_gone(wait)
+        now = time.monotonic()
+        if wait.has_moved:
+            wait.has_moved, wait.moved = False, now
+        self._post(wait, now)
+        if now - wait.began > _DEADLOCK_AFTER and now - self._looked > _DEADLOCK_AFTER / 2:
+            self._looked = now
+            self._check_deadlock(wait)
+        if wait.is_bounded and now - wait.moved > self._group.seconds:
+            raise self._late(wait)
+
+    def check_faults(self) -> None:
+        """See whether another rank has failed.
+
+        Raises:
+            PeerError: the first that did, and why.
+        """
+        failed = [
+            (words[_WHEN], rank)
+            for rank, (words, _, _) in enumerate(self._boards)
+            if words[_FAILED] and rank != self._rank
+        ]
+        for _, rank in sorted(failed):
+            # The token orders the text; where it is not here yet, it is the next time.
+            if self._segment.fault_token(rank).take():
+                raise self._fault(rank)
+
+    def _fault(self, rank: int) -> PeerError:
+        place = self._segment.fault(rank)
+        culprit, length = _FAULT.unpack_from(place)
+        parts = bytes(place[_FAULT.size : _FAULT.size + length]).decode(errors="ignore").split("\0")
+        if self._boards[rank][0][_FAILED] == 2:
+            return self._group.failed(culprit, parts[0])
+        what, do, where, *notes = (*parts, "", "")[: max(3, len(parts))]
+        return PeerError(what, rank=culprit, where=where, notes=tuple(notes), do=do)
+
+    def _check_gone(self, wait: Wait) -> None:
+        """See whether a rank has ended that should not have."""
+        before = frozenset(self._gone)
+        for end, _ in self._poll.poll(0):
+            self._poll.unregister(end)
+            self._gone.add(self._ranks[end])
+        if not self._gone:
+            return
+        self.check_faults()
+        died = [rank for rank in self._gone if self._boards[rank][0][_STATE] != State.CLOSED]
+        if died:
+            raise self._group.failed(min(died), "its process ended without a word (killed, or out of memory?)")
+        # All that a rank sent before it ended has been read, once it was gone before the last poll.
+        left = sorted(before & set(wait.missing()))
+        if left:
+            raise self._group.failed(left[0], self._without(wait))
+
+    @staticmethod
+    def _without(wait: Wait) -> str:
+        return "it ended" if wait.call is None else f"it ended without collective {wait.call.collective.id}"
+
+    def _post(self, wait: Wait, now: float) -> None:
+        """Say on the board what this rank waits for, now that it takes long."""
+        if now - wait.began < TICK:
+            return
+        absent = wait.absent()
+        for rank in range(len(self._boards)):
+            self._mask[rank] = rank in absent
+        if not wait.is_posted:
+            wait.is_posted = True
+            text = (wait.call.describe(self._group.mesh) if wait.call is not None else wait.text).encode()
+            text = text[: len(self._text)]
+            self._text[:] = text.ljust(len(self._text), b"\0")
+            self._words[_SINCE] = time.monotonic_ns()
+            self._words[_VERSION] += 1
+            self._words[_STATE] = wait.state
+        self._words[_TICKS] += 1
+
+    def _check_deadlock(self, wait: Wait) -> None:
+        """See whether the ranks that this one waits for wait, over others perhaps, for this one.
+
+        A rank that says that it waits may have been given what it waits for since. So one that is suspected must have
+        looked twice more, in the same wait, with nothing left unread, before that is believed.
+        """
+        cycle = self._cycle(wait)
+        if not cycle:
+            self._suspects = {}
+            return
+        seen = {rank: (self._boards[rank][0][_VERSION], self._boards[rank][0][_TICKS]) for rank in cycle}
+        for rank, (version, ticks) in seen.items():
+            before = self._suspects.get(rank)
+            if before is None or before[0] != version:
+                self._suspects = seen
+                return
+            if ticks < before[1] + 2:
+                return
+        raise self._deadlock(wait, cycle)
+
+    def _cycle(self, wait: Wait) -> list[int]:
+        """A way from this rank back to it, along what ranks wait for; this one first. Empty where there is none."""
+        ways: list[list[int]] = [[self._rank]]
+        seen: set[int] = set()
+        while ways:
+            way = ways.pop()
+            last = way[-1]
+            words, mask, _ = self._boards[last]
+            if last != self._rank and words[_STATE] not in (State.WAITING, State.RECEIVING):
+                continue
+            if any(self._segment.token(source, last).value for source in range(len(self._boards)) if source != last):
+                continue
+            absent = wait.absent() if last == self._rank else [rank for rank, is_in in enumerate(mask) if is_in]
+            if last != self._rank and self._rank in absent:
+                return way
+            for rank in absent:
+                if rank not in seen:
+                    seen.add(rank)
+                    ways.append([*way, rank])
+        return []
+
+    def _deadlock(self, wait: Wait, cycle: list[int]) -> IrparError:
+        if wait.call is None:
+            others = [rank for rank in cycle if self._boards[rank][0][_STATE] == State.WAITING]
+            text = "; ".join(self._doing(rank) for rank in others)
+            return PeerError(f"ranks wait for each other: {text}", rank=others[0] if others else cycle[-1])
+        lines = [wait.call.describe(self._group.mesh), *(self._doing(rank) for rank in cycle[1:])]
+        ended = [rank for rank in cycle[1:] if self._boards[rank][0][_STATE] == State.RECEIVING and rank]
+        what = "ranks that should meet in it are at different collectives"
+        if ended:
+            what = f"rank {ended[0]} ended without it"
+        return mismatch(wait.call.collective.id, what, lines)
+
+    def _late(self, wait: Wait) -> PeerError:
+        missing = sorted(wait.missing())
+        if wait.call is not None:
+            return self._group.late(wait.call, {rank: self._chain(rank) for rank in missing})
+        who = rank_text(self._group.mesh, missing[0])
+        return PeerError(
+            f"{who} did not take a message in {self._group.seconds:g} s",
+            rank=missing[0],
+            notes=(self._chain(missing[0]),),
+            do="see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)",
+        )
+
+    def _chain(self, rank: int) -> str:
+        """What a rank does; where it waits for others itself, what these do."""
+        told, seen = [], {self._rank}
+        while rank not in seen:
+            seen.add(rank)
+            told.append(self._doing(rank))
+            words, mask, _ = self._boards[rank]
+            waits = words[_STATE] in (State.WAITING, State.SENDING)
+            rank = (
+                next((other for other, is_in in enumerate(mask) if is_in and other not in seen), rank)
+                if waits
+                else rank
+            )
+        return "; it waits: ".join(told)
+
+    def _doing(self, rank: int) -> str:
+        words, _, text = self._boards[rank]
+        who = rank_text(self._group.mesh, rank)
+        stopped = _STOPPED.get(_process_state(words[_PROCESS]))
+        if stopped is not None:
+            return f"{who} {stopped}"
+        match words[_STATE]:
+            case State.WAITING | State.SENDING:
+                return bytes(text).rstrip(b"\0").decode(errors="ignore")
+            case State.RECEIVING:
+                return (
+                    f"{who} has no collective left: it waits for the next run" if rank else f"{who} waits for results"
+                )
+            case State.CLOSED:
+                return f"{who} has ended"
+        return f"{who} is computing"
+
+
+def _process_state(process: int) -> str:
+    """The letter of a process's state; empty where it cannot be seen."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
