@@ -40,7 +40,7 @@ def _serve(rank: int, size: int, run: str, connection: Connection) -> None:
             return
         try:
             told = True, work(**options)
-        except Exception as error:
+        except BaseException as error:
             error.add_note(traceback.format_exc())
             told = False, error
         connection.send(told)
@@ -51,15 +51,18 @@ class Ranks:
 
     Args:
         size: how many.
+
+    Attributes:
+        run_id: of the run that they make.
     """
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        run = secrets.token_hex(4)
+        self.run_id = secrets.token_hex(8)
         self.processes, self.connections = [], []
         for rank in range(size):
             mine, its = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, run, its), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, self.run_id, its), daemon=True)
             process.start()
             its.close()
             self.processes.append(process)
@@ -70,10 +73,13 @@ class Ranks:
         for connection, each in zip(self.connections, options, strict=True):
             connection.send((work, each))
 
-    def answers(self, seconds: float = 60) -> list[Any]:
-        """What each gave or raised; None for a process that is gone."""
+    def answers(self, seconds: float = 60, *, but: int | None = None) -> list[Any]:
+        """What each gave or raised, or None for a process that is gone, and for the one not to wait for."""
         found = []
-        for connection in self.connections:
+        for rank, connection in enumerate(self.connections):
+            if rank == but:
+                found.append(None)
+                continue
             assert connection.poll(seconds), "a rank hangs"
             try:
                 found.append(connection.recv()[1])
@@ -99,8 +105,8 @@ class Ranks:
         for connection in self.connections:
             connection.close()
         for process in self.processes:
-            process.join(10)
             process.kill()
+            process.join()
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from irpar.sharding import IrparError
 
-from ...errors import PeerError
+from ...errors import MismatchError, PeerError
 from ..base import Call, rank_text
 from ..header import mismatch
 from ..spmd import SpmdGroup
@@ -144,9 +144,10 @@ class Watch:
         if wait.has_moved:
             wait.has_moved, wait.moved = False, now
         self._post(wait, now)
-        if now - wait.began > _DEADLOCK_AFTER and now - self._looked > _DEADLOCK_AFTER / 2:
+        is_long = now - wait.began > _DEADLOCK_AFTER and now - self._looked > _DEADLOCK_AFTER / 2
+        if is_long and wait.call is not None:
             self._looked = now
-            self._check_deadlock(wait)
+            self._check_deadlock(wait, wait.call)
         if wait.is_bounded and now - wait.moved > self._group.seconds:
             raise self._late(wait)
 
@@ -213,7 +214,7 @@ class Watch:
             self._words[_STATE] = wait.state
         self._words[_TICKS] += 1
 
-    def _check_deadlock(self, wait: Wait) -> None:
+    def _check_deadlock(self, wait: Wait, call: Call) -> None:
         """See whether the ranks that this one waits for wait, over others perhaps, for this one.
 
         A rank that says that it waits may have been given what it waits for since. So one that is suspected must have
@@ -231,7 +232,7 @@ class Watch:
                 return
             if ticks < before[1] + 2:
                 return
-        raise self._deadlock(wait, cycle)
+        raise self._deadlock(call, cycle)
 
     def _cycle(self, wait: Wait) -> list[int]:
         """A way from this rank back to it, along what ranks wait for; this one first. Empty where there is none."""
@@ -254,17 +255,13 @@ class Watch:
                     ways.append([*way, rank])
         return []
 
-    def _deadlock(self, wait: Wait, cycle: list[int]) -> IrparError:
-        if wait.call is None:
-            others = [rank for rank in cycle if self._boards[rank][0][_STATE] == State.WAITING]
-            text = "; ".join(self._doing(rank) for rank in others)
-            return PeerError(f"ranks wait for each other: {text}", rank=others[0] if others else cycle[-1])
-        lines = [wait.call.describe(self._group.mesh), *(self._doing(rank) for rank in cycle[1:])]
+    def _deadlock(self, call: Call, cycle: list[int]) -> MismatchError:
+        lines = [call.describe(self._group.mesh), *(self._doing(rank) for rank in cycle[1:])]
         ended = [rank for rank in cycle[1:] if self._boards[rank][0][_STATE] == State.RECEIVING and rank]
         what = "ranks that should meet in it are at different collectives"
         if ended:
             what = f"rank {ended[0]} ended without it"
-        return mismatch(wait.call.collective.id, what, lines)
+        return mismatch(call.collective.id, what, lines)
 
     def _late(self, wait: Wait) -> PeerError:
         missing = sorted(wait.missing())
