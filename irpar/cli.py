@@ -65,7 +65,8 @@ def _run(arguments: Sequence[str]) -> int:
     from .commands.app import app
 
     try:
-        code = app(list(arguments) or ["--help"], prog_name="irpar", standalone_mode=False)
+        words = list(arguments) or ["--help"]
+        code = app(words, prog_name="irpar", standalone_mode=False, obj=words)
         sys.stdout.flush()
         # Typer makes an interrupt of every signal.
         return SIGNALS.code or (code if isinstance(code, int) else 0)

@@ -7,7 +7,7 @@ import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -46,9 +46,23 @@ def launch_command(command: Words, ranks: Ranks = None) -> None:
     so on. What they print comes line by line, each with its rank before it, but for the standard output of rank 0.
     Where one fails all are ended, with its exit code.
     """
+    _check_not_launched()
+    launch_ranks(command, ranks)
+
+
+def launch_ranks(command: list[str], ranks: int | None = None) -> NoReturn:
+    """Run a command once for each rank, and end as it does.
+
+    Args:
+        command: `run` or `verify` with all that belongs to it, or a program with its arguments.
+        ranks: how many; None: as many as the mesh of the partition has.
+
+    Raises:
+        Exit: with the exit code of the rank that failed first; 0 where none did.
+        IrparError: there is no such command, or the ranks cannot be started.
+    """
     from irpar.runtime.launcher import launch
 
-    _check_not_launched()
     words, is_irpar = _command_line(command)
     size = _size(command, ranks, is_irpar)
     ending = launch(words, size, stdout=_raw(sys.stdout), stderr=_raw(sys.stderr), is_irpar=is_irpar)

@@ -9,6 +9,7 @@ import typer
 
 from irpar.sharding import IrparError
 
+from .launch import launch_ranks
 from .options import choice
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ Timeout = Annotated[
 
 
 def on_ranks(
+    context: typer.Context,
     out: Path,
     work: "Callable[[Partition, dict[str, Any]], None]",
     *,
@@ -47,7 +49,10 @@ def on_ranks(
 ) -> None:
     """Do a command's work on the ranks of a partition: on rank 0, where others run elsewhere.
 
+    Where `processes` is asked for and no launcher has made any, it is launched here.
+
     Args:
+        context: of the command; holds the words of the command line.
         out: the partition's folder.
         work: takes the partition, and the engine and the group to run it with.
         engine: as given; None: what fits the machine.
@@ -68,8 +73,8 @@ def on_ranks(
     world = World.of_environment()
     if world is not None and world.size == 1:
         world = None  # What started one process started it for something else, or has nothing to tell.
-    if group is not None:
-        _check_launched(choice("--group", group, GROUPS), world)
+    if group is not None and _must_launch(choice("--group", group, GROUPS), world):
+        launch_ranks(context.obj)
     with Partition.open(out) as partition:
         computing: Any = engine or partition.default_engine(0 if world is None else world.local_size or 1)
         name = group or _default_group(world, computing)
@@ -98,26 +103,20 @@ def _default_group(world: "World | None", engine: str) -> str:
     return "mpi" if world.launcher in ("Open MPI", "MPICH") else "processes"
 
 
-def _check_launched(name: str, world: "World | None") -> None:
-    """Refuse ranks that would all run everything, and groups that have nobody to meet.
+def _must_launch(name: str, world: "World | None") -> bool:
+    """Whether ranks are to be started from here.
 
     Raises:
-        IrparError: saying how to start them.
+        IrparError: the ranks would all run everything, or have nobody to meet; says how to start them.
     """
     if name == "threads" and world is not None:
         raise IrparError(
             f"--group threads runs all ranks in one process; this is one of {world.size} that {world.launcher} started",
             do="leave --group out, or run irpar without the launcher",
         )
-    if world is None and name in _STARTED_BY:
+    if world is None and name == "mpi":
         raise IrparError(
-            f"--group {name} needs a process for each rank, and no launcher has made any",
-            do=f"start them: {_STARTED_BY[name]}",
+            "--group mpi needs a process for each rank, and no launcher has made any",
+            do="start them: mpiexec -n RANKS irpar run OUT --group mpi ...",
         )
-
-
-_STARTED_BY = {
-    "processes": "irpar launch -n RANKS run OUT ... (or torchrun, mpiexec, srun)",
-    "mpi": "mpiexec -n RANKS irpar run OUT --group mpi ...",
-}
-"""Groups whose ranks a launcher starts, and how. Those of nccl may also be threads of one process."""
+    return world is None and name == "processes"

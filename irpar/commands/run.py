@@ -23,6 +23,7 @@ Outputs = Annotated[
 
 
 def run_command(
+    context: typer.Context,
     out: Out,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -41,7 +42,7 @@ def run_command(
     def work(partition: "Partition", options: dict[str, Any]) -> None:
         _run(partition, options, inputs, outputs, as_json)
 
-    on_ranks(out, work, engine=engine, group=group, timeout=timeout, strict=strict)
+    on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)
 
 
 def _run(

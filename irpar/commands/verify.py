@@ -38,6 +38,7 @@ Original = Annotated[
 
 
 def verify_command(
+    context: typer.Context,
     out: Out,
     inputs: Inputs = None,
     bisect: Bisect = False,
@@ -74,7 +75,7 @@ def verify_command(
         if not verified.is_equal or (bisected is not None and bisected.first is not None):
             raise typer.Exit(DIFFERS)
 
-    on_ranks(out, work, engine=engine, group=group, timeout=timeout, strict=strict)
+    on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)
 
 
 def _as_json(verified: "Verification", bisected: "Bisection | None") -> dict[str, Any]:
