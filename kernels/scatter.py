@@ -54,10 +54,8 @@ def _combined_on_device(
     slice_size = math.prod(x.shape[depth:])
     target = x.astype(wide).reshape(-1, slice_size)
     values = updates.astype(wide).reshape(-1, slice_size)
-    if reduction == "add" and xp.__name__ == "cupy":
-        from cupyx import scatter_add
-
-        scatter_add(target, keys, values)
+    if reduction == "add" and xp.__name__ == "cupy" and wide.kind != "c":
+        xp.add.at(target, keys, values)  # By atomics, which complex numbers have none of.
     else:
         combine = getattr(xp, _COMBINERS[reduction])
         keys, values = _reduced_by_key(xp, keys, values, combine)
