@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from irpar.analysis.network import Network
     from irpar.pass_manager import PassManager, PipelineResult, Progress
+    from irpar.runtime.environment import World
     from irpar.runtime.executor import Executor
     from irpar.verification import Bisection, Original, Verification
 
@@ -216,11 +217,11 @@ class Partition:
             Path(folder), self.module, self.parts, self.plan, weights=weights, force=force, progress=progress
         )
 
-    def default_engine(self, processes: int = 0) -> Engine:
+    def default_engine(self, world: "World | None" = None) -> Engine:
         """The engine that runs the parts where none is asked for; see `irpar.runtime.engine.default_engine`."""
         from irpar.runtime.engine import default_engine
 
-        return default_engine([rank["peak_bytes"] for rank in self.plan.ranks], processes)
+        return default_engine([rank["peak_bytes"] for rank in self.plan.ranks], world)
 
     def executor(
         self,
@@ -246,8 +247,7 @@ class Partition:
         from irpar.runtime.executor import Executor
 
         if engine is None:
-            world = None if group == "threads" else World.of_environment()
-            engine = self.default_engine(0 if world is None else world.local_size or 1)
+            engine = self.default_engine(None if group == "threads" else World.of_environment())
         options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout, "strict": strict}
         if (engine, group) not in self._executors:
             if self.module is not None:

@@ -76,7 +76,7 @@ def on_ranks(
     if group is not None and _must_launch(choice("--group", group, GROUPS), world):
         launch_ranks(context.obj)
     with Partition.open(out) as partition:
-        computing: Any = engine or partition.default_engine(0 if world is None else world.local_size or 1)
+        computing: Any = engine or partition.default_engine(world)
         name = group or _default_group(world, computing)
         if name != "threads" or strict:
             # The ranks meet before rank 0 reads what only it has, so that they end with it if that is missing.

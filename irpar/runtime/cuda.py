@@ -38,10 +38,11 @@ def device_count() -> int:
         return 0
 
 
-def free_bytes() -> int:
-    """Memory of the current device that nobody uses."""
-    free: int = import_native("cupy").cuda.runtime.memGetInfo()[0]
-    return free
+def free_bytes(device: int) -> int:
+    """Memory of a device that is not in use: what nobody has, and what CuPy keeps to give it out again."""
+    cupy = import_native("cupy")
+    with cupy.cuda.Device(device):
+        return int(cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
 
 def import_cupy(who: str) -> Any:

@@ -13,10 +13,11 @@ from irpar.ir import Value
 
 from .arrays import ON_HOST, Arrays
 from .bodies import Body, Scope, reads_of
-from .cuda import import_cupy
+from .cuda import free_bytes, import_cupy
 from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, Notes, Transfer, out_of_memory
 from .engine import Constants, EngineSettings
 from .errors import EngineError, NodeError
+from .memory import check_device_memory
 from .program import Segment
 from .single_nodes import on_ort
 from .staging import Staging
@@ -160,7 +161,8 @@ class CupyEngine:
     def __init__(self, settings: EngineSettings) -> None:
         cupy = import_cupy("the engine cupy")
         self.keep_on_device = settings.keep_on_device
-        self.lanes = Lanes(cupy, settings.local_rank % cupy.cuda.runtime.getDeviceCount())
+        self._device = settings.local_rank % cupy.cuda.runtime.getDeviceCount()
+        self.lanes = Lanes(cupy, self._device)
         self._notes = Notes(self.name, settings.strict)
         self.arrays = DeviceArrays(
             self.name,
@@ -177,6 +179,10 @@ class CupyEngine:
     def notes(self) -> tuple[str, ...]:
         """What ran on the host, a line for each operator."""
         return self._notes.lines
+
+    def check_memory(self, needed: int, what: str) -> None:
+        """Arrays lie in the memory of the device; see `Engine.check_memory`."""
+        check_device_memory(needed, what, free_bytes(self._device))
 
     def edge(self, rank: int) -> Arrays:
         """Where the arrays lie that a rank holds between segments; see `Engine.edge`."""

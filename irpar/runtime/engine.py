@@ -11,6 +11,7 @@ from irpar.process import import_native
 from irpar.sharding import IrparError
 
 from .arrays import Arrays
+from .environment import World
 from .program import Segment
 
 Array = np.ndarray[Any, Any]
@@ -69,6 +70,14 @@ class Engine(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]: ...
+
+    def check_memory(self, needed: int, what: str) -> None:
+        """Refuse a run that needs more memory than there is where its arrays lie.
+
+        Raises:
+            OutOfMemoryError: with both figures.
+        """
+        ...
 
     def edge(self, rank: int) -> Arrays:
         """Where the arrays lie that a rank holds between segments."""
@@ -131,16 +140,18 @@ def make_engine(name: str, settings: EngineSettings) -> Engine:
     return make(settings)
 
 
-def default_engine(peaks: Sequence[int | None], processes: int = 0) -> Literal["ort", "cupy"]:
+def default_engine(peaks: Sequence[int | None], world: World | None = None) -> Literal["ort", "cupy"]:
     """The engine where none is asked for: `cupy` where CuPy finds devices on which the ranks fit, else `ort`.
 
     Args:
         peaks: bytes that each rank holds at most; None where nobody knows.
-        processes: how many processes of this machine run one rank each, on a device each; 0: one runs them all.
+        world: of processes that run one rank each, on a device each; None: this process runs them all, on one device.
     """
     from .cuda import device_count, free_bytes
 
-    if not device_count() or device_count() < processes:
+    processes, device = (1, 0) if world is None else (world.local_size or 1, world.local_rank)
+    if device_count() < max(processes, device + 1):
         return "ort"
     known = [peak or 0 for peak in peaks]
-    return "cupy" if (max(known, default=0) if processes else sum(known)) <= free_bytes() else "ort"
+    needed = sum(known) if world is None else max(known, default=0)
+    return "cupy" if needed <= free_bytes(device) else "ort"

@@ -22,7 +22,7 @@ from .errors import EngineError, ProgramError, RunError
 from .groups import Call, Group, Messenger, make_group, rank_text
 from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
 from .log import CollectiveLog
-from .memory import check_memory, run_bytes
+from .memory import run_bytes
 from .prepared import Prepared, Preparer, check_parts, holds
 from .rank_state import RankState
 from .specs import check_inputs, input_specs, output_specs
@@ -103,7 +103,8 @@ class Executor:
         self._engine = make_engine(engine, settings)
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
-        check_memory(run_bytes(self.parts, self._threads), f"a run of {what} of mesh {mesh} in this process")
+        needed = run_bytes(self.parts, self._threads)
+        self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process")
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None

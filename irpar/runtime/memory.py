@@ -37,8 +37,31 @@ def check_memory(needed: int, what: str) -> None:
         )
 
 
-def memory_limit() -> int | None:
+def check_device_memory(needed: int, what: str, free: int) -> None:
+    """Refuse what needs more bytes than a device has free.
+
+    Args:
+        needed: estimated bytes.
+        what: what needs them, as the message begins.
+        free: what the device has.
+
+    Raises:
+        OutOfMemoryError: with both figures.
+    """
+    limit = memory_limit(free)
+    if limit is not None and needed > limit:
+        raise OutOfMemoryError(
+            f"{what} needs about {needed:,} bytes of device memory, there are {limit:,}",
+            do="cut the model over more devices, use a smaller batch, or --engine ort; "
+            f"{LIMIT}=none tries it all the same",
+        )
+
+
+def memory_limit(free: int | None = None) -> int | None:
     """Bytes that a run may use; None where nobody knows or wants to know.
+
+    Args:
+        free: what a device has; None: that of the host is meant.
 
     Raises:
         IrparError: IRPAR_MEMORY_LIMIT is neither a number of bytes nor "none".
@@ -50,6 +73,8 @@ def memory_limit() -> int | None:
         if not given.isascii() or not given.isdigit():
             raise IrparError(f'{LIMIT} is "{given}"', do=f"give a number of bytes, or none: {LIMIT}=none")
         return int(given)
+    if free is not None:
+        return free
     found = [size for size in (_physical(), _group_limit()) if size is not None]
     return min(found, default=None)
 

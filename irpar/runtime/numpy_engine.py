@@ -6,6 +6,7 @@ from typing import Any
 from .arrays import ON_HOST, Arrays
 from .bodies import Body, Scope
 from .engine import Constants, EngineSettings
+from .memory import check_memory
 from .program import Segment
 
 
@@ -30,6 +31,10 @@ class NumpyEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         pass
+
+    def check_memory(self, needed: int, what: str) -> None:
+        """Arrays lie in the host's memory; see `Engine.check_memory`."""
+        check_memory(needed, what)
 
     def edge(self, rank: int) -> Arrays:
         """Arrays are numpy's; see `Engine.edge`."""

@@ -37,6 +37,7 @@ from .arrays import ON_HOST, Arrays
 from .control_flow import CONTROL_FLOW
 from .engine import Constants, EngineSettings
 from .errors import EngineError, NodeError
+from .memory import check_memory
 from .ort_batch_norm import trains, write_out
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .program import Segment
@@ -70,6 +71,10 @@ class OrtEngine:
         self._opsets = settings.opsets
         self._threads = 0 if settings.ranks == 1 else 1
         self._shares_arena = settings.ranks > 1
+
+    def check_memory(self, needed: int, what: str) -> None:
+        """Arrays lie in the host's memory; see `Engine.check_memory`."""
+        check_memory(needed, what)
 
     def edge(self, rank: int) -> Arrays:
         """Arrays are numpy's; see `Engine.edge`."""

@@ -10,10 +10,11 @@ from tests.strict_device import STRICT
 
 
 @contextmanager
-def strict_device(host_elements: int | None = None) -> Iterator[None]:
-    """In here the engine `cupy` runs on the stand-in; `host_elements` is how much it may compute on the host."""
+def strict_device(host_elements: int | None = None, free: int = 2**40) -> Iterator[None]:
+    """In here the engine `cupy` runs on the stand-in; `host_elements` is how much it may compute on the host, `free` its memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cupy_engine, "import_cupy", lambda who: STRICT)
+        patch.setattr(cupy_engine, "free_bytes", lambda device: free)
         if host_elements is not None:
             patch.setattr(cupy_engine, "HOST_ELEMENTS", host_elements)
         yield

@@ -13,10 +13,12 @@ from irpar import models
 from irpar.onnx_io import to_module
 from irpar.runtime import cuda, cupy_engine
 from irpar.runtime.engine import default_engine
+from irpar.runtime.environment import World
 from irpar.runtime.errors import EngineError, RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, ThreadGroup
 from irpar.runtime.inputs import random_inputs
+from irpar.runtime.memory import OutOfMemoryError
 from irpar.sharding import Mesh
 from tests.strict_device import STRICT, StrictArray
 
@@ -240,21 +242,32 @@ def test_no_cupy_and_no_device_are_told(monkeypatch: pytest.MonkeyPatch, spec: o
 
 
 @pytest.mark.parametrize(
-    ("devices", "free", "processes", "chosen"),
+    ("devices", "free", "world", "chosen"),
     [
-        (0, 10**9, 0, "ort"),
-        (1, 10**9, 0, "cupy"),
-        (1, 299, 0, "ort"),
-        (2, 299, 2, "cupy"),
-        (1, 299, 2, "ort"),
+        (0, 10**9, None, "ort"),
+        (1, 10**9, None, "cupy"),
+        (1, 299, None, "ort"),
+        (2, 299, World(1, 2, 1, 2), "cupy"),
+        (1, 299, World(1, 2, 1, 2), "ort"),
+        (1, 299, World(1, 2), "cupy"),
+        (1, 199, World(1, 2), "ort"),
     ],
 )
 def test_the_default_is_cupy_where_it_fits(
-    monkeypatch: pytest.MonkeyPatch, devices: int, free: int, processes: int, chosen: str
+    monkeypatch: pytest.MonkeyPatch, devices: int, free: int, world: World | None, chosen: str
 ) -> None:
     monkeypatch.setattr(cuda, "device_count", lambda: devices)
-    monkeypatch.setattr(cuda, "free_bytes", lambda: free)
-    assert default_engine([200, 100], processes) == chosen
+    monkeypatch.setattr(cuda, "free_bytes", lambda device: free)
+    assert default_engine([200, 100], world) == chosen
+
+
+def test_a_run_that_cannot_fit_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = module(MLP, **mlp_weights())
+    with strict_device(free=100), pytest.raises(OutOfMemoryError, match="bytes of device memory, there are 100"):
+        Executor(loaded, loaded.mesh, engine="cupy")
+    monkeypatch.setenv("IRPAR_MEMORY_LIMIT", "none")
+    with strict_device(free=100):
+        Executor(loaded, loaded.mesh, engine="cupy").close()
 
 
 # -- device arrays at the edges -------------------------------------------------------------------------------------
