@@ -58,7 +58,10 @@ def ending_of_program(first: RankProcess, size: int, seconds: float, last_lines:
 def ending_of_irpar(
     first: RankProcess, ranks: Sequence[RankProcess], run_id: str, seconds: float, last_lines: Sequence[str]
 ) -> Ending:
-    """Of a run of irpar, whose ranks left their errors in files. What all of them say is nobody's in particular."""
+    """Of a run of irpar, whose ranks left their errors in files.
+
+    What all of them say is nobody's in particular; nor is what rank 0 says, which does the command's own work.
+    """
     told = _told(first, run_id)
     if not told:
         if first.code == _ANSWER:
@@ -67,7 +70,8 @@ def ending_of_irpar(
     code = _MISTAKE if first.code == PEER_FAILED else _shell_code(first)
     start = f"rank {first.rank}"
     is_common = len(ranks) > 1 and all(_told(rank, run_id) == told for rank in ranks)
-    return Ending(code, first.rank, told if is_common or told.startswith(start) else f"{start}: {told}")
+    is_plain = is_common or first.rank == 0 or told.startswith(start)
+    return Ending(code, first.rank, told if is_plain else f"{start}: {told}")
 
 
 def killed_for_memory() -> int:

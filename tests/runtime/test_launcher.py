@@ -183,7 +183,7 @@ def test_a_reader_that_hangs_keeps_nobody_alive(launched):
     run.process.terminate()
     start = time.monotonic()
     assert run.process.wait(20) == 143
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 9
     assert run.process.stderr.read() == b""
     run.check_nothing_left()
     os.close(read)
@@ -200,12 +200,15 @@ def test_streams_that_do_not_wait(launched):
     assert run.end()[0] == 0
 
 
-def test_what_holds_the_output_open_is_not_waited_for(tmp_path):
-    daemon = f"subprocess.Popen([*{python('time.sleep(3)')!r}], start_new_session=True); print('done')"
+def test_what_holds_the_output_open_is_not_waited_for():
+    mark = f"mark-{uuid.uuid4().hex}"
+    daemon = f"subprocess.Popen([*{python(FOREVER, mark)!r}], start_new_session=True); print('done')"
     start = time.monotonic()
     ending, out, _ = run_ranks(python(daemon), 2)
     assert (ending.code, sorted(out.splitlines())) == (0, ["[1] done", "done"])
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 8
+    for process in marked(mark):
+        os.kill(process, signal.SIGKILL)
 
 
 # -- ranks that fail ----------------------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ def test_the_first_failure_counts():
     assert (ending.code, ending.rank) == (1, 2)
     assert re.fullmatch(r"rank 2 of 4 ended with exit code 1 after \d\.\d s\n  it said: the reason", ending.text)
     assert err == "[2] the reason\n"
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
 
 
 def test_what_a_failing_rank_said_is_quoted_from_its_error_on():
@@ -288,7 +291,7 @@ def test_ranks_that_do_not_listen_are_killed(soon):
     start = time.monotonic()
     ending, _, _ = run_ranks(python(program), 3)
     assert (ending.code, ending.rank) == (4, 1)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
 
 
 def test_ranks_clean_up_before_they_end():
@@ -339,10 +342,15 @@ def test_what_all_ranks_say_is_told_once():
     assert (ending.code, ending.text) == (2, "there is no such folder")
 
 
+def test_what_rank_0_says_is_told_of_the_command():
+    ending, _, _ = run_ranks(each(left(2, "no inputs"), left(PEER_FAILED, "rank 0 failed")), 2, is_irpar=True)
+    assert (ending.code, ending.rank, ending.text) == (2, 0, "no inputs")
+
+
 def test_ranks_that_wait_for_one_that_hangs(soon):
     late = left(PEER_FAILED, "rank 1 (tp=1) did not come")
     ending, _, _ = run_ranks(each(late, FOREVER, late), 3, is_irpar=True)
-    assert (ending.code, ending.text.split(": ", 1)[1]) == (2, "rank 1 (tp=1) did not come")
+    assert (ending.code, re.sub("^rank 2: ", "", ending.text)) == (2, "rank 1 (tp=1) did not come")
 
 
 def test_a_rank_of_irpar_that_is_killed():
@@ -380,7 +388,7 @@ def test_a_second_interrupt_does_not_wait(launched):
     time.sleep(0.2)
     run.process.send_signal(signal.SIGINT)
     assert run.end()[0] == 130
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 4.5
     run.check_nothing_left()
 
 
@@ -465,7 +473,7 @@ def test_as_process_1_of_a_container(end, code):
     done = subprocess.run(words, capture_output=True, text=True, timeout=20)
     assert done.returncode == code
     assert "pid 1" in done.stdout
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 6
 
 
 @pytest.mark.skipif(CAN_UNSHARE != 0, reason="this machine lets nobody make process namespaces")
