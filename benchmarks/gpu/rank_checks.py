@@ -1,6 +1,7 @@
 """Ranks that are processes on one GPU, joined by NCCL: collectives, families over tp=2, and the tests of faults."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .family_checks import MESHES as FAMILY_MESHES
 from .family_checks import families
 from .findings import Context, Findings, markdown_table, problem_text
 from .marked_tests import FAULTS, run_pytest
@@ -29,7 +31,7 @@ def run(context: Context) -> Findings:
     """Collectives, families, one verification by the command line, then the tests of faults."""
     from irpar.runtime.groups import GROUPS
 
-    found = Findings(figures={"collectives": {}, "families": {}})
+    found = Findings(figures={"group": context.group, "collectives": {}, "families": {}})
     if context.group not in GROUPS:
         found.check(f'this irpar has no group "{context.group}"')
         return found
@@ -51,11 +53,12 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     models = figures.get("families", {})
     verified = [(name, row["relative"], row["collectives"]) for name, row in sorted(models.items())]
     return [
-        "Each rank is a process; all share one GPU and talk over loopback sockets: right or wrong, never a speed.",
+        f"Each rank is a process, joined by the group {figures.get('group')}. Those of nccl share one GPU and talk "
+        "over loopback sockets: right or wrong, never a speed.",
         "",
         *markdown_table(("run", "equal to numpy"), rows),
         "",
-        *markdown_table(("model over tp=2", "difference", "collectives executed"), verified),
+        *markdown_table(("model", "difference", "collectives executed"), verified),
         "",
         *test_lines(figures),
     ]
@@ -64,9 +67,7 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
 def _try_collectives(mesh: str, context: Context, found: Findings) -> str | None:
     folder = context.scratch / mesh
     folder.mkdir()
-    size = 1
-    for axis in mesh.split(","):
-        size *= int(axis.partition("=")[2])
+    size = math.prod(int(axis.partition("=")[2]) for axis in mesh.split(","))
     problem = start_ranks(size, mesh, folder, context)
     results = [_result(folder, rank) for rank in range(size)]
     problems = [f"rank {rank}: {line}" for rank, made in enumerate(results) for line in made.get("problems", ())]
@@ -80,40 +81,46 @@ def _try_collectives(mesh: str, context: Context, found: Findings) -> str | None
 
 
 def _verify_families(context: Context, found: Findings) -> None:
-    """Every builder over tp=2, a few at once."""
+    """Every builder over both meshes, a few at once."""
     from tests.test_families import PLANNED
 
     names = {str(case) for case in PLANNED}
 
-    def verify(name: str, partition: Any, tolerance: float) -> str | None:
+    def verify(name: str, mesh: dict[str, int], partition: Any, tolerance: float) -> str | None:
+        label = f"{name} over {','.join(f'{axis}={size}' for axis, size in mesh.items())}"
         if context.is_late:
-            return f"{name}: out of time"
-        folder = context.scratch / name
+            return f"{label}: out of time"
+        folder = context.scratch / label.replace(" ", "-")
         folder.mkdir()
         try:
-            partition({"tp": 2}, folder).save(folder / "out")
+            partition(mesh, folder).save(folder / "out")
             (folder / "tolerance.json").write_text(json.dumps(tolerance))
-            problem = start_ranks(2, "verify", folder, context)
+            problem = start_ranks(math.prod(mesh.values()), "verify", folder, context)
         except Exception as error:
-            return f"{name}: {problem_text(error)}"
+            return f"{label}: {problem_text(error)}"
         made = _result(folder, 0)
         if "relative" not in made:
-            return f"{name}: {made.get('error', 'rank 0 wrote no result')}; {problem or ''}"
-        found.figures["families"][name] = {key: made[key] for key in ("relative", "collectives")}
+            return f"{label}: {made.get('error', 'rank 0 wrote no result')}; {problem or ''}"
+        found.figures["families"][label] = {key: made[key] for key in ("relative", "collectives")}
         wrong = [made["problem"]] if made["problem"] else []
         wrong += [f"the log is not the plan: {line}" for line in made["log"][:3]]
         wrong += [problem] if problem else []
-        return f"{name}: {'; '.join(wrong)}" if wrong else None
+        return f"{label}: {'; '.join(wrong)}" if wrong else None
 
+    chosen = [
+        (name, mesh, partition, tolerance)
+        for mesh in FAMILY_MESHES
+        for name, partition, tolerance in families()
+        if name in names
+    ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        chosen = [entry for entry in families() if entry[0] in names]
         for problem in pool.map(lambda entry: verify(*entry), chosen):
             found.check(problem)
 
 
 def _by_command_line(context: Context) -> str | None:
     """`irpar launch -n 2 ... irpar verify`, as a user would start it."""
-    out = context.scratch / "mlp" / "out"
+    out = context.scratch / "mlp-over-tp=2" / "out"
     verify = [sys.executable, "-P", "-m", "irpar.cli", "verify", str(out), "--engine", context.engine]
     rank = [sys.executable, str(CHECK), "--as-rank", *verify, "--group", context.group]
     code, text = _run(

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 import irpar
 from irpar import models
+from irpar.kernels import Kernel
 from irpar.onnx_io import to_module
 from irpar.runtime.engine import Constants, EngineSettings, make_engine
 from irpar.runtime.program import build_program
@@ -96,6 +97,8 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
         "",
         *markdown_table(header, rows),
     ]
+    for row in figures.get("steps", ())[:1]:
+        made += _host_table(row)
     if chain:
         others = f", PyTorch {_microseconds(chain['torch'])} us" if "torch" in chain else ""
         made += [
@@ -178,6 +181,7 @@ def _time_model(size: Size, batch: int, dtype: str, engine: Any, torch: Any, fou
     row: dict[str, Any] = {"batch": batch, "dtype": dtype, "nodes": compiled.nodes}
     row |= medians(timed)
     row["irpar_host"] = _host_seconds(lambda: compiled(placed), compiled.wait)
+    row["host_by_operator"] = _by_operator(lambda: compiled(placed), compiled.wait)
     found.figures["steps"].append(row)
     partition.close()
     return problem
@@ -273,6 +277,43 @@ def _host_seconds(function: Callable[[], object], wait: Callable[[], None]) -> f
         listed.append(time.perf_counter() - start)
     wait()
     return statistics.median(listed)
+
+
+def _by_operator(function: Callable[[], object], wait: Callable[[], None]) -> dict[str, list[float]]:
+    """Operator to how many of its nodes a call runs, and the seconds that the host spends in their kernels."""
+    spent: dict[str, list[float]] = {}
+    plain = Kernel.__call__
+
+    def timed(kernel: Kernel, *given: Any) -> Any:
+        start = time.perf_counter()
+        results = plain(kernel, *given)
+        row = spent.setdefault(kernel.op_type, [0, 0.0])
+        row[0] += 1 / RUNS
+        row[1] += (time.perf_counter() - start) / RUNS
+        return results
+
+    Kernel.__call__ = timed  # type: ignore[method-assign, assignment]
+    try:
+        for _ in range(RUNS):
+            wait()
+            function()
+    finally:
+        Kernel.__call__ = plain  # type: ignore[method-assign]
+    wait()
+    return {name: [round(count), seconds] for name, (count, seconds) in spent.items()}
+
+
+def _host_table(row: Mapping[str, Any]) -> list[str]:
+    """Where the host's time of a step goes."""
+    by_operator, whole = row["host_by_operator"], row["irpar_host"]
+    rows = [
+        (name, count, _microseconds(seconds / max(count, 1)), f"{seconds / whole:.0%}")
+        for name, (count, seconds) in sorted(by_operator.items(), key=lambda item: -item[1][1])
+    ]
+    rest = whole - sum(seconds for _, seconds in by_operator.values())
+    rows.append(("outside of kernels", row["nodes"], _microseconds(rest / row["nodes"]), f"{rest / whole:.0%}"))
+    title = f"Where the host spends its time, batch {row['batch']}, {row['dtype']}:"
+    return ["", title, "", *markdown_table(("kernels of", "nodes", "a node us", "of the step"), rows)]
 
 
 def _milliseconds(seconds: float | None) -> str:

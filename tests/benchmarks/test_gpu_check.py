@@ -12,12 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu import check, family_checks, kernel_errors, machine, marked_tests, rank_worker, report, timings
+from benchmarks.gpu import (
+    check,
+    family_checks,
+    kernel_errors,
+    machine,
+    marked_tests,
+    rank_checks,
+    rank_worker,
+    report,
+    timings,
+)
 from benchmarks.gpu.findings import Context, Findings, merged
 from benchmarks.gpu.trials import Call, Trial
 from irpar import kernels
+from irpar.runtime.groups import GROUPS, ThreadGroup
 from irpar.runtime.groups import Call as RankCall
-from irpar.runtime.groups import ThreadGroup
 from irpar.sharding import Mesh
 from tests.runtime.groups.spmd_threads import ThreadRank, Wires
 
@@ -200,6 +210,28 @@ def test_collectives_tell_ranks_apart() -> None:
         calls = {rank: RankCall(rank, mesh.coords(rank), collective, one) for rank, one in enumerate(operands)}
         results = ThreadGroup(mesh).exchange(calls)
         assert any(rank_worker.difference(operands[rank], results[rank]) for rank in calls), collective
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("processes" not in GROUPS, reason="there is no group of processes yet")
+def test_ranks_that_are_processes(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp = next(entry for entry in family_checks.families() if entry[0] == "mlp")
+    wrong = ("gpt", mlp[1], -1.0)
+    monkeypatch.setattr(rank_checks, "families", lambda: iter([mlp, wrong]))
+    monkeypatch.setattr(rank_checks, "MESHES", ("x=2",))
+    found = rank_checks.run(replace(context, group="processes"))
+    assert found.checks == 1 + 4 + 1
+    assert found.figures["families"].keys() >= {"mlp over tp=2", "mlp over dp=2,tp=2"}
+    assert [failure.split(": ")[:2] for failure in found.failures] == [
+        ["gpt over tp=2", "different from ONNX Runtime on the original (inputs"],
+        ["gpt over dp=2,tp=2", "different from ONNX Runtime on the original (inputs"],
+    ]
+    assert found.figures["collectives"]["x=2"]["kinds"].keys() == set(rank_worker.KINDS)
+
+
+def test_a_group_that_is_not_there(context: Context) -> None:
+    found = rank_checks.run(replace(context, group="pigeons"))
+    assert found.failures == ['this irpar has no group "pigeons"']
 
 
 # -- tests and timings ------------------------------------------------------------------------------------------------
