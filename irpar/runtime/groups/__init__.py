@@ -21,7 +21,11 @@ __all__ = [
     "rank_text",
 ]
 
-GROUPS: dict[str, str] = {"threads": "threads:ThreadGroup", "processes": "processes:ProcessGroup"}
+GROUPS: dict[str, str] = {
+    "threads": "threads:ThreadGroup",
+    "processes": "processes:ProcessGroup",
+    "mpi": "mpi:MpiGroup",
+}
 """Name to module and class; loaded when asked for."""
 
 TIMEOUT = 60.0

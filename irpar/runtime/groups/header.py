@@ -48,6 +48,10 @@ class Header:
         digest = hashlib.blake2b(repr(agreed).encode(), digest_size=16).digest()
         return cls(call.rank, collective.id, kind.text, digest, kind.nbytes(operand.size), call.describe(mesh))
 
+    def meets(self, other: "Header") -> bool:
+        """Whether both came to the same collective."""
+        return (self.id, self.digest) == (other.id, other.digest)
+
     def pack(self) -> bytes:
         """The header as `HEADER_BYTES` bytes; the text is cut where it is too long."""
         fixed = _FIXED.pack(self.rank, self.id, self.dtype.encode(), self.digest, self.nbytes)

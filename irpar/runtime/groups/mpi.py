@@ -1,0 +1,330 @@
+"""One rank per process of an MPI job, on any number of hosts (mpi4py; MPICH, Open MPI, and what is like them).
+
+All data go from rank to rank by non-blocking messages over one communicator of all ranks, which tags divide into the
+groups of mesh axes. A communicator for each group would have to be made by all its members together, in a call that
+cannot be bounded; and the collectives of MPI hang, or worse, where ranks came to different ones.
+"""
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from irpar.sharding import Axis, Mesh
+
+from ..errors import PeerError, RunError
+from .base import Array, rank_text
+from .header import Header, mismatch
+from .mpi_job import Job, duplicate, wait
+from .mpi_parcels import INLINE, Outgoing, Parcels
+from .pairwise import Steps, exchange, together
+from .spmd import Finish, Meeting, SpmdGroup
+
+_CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
+_FAILED, _WHERE, _AT, _IDLE = b"F", b"W", b"A", b"I"
+
+ANSWER_SECONDS = 1.0
+"""How long ranks that did not come are waited for to say where they are; those that compute do not."""
+
+_SPINS = 50
+_LONGEST_PAUSE = 1e-3
+
+
+class MpiGroup(SpmdGroup):
+    """One rank of an MPI job; see `SpmdGroup`.
+
+    Data move while this rank waits, or comes to any collective.
+    """
+
+    def __init__(self, mesh: Mesh, job: Job, comm: Any, seconds: float) -> None:
+        super().__init__(mesh, comm.rank, seconds)
+        self._job = job
+        self._parcels = Parcels(job.mpi, comm)
+        self._largest_tag = int(comm.Get_attr(job.mpi.TAG_UB))
+        self._begun: dict[int, deque[_Exchange]] = {}
+        self._failure: PeerError | None = None
+        self._has_told = False
+        self._at: Header | None = None
+        self._where: dict[int, Header | None] = {}
+        self._is_open = True
+        job.open_groups.append(self)
+
+    @classmethod
+    def join(cls, mesh: Mesh, seconds: float) -> Self:
+        """See `SpmdGroup.join`."""
+        job = Job.enter(mesh, seconds)
+        return cls(mesh, job, duplicate(job.mpi, job.mpi.COMM_WORLD, seconds), seconds)
+
+    def begin(self, meeting: Meeting) -> Finish:
+        """See `SpmdGroup.begin`."""
+        work = _Exchange(meeting, self._parcels, self._tag(meeting.collective.axes))
+        self._begun.setdefault(work.tag, deque()).append(work)
+        work.advance()
+        self._go_on()
+        return lambda: self._finish(work)
+
+    def send(self, rank: int, message: bytes) -> None:
+        """See `Messenger.send`."""
+        self._check()
+        self._parcels.post(rank, _MESSAGE, b"", np.frombuffer(message, np.uint8))
+        self._go_on()
+
+    def receive(self, rank: int) -> bytes:
+        """See `Messenger.receive`."""
+        message = _Work(self._message(rank))
+        self._wait(message, None)
+        return message.result.tobytes()
+
+    def abort(self, reason: str) -> None:
+        """See `Messenger.abort`."""
+        self._job.has_failed = True
+        if self._has_told or self._failure is not None:
+            return
+        self._has_told = True
+        for rank in range(self.mesh.size):
+            if rank != self.rank:
+                self._tell(rank, _FAILED, reason.encode())
+        wait(self._parcels.sent, ANSWER_SECONDS)
+
+    def close(self) -> None:
+        """See `Group.close`; waits for the others to close theirs."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        comm = self._parcels.comm
+        try:
+            if not self._job.has_failed and self._all_close():
+                comm.Free()
+                return
+        except RunError:
+            pass  # Another rank failed, and tells of it.
+        finally:
+            self._job.open_groups.remove(self)
+        self._job.has_failed = True
+        self._job.left.append(self._parcels)
+
+    def _all_close(self) -> bool:
+        request: Any = None
+
+        def have_closed() -> bool:
+            nonlocal request
+            self._go_on()
+            if request is None and self._parcels.sent():
+                request = self._parcels.comm.Ibarrier()
+            return request is not None and bool(request.Test())
+
+        return wait(have_closed, self.seconds)
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def _finish(self, work: "_Exchange") -> Array:
+        self._at = work.meeting.header
+        if not self._wait(work, self.seconds):
+            self._ask(work)
+            if not work.is_done:
+                raise self._absence(work)
+        self._at = None
+        return work.result
+
+    def _wait(self, work: "_Work", seconds: float | None) -> bool:
+        """Let all go on until one thing is done, or nothing has moved for so long; whether it is done."""
+        end = None if seconds is None else time.monotonic() + seconds
+        idle, pause = 0, 1e-5
+        while not work.is_done:
+            before = self._parcels.moved
+            self._go_on()
+            if not isinstance(work, _Exchange):
+                work.advance()
+            if work.is_done:
+                break
+            if self._parcels.moved != before:
+                idle, pause = 0, 1e-5
+                end = None if seconds is None else time.monotonic() + seconds
+                continue
+            if end is not None and time.monotonic() > end:
+                return False
+            idle += 1
+            if idle < _SPINS:
+                os.sched_yield()
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
+
+    def _go_on(self) -> None:
+        """Let all that has begun go on, and hear what others tell."""
+        self._check()
+        self._parcels.sent()
+        while (came := self._parcels.any_arrival(_CONTROL)) is not None:
+            self._hear(*came)
+        for works in self._begun.values():
+            # In order: the parcels of the next one come after those of this one.
+            while works and works[0].advance():
+                works.popleft()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _hear(self, rank: int, told: bytes) -> None:
+        kind, content = told[:1], told[1:]
+        if kind == _WHERE:
+            self._tell(rank, *((_IDLE, b"") if self._at is None else (_AT, self._at.pack())))
+        elif kind == _AT:
+            self._where[rank] = Header.unpack(content)
+        elif kind == _IDLE:
+            self._where[rank] = None
+        else:
+            self._job.has_failed = True
+            self._failure = self.failed(rank, content.decode(errors="replace"))
+            raise self._failure
+
+    def _tell(self, rank: int, kind: bytes, content: bytes) -> None:
+        self._parcels.post(rank, _CONTROL, b"", np.frombuffer((kind + content)[:INLINE], np.uint8))
+
+    def _ask(self, work: "_Exchange") -> None:
+        """Ask the members of a collective that does not come about where they are."""
+        self._where = {}
+        others = {rank for rank in work.meeting.members if rank != self.rank}
+        for rank in others:
+            self._tell(rank, _WHERE, b"")
+
+        def have_said() -> bool:
+            self._go_on()
+            return work.is_done or self._where.keys() >= others
+
+        wait(have_said, ANSWER_SECONDS)
+
+    def _absence(self, work: "_Exchange") -> RunError:
+        """Why a collective did not come about, after the others have been asked."""
+        mine, where = work.meeting.header, self._where
+        here = {rank for rank, header in where.items() if header is not None and header.meets(mine)}
+        # What is waited for may come from a rank that waits for another one itself.
+        others = set(work.meeting.members) - {self.rank}
+        absent = sorted(set(work.awaited) - here or others - here or others)
+        elsewhere = [header for rank in absent if (header := where.get(rank)) is not None and rank not in here]
+        if elsewhere:
+            what = f"ranks that should meet in it are at different collectives, for {self.seconds:g} s by now"
+            error: RunError = mismatch(mine.id, what, [mine.text, *(header.text for header in elsewhere)])
+        else:
+            idle = "is at no collective: it waits for a message"
+            texts = {rank: f"{rank_text(self.mesh, rank)} {idle}" if rank in where else "" for rank in absent}
+            error = self.late(work.meeting.call, texts)
+        # Of a late peer the executor tells nobody, and the others would wait for this rank.
+        self.abort(str(error))
+        return error
+
+    # -- what is sent -------------------------------------------------------------------------------------------
+
+    def _tag(self, axes: tuple[Axis, ...]) -> int:
+        """The first of two tags of the collectives over these axes, equal on all ranks."""
+        digest = hashlib.blake2b(",".join(map(str, axes)).encode(), digest_size=8).digest()
+        pairs = (self._largest_tag - _FIRST_FREE) // 2
+        return _FIRST_FREE + 2 * (int.from_bytes(digest) % pairs)
+
+    def _message(self, rank: int) -> Steps[Array]:
+        arrival = yield from self._parcels.arrival(rank, _MESSAGE, 0)
+        content = np.empty(arrival.size, np.uint8)
+        yield from self._parcels.read(arrival, content)
+        return content
+
+
+class _Work:
+    """Steps that are asked to go on until they give their result."""
+
+    def __init__(self, steps: Steps[Array]) -> None:
+        self._steps = steps
+        self.is_done = False
+        self.result: Any = None
+
+    def advance(self) -> bool:
+        """Go on as far as can be; whether that was to the end."""
+        if not self.is_done:
+            try:
+                next(self._steps)
+            except StopIteration as end:
+                self.is_done, self.result = True, end.value
+        return self.is_done
+
+
+class _Exchange(_Work):
+    """A collective that has begun: its rounds over MPI.
+
+    Attributes:
+        tag: of its first round; those of later rounds have the next.
+        awaited: ranks of which something is waited for.
+    """
+
+    def __init__(self, meeting: Meeting, parcels: Parcels, tag: int) -> None:
+        super().__init__(exchange(meeting, self))
+        self.meeting = meeting
+        self.tag = tag
+        self.awaited: list[int] = []
+        self._parcels = parcels
+        self._is_first = True
+
+    def advance(self) -> bool:
+        """See `_Work.advance`."""
+        try:
+            return super().advance()
+        except ValueError as error:
+            header = self.meeting.header
+            raise mismatch(header.id, str(error), [header.text]) from error
+
+    def round(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> Steps[None]:
+        """See `Link.round`; the first one begins with the headers of all members."""
+        meeting, is_first = self.meeting, self._is_first
+        self._is_first = False
+        tag = self.tag if is_first else self.tag + 1
+        head = meeting.header.pack() if is_first else b""
+        others = [place for place in range(len(meeting.members)) if place != meeting.position]
+        outgoing: dict[int, Outgoing] = {}
+        for place in others:
+            content = sends[place]
+            if is_first or content is not None:
+                outgoing[place] = self._parcels.post(meeting.members[place], tag, head, _bytes_of(content))
+        come = others if is_first else [place for place in others if receives[place] is not None]
+        self._await(come)
+        if is_first:
+            yield  # What comes first is for the collectives over these axes that have begun before this one.
+        arrivals = yield from together([self._arrival(place, tag, len(head)) for place in come])
+        if is_first:
+            headers = {place: Header.unpack(arrival.head) for place, arrival in zip(come, arrivals, strict=True)}
+            headers[meeting.position] = meeting.header
+            meeting.check([headers[place] for place in range(len(meeting.members))])
+        self._await(come)
+        yield from together(
+            [self._content(place, arrival, receives[place]) for place, arrival in zip(come, arrivals, strict=True)]
+        )
+        self._await(outgoing)
+        yield from together([self._sent(place, each) for place, each in outgoing.items()])
+
+    def _await(self, places: Iterable[int]) -> None:
+        self.awaited = [self.meeting.members[place] for place in places]
+
+    def _arrival(self, place: int, tag: int, head_bytes: int) -> Steps[Any]:
+        rank = self.meeting.members[place]
+        arrival = yield from self._parcels.arrival(rank, tag, head_bytes)
+        self.awaited.remove(rank)
+        return arrival
+
+    def _content(self, place: int, arrival: Any, into: Array | None) -> Steps[None]:
+        room = _bytes_of(into)
+        if arrival.size != room.size:
+            raise ValueError(f"rank {arrival.rank} sent {arrival.size:,} bytes, where {room.size:,} are due")
+        yield from self._parcels.read(arrival, room)
+        self.awaited.remove(arrival.rank)
+
+    def _sent(self, place: int, outgoing: Outgoing) -> Steps[None]:
+        while not outgoing.is_done():
+            yield
+        self.awaited.remove(self.meeting.members[place])
+
+
+def _bytes_of(array: Array | None) -> Array:
+    """The bytes of a C-contiguous array, in place."""
+    return np.empty(0, np.uint8) if array is None else array.reshape(-1).view(np.uint8)
