@@ -30,6 +30,9 @@ _FAILED, _WHERE, _AT, _IDLE = b"F", b"W", b"A", b"I"
 ANSWER_SECONDS = 1.0
 """How long ranks that did not come are waited for to say where they are; those that compute do not."""
 
+DRIVER = 0
+"""The rank that asks others to run, and waits for their answers; they wait for it as long as it lives."""
+
 _SPINS = 50
 _LONGEST_PAUSE = 1e-3
 
@@ -76,8 +79,15 @@ class MpiGroup(SpmdGroup):
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`."""
         message = _Work(self._message(rank))
-        self._wait(message, None)
-        return message.result.tobytes()
+        if not self._wait(message, self.seconds if self.rank == DRIVER else None):
+            error = PeerError(
+                f"{rank_text(self.mesh, rank)} did not answer in {self.seconds:g} s",
+                rank=rank,
+                do="see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)",
+            )
+            self.abort(str(error))
+            raise error
+        return message.result.tobytes()  # type: ignore[no-any-return]
 
     def abort(self, reason: str) -> None:
         """See `Messenger.abort`."""

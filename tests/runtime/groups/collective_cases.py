@@ -69,9 +69,7 @@ def cases(mesh: Mesh, *, rows: int = 3, seed: int = 0) -> Iterator[Case]:
             turn += 1
             if dtype == "bool" and reduces:
                 settings = {**settings, "reduce": "or" if turn % 2 else "and"}
-            operands = [
-                draw(random, shapes[mesh.position(coords, axes)], dtype) for coords in mesh.all_coords()
-            ]
+            operands = [draw(random, shapes[mesh.position(coords, axes)], dtype) for coords in mesh.all_coords()]
             yield Case(Collective(kind, number, axes, **settings), tuple(operands))
             number += 1
 

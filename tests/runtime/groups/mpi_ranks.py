@@ -1,12 +1,21 @@
 """What the ranks of test_mpi.py run, one process each: `mpiexec -n N python -m tests.runtime.groups.mpi_ranks NAME ...`."""
 
+import os
+import signal
 import sys
+import time
 
-from irpar.runtime.groups import make_group
+import numpy as np
+
+from irpar.runtime.driver import abort
+from irpar.runtime.errors import ProgramError
+from irpar.runtime.executor import Executor
+from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.groups.mpi import MpiGroup
 from irpar.runtime.groups.mpi_parcels import Parcels
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import Axis, IrparError, Mesh
 
+from ..programs import MLP, mlp_input, mlp_reference, mlp_weights, module
 from .collective_cases import cases, check
 
 MESHES = {2: {"x": 2}, 3: {"x": 3}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}
@@ -42,6 +51,124 @@ def collectives(count: str, chunk: str = "") -> None:
     group.close()
     if rank == 0:
         print(f"{done} collectives are right")
+
+
+def mlp(where: str = "", seconds: str = "20", victim: str = "2") -> None:
+    """The MLP of the tests three times on dp=2,tp=2; something happens to one rank."""
+    loaded = module(MLP, **mlp_weights())
+    with Faulty(loaded, loaded.mesh, engine="numpy", group="mpi", timeout=float(seconds)) as executor:
+        executor.fault = where if executor._group.ranks == (int(victim),) else ""
+        if not executor.is_driver:
+            executor.serve()
+            return
+        for _ in range(3):
+            given = executor.run(mlp_input())["y"]
+        np.testing.assert_allclose(given, mlp_reference(mlp_input()["x"], mlp_weights()), rtol=1e-5)
+        assert len(executor.log) == 1
+        print("the numbers are right")
+
+
+class Faulty(Executor):
+    """Something happens before its first segment ("before") or as it comes to the collective ("inside")."""
+
+    fault = ""
+
+    def _compute(self, states):
+        self.happen("before")
+        super()._compute(states)
+        begin = self._group.begin
+
+        def begin_and_happen(meeting):
+            finish = begin(meeting)
+            self.happen("inside")
+            return finish
+
+        if self.fault:
+            self._group.begin = begin_and_happen
+
+    def happen(self, where: str) -> None:
+        if self.fault == f"kill-{where}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.fault == f"hang-{where}":
+            time.sleep(100)
+        elif self.fault == f"exit-{where}":
+            sys.exit(7)
+        elif self.fault == f"fail-{where}":
+            raise ProgramError("the disk is gone", do="buy another")
+
+
+def crossed() -> None:
+    """Two ranks over different axes come to their collectives in another order."""
+    group = join(Mesh({"a": 2, "b": 2}), 2.0)
+    rank = group.rank
+    first, second = (Collective("AllReduce", number, (Axis(axis),)) for number, axis in enumerate("ab"))
+    for collective in (second, first) if rank in (0, 3) else (first, second):
+        come(group, Call(rank, group.mesh.coords(rank), collective, np.ones(3, np.float32)))
+
+
+def unlike(what: str) -> None:
+    """One rank comes to something else over the same axes."""
+    group = join(Mesh({"x": 4}))
+    rank = group.rank
+    odd = rank == 2
+    kind = "AllGather" if what == "kind" and odd else "AllReduce"
+    dtype = np.float64 if what == "dtype" and odd else np.float32
+    shape = (5,) if what == "shape" and odd else (4,)
+    number = 1 if what == "id" and odd else 0
+    come(group, Call(rank, (rank,), Collective(kind, number, (Axis("x"),)), np.ones(shape, dtype)))
+
+
+def come(group: MpiGroup, call: Call) -> None:
+    """Exchange, and tell of what fails as the executor does."""
+    try:
+        group.exchange({group.rank: call})
+    except BaseException as error:
+        abort(group, error)
+        raise
+
+
+def latency() -> None:
+    """Median seconds of an all-reduce."""
+    group = join(Mesh({"x": 4}))
+    for size, times in ((1024, 200), (1 << 20, 50), (1 << 26, 5)):
+        operand = np.ones(size // 4, np.float32)
+        seconds = []
+        for _ in range(times):
+            start = time.perf_counter()
+            group.exchange(
+                {group.rank: Call(group.rank, (group.rank,), Collective("AllReduce", 0, (Axis("x"),)), operand)}
+            )
+            seconds.append(time.perf_counter() - start)
+        if group.rank == 0:
+            print(f"{size} bytes: {np.median(seconds) * 1e3:.3f} ms")
+    group.close()
+
+
+def messages(size: str, chunk: str) -> None:
+    """Each rank sends some to each other."""
+    Parcels.chunk = int(chunk)
+    group = join(Mesh({"x": 3}))
+    others = [rank for rank in range(3) if rank != group.rank]
+    sizes = [0, 1, 4096, 4097, int(size)]
+    for each in sizes:
+        for rank in others:
+            group.send(rank, bytes([group.rank * 16 + rank]) * each)
+    for each in sizes:
+        for rank in others:
+            assert group.receive(rank) == bytes([rank * 16 + group.rank]) * each
+    group.close()
+    print("the messages are right")
+
+
+def start(seconds: str, how: str) -> None:
+    """A rank ends before it has met the others."""
+    if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "hang":
+            time.sleep(100)
+        sys.exit(3)
+    join(Mesh({"x": 4}), float(seconds))
 
 
 if __name__ == "__main__":

