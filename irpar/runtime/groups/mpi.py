@@ -16,6 +16,7 @@ import numpy as np
 
 from irpar.sharding import Axis, Mesh
 
+from ..driver import DRIVER
 from ..errors import PeerError, RunError
 from .base import Array, rank_text
 from .header import Header, mismatch
@@ -29,9 +30,6 @@ _FAILED, _WHERE, _AT, _IDLE = b"F", b"W", b"A", b"I"
 
 ANSWER_SECONDS = 1.0
 """How long ranks that did not come are waited for to say where they are; those that compute do not."""
-
-DRIVER = 0
-"""The rank that asks others to run, and waits for their answers; they wait for it as long as it lives."""
 
 _SPINS = 50
 _LONGEST_PAUSE = 1e-3
@@ -53,6 +51,7 @@ class MpiGroup(SpmdGroup):
         self._has_told = False
         self._at: Header | None = None
         self._where: dict[int, Header | None] = {}
+        self._asked: set[int] = set()
         self._is_open = True
         job.open_groups.append(self)
 
@@ -74,12 +73,16 @@ class MpiGroup(SpmdGroup):
         """See `Messenger.send`."""
         self._check()
         self._parcels.post(rank, _MESSAGE, b"", np.frombuffer(message, np.uint8))
+        if self.rank == DRIVER:
+            self._asked.add(rank)
         self._go_on()
 
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`."""
         message = _Work(self._message(rank))
-        if not self._wait(message, self.seconds if self.rank == DRIVER else None):
+        if rank not in self._asked:
+            self._wait(message, None)
+        elif not self._answers(rank, message):
             error = PeerError(
                 f"{rank_text(self.mesh, rank)} did not answer in {self.seconds:g} s",
                 rank=rank,
@@ -87,7 +90,25 @@ class MpiGroup(SpmdGroup):
             )
             self.abort(str(error))
             raise error
-        return message.result.tobytes()  # type: ignore[no-any-return]
+        self._asked.discard(rank)
+        return message.result.tobytes()
+
+    def _answers(self, rank: int, message: "_Work") -> bool:
+        """Wait for the answer of a rank that has been asked, as long as it comes to a collective now and then."""
+        # Longer than a collective may take, whose error says more.
+        seconds = self.seconds + 2 * ANSWER_SECONDS
+        end = time.monotonic() + seconds
+        is_asked = False
+        while not self._wait(message, self.seconds / 4):
+            if is_asked and rank in self._where:
+                end, is_asked = time.monotonic() + seconds, False
+            if time.monotonic() > end:
+                return False
+            if not is_asked:
+                self._where.pop(rank, None)
+                self._tell(rank, _WHERE, b"")
+                is_asked = True
+        return True
 
     def abort(self, reason: str) -> None:
         """See `Messenger.abort`."""
@@ -246,10 +267,11 @@ class MpiGroup(SpmdGroup):
 class _Work:
     """Steps that are asked to go on until they give their result."""
 
+    result: Array
+
     def __init__(self, steps: Steps[Array]) -> None:
         self._steps = steps
         self.is_done = False
-        self.result: Any = None
 
     def advance(self) -> bool:
         """Go on as far as can be; whether that was to the end."""
@@ -336,5 +358,5 @@ class _Exchange(_Work):
 
 
 def _bytes_of(array: Array | None) -> Array:
-    """The bytes of a C-contiguous array, in place."""
+    """The bytes of a C-contiguous array, in place; of None, none."""
     return np.empty(0, np.uint8) if array is None else array.reshape(-1).view(np.uint8)

@@ -66,8 +66,9 @@ def _texts(meeting: Meeting, link: Link) -> Steps[Array]:
     yield from link.round([np.array([mine.size])] * count, sizes)
     held = [np.empty(int(size[0]) if place != meeting.position else 0, np.uint8) for place, size in enumerate(sizes)]
     yield from link.round([mine] * count, held)
-    operands = [decode(memoryview(each)) if place != meeting.position else None for place, each in enumerate(held)]
-    operands[meeting.position] = meeting.operand
+    operands = [
+        decode(each.tobytes()) if place != meeting.position else meeting.operand for place, each in enumerate(held)
+    ]
     return EXECUTED[meeting.collective.kind].result(meeting.collective, operands, meeting.position)
 
 
