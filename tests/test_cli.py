@@ -477,7 +477,7 @@ MISTAKES = [
     (["run", "OUT", "--inputs", "NEW"], 2, "cannot read the arrays"),
     (["run", "OUT", "--inputs", "INPUTS", "--outputs", "NEW/out.npz"], 2, "cannot write the arrays"),
     (["run", "OUT", "--inputs", "WRONG"], 2, "the inputs do not fit"),
-    (["run", "OUT", "--group", "mpi"], 2, "not there yet"),
+    (["run", "OUT", "--group", "mpi"], 2, "no launcher has made any"),
     (["run", "OUT", "--engine", "nonsense"], 2, "--engine numpy"),
     (["verify", "OUT", "--tolerance", "-1"], 2, "--tolerance"),
     (["verify", "OUT", "--model", "FILE"], 2, "not the model that was partitioned"),

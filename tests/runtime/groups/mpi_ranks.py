@@ -99,7 +99,7 @@ class Faulty(Executor):
 
 def crossed() -> None:
     """Two ranks over different axes come to their collectives in another order."""
-    group = join(Mesh({"a": 2, "b": 2}), 2.0)
+    group = join(Mesh({"a": 2, "b": 2}), 1.0)
     rank = group.rank
     first, second = (Collective("AllReduce", number, (Axis(axis),)) for number, axis in enumerate("ab"))
     for collective in (second, first) if rank in (0, 3) else (first, second):
