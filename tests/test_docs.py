@@ -3,12 +3,16 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import typer
+from ruamel.yaml import YAML
 
 import irpar
 from irpar import models
@@ -17,6 +21,9 @@ from irpar.analysis.network_presets import PRESETS
 from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.ir import parse_module
 from irpar.network_file import read_network
+from irpar.runtime.engine import ENGINES
+from irpar.runtime.environment import LAUNCHERS, World
+from irpar.runtime.groups import GROUPS
 from irpar.shardings_file import read_shardings
 
 ROOT = Path(__file__).parents[1]
@@ -164,6 +171,67 @@ def test_the_package_of_passes_and_operators(tmp_path: Path) -> None:
     assert [entry["kind"] for entry in plan["collectives"]] == ["all_reduce"]
     assert plan["totals"]["flops_per_rank"] * 4 == plan["original"]["flops"]
     python("-m", "irpar.cli", "verify", "out", folder=tmp_path)
+
+
+def commands_of_clusters() -> list[tuple[str, list[str]]]:
+    """Each command of irpar on the page on clusters, whatever starts it, with its arguments."""
+    script = "\n".join([*code("clusters.md", "sh"), *re.findall(r"exec\n(.*)", (DOCS / "clusters.md").read_text())])
+    found = []
+    for line in script.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.replace("'", " "), comments=True)
+        while "irpar" in words:
+            command, *words = words[words.index("irpar") + 1 :]
+            own = words[: words.index("irpar")] if "irpar" in words else words
+            if command == "launch":
+                # What follows the number is a command of irpar, or a program.
+                own, launched = own[:2], own[2:]
+                if launched[0] in ("run", "verify"):
+                    found.append((launched[0], launched[1:]))
+            found.append((command, own))
+    return found
+
+
+def test_commands_of_the_page_on_clusters_have_their_options() -> None:
+    found = commands_of_clusters()
+    assert {command for command, _ in found} == {"pack", "launch", "run", "verify"}
+    for command, words in found:
+        check_options(command, words)
+
+
+def check_options(command: str, words: Sequence[str]) -> None:
+    """Check that a command has the options that are given."""
+    from irpar.commands.app import app
+
+    known = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    names = {name for parameter in known.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= names
+    for option, table in (("--group", GROUPS), ("--engine", ENGINES)):
+        if option in words and (name := words[words.index(option) + 1]) not in table:
+            assert f"`{name}` is not in this version yet" in (DOCS / "clusters.md").read_text()
+
+
+def test_the_job_of_the_page_on_clusters() -> None:
+    (text,) = code("clusters.md", "yaml")
+    service, job = YAML(typ="safe").load_all(text)
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    environ = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert service["metadata"]["name"] == pod["subdomain"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert environ["MASTER_ADDR"] == f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    assert int(environ["WORLD_SIZE"]) == spec["completions"] == spec["parallelism"]
+    world = World.of_environment({**environ, "RANK": "3"})
+    assert world is not None
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (3, 4, 0, 1)
+    assert (world.master_addr, world.store_port) == ("gpt-0.irpar", 29500)
+
+
+def test_the_variables_of_the_page_on_clusters() -> None:
+    text = (DOCS / "clusters.md").read_text()
+    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", text[text.index("## Environment") : text.index("## Time-outs")]))
+    assert {launcher.rank[0] for launcher in LAUNCHERS} <= listed
+    assert {launcher.size[-1] for launcher in LAUNCHERS} <= listed
 
 
 def test_the_network_of_the_page(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,46 @@ def test_packs_run_as_the_partition_does(here: Path) -> None:
     parts = [part for one in opened for part in one.parts]
     with Executor(opened[0].modules[0], opened[0].mesh, parts=parts) as executor:
         np.testing.assert_array_equal(executor.run(IDS)["logits"], expected)
+
+
+def on_hosts(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of irpar on four ranks, each with a folder of its own: hostRANK/out."""
+    command = f'exec "$0" -P -m irpar.cli {words[0]} "host$RANK/out" "$@"'
+    launched = ["sh", "-c", command, sys.executable, *words[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "irpar.cli", "launch", "-n", "4", *launched],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_processes_run_from_their_packs(here: Path, base: Path) -> None:
+    with Executor.open(here / "out") as executor:
+        expected = executor.run(IDS)["logits"]
+    for rank in range(4):
+        unpacked(write_pack("out", [rank], f"{rank}.tar").path, here / f"host{rank}")
+    # Only rank 0 has these.
+    np.savez("host0/in.npz", **IDS)
+    done = on_hosts("run", "--inputs", "host0/in.npz", "--outputs", "host0/o.npz")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load("host0/o.npz")["logits"], expected)
+    done = on_hosts("verify", "--model", str(base / "gpt.onnx"))
+    assert (done.returncode, "equal to ONNX Runtime" in done.stdout) == (0, True), done.stderr
+    before = (here / "host0" / "o.npz").read_bytes()
+    data = bytearray((here / "host2" / "out" / "part0" / "weights.bin").read_bytes())
+    data[1000] ^= 1
+    (here / "host2" / "out" / "part0" / "weights.bin").write_bytes(data)
+    done = on_hosts("run", "--inputs", "host0/in.npz", "--outputs", "host0/o.npz")
+    assert done.returncode == 2
+    assert "part0/weights.bin is not the file that was packed" in done.stderr
+    assert "host2/out" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (here / "host0" / "o.npz").read_bytes() == before
 
 
 def test_packs_in_one_folder_make_the_partition_whole(capsys: Capture, here: Path, base: Path) -> None:
