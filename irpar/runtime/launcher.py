@@ -224,7 +224,8 @@ class _Launcher:
         if self._end is not None:
             self._press(self._end, now)
         elif self._signals:
-            self._begin_end(self._signals[0], self._signals[0])
+            # At SIGINT Python prints a traceback as long as irpar has not begun to listen.
+            self._begin_end(self._signals[0], signal.SIGTERM if self._is_irpar else self._signals[0])
         elif self._failed and now - self._failed[0].ended >= self._settling():
             self._begin_end(None, signal.SIGTERM)
         else:

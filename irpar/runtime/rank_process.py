@@ -100,6 +100,9 @@ def rank_environment(environ: Mapping[str, str], size: int, run_id: str) -> dict
     made.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // size)))
     # Lines come when they are printed, and the last ones before a crash come at all.
     made.setdefault("PYTHONUNBUFFERED", "1")
+    if _is_terminal(1):
+        # Tables of rank 0, which writes to a pipe, shall be as wide as the terminal.
+        made.setdefault("COLUMNS", str(os.get_terminal_size(1).columns))
     return made | {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),

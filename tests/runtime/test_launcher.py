@@ -380,6 +380,13 @@ def test_signals_reach_the_ranks(launched, number, code):
     run.check_nothing_left()
 
 
+def test_a_rank_of_irpar_is_interrupted_without_a_word(tmp_path):
+    # Python itself answers until irpar listens, and a rank starts to listen at any moment.
+    begun = "open(sys.argv[1], 'a').close(); rank or os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    ending, out, err = run_ranks(python(begun, str(tmp_path / "begun")), 2, is_irpar=True)
+    assert (ending.code, ending.text, out, err) == (130, "", "", "")
+
+
 def test_a_second_interrupt_does_not_wait(launched):
     run = launched(2, f"{DEAF}print('ready', rank); {FOREVER}")
     run.wait_for("ready 0", "ready 1")

@@ -49,6 +49,8 @@ _TRY_SECONDS = 5.0
 """One attempt to connect takes no longer: the next may reach a host that has come up since."""
 _ANSWER_SECONDS = 10.0
 """How much later than promised the answer may come."""
+_BUSY_SECONDS = 0.2
+"""How long whoever aborts lets another thread go on waiting."""
 _LINGER_SECONDS = 10.0
 """How long rank 0 waits for the others to leave, at most."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
@@ -153,7 +155,16 @@ class Store:
         self._request(Ask.CHECK, "", b"", self.timeout)
 
     def abort(self, reason: str) -> None:
-        """Leave, and tell all ranks why: what they wait for, now and later, ends with it. Never raises."""
+        """Leave, and tell all ranks why: what they wait for, now and later, ends with it. Never raises.
+
+        Where another thread waits for an answer, that ends too, and the others are told only that this rank ended.
+        """
+        connection = self._socket
+        if self._lock.acquire(timeout=_BUSY_SECONDS):
+            self._lock.release()
+        elif connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         with suppress(RunError):
             self._request(Ask.ABORT, "", reason.encode(errors="replace")[:MOST_BYTES], self.timeout)
         self._stop(1.0)

@@ -221,6 +221,20 @@ def test_an_error_reaches_all_ranks(port):
     assert first.what == third.what == "rank 1 failed: the disk is full"
 
 
+def test_a_thread_that_waits_does_not_keep_another_one_from_aborting(port):
+    start = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda rank: Store("127.0.0.1", port, rank, 2, timeout=30), range(2))
+        waiting = [pool.submit(store.get, "never") for store in (first, second)]
+        time.sleep(0.1)
+        second.abort("the disk is full")
+        errors = [future.exception() for future in waiting]
+    assert errors[0].what == "rank 1 ended without leaving the run"
+    assert isinstance(errors[1], PeerError)
+    assert time.monotonic() - start < 10
+    first.close()
+
+
 def test_a_rank_that_leaves_comes_to_no_barrier(port):
     def act(store):
         store.set(str(store.rank), b"")
