@@ -6,18 +6,27 @@ from collections import deque
 
 import numpy as np
 
+from irpar.ir import dtype_of_numpy
+
 from ..base import Array
 from ..header import HEADER_BYTES, Header, check_headers, is_agreed
 from ..spmd import Meeting, SpmdGroup
 from .joining import Joined
+from .moves import Moves
+from .reductions import Reduction
 from .slots import Slots
 from .streams import Numbers, Streams
-from .transfers import Parcel, Transfer, boxes, transfer
+from .transfers import Parcel, Parts, Transfer, Whole, boxes
 from .watch import TICK, State, Wait, Watch
 
 _OFFER, _DATA, _FREE, _MESSAGE, _CHUNK = range(5)
 """Kinds of records: a rank comes to a collective; a part of an operand lies in a slot; a slot has been read; a message
 begins; a part of it lies in a slot."""
+_KINDS: dict[str, type[Parts]] = {
+    **dict.fromkeys(("AllReduce", "ReduceScatter"), Reduction),
+    **dict.fromkeys(("AllGather", "AllToAll", "Broadcast", "CollectivePermute"), Moves),
+}
+"""How large operands of a collective go."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FLUSH_SECONDS = 5.0
@@ -63,7 +72,7 @@ class Traffic:
             ValueError: the collective's attributes do not fit the operand.
             MismatchError: another member came to something else.
         """
-        made = transfer(meeting, self._streams.longest - HEADER_BYTES - 1, self._segment.layout.slot)
+        made = _transfer(meeting, self._streams.longest - HEADER_BYTES - 1, self._segment.layout.slot)
         offer = made.header + made.offer()
         numbers = self._numbers[made] = {}
         for peer in made.peers:
@@ -238,3 +247,21 @@ class Traffic:
         self._streams.send(peer, _FREE, 0, (slot, 0, 0))
         if first + nbytes == len(coming):
             self._inbox[peer].append(bytes(self._coming.pop(peer)))
+
+
+def _transfer(meeting: Meeting, room: int, slot: int) -> Transfer:
+    """The transfer of a collective.
+
+    Args:
+        meeting: what the members agree on.
+        room: bytes of an operand that can be sent with the header.
+        slot: bytes of a part.
+
+    Raises:
+        ValueError: the attributes do not fit the operand.
+    """
+    operand = meeting.operand
+    longest = max(int(np.prod(shape, dtype=np.int64)) for shape in meeting.shapes) * operand.itemsize
+    if dtype_of_numpy(operand.dtype).text == "str" or longest <= room:
+        return Whole(meeting, room, slot)
+    return _KINDS[meeting.collective.kind](meeting, slot)

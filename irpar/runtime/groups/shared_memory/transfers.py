@@ -1,31 +1,21 @@
-"""The collectives of one rank while they are underway: what it has to send, and where what comes goes.
+"""A collective of one rank while it is underway: what it has to send, and where what comes goes.
 
-Small operands, and strings, go whole to all members with the header, and each member computes its result from them.
-Large ones go in parts, as the slots of the shared memory hold them, once the receiver has come:
-
-    AllReduce       member i reduces share i of all operands, part by part, and sends each part that is done to all
-    ReduceScatter   the same, without the second way
-    all others      parts of the operand go to where they belong in the results
-
-All reduce in order of position, as `results.execute` does: the same numbers come out, to the last bit.
+Small operands, and strings, go whole to all members with the header, and each member computes its result from them
+(`Whole`). Large ones go in parts, as the slots of the shared memory hold them, once the receiver has come (`moves`,
+`reductions`).
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from irpar.ir import dtype_of_numpy
-
 from ...messages import decode, encode
-from ...reduction import reduce_arrays
 from ..base import Array
-from ..results import EXECUTED, block_bounds, nothing_like, source_of
+from ..results import EXECUTED
 from ..spmd import Meeting
 
 Box = tuple[slice | int, ...]
@@ -246,268 +236,8 @@ class Parts(Transfer):
         super().__init__(meeting)
 
 
-class Moves(Parts):
-    """Collectives that only move: AllGather, AllToAll, Broadcast, CollectivePermute.
-
-    Raises:
-        ValueError: the attributes do not fit the operand.
-    """
-
-    def __init__(self, meeting: Meeting, slot: int) -> None:
-        super().__init__(meeting, slot)
-        self._sources: list[tuple[tuple[int, ...], Array]] = []
-        self._targets: dict[int, tuple[Array, tuple[Box, ...]]] = {}
-        self._left: dict[int, int] = {}
-        self._result = getattr(self, f"_{_PLANS[meeting.collective.kind]}")()
-
-    def _expect(self, rank: int, place: Array) -> None:
-        """What comes from a member goes to this place; its own it takes at once."""
-        parts = boxes(place.shape, self.most)
-        if parts:
-            self._targets[rank] = place.view(self.raw), parts
-            self._left[rank] = len(parts)
-
-    def _send(self, ranks: tuple[int, ...], source: Array) -> None:
-        if ranks:
-            self._sources.append((ranks, source.view(self.raw)))
-
-    def _gather(self) -> Array:
-        meeting, dim = self.meeting, self.meeting.collective.dim
-        operand, rank = meeting.operand, meeting.call.rank
-        sizes = [shape[dim] for shape in meeting.shapes]
-        result = np.empty((*operand.shape[:dim], sum(sizes), *operand.shape[dim + 1 :]), operand.dtype)
-        for member, place in zip(meeting.members, _blocks(result, sizes, dim), strict=True):
-            if member == rank:
-                place[...] = operand
-            else:
-                self._expect(member, place)
-        self._send(tuple(self.peers), operand)
-        return result
-
-    def _all_to_all(self) -> Array:
-        meeting, collective = self.meeting, self.meeting.collective
-        operand, position = meeting.operand, meeting.position
-        split, concat, count = collective.split_dim, collective.concat_dim, len(meeting.members)
-        bounds = block_bounds(operand.shape[split], collective.split_sizes, count, split)
-        cut = [last - first for first, last in pairwise(bounds)]
-        shape = list(operand.shape)
-        shape[split] = cut[position]
-        # Where both are one dim the blocks that come are cut from it, all alike.
-        sizes = [cut[position] if split == concat else each[concat] for each in meeting.shapes]
-        shape[concat] = sum(sizes)
-        result = np.empty(shape, operand.dtype)
-        pieces = _blocks(operand, cut, split)
-        for member, piece, place in zip(meeting.members, pieces, _blocks(result, sizes, concat), strict=True):
-            if member == meeting.call.rank:
-                place[...] = piece
-            else:
-                self._send((member,), piece)
-                self._expect(member, place)
-        return result
-
-    def _from(self, source: int) -> Array:
-        """The operand of the member at a position."""
-        meeting, members = self.meeting, self.meeting.members
-        if source == meeting.position:
-            return meeting.operand
-        result = np.empty(meeting.shapes[source], meeting.operand.dtype)
-        self._expect(members[source], result)
-        return result
-
-    def _broadcast(self) -> Array:
-        meeting, root = self.meeting, self.meeting.collective.root
-        if not 0 <= root < len(meeting.members):
-            raise ValueError(f"root {root} is not in a group of {len(meeting.members)}")
-        if root == meeting.position:
-            self._send(tuple(self.peers), meeting.operand)
-        return self._from(root)
-
-    def _permute(self) -> Array:
-        meeting, count = self.meeting, len(self.meeting.members)
-        sources = [source_of(meeting.collective, count, position) for position in range(count)]
-        to = [member for member, source in zip(meeting.members, sources, strict=True) if source == meeting.position]
-        self._send(tuple(member for member in to if member != meeting.call.rank), meeting.operand)
-        source = sources[meeting.position]
-        return nothing_like(meeting.operand) if source is None else self._from(source)
-
-    def parcels(self) -> Iterator[Parcel]:
-        """The parts of all sources, those of one number one after the other."""
-        cut = [(ranks, source, boxes(source.shape, self.most)) for ranks, source in self._sources]
-        for part in range(max((len(parts) for _, _, parts in cut), default=0)):
-            for ranks, source, parts in cut:
-                if part < len(parts):
-                    yield Parcel(ranks, 0, part, source[parts[part]])
-
-    def take(self, rank: int, way: int, part: int, data: Array, is_held: bool) -> bool:
-        """See `Transfer.take`."""
-        place, parts = self._targets[rank]
-        block = place[parts[part]]
-        block[...] = data.view(self.raw).reshape(block.shape)
-        self._left[rank] -= 1
-        if not self._left[rank]:
-            del self._left[rank]
-        return False
-
-    @property
-    def is_done(self) -> bool:
-        """See `Transfer.is_done`."""
-        return self.is_sent and not self._left and not self.absent
-
-    def missing(self) -> set[int]:
-        """See `Transfer.missing`."""
-        return self.absent | self._left.keys()
-
-    def result(self) -> Array:
-        """See `Transfer.result`."""
-        return self._result  # type: ignore[no-any-return]
-
-
-_PLANS = {
-    "AllGather": "gather",
-    "AllToAll": "all_to_all",
-    "Broadcast": "broadcast",
-    "CollectivePermute": "permute",
-}
-
-
-def _blocks(array: Array, sizes: list[int], dim: int) -> list[Array]:
+def blocks_of(array: Array, sizes: list[int], dim: int) -> list[Array]:
     """Views of the blocks of a dim."""
     before = (slice(None),) * dim
     ends = np.cumsum(sizes).tolist()
     return [array[(*before, slice(end - size, end))] for size, end in zip(sizes, ends, strict=True)]
-
-
-class Reduction(Parts):
-    """AllReduce and ReduceScatter.
-
-    Raises:
-        ValueError: there is no such reduction of these elements, or the blocks do not fit.
-    """
-
-    def __init__(self, meeting: Meeting, slot: int) -> None:
-        super().__init__(meeting, slot)
-        collective, operand, count = meeting.collective, meeting.operand, len(meeting.members)
-        reduce_arrays([operand.reshape(-1)[:0]] * 2, collective.reduce)
-        self._is_all = collective.kind == "AllReduce"
-        if self._is_all:
-            operand = np.ascontiguousarray(operand).reshape(-1)
-            bounds = [operand.size * each // count for each in range(count + 1)]
-            dim = 0
-        else:
-            dim = collective.dim
-            bounds = block_bounds(operand.shape[dim], collective.sizes, count, dim)
-        sizes = [last - first for first, last in pairwise(bounds)]
-        self._operands = _blocks(operand, sizes, dim)
-        self._own = self._operands[meeting.position]
-        self._whole = np.empty(operand.shape if self._is_all else self._own.shape, operand.dtype)
-        places = _blocks(self._whole, sizes, 0) if self._is_all else []
-        self._places = dict(zip(meeting.members, places, strict=False))
-        self._target = self._places.get(meeting.call.rank, self._whole)
-        self._parts = boxes(self._own.shape, self.most)
-        self._held: dict[int, dict[int, Array]] = {}
-        self._kept: set[tuple[int, int]] = set()
-        self._free: list[tuple[int, int, int]] = []
-        self._reduced: deque[int] = deque()
-        self._unreduced = len(self._parts)
-        self._left = {rank: len(boxes(place.shape, self.most)) for rank, place in self._places.items()}
-        self._left.pop(meeting.call.rank, None)
-        self._left = {rank: left for rank, left in self._left.items() if left}
-
-    def parcels(self) -> Iterator[Parcel | None]:
-        """Parts that are reduced go first; the others in the same order of parts and members on all members."""
-        cut = [
-            (member, block.view(self.raw), boxes(block.shape, self.most))
-            for member, block in zip(self.meeting.members, self._operands, strict=True)
-            if member != self.meeting.call.rank
-        ]
-        is_held = len(cut) > 1
-        for part in range(max(len(parts) for _, _, parts in cut)):
-            for member, block, parts in cut:
-                yield from self._second()
-                if part < len(parts):
-                    yield Parcel((member,), 0, part, block[parts[part]], is_held)
-        sent_back = self._is_all
-        while sent_back and (self._unreduced or self._reduced):
-            if not self._reduced:
-                yield None
-            yield from self._second()
-
-    def _second(self) -> Iterator[Parcel]:
-        peers = tuple(self.peers)
-        while self._reduced:
-            part = self._reduced.popleft()
-            if self._is_all:
-                yield Parcel(peers, 1, part, self._target.view(self.raw)[self._parts[part]])
-
-    def take(self, rank: int, way: int, part: int, data: Array, is_held: bool) -> bool:
-        """See `Transfer.take`."""
-        if way == 1:
-            place = self._places[rank]
-            place.view(self.raw)[boxes(place.shape, self.most)[part]] = data.view(self.raw)
-            self._left[rank] -= 1
-            if not self._left[rank]:
-                del self._left[rank]
-            return False
-        held = self._held.setdefault(part, {})
-        data = data.view(self._own.dtype)
-        if len(held) < len(self.meeting.members) - 2:
-            held[rank] = data if is_held else data.copy()
-            if is_held:
-                self._kept.add((part, rank))
-            return is_held
-        held[rank] = data
-        self._reduce(part, self._held.pop(part))
-        return False
-
-    def _reduce(self, part: int, held: dict[int, Array]) -> None:
-        meeting, box = self.meeting, self._parts[part]
-        held[meeting.call.rank] = self._own[box].reshape(-1)
-        target = self._target[box].reshape(-1)
-        reduce_arrays([held[rank] for rank in meeting.members], meeting.collective.reduce, target)
-        self._reduced.append(part)
-        self._unreduced -= 1
-        for rank in held:
-            if (part, rank) in self._kept:
-                self._kept.remove((part, rank))
-                self._free.append((rank, 0, part))
-
-    def released(self) -> Iterator[tuple[int, int, int]]:
-        """See `Transfer.released`."""
-        while self._free:
-            yield self._free.pop()
-
-    @property
-    def is_done(self) -> bool:
-        """See `Transfer.is_done`."""
-        return self.is_sent and not self._left and not self._unreduced and not self.absent
-
-    def missing(self) -> set[int]:
-        """See `Transfer.missing`."""
-        if not self._unreduced:
-            return self.absent | self._left.keys()
-        part = min(self._held, default=None)
-        came = self._held[part].keys() if part is not None else set()
-        return {rank for rank in self.peers if rank not in came}
-
-    def result(self) -> Array:
-        """See `Transfer.result`."""
-        return self._whole.reshape(self.meeting.operand.shape) if self._is_all else self._whole
-
-
-def transfer(meeting: Meeting, room: int, slot: int) -> Transfer:
-    """The transfer of a collective.
-
-    Args:
-        meeting: what the members agree on.
-        room: bytes of an operand that can be sent with the header.
-        slot: bytes of a part.
-
-    Raises:
-        ValueError: the attributes do not fit the operand.
-    """
-    operand = meeting.operand
-    longest = max(int(np.prod(shape, dtype=np.int64)) for shape in meeting.shapes) * operand.itemsize
-    if dtype_of_numpy(operand.dtype).text == "str" or longest <= room:
-        return Whole(meeting, room, slot)
-    kind = Moves if meeting.collective.kind in _PLANS else Reduction
-    return kind(meeting, slot)

@@ -1,0 +1,134 @@
+"""AllReduce and ReduceScatter of large operands.
+
+Member i reduces share i of all operands, part by part; in an AllReduce it sends each part that is done to all others.
+The order is that of the members, as `results.execute` has it: the same numbers come out, to the last bit.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from ...reduction import reduce_arrays
+from ..base import Array
+from ..results import block_bounds
+from ..spmd import Meeting
+from .transfers import Parcel, Parts, blocks_of, boxes
+
+
+class Reduction(Parts):
+    """AllReduce and ReduceScatter.
+
+    Raises:
+        ValueError: there is no such reduction of these elements, or the blocks do not fit.
+    """
+
+    def __init__(self, meeting: Meeting, slot: int) -> None:
+        super().__init__(meeting, slot)
+        collective, operand, count = meeting.collective, meeting.operand, len(meeting.members)
+        reduce_arrays([operand.reshape(-1)[:0]] * 2, collective.reduce)
+        self._is_all = collective.kind == "AllReduce"
+        if self._is_all:
+            operand = np.ascontiguousarray(operand).reshape(-1)
+            bounds = [operand.size * each // count for each in range(count + 1)]
+            dim = 0
+        else:
+            dim = collective.dim
+            bounds = block_bounds(operand.shape[dim], collective.sizes, count, dim)
+        sizes = [last - first for first, last in pairwise(bounds)]
+        self._operands = blocks_of(operand, sizes, dim)
+        self._own = self._operands[meeting.position]
+        self._whole = np.empty(operand.shape if self._is_all else self._own.shape, operand.dtype)
+        places = blocks_of(self._whole, sizes, 0) if self._is_all else []
+        self._places = dict(zip(meeting.members, places, strict=False))
+        self._target = self._places.get(meeting.call.rank, self._whole)
+        self._parts = boxes(self._own.shape, self.most)
+        self._held: dict[int, dict[int, Array]] = {}
+        self._kept: set[tuple[int, int]] = set()
+        self._free: list[tuple[int, int, int]] = []
+        self._reduced: deque[int] = deque()
+        self._unreduced = len(self._parts)
+        self._left = {rank: len(boxes(place.shape, self.most)) for rank, place in self._places.items()}
+        self._left.pop(meeting.call.rank, None)
+        self._left = {rank: left for rank, left in self._left.items() if left}
+
+    def parcels(self) -> Iterator[Parcel | None]:
+        """Parts that are reduced go first; the others in the same order of parts and members on all members."""
+        cut = [
+            (member, block.view(self.raw), boxes(block.shape, self.most))
+            for member, block in zip(self.meeting.members, self._operands, strict=True)
+            if member != self.meeting.call.rank
+        ]
+        is_held = len(cut) > 1
+        for part in range(max(len(parts) for _, _, parts in cut)):
+            for member, block, parts in cut:
+                yield from self._second()
+                if part < len(parts):
+                    yield Parcel((member,), 0, part, block[parts[part]], is_held)
+        sent_back = self._is_all
+        while sent_back and (self._unreduced or self._reduced):
+            if not self._reduced:
+                yield None
+            yield from self._second()
+
+    def _second(self) -> Iterator[Parcel]:
+        peers = tuple(self.peers)
+        while self._reduced:
+            part = self._reduced.popleft()
+            if self._is_all:
+                yield Parcel(peers, 1, part, self._target.view(self.raw)[self._parts[part]])
+
+    def take(self, rank: int, way: int, part: int, data: Array, is_held: bool) -> bool:
+        """See `Transfer.take`."""
+        if way == 1:
+            place = self._places[rank]
+            place.view(self.raw)[boxes(place.shape, self.most)[part]] = data.view(self.raw)
+            self._left[rank] -= 1
+            if not self._left[rank]:
+                del self._left[rank]
+            return False
+        held = self._held.setdefault(part, {})
+        data = data.view(self._own.dtype)
+        if len(held) < len(self.meeting.members) - 2:
+            held[rank] = data if is_held else data.copy()
+            if is_held:
+                self._kept.add((part, rank))
+            return is_held
+        held[rank] = data
+        self._reduce(part, self._held.pop(part))
+        return False
+
+    def _reduce(self, part: int, held: dict[int, Array]) -> None:
+        meeting, box = self.meeting, self._parts[part]
+        held[meeting.call.rank] = self._own[box].reshape(-1)
+        target = self._target[box].reshape(-1)
+        reduce_arrays([held[rank] for rank in meeting.members], meeting.collective.reduce, target)
+        self._reduced.append(part)
+        self._unreduced -= 1
+        for rank in held:
+            if (part, rank) in self._kept:
+                self._kept.remove((part, rank))
+                self._free.append((rank, 0, part))
+
+    def released(self) -> Iterator[tuple[int, int, int]]:
+        """See `Transfer.released`."""
+        while self._free:
+            yield self._free.pop()
+
+    @property
+    def is_done(self) -> bool:
+        """See `Transfer.is_done`."""
+        return self.is_sent and not self._left and not self._unreduced and not self.absent
+
+    def missing(self) -> set[int]:
+        """See `Transfer.missing`."""
+        if not self._unreduced:
+            return self.absent | self._left.keys()
+        part = min(self._held, default=None)
+        came = self._held[part].keys() if part is not None else set()
+        return {rank for rank in self.peers if rank not in came}
+
+    def result(self) -> Array:
+        """See `Transfer.result`."""
+        return self._whole.reshape(self.meeting.operand.shape) if self._is_all else self._whole
