@@ -40,11 +40,13 @@ Words = Annotated[
 
 
 def launch_command(command: Words, ranks: Ranks = None) -> None:
-    """Run a command once for each rank, one process each: irpar launch -n 4 run OUT --inputs in.npz.
+    """Run a command once for each rank, one process each, on this machine.
 
-    The ranks find each other by torchrun's environment: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and
-    so on. What they print comes line by line, each with its rank before it, but for the standard output of rank 0.
-    Where one fails all are ended, with its exit code.
+    irpar launch -n 4 run OUT --inputs in.npz (or verify; or any program).
+
+    The ranks get the environment of torchrun: RANK, WORLD_SIZE, MASTER_ADDR ...
+    Lines that they print have the rank before them, but for rank 0's output.
+    Where a rank fails all are ended, and the exit code is that of the first.
     """
     _check_not_launched()
     launch_ranks(command, ranks)
