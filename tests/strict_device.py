@@ -60,7 +60,7 @@ class StrictArray:
     @property
     def data(self) -> Any:
         """Where it lies, as CuPy tells it."""
-        return SimpleNamespace(ptr=self._array.ctypes.data)
+        return SimpleNamespace(ptr=self._array.ctypes.data, device_id=0)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -190,6 +190,9 @@ class _Stream:
     def synchronize(self) -> None:
         """Nothing is waited for."""
 
+    def wait_event(self, event: "_Event") -> None:
+        """All is done already."""
+
     def __enter__(self) -> "_Stream":
         return self
 
@@ -218,7 +221,7 @@ class Pinned(bytearray):
 
 class _Device:
     def __init__(self, number: int) -> None:
-        assert number == 0
+        assert 0 <= number < STRICT.cuda.runtime.getDeviceCount()
 
     def __enter__(self) -> "_Device":
         return self
@@ -253,6 +256,7 @@ def module() -> ModuleType:
         Stream=_Stream,
         Event=_Event,
         Device=_Device,
+        get_current_stream=_Stream,
         alloc_pinned_memory=Pinned,
         runtime=SimpleNamespace(memcpyAsync=_memcpy, getDeviceCount=lambda: 1),
         compiler=SimpleNamespace(CompileException=CompileError),

@@ -55,11 +55,18 @@ class Transfer:
     Args:
         upload: a device array of a numpy array.
         download: numpy arrays of device arrays; waits for the device.
+        adopt: a device array from outside, on the device that is worked on.
     """
 
-    def __init__(self, upload: Callable[[Array], Any], download: Callable[[Sequence[Any]], list[Array]]) -> None:
+    def __init__(
+        self,
+        upload: Callable[[Array], Any],
+        download: Callable[[Sequence[Any]], list[Array]],
+        adopt: Callable[[Any], Any],
+    ) -> None:
         self.upload = upload
         self.download = download
+        self.adopt = adopt
 
 
 class Notes:
@@ -184,7 +191,7 @@ class DeviceArrays(Arrays):
         if isinstance(value, list):
             return [self.enter(item) for item in value]
         if not isinstance(value, np.ndarray):
-            return value
+            return None if value is None else self.transfer.adopt(value)
         is_small = value.dtype.kind in "iub" and value.size <= self._host_elements
         if is_small or value.dtype not in DEVICE_DTYPES:
             return Held(value)

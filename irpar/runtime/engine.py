@@ -25,6 +25,11 @@ class Constants:
         self._tensors: dict[Value, Tensor] = {}
         self._arrays: dict[Value, Array] = {}
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run the part."""
+        return self._part.ranks
+
     def tensor(self, value: Value) -> Tensor:
         """The part's block of a constant, lazy."""
         found = self._tensors.get(value)

@@ -286,8 +286,15 @@ class DeviceGroup(ThreadGroup):
         return {rank: StrictArray(found) for rank, found in super().exchange(on_host).items()}
 
 
+@pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("family", ["gpt", "moe"])
-def test_segments_give_device_arrays_to_groups_that_take_them(family: str) -> None:
+def test_segments_give_device_arrays_to_groups_that_take_them(
+    family: str, devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(STRICT.cuda.runtime, "getDeviceCount", lambda: devices)
+    used: set[int] = set()
+    plain = STRICT.cuda.Device
+    monkeypatch.setattr(STRICT.cuda, "Device", lambda number: used.add(number) or plain(number))
     loaded = to_module(models.build(family))
     irpar.annotate(loaded, models.annotations(family, "dp", "tp"))
     partition = irpar.partition(loaded, irpar.Mesh({"dp": 2, "tp": 2}))
@@ -297,6 +304,7 @@ def test_segments_give_device_arrays_to_groups_that_take_them(family: str) -> No
     mesh = partition.module.mesh
     with strict_device(), Executor(partition.module, mesh, engine="cupy", group=DeviceGroup(mesh)) as executor:
         got = executor.run(inputs, check_replicas=True)
+    assert used == set(range(devices))
     for name, array in expected_by.run(inputs).items():
         assert isinstance(got[name], np.ndarray)
         np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5)
