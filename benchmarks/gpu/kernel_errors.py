@@ -114,24 +114,26 @@ def _one(trial: Trial, dtype: str | None, engine: str, found: Findings) -> None:
         problem = _case_problem(trial, got) if trial.expected is not None else _exact_problem(got, own)
         if dtype is not None and problem is None:
             problem = _note_errors(trial, dtype, got, own, bool(notes), found)
-        if problem is None and not notes:
+        if problem is None and not notes and trial.operator is not None:
             problem = _alone_problem(trial, engine, own, found)
     except Exception as error:
         notes, problem = (), problem_text(error)
-    _note_fallbacks(trial, notes, found)
+    _note_fallbacks(notes, found)
     found.figures["cases"] += trial.expected is not None
     found.check(f"{label}: {problem}" if problem else None)
 
 
 def _alone_problem(trial: Trial, engine: str, own: Arrays, found: Findings) -> str | None:
-    """The kernels by themselves on the device: the engine computes small integers on the host."""
+    """The kernel by itself on the device: the engine computes small integers on the host."""
     module: Any = importlib.import_module(engine)
     try:
         got = trial.on_module(module)
     except Exception as error:
+        told = problem_text(error, lines=1)
+        if not isinstance(error, ValueError) and type(error).__name__ != "CompileException":
+            return f"alone on {engine}: {told}"
         # The engine would compute it on the host, as it has done with these few numbers.
-        note = f"{trial.operator or 'a function of several'} runs on the host: {problem_text(error, lines=1)}"
-        _note_fallbacks(trial, (note,), found)
+        _note_fallbacks((f"{trial.operator} runs on the host: {told}",), found)
         return None
     # Where the module gives a wider float, the engine rounds it.
     floats = {name for name, one in own.items() if one.dtype in COMPARED_FLOATS and got[name].dtype in COMPARED_FLOATS}
@@ -218,7 +220,7 @@ def error_of(array: Array, reference: Array, dtype: "np.dtype[Any]") -> float:
     return float(np.max(np.where(np.isnan(errors), math.inf, errors), initial=0.0))
 
 
-def _note_fallbacks(trial: Trial, notes: tuple[str, ...], found: Findings) -> None:
+def _note_fallbacks(notes: tuple[str, ...], found: Findings) -> None:
     """Count what an engine computed on the host, by operator and reason."""
     for note in notes:
         operator, _, reason = note.partition(" runs on the host: ")

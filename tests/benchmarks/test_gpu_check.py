@@ -94,6 +94,15 @@ def test_small_integers_are_tried_on_the_device_too(context: Context, monkeypatc
     found = run_kernels(context, monkeypatch, trial("Neg", np.arange(4, dtype=np.int32)))
     assert found.failures == ["Neg: alone on numpy: y: 4 of 4 elements are not those of numpy"]
 
+    def fail(self: Trial, module: Any) -> Any:
+        raise AttributeError("no such function")
+
+    monkeypatch.setattr(Trial, "on_module", fail)
+    found = run_kernels(context, monkeypatch, trial("Neg", np.arange(4, dtype=np.int32)))
+    assert found.failures == ["Neg: alone on numpy: AttributeError: no such function"]
+
+
+def test_what_the_device_cannot_compute_is_listed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Trial, module: Any) -> Any:
         raise kernels.KernelError("Neg", "no such dtype")
 
