@@ -1,6 +1,7 @@
 """Finding CuPy and a CUDA device, without importing the one or starting the other where that is not needed."""
 
 import ctypes
+import os
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -36,6 +37,11 @@ def device_count() -> int:
         return int(import_native("cupy").cuda.runtime.getDeviceCount())
     except Exception:  # A CuPy that does not fit the driver cannot be used, whatever it raises.
         return 0
+
+
+def is_bound() -> bool:
+    """Whether this process is shown one device of its machine's, as a launcher does that gives each process its own."""
+    return bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and device_count() == 1
 
 
 def free_bytes(device: int) -> int:

@@ -152,11 +152,13 @@ def default_engine(peaks: Sequence[int | None], world: World | None = None) -> L
         peaks: bytes that each rank holds at most; None where nobody knows.
         world: of processes that run one rank each, on a device each; None: this process runs them all, on one device.
     """
-    from .cuda import device_count, free_bytes
+    from .cuda import device_count, free_bytes, is_bound
 
-    processes, device = (1, 0) if world is None else (world.local_size or 1, world.local_rank)
-    if device_count() < max(processes, device + 1):
+    devices, known = device_count(), [peak or 0 for peak in peaks]
+    if not devices:
         return "ort"
-    known = [peak or 0 for peak in peaks]
-    needed = sum(known) if world is None else max(known, default=0)
-    return "cupy" if needed <= free_bytes(device) else "ort"
+    if world is None:
+        return "cupy" if sum(known) <= free_bytes(0) else "ort"
+    # A launcher may show each process its own device alone.
+    has_own = is_bound() or devices >= max(world.local_size or 1, world.local_rank + 1)
+    return "cupy" if has_own and max(known, default=0) <= free_bytes(world.local_rank % devices) else "ort"

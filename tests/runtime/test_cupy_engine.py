@@ -242,20 +242,22 @@ def test_no_cupy_and_no_device_are_told(monkeypatch: pytest.MonkeyPatch, spec: o
 
 
 @pytest.mark.parametrize(
-    ("devices", "free", "world", "chosen"),
+    ("devices", "free", "world", "shown", "chosen"),
     [
-        (0, 10**9, None, "ort"),
-        (1, 10**9, None, "cupy"),
-        (1, 299, None, "ort"),
-        (2, 299, World(1, 2, 1, 2), "cupy"),
-        (1, 299, World(1, 2, 1, 2), "ort"),
-        (1, 299, World(1, 2), "cupy"),
-        (1, 199, World(1, 2), "ort"),
+        (0, 10**9, None, "", "ort"),
+        (1, 10**9, None, "", "cupy"),
+        (1, 299, None, "", "ort"),
+        (2, 299, World(1, 2, 1, 2), "", "cupy"),
+        (1, 299, World(1, 2, 1, 2), "", "ort"),
+        (1, 299, World(1, 2, 1, 2), "3", "cupy"),
+        (1, 299, World(1, 2), "", "cupy"),
+        (1, 199, World(1, 2), "", "ort"),
     ],
 )
 def test_the_default_is_cupy_where_it_fits(
-    monkeypatch: pytest.MonkeyPatch, devices: int, free: int, world: World | None, chosen: str
+    monkeypatch: pytest.MonkeyPatch, devices: int, free: int, world: World | None, shown: str, chosen: str
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     monkeypatch.setattr(cuda, "device_count", lambda: devices)
     monkeypatch.setattr(cuda, "free_bytes", lambda device: free)
     assert default_engine([200, 100], world) == chosen
