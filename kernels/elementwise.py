@@ -110,6 +110,11 @@ def pow_(xp: ArrayModule, base: Array, exponent: Array) -> Array:
             x = base.astype(kind, copy=False)
             return narrow(x * x if float(exponent.reshape(())) == 2.0 else x * x * x, base.dtype)
         return narrow(xp.power(base.astype(kind, copy=False), exponent.astype(kind, copy=False)), base.dtype)
+    if xp.__name__ != "numpy" and exponent.dtype.kind == "i":
+        # Both ways, so that no number is waited for: a negative exponent of an integer gives 0, 1 or -1.
+        inverse = narrow(xp.power(base.astype(np.float64), exponent.astype(np.float64)), base.dtype)
+        whole = xp.power(base, xp.maximum(exponent, exponent.dtype.type(0)).astype(base.dtype, copy=False))
+        return narrow(xp.where(exponent < 0, inverse, whole), base.dtype)
     if is_float(exponent.dtype) or (exponent.dtype.kind == "i" and bool((exponent < 0).any())):
         return narrow(xp.power(base.astype(np.float64), exponent.astype(np.float64)), base.dtype)
     return narrow(xp.power(base, exponent.astype(base.dtype, copy=False)), base.dtype)

@@ -34,8 +34,13 @@ NAMES = frozenset(_NAMES.split())
 
 
 class StrictArray:
-    """An array on the device that is not there."""
+    """An array on the device that is not there.
 
+    Attributes:
+        reads: how often numbers of any were read on the host, which waits for a device.
+    """
+
+    reads = 0
     __array_priority__ = 1000
     __array_ufunc__ = None  # numpy's operators leave it to ours.
 
@@ -69,12 +74,15 @@ class StrictArray:
         return (wrapped(item) for item in self._array)
 
     def __bool__(self) -> bool:
+        StrictArray.reads += 1
         return bool(self._array)
 
     def __int__(self) -> int:
+        StrictArray.reads += 1
         return int(self._array)
 
     def __float__(self) -> float:
+        StrictArray.reads += 1
         return float(self._array)
 
     def __repr__(self) -> str:
@@ -91,9 +99,11 @@ class StrictArray:
         return wrapped(self._array.astype(dtype, copy=copy))
 
     def tolist(self) -> Any:
+        StrictArray.reads += 1
         return self._array.tolist()
 
     def item(self) -> Any:
+        StrictArray.reads += 1
         return self._array.item()
 
 
