@@ -4,9 +4,11 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+import irpar
 from irpar.runtime.driver import abort
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
@@ -95,6 +97,21 @@ class Faulty(Executor):
             sys.exit(7)
         elif self.fault == f"fail-{where}":
             raise ProgramError("the disk is gone", do="buy another")
+
+
+def partitions(folder: str, engine: str = "ort") -> None:
+    """Verify the partitions in a folder; each rank has one of its own, with its own parts alone."""
+    rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+    for path in sorted(Path(folder, f"rank{rank}").iterdir()):
+        with irpar.Partition.open(path) as partition:
+            executor = partition.executor(engine, "mpi", 60.0)
+            if not executor.is_driver:
+                executor.serve()
+                continue
+            partition.verify(engine=engine, group="mpi").check()
+            different = executor.log.differences(partition.plan.collectives)
+            assert different == [], f"{path.name}: {different}"
+            print(f"{path.name} is right: {len(executor.log)} collectives")
 
 
 def crossed() -> None:

@@ -1,13 +1,18 @@
 """Ranks of an MPI job: what they exchange, and how they end when one of them fails."""
 
 import importlib.util
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from tests.test_families import PLANNED, partitioned
 
 from .mpi_libraries import NAMES, ROOT, Ended, Library, end, find
 
@@ -58,6 +63,31 @@ def test_messages_of_any_size(library: Library) -> None:
 def test_the_driver_runs_a_program_on_four_ranks(library: Library) -> None:
     ended = library.run(4, RANKS, "mlp")
     assert (ended.code, ended.out, ended.err) == (0, "the numbers are right\n", "")
+
+
+@pytest.mark.slow
+def test_families_on_ranks_that_have_their_own_parts_alone(library: Library, tmp_path: Path) -> None:
+    """Each verifies, and executes the collectives of its plan."""
+    for case in PLANNED:
+        (tmp_path / str(case)).mkdir()
+        whole = tmp_path / str(case) / "partition"
+        partitioned(case, {"dp": 2, "tp": 2}, tmp_path / str(case)).save(whole)
+        for rank in range(4):
+            copy_of_rank(whole, rank, tmp_path / "ranks" / f"rank{rank}" / str(case))
+        shutil.rmtree(whole)
+    ended = library.run(4, RANKS, "partitions", str(tmp_path / "ranks"), seconds=240)
+    assert ended.code == 0, ended.err
+    for case in PLANNED:
+        assert f"{case} is right" in ended.out
+
+
+def copy_of_rank(whole: Path, rank: int, folder: Path) -> None:
+    """What one rank needs of a partition, as on a host of its own."""
+    plan = json.loads((whole / "plan.json").read_text())
+    folder.mkdir(parents=True)
+    shutil.copy(whole / "plan.json", folder)
+    part = Path(plan["parts"][plan["ranks"][rank]["part"]]["model"]).parent
+    shutil.copytree(whole / part, folder / part)
 
 
 # -- what cannot begin --------------------------------------------------------------------------------------------
