@@ -15,6 +15,7 @@ import pytest
 from tests.test_families import PLANNED, partitioned
 
 from .mpi_libraries import NAMES, ROOT, Ended, Library, end, find
+from .two_hosts import ADDRESSES, missing, two_hosts
 
 RANKS = "tests.runtime.groups.mpi_ranks"
 BOUND = 10.0
@@ -88,6 +89,27 @@ def copy_of_rank(whole: Path, rank: int, folder: Path) -> None:
     shutil.copy(whole / "plan.json", folder)
     part = Path(plan["parts"][plan["ranks"][rank]["part"]]["model"]).parent
     shutil.copytree(whole / part, folder / part)
+
+
+@pytest.mark.slow
+def test_two_hosts_that_share_nothing_but_a_network(tmp_path: Path) -> None:
+    library = find("MPICH")  # Open MPI's remote launcher looks for its own programs by other ways than a shell.
+    if isinstance(library, str):
+        pytest.skip(library)
+    if reason := missing():
+        pytest.skip(reason)
+    with two_hosts(tmp_path) as hosts:
+        remote = ("-localhost", ADDRESSES[0], "-launcher", "ssh", "-launcher-exec", str(hosts.enter))
+        there = Library(library.name, ("ip", "netns", "exec", hosts.names[0], *library.launch, *remote))
+        options = ("-hosts", ",".join(ADDRESSES))
+        ended = there.run(4, RANKS, "collectives", "4", launch=options, seconds=120)
+        assert ended.code == 0, ended.err
+        assert "collectives are right" in ended.out
+        assert hosts.received() > 1e6
+        for fault in ("fail-inside", "kill-inside"):
+            ended = there.run(4, RANKS, "mlp", fault, launch=options)
+            check_failed(ended, *(["rank 2 (dp=1, tp=0) failed: the disk is gone"] if fault == "fail-inside" else []))
+            assert ended.seconds < BOUND
 
 
 # -- what cannot begin --------------------------------------------------------------------------------------------
