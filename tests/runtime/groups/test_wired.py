@@ -1,0 +1,360 @@
+"""Groups whose processes are joined by connections: here all data goes over them too."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from irpar.runtime.environment import World
+from irpar.runtime.errors import MismatchError, PeerError
+from irpar.runtime.groups import Call, Collective
+from irpar.runtime.groups.connect import ConnectError, connect
+from irpar.sharding import Axis, Mesh
+
+from .collective_cases import cases, check
+from .launched_ranks import ROOT, run_ranks
+from .wired_ranks import HostsGroup
+from .wired_threads import controls, run_threads
+
+_OWN_MPIEXEC = Path(sys.executable).with_name("mpiexec")
+MPIEXEC = _OWN_MPIEXEC if _OWN_MPIEXEC.exists() else shutil.which("mpiexec")
+MESHES = [Mesh({"x": 2}), Mesh({"a": 2, "b": 2})]
+
+
+def call(mesh: Mesh, rank: int, axis: str, number: int, operand: np.ndarray, kind: str = "AllReduce") -> Call:
+    return Call(rank, mesh.coords(rank), Collective(kind, number, (Axis(axis),)), operand)
+
+
+def hosts(mesh: Mesh, seconds: float = 5.0):
+    """Makes the group of a rank, which is closed in the end."""
+    joined = controls(mesh.size)
+    return lambda rank: closing(HostsGroup(mesh, rank, seconds, joined[rank]))
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_all_kinds_and_dtypes(mesh: Mesh) -> None:
+    listed = [case for seed in range(3) for case in cases(mesh, seed=seed)]
+    make = hosts(mesh)
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            for case in listed:
+                check(case, mesh, rank, group.exchange({rank: case.call(mesh, rank)})[rank])
+
+    assert run_threads(mesh.size, run)[1] == {}
+
+
+def test_large_messages_both_ways() -> None:
+    make = hosts(Mesh({"x": 3}))
+    sizes = [0, 1, 100, 20_000_000]
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            others = [other for other in range(3) if other != rank]
+            for size in sizes:
+                for other in others:
+                    group.send(other, bytes([rank]) * size)
+            for size in sizes:
+                for other in others:
+                    assert group.receive(other) == bytes([other]) * size
+
+    assert run_threads(3, run)[1] == {}
+
+
+def test_what_was_sent_before_the_end_arrives() -> None:
+    make = hosts(Mesh({"x": 2}))
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            if rank == 0:
+                group.send(1, b"x" * 10_000_000)
+                group.send(1, b"last")
+            else:
+                time.sleep(0.2)
+                assert len(group.receive(0)) == 10_000_000
+                assert group.receive(0) == b"last"
+                with pytest.raises(PeerError, match=r"rank 0 \(x=0\) failed: it ended before"):
+                    group.receive(0)
+
+    assert run_threads(2, run)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (("AllReduce", 6, np.zeros(3, np.float32)), "different collectives"),
+        (("AllReduce", 5, np.zeros(3, np.float64)), "differ in dtype: f32 and f64"),
+        (("Broadcast", 5, np.zeros(3, np.float32)), "different attributes"),
+        (("AllReduce", 5, np.zeros(4, np.float32)), "brings 16 bytes, where rank 0 calls for 12"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_stopped_and_both_named(other, what) -> None:
+    mesh = Mesh({"x": 2})
+    make = hosts(mesh)
+
+    def run(rank: int) -> None:
+        kind, number, operand = ("AllReduce", 5, np.zeros(3, np.float32)) if rank == 0 else other
+        with make(rank) as group:
+            group.exchange({rank: call(mesh, rank, "x", number, operand, kind)})
+
+    raised = run_threads(2, run)[1]
+    assert isinstance(raised[0], MismatchError)
+    assert isinstance(raised[1], MismatchError)
+    text = str(raised[0])
+    assert what in text
+    assert "rank 0 (x=0) is at AllReduce id=5 over x with f32[3]" in text
+    assert f"rank 1 (x=1) is at {other[0]} id={other[1]} over x" in text
+
+
+def test_another_order_over_another_axis_is_told_at_the_bound() -> None:
+    """Nobody meets anybody: each waits for one who waits for another."""
+    mesh = Mesh({"a": 2, "b": 2})
+    make = hosts(mesh, 0.3)
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            for axis, number in (("b", 1), ("a", 0)) if rank in (0, 3) else (("a", 0), ("b", 1)):
+                group.exchange({rank: call(mesh, rank, axis, number, np.ones(1))})
+
+    raised = run_threads(4, run)[1]
+    assert set(raised) == {0, 1, 2, 3}
+    for error in raised.values():
+        assert isinstance(error, PeerError)
+        assert "did not come to collective" in str(error)
+        assert "AllReduce id=0 over a" in str(error)
+        assert "AllReduce id=1 over b" in str(error)
+
+
+def test_pairs_that_meet_another_way_round_are_told_at_once() -> None:
+    mesh = Mesh({"a": 2, "b": 1})
+    make = hosts(mesh, 30.0)
+
+    def run(rank: int) -> None:
+        collective = Collective("AllReduce", rank, (Axis("a"),) if rank else (Axis("a"), Axis("b")))
+        with make(rank) as group:
+            group.exchange({rank: Call(rank, mesh.coords(rank), collective, np.ones(1))})
+
+    start = time.monotonic()
+    raised = run_threads(2, run)[1]
+    assert "id=1 over a " in str(raised[0])
+    assert "id=0 over a,b" in str(raised[0])
+    assert time.monotonic() - start < 5
+
+
+def test_a_rank_with_nothing_left_to_do_is_named() -> None:
+    mesh = Mesh({"x": 2})
+    make = hosts(mesh, 0.3)
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            if rank == 0:
+                group.exchange({0: call(mesh, 0, "x", 7, np.ones(2))})
+            else:
+                group.receive(0)
+
+    raised = run_threads(2, run)[1]
+    assert "rank 1 (x=1) did not come to collective 7 in 0.3 s" in str(raised[0])
+    assert "rank 1 (x=1) came to no further collective, and waits for rank 0" in str(raised[0])
+    assert "rank 1 (x=1) failed: it did not come to collective 7" in str(raised[1])
+
+
+def test_the_reason_of_a_rank_reaches_all_others() -> None:
+    mesh = Mesh({"x": 3})
+    make = hosts(mesh)
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            if rank == 2:
+                group.abort("the disk is gone\n  do: buy another")
+            else:
+                group.exchange({rank: call(mesh, rank, "x", 0, np.ones(2))})
+
+    raised = run_threads(3, run)[1]
+    assert set(raised) == {0, 1}
+    for error in raised.values():
+        assert isinstance(error, PeerError)
+        assert error.rank == 2
+        assert str(error) == "rank 2 (x=2) failed: the disk is gone\n  do: buy another"
+
+
+def test_attributes_that_fit_nothing_are_told_by_all() -> None:
+    mesh = Mesh({"x": 2})
+    make = hosts(mesh)
+
+    def run(rank: int) -> None:
+        collective = Collective("ReduceScatter", 0, (Axis("x"),), sizes=(1, 1))
+        with make(rank) as group:
+            group.exchange({rank: Call(rank, (rank,), collective, np.ones(3))})
+
+    raised = run_threads(2, run)[1]
+    for error in raised.values():
+        assert isinstance(error, MismatchError)
+        assert "block sizes [1, 1] do not fit dim 0 of size 3" in str(error)
+
+
+def test_started_collectives_wait_in_any_order() -> None:
+    mesh = Mesh({"x": 3})
+    make = hosts(mesh)
+    listed = list(cases(mesh))
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            calls = [case.call(mesh, rank) for case in listed]
+            for each in calls:
+                group.start(each)
+            for number in np.random.default_rng(rank).permutation(len(listed)):
+                check(listed[number], mesh, rank, group.exchange({rank: calls[number]})[rank])
+
+    assert run_threads(3, run)[1] == {}
+
+
+# -- connecting -----------------------------------------------------------------------------------------------------
+
+
+class Board:
+    """Where threads tell each other what they are."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count)
+        self.told = [b""] * count
+
+    def gather(self, rank: int):
+        def all_gather(mine: bytes) -> list[bytes]:
+            self.told[rank] = mine
+            self.barrier.wait(10)
+            found = list(self.told)
+            self.barrier.wait(10)
+            return found
+
+        return all_gather
+
+
+def world(rank: int, size: int, **more) -> World:
+    return World(rank, size, local_rank=rank, local_size=size, master_addr="127.0.0.1", **more)
+
+
+def test_ranks_connect_and_know_each_other() -> None:
+    board = Board(4)
+
+    def run(rank: int):
+        control, about = connect(world(rank, 4), board.gather(rank), {"colour": rank * 10}, 5.0)
+        group = HostsGroup(Mesh({"x": 4}), rank, 5.0, control)
+        total = group.exchange({rank: call(group.mesh, rank, "x", 0, np.full(2, rank))})[rank]
+        group.close()
+        return about, total.tolist()
+
+    given, raised = run_threads(4, run)
+    assert raised == {}
+    assert given == [([{"colour": rank * 10} for rank in range(4)], [6, 6])] * 4
+
+
+def test_strangers_are_turned_away() -> None:
+    board = Board(2)
+    told = threading.Event()
+
+    def gather_and_intrude(rank: int):
+        plain = board.gather(rank)
+
+        def gather(mine: bytes) -> list[bytes]:
+            found = plain(mine)
+            if rank == 1 and b'"port"' in mine:
+                card = json.loads(found[0])
+                for greeting in (b"", b"x" * 24, b"GET / HTTP/1.1\r\n\r\n" * 3):
+                    with socket.create_connection((card["host"], card["port"])) as intruder:
+                        intruder.sendall(greeting)
+                told.set()
+            return found
+
+        return gather
+
+    def run(rank: int) -> int:
+        control, _ = connect(world(rank, 2), gather_and_intrude(rank), {}, 10.0)
+        control.close()
+        return len(control.peers)
+
+    given, raised = run_threads(2, run)
+    assert raised == {}
+    assert given == [1, 1]
+    assert told.is_set()
+
+
+def test_a_rank_that_does_not_connect_is_named() -> None:
+    board = Board(2)
+
+    def run(rank: int) -> None:
+        if rank == 1:
+            gather = board.gather(1)
+            for mine in (b"host", b'{"host": "127.0.0.1", "port": 1, "token": "", "about": {}}'):
+                gather(mine)
+        else:
+            connect(world(0, 2), board.gather(0), {}, 0.5)
+
+    raised = run_threads(2, run)[1]
+    assert isinstance(raised[0], ConnectError)
+    assert "rank 1 did not connect" in str(raised[0])
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def test_processes_run_a_program() -> None:
+    driver, *others = run_ranks(4, "hosts", "mlp")
+    assert (driver.code, driver.out) == (0, "the numbers are right\n"), driver.err
+    assert [(rank.code, rank.out, rank.err) for rank in others] == [(0, "", "")] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("kill-before", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
+        ("kill-begun", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
+        ("exit-met", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
+        ("fail-before", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
+        ("fail-begun", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
+    ],
+)
+def test_a_process_that_fails_ends_all(fault: str, told: str) -> None:
+    start = time.monotonic()
+    ranks = run_ranks(4, "hosts", "mlp", fault)
+    assert time.monotonic() - start < 10
+    assert all(rank.code for rank in ranks)
+    for rank in (0, 1, 3):
+        assert told in ranks[rank].err
+        assert "Traceback" not in ranks[rank].err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 1 s"),
+        # Its data has gone out; only its answer is missing.
+        ("hang-begun", "rank 2 (dp=1, tp=0) failed: it did not answer in 1 s"),
+    ],
+)
+def test_a_process_that_hangs_ends_all_others(fault: str, told: str) -> None:
+    ranks = run_ranks(4, "hosts", "mlp", fault, "1", hanging=2)
+    assert any(told in rank.err for rank in ranks), ranks
+    assert [ranks[rank].code for rank in (0, 1, 3)] == [1] * 3
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
+def test_ranks_of_mpiexec_find_each_other_without_an_address() -> None:
+    command = [sys.executable, "-m", "tests.runtime.groups.wired_ranks", "hosts", "collectives", "x=2", "1"]
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("MASTER_", "RANK", "WORLD_"))}
+    ended = subprocess.run(
+        [str(MPIEXEC), "-n", "2", *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("collectives are right") == 2
