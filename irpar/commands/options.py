@@ -124,7 +124,6 @@ def mesh_of(text: str | None) -> Mesh | None:
 
 COLLECTIVES = ("irpar",)
 _LATER: Mapping[str, str] = {
-    "nccl": "the GPU runtime",
     "com.microsoft": "the export for other runtimes",
     "tensorrt": "the export for other runtimes",
 }

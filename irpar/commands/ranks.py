@@ -94,11 +94,9 @@ def on_ranks(
 
 
 def _default_group(world: "World | None", engine: str) -> str:
-    from irpar.runtime.groups import GROUPS
-
     if world is None:
         return "threads"
-    if engine == "cupy" and "nccl" in GROUPS:
+    if engine == "cupy":
         return "nccl"
     return "mpi" if world.launcher in ("Open MPI", "MPICH") else "processes"
 

@@ -11,7 +11,7 @@ from irpar.process import import_native
 from irpar.sharding import IrparError
 
 _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-_INSTALL = "pip install 'irpar[cuda13]' (or 'irpar[cuda12]' for a driver of CUDA 12)"
+INSTALL = "pip install 'irpar[cuda13]' (or 'irpar[cuda12]' for a driver of CUDA 12)"
 
 
 class NoDeviceError(IrparError):
@@ -51,28 +51,29 @@ def free_bytes(device: int) -> int:
         return int(cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
 
-def import_cupy(who: str) -> Any:
+def import_cupy(who: str, instead: str = "--engine ort") -> Any:
     """CuPy, with a device to use.
 
     Args:
         who: what needs it, as the message begins.
+        instead: what does without it.
 
     Raises:
         NoDeviceError: CuPy is not installed or cannot be imported, or there is no device.
     """
     if find_spec("cupy") is None:
-        raise NoDeviceError(f"{who} needs CuPy, which is not installed", do=f"{_INSTALL}, or use --engine ort")
+        raise NoDeviceError(f"{who} needs CuPy, which is not installed", do=f"{INSTALL}, or use {instead}")
     try:
         cupy = import_native("cupy")
     except Exception as error:
         text = str(error).strip().splitlines() or [type(error).__name__]
         raise NoDeviceError(
-            f"{who} needs CuPy, which cannot be imported: {text[0]}", do=f"{_INSTALL}, or use --engine ort"
+            f"{who} needs CuPy, which cannot be imported: {text[0]}", do=f"{INSTALL}, or use {instead}"
         ) from error
     if not has_driver() or not cupy.cuda.is_available():
         raise NoDeviceError(
             f"{who} needs a CUDA device, and CuPy finds none",
             do="run it on a machine with an NVIDIA GPU and its driver (nvidia-smi lists the devices; "
-            "CUDA_VISIBLE_DEVICES may hide them), or use --engine ort",
+            f"CUDA_VISIBLE_DEVICES may hide them), or use {instead}",
         )
     return cupy

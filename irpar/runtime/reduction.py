@@ -39,7 +39,7 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
     first = arrays[0]
     if len(arrays) == 1:
         return first
-    operation = _operation(first.dtype, reduction)
+    compute = operation(first.dtype, reduction)
     kind = dtype_of_numpy(first.dtype)
     wide = np.dtype(np.float32) if kind.is_float and first.dtype.itemsize < 4 else first.dtype
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
@@ -52,15 +52,20 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
             part = slice(start, start + _CHUNK)
             pieces = [array[part].astype(wide, copy=False) for array in flat]
             total = target[part] if is_wide else np.empty(pieces[0].shape, wide)
-            operation(pieces[0], pieces[1], out=total)
+            compute(pieces[0], pieces[1], out=total)
             for piece in pieces[2:]:
-                operation(total, piece, out=total)
+                compute(total, piece, out=total)
             if not is_wide:
                 target[part] = total.astype(first.dtype, copy=False)
     return result
 
 
-def _operation(dtype: np.dtype[Any], reduction: Reduction) -> Callable[..., Array]:
+def operation(dtype: np.dtype[Any], reduction: Reduction) -> Callable[..., Array]:
+    """What reduces two arrays of a dtype.
+
+    Raises:
+        ValueError: the dtype has no such reduction.
+    """
     kind = dtype_of_numpy(dtype)
     is_bool = dtype == np.bool_
     table = _LOGIC if is_bool or (kind.is_integer and reduction in _LOGIC) else _ARITHMETIC

@@ -25,6 +25,7 @@ GROUPS: dict[str, str] = {
     "threads": "threads:ThreadGroup",
     "processes": "processes:ProcessGroup",
     "mpi": "mpi:MpiGroup",
+    "nccl": "nccl:Nccl",
 }
 """Name to module and class; loaded when asked for."""
 

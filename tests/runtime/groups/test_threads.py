@@ -227,5 +227,5 @@ def test_groups_that_are_complete_go_on_without_the_others() -> None:
 
 
 def test_unknown_group() -> None:
-    with pytest.raises(IrparError, match='no process group "nccl"'):
-        make_group("nccl", MESH)
+    with pytest.raises(IrparError, match='no process group "pigeons"'):
+        make_group("pigeons", MESH)
