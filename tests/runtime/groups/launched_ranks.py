@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,12 @@ class Ended:
 
 
 def run_ranks(
-    count: int, *words: str, seconds: float = 60.0, nccl: bool = False, hanging: int | None = None
+    count: int,
+    *words: str,
+    seconds: float = 60.0,
+    nccl: bool = False,
+    hanging: int | None = None,
+    hosts: Sequence[tuple[str, Path]] = (),
 ) -> list[Ended]:
     """Run `wired_ranks` in so many processes.
 
@@ -38,6 +44,7 @@ def run_ranks(
         seconds: in which they end.
         nccl: all on one GPU.
         hanging: a rank that does not end by itself; it is killed when the others have ended.
+        hosts: address of each, and a program that runs a command there; none: all ranks here.
 
     Raises:
         AssertionError: one does not end in time.
@@ -50,6 +57,11 @@ def run_ranks(
         if nccl:
             environ |= SHARED_DEVICE | {"NCCL_HOSTID": f"host{rank}"}
         command = [sys.executable, "-m", "tests.runtime.groups.wired_ranks", *words]
+        if hosts:
+            share = count // len(hosts)
+            address, enter = hosts[rank // share]
+            environ |= {"LOCAL_RANK": str(rank % share), "LOCAL_WORLD_SIZE": str(share), "MASTER_ADDR": hosts[0][0]}
+            command = [str(enter), address, *command]
         ranks.append(
             subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )

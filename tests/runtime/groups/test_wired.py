@@ -23,6 +23,7 @@ from irpar.sharding import Axis, Mesh
 
 from .collective_cases import cases, check
 from .launched_ranks import ROOT, run_ranks
+from .two_hosts import ADDRESSES, missing, two_hosts
 from .wired_ranks import HostsGroup
 from .wired_threads import controls, run_threads
 
@@ -358,3 +359,31 @@ def test_ranks_of_mpiexec_find_each_other_without_an_address() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("collectives are right") == 2
+
+
+@pytest.mark.slow
+def test_two_hosts_that_share_nothing_but_a_network(tmp_path: Path) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    with two_hosts(tmp_path) as hosts:
+        places = [(address, hosts.enter) for address in ADDRESSES]
+        for rank in run_ranks(4, "hosts", "collectives", "a=2,b=2", "2", hosts=places):
+            assert rank.code == 0, rank.err
+            assert rank.out.endswith("collectives are right\n")
+        assert hosts.received() > 100_000
+        ranks = run_ranks(4, "hosts", "mlp", "kill-before", hosts=places)
+        for number in (0, 1, 3):
+            assert "rank 2 (dp=1, tp=0) failed: it ended without a word" in ranks[number].err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_a_process_that_ends_before_it_meets_the_others(how: str) -> None:
+    start = time.monotonic()
+    first, second, third = run_ranks(3, "hosts", "start", how, "2")
+    assert time.monotonic() - start < 15
+    assert third.code in (-9, 7)
+    for rank in (first, second):
+        assert rank.code == 1
+        assert "rank 2" in rank.err
+        assert "Traceback" not in rank.err

@@ -163,6 +163,15 @@ class Faulty(Executor):
             raise ProgramError("the disk is gone", do="buy another")
 
 
+def start(name: str, how: str, seconds: str) -> None:
+    """The last of three ranks ends before it has met the others."""
+    if os.environ["RANK"] == "2":
+        if how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), signal.SIGKILL)
+    join(name, Mesh({"x": 3}), float(seconds))
+
+
 def crossed(name: str) -> None:
     """Two ranks of four come to their collectives over different axes in another order than the others."""
     group = join(name, Mesh({"a": 2, "b": 2}), 2.0)
