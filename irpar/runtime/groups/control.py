@@ -148,6 +148,7 @@ class Control:
         peers: by rank.
         where: what this rank answers when another asks where it is.
         failure: the first rank that failed, and why ("" where it is gone without a word).
+        is_broken: a rank failed, as far as the others were told or this one has noticed.
     """
 
     def __init__(self, rank: int, connections: Mapping[int, socket.socket]) -> None:
@@ -157,7 +158,7 @@ class Control:
         self.failure: tuple[int, str] | None = None
         self._selector = selectors.DefaultSelector()
         self._has_left = False
-        self._linger = _LINGER_SECONDS
+        self.is_broken = False
         self._is_open = True
         for peer in self.peers.values():
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
@@ -176,7 +177,7 @@ class Control:
         body = _NUMBER.pack(rank) + reason.encode(errors="replace")
         for peer in self.peers.values():
             peer.send(Frame.FAILED, body)
-        self._linger = _PARTING_SECONDS
+        self.is_broken = True
         self._flush(2.0)
 
     def pump(self, seconds: float = 0.0) -> None:
@@ -195,7 +196,7 @@ class Control:
                 if peer.is_gone:
                     self._selector.unregister(peer.connection)
                     if not peer.has_left and self.failure is None:
-                        self.failure = peer.rank, ""
+                        self._fail(peer.rank, "")
 
     def check(self, needed: Iterable[int] = ()) -> None:
         """Return at once where nothing is known to be wrong.
@@ -210,7 +211,6 @@ class Control:
         if left is not None:
             self.learns_of_failure(_PARTING_SECONDS)
         if self.failure is not None:
-            self._linger = _PARTING_SECONDS
             raise LostError(*self.failure)
         if left is not None:
             raise LostError(left, "it ended before")
@@ -251,7 +251,7 @@ class Control:
             self._has_left = True
             for peer in self.peers.values():
                 peer.send(Frame.BYE)
-        self._pump_for(self._linger, lambda: all(peer.has_left or peer.is_gone for peer in self.peers.values()))
+        self._pump_for(self._linger(), lambda: all(peer.has_left or peer.is_gone for peer in self.peers.values()))
 
     def close(self) -> None:
         """End; waits a little until the others have read what was sent."""
@@ -264,12 +264,15 @@ class Control:
             with suppress(OSError):
                 peer.connection.shutdown(socket.SHUT_WR)
         # A connection that is closed with something unread in it takes from the other end what it has not read.
-        self._pump_for(self._linger, lambda: all(peer.is_gone for peer in self.peers.values()))
+        self._pump_for(self._linger(), lambda: all(peer.is_gone for peer in self.peers.values()))
         self._selector.close()
         for peer in self.peers.values():
             peer.connection.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _linger(self) -> float:
+        return _PARTING_SECONDS if self.is_broken else _LINGER_SECONDS
 
     def _flush(self, seconds: float) -> None:
         self._pump_for(seconds, lambda: not any(peer.has_more_to_send for peer in self.peers.values()))
@@ -279,6 +282,10 @@ class Control:
         while not until() and (left := deadline - time.monotonic()) > 0:
             self.pump(min(left, 0.1))
 
+    def _fail(self, rank: int, reason: str) -> None:
+        self.failure = rank, reason
+        self.is_broken = True
+
     def _take_data(self, peer: Peer, body: bytearray) -> None:
         (number,) = _NUMBER.unpack_from(body)
         peer.data[number] = body[_NUMBER.size :]
@@ -286,7 +293,7 @@ class Control:
     def _take_failed(self, peer: Peer, body: bytearray) -> None:
         (rank,) = _NUMBER.unpack_from(body)
         if self.failure is None or not self.failure[1]:
-            self.failure = rank, body[_NUMBER.size :].decode(errors="replace")
+            self._fail(rank, body[_NUMBER.size :].decode(errors="replace"))
         peer.has_left = True
 
     def _take_here(self, peer: Peer, body: bytearray) -> None:

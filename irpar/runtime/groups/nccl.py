@@ -14,6 +14,7 @@ floats give a number where one of two is NaN.
 """
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -60,7 +61,7 @@ class Nccl:
         """
         cupy = load_cupy()
         world = World.of_environment()
-        if world is None or (world.size == 1 and mesh.size > 1):
+        if world is None or world.size == 1:
             return NcclDevices.on_devices(mesh, seconds, cupy)
         return NcclGroup.of_world(mesh, seconds, cupy, world)
 
@@ -126,15 +127,10 @@ class NcclGroup(WiredGroup):
 
         return blamed
 
-    def abort(self, reason: str) -> None:
-        """See `Messenger.abort`."""
-        self._has_failed = True
-        super().abort(reason)
-
     def close(self) -> None:
         """See `Group.close`; communicators of a run that failed are aborted, since peers may never come to end them."""
         atexit.unregister(self._abandon)
-        if self._has_failed or self.control.failure is not None:
+        if self._has_failed or self.control.is_broken:
             self._abandon()
         else:
             self.control.leave()  # Nobody ends a communicator that another still uses.
@@ -199,7 +195,7 @@ class NcclGroup(WiredGroup):
             PeerError: it took too long.
         """
         meeting = work.meeting
-        deadline = time.monotonic() + self.seconds
+        deadline = math.inf
         self.control.where = meeting.header.text
         spins = 0
         while not work.done.done:
@@ -210,6 +206,8 @@ class NcclGroup(WiredGroup):
             self.control.pump()
             if not work.done.done:
                 self.control.check()  # A member that has left has done its part.
+            if deadline == math.inf and work.computed.done:
+                deadline = time.monotonic() + self.seconds  # What this rank itself computes has no bound.
             if time.monotonic() > deadline:
                 raise self._stuck(meeting)
             time.sleep(_PAUSE_SECONDS)
@@ -341,10 +339,12 @@ class NcclDevices(ThreadGroup):
         return found
 
     def _wait(self, works: Sequence[Work], communicators: Sequence[Any]) -> None:
-        deadline = time.monotonic() + self.seconds
+        deadline = math.inf
         while not all(work.done.done for work in works):
             for communicator in communicators:
                 communicator.check_async_error()
+            if deadline == math.inf and all(work.computed.done for work in works):
+                deadline = time.monotonic() + self.seconds
             if time.monotonic() > deadline:
                 self._abandon()
                 raise RunError(

@@ -50,6 +50,7 @@ class Work:
         wire: how its elements travel.
         operand: as it travels; kept until it is done.
         transfer: what NCCL does for it.
+        computed: recorded when the operand was computed.
         done: recorded behind all of it; None before that.
         result: as it travelled, or as the operand was where that lies on the device.
     """
@@ -58,6 +59,7 @@ class Work:
     wire: Wire
     operand: Any
     transfer: Transfer
+    computed: Any
     done: Any = None
     result: Any = None
 
@@ -92,12 +94,12 @@ class Lane:
         is_on_host = self.is_on_host(operand)
         if is_on_host:
             operand = self._upload(wire.load(operand))
-        with self._waiting_for_computing(self.stream):
+        with self._waiting_for_computing(self.stream) as computed:
             if operand.data.device_id != self.device:
                 operand = operand.copy()
             loaded = operand if is_on_host else wire.load(operand)
             member = Member(meeting.collective, meeting.position, meeting.shapes, loaded, self.cupy)
-            return Work(meeting, wire, loaded, transfer(member))
+            return Work(meeting, wire, loaded, transfer(member), computed)
 
     def enqueue(self, work: Work, communicator: Any) -> None:
         """Make the calls of a work; between groupStart and groupEnd where it has several."""
@@ -166,12 +168,13 @@ class Lane:
         return made
 
     @contextmanager
-    def _waiting_for_computing(self, stream: Any) -> Iterator[None]:
-        """In here the current stream is this one, which goes on when the caller's has come so far."""
+    def _waiting_for_computing(self, stream: Any) -> Iterator[Any]:
+        """In here the current stream is this one, which goes on at the event that the caller's has come so far."""
         with self.cupy.cuda.Device(self.device):
-            stream.wait_event(self._event(self.cupy.cuda.get_current_stream()))
+            computed = self._event(self.cupy.cuda.get_current_stream())
+            stream.wait_event(computed)
             with stream:
-                yield
+                yield computed
 
     def _event(self, stream: Any) -> Any:
         event = self.cupy.cuda.Event(disable_timing=True)

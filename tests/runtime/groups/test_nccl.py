@@ -484,6 +484,15 @@ def test_without_nccl(nccl, monkeypatch) -> None:
     assert "pip install 'irpar[cuda13]'" in str(caught.value)
 
 
+def test_a_launcher_that_started_one_process(monkeypatch) -> None:
+    cupy = FakeCupy(Network(), devices=2)
+    install(monkeypatch, cupy, cupy.cuda.nccl)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with closing(make_group("nccl", PAIR)) as group:
+        assert group.ranks == (0, 1)
+
+
 def test_another_number_of_processes(monkeypatch) -> None:
     cupy = FakeCupy(Network())
     install(monkeypatch, cupy, cupy.cuda.nccl)
@@ -563,6 +572,7 @@ def test_gpu_program() -> None:
         ("kill-before", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
         ("kill-begun", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
         ("kill-met", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
+        ("kill-met-1", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
         ("exit-met", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
         ("fail-before", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
         ("fail-met", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
@@ -582,12 +592,23 @@ def test_gpu_a_rank_that_fails(fault: str, told: str) -> None:
     [
         ("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 5 s"),
         ("hang-met", "collective 0 did not end in 5 s, though all its ranks came to it"),
+        ("hang-met-1", "rank 2 (dp=1, tp=0) did not come to collective 0 in 5 s"),
     ],
 )
 def test_gpu_a_rank_that_hangs(fault: str, told: str) -> None:
     ranks = run_ranks(4, "nccl", "mlp", fault, "5", seconds=40, nccl=True, hanging=2)
     assert any(told in rank.err for rank in ranks), ranks
     assert all(rank.code == 1 for number, rank in enumerate(ranks) if number != 2), ranks
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", ["hang-met-1", "kill-met-1"])
+def test_gpu_a_rank_for_which_nccl_waits_to_connect(fault: str) -> None:
+    hanging = 3 if fault.startswith("hang") else None
+    ranks = run_ranks(4, "nccl", "mlp", fault, "5", "3", seconds=40, nccl=True, hanging=hanging)
+    told = "collective 0 did not end in 5 s" if hanging else "rank 3 (dp=1, tp=1) failed: it ended without a word"
+    assert told in ranks[2].err, ranks
+    assert all(rank.code == 1 for rank in ranks[:3]), ranks
 
 
 @pytest.mark.gpu

@@ -126,7 +126,10 @@ def mlp(name: str, where: str = "", seconds: str = "30", victim: str = "2") -> N
 
 
 class Faulty(Executor):
-    """Something happens at the second run: before its first segment, or when it has begun its collective."""
+    """Something happens at a run: before its collective, when all have met there, or when it has begun.
+
+    A fault is what happens, when, and at which run (the second if it does not say): `kill-met`, `hang-begun-1`.
+    """
 
     fault = ""
     runs = 0
@@ -134,7 +137,10 @@ class Faulty(Executor):
     def _compute(self, states):
         super()._compute(states)
         self.runs += 1
-        if self.fault.endswith("before") and self.runs == 2:
+        _, when, run = (*self.fault.split("-"), "2")[:3] if self.fault else ("", "", "0")
+        if self.runs != int(run):
+            return
+        if when == "before":
             self.happen()
         begin = self._group.begin
 
@@ -143,13 +149,10 @@ class Faulty(Executor):
             self.happen()
             return finish
 
-        def move_and_happen(meeting):
-            self.happen()
-
-        if self.runs == 2 and self.fault.endswith("begun"):
+        if when == "begun":
             self._group.begin = begin_and_happen
-        if self.runs == 2 and self.fault.endswith("met"):
-            self._group.move = move_and_happen
+        if when == "met":
+            self._group.move = lambda meeting: self.happen()
 
     def happen(self) -> None:
         what = self.fault.partition("-")[0]
