@@ -115,6 +115,36 @@ def test_an_interrupted_rank_tells_the_others() -> None:
     check_named(run_with_fault(interrupt), "failed: it was interrupted", 2)
 
 
+def answer_late(mesh: Mesh, is_busy: bool) -> Ended:
+    """Rank 0 waits for an answer of rank 1, which computes for longer than a collective may take, or does nothing."""
+    group = joined(mesh, 1)
+    began = time.monotonic()
+    try:
+        if group.rank:
+            while time.monotonic() < began + 2.5:
+                if not is_busy:
+                    time.sleep(0.1)
+            group.send(0, b"done")
+        else:
+            group.receive(1)
+    except IrparError as error:
+        return error, time.monotonic() - began
+    return None, time.monotonic() - began
+
+
+def test_an_answer_may_take_as_long_as_its_rank_computes() -> None:
+    with Ranks(2) as ranks:
+        assert ranks.run(answer_late, [{"mesh": PAIR, "is_busy": True}] * 2)[0][0] is None
+
+
+def test_a_rank_that_does_nothing_is_not_waited_for() -> None:
+    with Ranks(2) as ranks:
+        ranks.start(answer_late, [{"mesh": PAIR, "is_busy": False}] * 2)
+        error, seconds = ranks.answers(20)[0]
+    assert "rank 1 (a=1) has done nothing, and not answered, in 1 s" in str(error)
+    assert seconds < 2.5
+
+
 def in_order(mesh: Mesh, order: list[tuple[int, str]], elements: int) -> Ended:
     """Collectives over axes, in an order of the rank's own."""
     group = joined(mesh, 20)

@@ -15,6 +15,7 @@ from irpar.runtime.groups import Call, Collective, ThreadGroup
 from irpar.runtime.groups.shared_memory.segment import Layout
 from irpar.sharding import Axis, Mesh
 
+from .collective_cases import cases, check
 from .process_ranks import Given, Ranks, exchange_all, joined
 
 SQUARE = Mesh({"a": 2, "b": 2})
@@ -153,6 +154,17 @@ def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
         assert found.tolist() == expected.tolist()
     else:
         assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("layout", [None, TINY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("mesh", [SQUARE, LINE], ids=str)
+def test_all_kinds_on_all_dtypes(ranks: Ranks, mesh: Mesh, layout: Layout | None) -> None:
+    listed = list(cases(mesh, rows=8))
+    given = [[(case.collective, case.operands[rank]) for case in listed] for rank in range(4)]
+    found = ranks.run(exchange_all, [{"mesh": mesh, "given": each, "layout": layout} for each in given])
+    for rank, results in enumerate(found):
+        for case, result in zip(listed, results, strict=True):
+            check(case, mesh, rank, result)
 
 
 @settings(max_examples=40, deadline=None)

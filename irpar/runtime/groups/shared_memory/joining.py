@@ -25,6 +25,7 @@ from ...environment import LAUNCHERS, World
 from ...errors import PeerError
 from ..base import rank_text
 from .segment import Layout, Segment
+from .system import parent_of, start_of
 
 _PAUSE = 0.01
 _MOST_RANKS = 240
@@ -75,7 +76,7 @@ def _starter(launcher: str) -> str:
     names = next((each.rank for each in LAUNCHERS if each.name == launcher), ())
     process = os.getpid()
     while True:
-        process = _of_process(process)[0]
+        process = parent_of(process)
         try:
             with open(f"/proc/{process}/environ", "rb") as file:
                 variables = file.read().split(b"\0")
@@ -83,17 +84,7 @@ def _starter(launcher: str) -> str:
             break
         if not any(each.startswith(f"{name}=".encode()) for each in variables for name in names):
             break
-    return f"{process} {_of_process(process)[1]}"
-
-
-def _of_process(process: int) -> tuple[int, int]:
-    """The parent of a process, and when the process started, in ticks since the system did."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return int(fields[1]), int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return 0, 0
+    return f"{process} {start_of(process)}"
 
 
 def _own_uid(connection: socket.socket) -> bool:

@@ -20,6 +20,7 @@ from ..header import mismatch
 from ..spmd import SpmdGroup
 from .joining import Joined
 from .segment import FAULT_BYTES
+from .system import process_state, processor_time
 
 TICK = 0.02
 """Seconds that a rank sleeps at most before it looks around."""
@@ -90,6 +91,7 @@ class Watch:
         self._gone: set[int] = set()
         self._suspects: dict[int, tuple[int, int]] = {}
         self._looked = 0.0
+        self._life: list[tuple[int, int, float]] = []
 
     # -- this rank ----------------------------------------------------------------------------------------------
 
@@ -148,6 +150,8 @@ class Watch:
         if is_long and wait.call is not None:
             self._looked = now
             self._check_deadlock(wait, wait.call)
+        if wait.state == State.RECEIVING:
+            self._check_life(wait, now)
         if wait.is_bounded and now - wait.moved > self._group.seconds:
             raise self._late(wait)
 
@@ -234,6 +238,20 @@ class Watch:
                 return
         raise self._deadlock(call, cycle)
 
+    def _check_life(self, wait: Wait, now: float) -> None:
+        """Ranks that are asked for an answer may compute as long as they like; those that do nothing hang."""
+        if now - self._looked < 0.25 * min(self._group.seconds, 4):
+            return
+        self._looked = now
+        life = []
+        for rank in wait.missing():
+            words, _, _ = self._boards[rank]
+            used = processor_time(words[_PROCESS])
+            life.append((words[_VERSION], words[_TICKS], now if used is None else used))
+        if life != self._life:
+            self._life = life
+            wait.moved = now
+
     def _cycle(self, wait: Wait) -> list[int]:
         """A way from this rank back to it, along what ranks wait for; this one first. Empty where there is none."""
         ways: list[list[int]] = [[self._rank]]
@@ -268,8 +286,9 @@ class Watch:
         if wait.call is not None:
             return self._group.late(wait.call, {rank: self._chain(rank) for rank in missing})
         who = rank_text(self._group.mesh, missing[0])
+        what = "did not take a message" if wait.state == State.SENDING else "has done nothing, and not answered,"
         return PeerError(
-            f"{who} did not take a message in {self._group.seconds:g} s",
+            f"{who} {what} in {self._group.seconds:g} s",
             rank=missing[0],
             notes=(self._chain(missing[0]),),
             do="see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)",
@@ -293,7 +312,7 @@ class Watch:
     def _doing(self, rank: int) -> str:
         words, _, text = self._boards[rank]
         who = rank_text(self._group.mesh, rank)
-        stopped = _STOPPED.get(_process_state(words[_PROCESS]))
+        stopped = _STOPPED.get(process_state(words[_PROCESS]))
         if stopped is not None:
             return f"{who} {stopped}"
         match words[_STATE]:
@@ -306,12 +325,3 @@ class Watch:
             case State.CLOSED:
                 return f"{who} has ended"
         return f"{who} is computing"
-
-
-def _process_state(process: int) -> str:
-    """The letter of a process's state; empty where it cannot be seen."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
