@@ -87,12 +87,10 @@ class Streams:
     Args:
         segment: where the rings are.
         rank: this rank.
-        deliver: takes what comes.
     """
 
-    def __init__(self, segment: Segment, rank: int, deliver: Deliver) -> None:
+    def __init__(self, segment: Segment, rank: int) -> None:
         self._segment = segment
-        self._deliver = deliver
         self._lanes = {peer: _Lane(segment, rank, peer) for peer in range(segment.layout.count) if peer != rank}
         self._coming = [(lane.coming.take, lane) for lane in self._lanes.values()]
         self._bell = segment.bell(rank)
@@ -110,13 +108,13 @@ class Streams:
             lane.backlog.append((kind, flag, numbers, payload))
             self._full.add(lane)
 
-    def poll(self) -> bool:
+    def poll(self, deliver: Deliver) -> bool:
         """Deliver all that has come, and write what waited for room; whether anything came."""
         moved = False
         for take, lane in self._coming:
             while take():
                 moved = True
-                lane.read(self._deliver)
+                lane.read(deliver)
         if self._full:
             for lane in self._full:
                 lane.flush()

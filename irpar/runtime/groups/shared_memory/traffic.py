@@ -47,7 +47,7 @@ class Traffic:
         self._rank = group.rank
         self._segment = segment = joined.segment
         self.watch = Watch(group, joined)
-        self._streams = Streams(segment, group.rank, self._deliver)
+        self._streams = Streams(segment, group.rank)
         self._slots = Slots(segment, group.rank)
         peers = [rank for rank in range(segment.layout.count) if rank != group.rank]
         self._begun = dict.fromkeys(peers, 0)
@@ -60,7 +60,6 @@ class Traffic:
         self._inbox: dict[int, deque[bytes]] = {peer: deque() for peer in peers}
         self._coming: dict[int, bytearray] = {}
         self._came_bytes: dict[int, int] = {}
-        self._take = (self._take_offer, self._take_data, self._take_free, self._take_message, self._take_chunk)
 
     # -- collectives --------------------------------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ class Traffic:
 
     def _move(self) -> bool:
         """Take what has come, and send what can be sent; whether anything came or went."""
-        moved = self._streams.poll()
+        moved = self._streams.poll(self._deliver)
         if self._sending:
             for made in self._sending:
                 while (parcel := made.parcel()) is not None and self._ship(made, parcel):
@@ -209,7 +208,7 @@ class Traffic:
         return True
 
     def _deliver(self, peer: int, kind: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
-        self._take[kind](peer, flag, numbers, payload)
+        _TAKE[kind](self, peer, flag, numbers, payload)
 
     def _take_offer(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         number = self._came[peer]
@@ -250,6 +249,10 @@ class Traffic:
         self._streams.send(peer, _FREE, 0, (slot, 0, 0))
         if first + nbytes == len(coming):
             self._inbox[peer].append(bytes(self._coming.pop(peer)))
+
+
+_TAKE = (Traffic._take_offer, Traffic._take_data, Traffic._take_free, Traffic._take_message, Traffic._take_chunk)
+"""What takes each kind of record."""
 
 
 def _transfer(meeting: Meeting, room: int, slot: int) -> Transfer:

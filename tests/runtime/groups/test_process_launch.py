@@ -1,0 +1,182 @@
+"""Partitions under `irpar launch`: what happens when a rank is killed or stopped, or Ctrl-C comes; many runs in a row."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irpar.runtime.errors import RunError
+from irpar.runtime.executor import Executor
+from irpar.runtime.inputs import random_inputs
+from tests.runtime.launched import IRPAR, take_signals
+from tests.test_families import Case, partitioned
+
+from .process_ranks import Ranks
+
+LOOP = """
+import os, sys
+from irpar.process import SIGNALS
+from irpar.runtime.errors import RunError
+from irpar.runtime.executor import Executor
+from irpar.runtime.inputs import random_inputs
+print("process", os.getpid(), "of rank", os.environ["RANK"], flush=True)
+SIGNALS.clean_up()
+try:
+    with Executor.open(sys.argv[1], engine="numpy", group="processes", timeout=2) as executor:
+        if not executor.is_driver:
+            executor.serve()
+        inputs = random_inputs(executor.inputs, executor.parts[0].graph)
+        for number in range(10**9):
+            executor.run(inputs)
+            if number == 2:
+                print("all are running", flush=True)
+except RunError as error:
+    print(error, file=sys.stderr)
+    sys.exit(1)
+except KeyboardInterrupt:
+    sys.exit(SIGNALS.code)
+"""
+"""A program that runs a partition until it is ended."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A partition over dp=2 x tp=2."""
+    path = tmp_path_factory.mktemp("model")
+    partitioned(Case("mlp"), {"dp": 2, "tp": 2}, path).save(path / "out")
+    return path / "out"
+
+
+class Run:
+    """The program under `irpar launch`, once all ranks are running.
+
+    Attributes:
+        process: the launcher.
+        ranks: the process of each rank.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [*IRPAR, "launch", "-n", "4", sys.executable, "-c", LOOP, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=take_signals,
+        )
+        self.ranks: dict[int, int] = {}
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            words = line.split()
+            if "process" in words:
+                at = words.index("process")
+                self.ranks[int(words[at + 4])] = int(words[at + 1])
+            if "all are running" in line:
+                return
+        raise AssertionError(self.process.stderr and self.process.stderr.read())
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end, which comes within 10 s; exit code and standard error."""
+        _, errors = self.process.communicate(timeout=10)
+        for process in self.ranks.values():
+            assert not os.path.exists(f"/proc/{process}"), "a rank is left"
+        return self.process.returncode, errors
+
+
+def test_a_rank_that_is_killed_ends_the_run(folder: Path) -> None:
+    run = Run(folder)
+    os.kill(run.ranks[2], signal.SIGKILL)
+    code, errors = run.end()
+    assert code == 128 + signal.SIGKILL
+    assert "rank 2" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_rank_that_is_stopped_ends_the_run(folder: Path) -> None:
+    run = Run(folder)
+    os.kill(run.ranks[1], signal.SIGSTOP)
+    code, errors = run.end()
+    assert code == 1
+    assert "rank 1 (dp=0, tp=1) is stopped" in errors
+    assert "Traceback" not in errors
+
+
+def test_ctrl_c_ends_the_run(folder: Path) -> None:
+    run = Run(folder)
+    run.process.send_signal(signal.SIGINT)
+    code, errors = run.end()
+    assert code == 130
+    assert "Traceback" not in errors
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as started:
+        yield started
+
+
+def run_often(folder: Path, inputs: dict[str, Any], times: int) -> list[dict[str, Any]]:
+    """Open a partition, run it and close it, again and again; the driver gives the results."""
+    found = []
+    for _ in range(times):
+        with Executor.open(folder, engine="numpy", group="processes", timeout=20) as executor:
+            if executor.is_driver:
+                found.append(executor.run(inputs))
+            else:
+                executor.serve()
+    return found
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_in_a_row(folder: Path, ranks: Ranks) -> None:
+    with Executor.open(folder, engine="numpy") as executor:
+        inputs = random_inputs(executor.inputs, executor.parts[0].graph)
+        expected = executor.run(inputs)
+    before = len(os.listdir(f"/proc/{ranks.processes[0].pid}/fd"))
+    ranks.start(run_often, [{"folder": folder, "inputs": inputs, "times": 200}] * 4)
+    found = ranks.answers(120)[0]
+    assert len(found) == 200
+    for outputs in found:
+        for name, array in expected.items():
+            np.testing.assert_array_equal(outputs[name], array)
+    assert len(os.listdir(f"/proc/{ranks.processes[0].pid}/fd")) == before
+
+
+def run_and_be_killed(folder: Path, inputs: dict[str, Any], after: float | None) -> RunError | None:
+    """Run a partition again and again; some rank dies at some time."""
+    try:
+        with Executor.open(folder, engine="numpy", group="processes", timeout=20) as executor:
+            if after is not None:
+                threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+            if not executor.is_driver:
+                executor.serve()
+            while True:
+                executor.run(inputs)
+    except RunError as error:
+        return error
+
+
+@pytest.mark.slow
+def test_wherever_a_rank_is_killed_the_others_end(folder: Path) -> None:
+    with Executor.open(folder, engine="numpy") as executor:
+        inputs = random_inputs(executor.inputs, executor.parts[0].graph)
+    drawn = random.Random(1)
+    for _ in range(10):
+        victim, after = drawn.randrange(4), drawn.uniform(0, 0.1)
+        with Ranks(4) as started:
+            given = [
+                {"folder": folder, "inputs": inputs, "after": after if rank == victim else None} for rank in range(4)
+            ]
+            started.start(run_and_be_killed, given)
+            found = started.answers(10)
+        for rank, error in enumerate(found):
+            if rank != victim:
+                assert isinstance(error, RunError)
+                assert f"rank {victim} (" in str(error)
