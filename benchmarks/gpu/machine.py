@@ -47,7 +47,7 @@ def facts(engine: str) -> dict[str, Any]:
         "commit": _commit(),
         "sources": _digest(),
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         **{name: _version(name) for name in ("numpy", "ml_dtypes", "onnx", "onnxruntime", "torch")},
     }
     return made | (_device_facts() if engine == "cupy" else {"device": f"none: the engine is {engine}"})
@@ -98,13 +98,13 @@ def _driver() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the clone, with a + where files differ from it."""
+    """The commit of the clone, and whether files differ from it."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
-    return _or_none(lambda: git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else ""))
+    return _or_none(lambda: git("rev-parse", "HEAD") + (", changed" if git("status", "--porcelain", "-uno") else ""))
 
 
 def _digest() -> str:

@@ -52,7 +52,7 @@ def run_pytest(context: Context, found: Findings, words: Sequence[str]) -> None:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=os.environ | {"IRPAR_GPU_CHECK": "1"},
+            env=_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -69,6 +69,12 @@ def run_pytest(context: Context, found: Findings, words: Sequence[str]) -> None:
     enter(found, report)
     if done.returncode not in (0, 1) and not (done.returncode == 5 and not found.failures):
         found.check(f"pytest {' '.join(words)} ended with {done.returncode}: {_tail(done.stdout)}")
+
+
+def _environment() -> dict[str, str]:
+    """Tests start `python -m tests...` in the clone, where -P is not given: irpar comes before the clone here too."""
+    paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(ROOT)]
+    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def enter(found: Findings, report: Path) -> None:

@@ -280,8 +280,12 @@ def _host_seconds(function: Callable[[], object], wait: Callable[[], None]) -> f
 
 
 def _by_operator(function: Callable[[], object], wait: Callable[[], None]) -> dict[str, list[float]]:
-    """Operator to how many of its nodes a call runs, and the seconds that the host spends in their kernels."""
+    """Operator to how many of its nodes a call runs, and the seconds that the host spends in their kernels.
+
+    What is outside of kernels is listed under "".
+    """
     spent: dict[str, list[float]] = {}
+    whole = 0.0
     plain = Kernel.__call__
 
     def timed(kernel: Kernel, *given: Any) -> Any:
@@ -296,22 +300,24 @@ def _by_operator(function: Callable[[], object], wait: Callable[[], None]) -> di
     try:
         for _ in range(RUNS):
             wait()
+            start = time.perf_counter()
             function()
+            whole += (time.perf_counter() - start) / RUNS
     finally:
         Kernel.__call__ = plain  # type: ignore[method-assign]
     wait()
+    spent[""] = [sum(count for count, _ in spent.values()), whole - sum(seconds for _, seconds in spent.values())]
     return {name: [round(count), seconds] for name, (count, seconds) in spent.items()}
 
 
 def _host_table(row: Mapping[str, Any]) -> list[str]:
     """Where the host's time of a step goes."""
-    by_operator, whole = row["host_by_operator"], row["irpar_host"]
+    by_operator = row["host_by_operator"]
+    whole = sum(seconds for _, seconds in by_operator.values())
     rows = [
-        (name, count, _microseconds(seconds / max(count, 1)), f"{seconds / whole:.0%}")
+        (name or "outside of kernels", count, _microseconds(seconds / max(count, 1)), f"{seconds / whole:.0%}")
         for name, (count, seconds) in sorted(by_operator.items(), key=lambda item: -item[1][1])
     ]
-    rest = whole - sum(seconds for _, seconds in by_operator.values())
-    rows.append(("outside of kernels", row["nodes"], _microseconds(rest / row["nodes"]), f"{rest / whole:.0%}"))
     title = f"Where the host spends its time, batch {row['batch']}, {row['dtype']}:"
     return ["", title, "", *markdown_table(("kernels of", "nodes", "a node us", "of the step"), rows)]
 
