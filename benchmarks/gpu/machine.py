@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.metadata
+import os
 import platform
 import subprocess
 from importlib.util import find_spec
@@ -110,8 +111,10 @@ def _commit() -> str | None:
 def _digest() -> str:
     """Names irpar's sources where there is no commit: the first digits of a sha256 of all their names and contents."""
     digest = hashlib.sha256()
-    for folder in ("irpar", "kernels", "models", "passes"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
+    for top in ("irpar", "kernels", "models", "passes"):
+        # os.walk does not follow links, which a clone may hold instead of an installation.
+        listed = (Path(folder, name) for folder, _, names in os.walk(ROOT / top) for name in names)
+        for path in sorted(path for path in listed if path.suffix == ".py"):
             digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return f"sha256 {digest.hexdigest()[:16]}"
 
