@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,27 +9,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from irpar.process import end_streams, import_native
 from irpar.sharding import IrparError, Mesh
 
 from ..environment import World
+from . import mpi_watcher
 from .mpi_parcels import Parcels
+from .mpi_watcher import remove_names, shared_names
 
 FAREWELL = 3.0
 """Seconds that a rank which failed gives the others to end, before it ends them."""
-
-_WATCHER = """
-import os, select, signal, sys
-ready, _, _ = select.select([0], [], [], float(sys.argv[2]))
-if not ready:
-    os.write(2, sys.argv[3].encode())
-    os.kill(int(sys.argv[1]), signal.SIGKILL)
-"""
-"""Runs beside a process that may be stuck in a call that lets no other thread run; its standard input ends with it."""
 
 
 class Open(Protocol):
@@ -75,7 +66,8 @@ class Job:
                     warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
                     mpi.Init_thread(mpi.THREAD_SERIALIZED)
             cls._only = cls(mpi, duplicate(mpi, mpi.COMM_WORLD, seconds))
-            _remove_names()  # All ranks of this host hold it by now.
+            # All ranks of this host hold it by now. MPICH does so in MPI_Finalize, which not every process comes to.
+            remove_names(shared_names(os.getpid()))
         _check_size(cls._only.mpi, mesh)
         return cls._only
 
@@ -172,19 +164,6 @@ def _load() -> Any:
         ) from None
 
 
-def _remove_names() -> None:
-    """Remove the names of memory that MPICH shares on this host, and that this process holds.
-
-    MPICH does so when it is finalized, which a process that is killed never is; the memory ends with the processes.
-    """
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return  # Not Linux.
-    for name in set(re.findall(r"/dev/shm/mpich_shm_\w+$", maps, re.MULTILINE)):
-        Path(name).unlink(missing_ok=True)
-
-
 def _check_size(mpi: Any, mesh: Mesh) -> None:
     found = mpi.COMM_WORLD.size
     if found == mesh.size:
@@ -210,9 +189,14 @@ def _bounded(seconds: float) -> Iterator[None]:
         f"error: MPI did not begin in {seconds:g} s: not all ranks came\n"
         "  do: see what ended or stopped the others before they did; give more time with --timeout SECONDS\n"
     )
-    command = [sys.executable, "-I", "-S", "-c", _WATCHER, str(os.getpid()), str(seconds), message]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True):
+    command = [sys.executable, "-I", "-S", mpi_watcher.__file__, str(os.getpid()), str(seconds), message]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
+    ) as watcher:
         yield
+        assert watcher.stdin is not None
+        with suppress(OSError):
+            watcher.stdin.write(b"!")
 
 
 @contextmanager

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from irpar.runtime.groups.mpi_watcher import shared_names
 from tests.test_families import PLANNED, partitioned
 
 from .mpi_libraries import NAMES, ROOT, Ended, Library, end, find
@@ -28,6 +30,20 @@ def library(request: pytest.FixtureRequest) -> Library:
     if isinstance(found, str):
         pytest.skip(found)
     return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No memory of MPICH is left behind, however the ranks ended; Open MPI's launcher sees to its own."""
+    before = shared_by_mpich()
+    yield
+    left = shared_by_mpich() - before
+    # Other jobs may run on this machine, whose processes hold theirs.
+    assert not left or left <= set().union(*(shared_names(int(path.name)) for path in Path("/proc").glob("[0-9]*")))
+
+
+def shared_by_mpich() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").glob("mpich_shm_*")}
 
 
 def check_failed(ended: Ended, *told: str) -> None:
