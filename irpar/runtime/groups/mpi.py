@@ -7,9 +7,11 @@ cannot be bounded; and the collectives of MPI hang, or worse, where ranks came t
 
 import hashlib
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -18,11 +20,12 @@ from irpar.sharding import Axis, Mesh
 
 from ..driver import DRIVER
 from ..errors import PeerError, RunError
-from .base import Array, rank_text
+from .base import Array, Call, rank_text
 from .header import Header, mismatch
 from .mpi_job import Job, duplicate, wait
 from .mpi_parcels import INLINE, Outgoing, Parcels
 from .pairwise import Steps, exchange, together
+from .progress import Progress
 from .spmd import Finish, Meeting, SpmdGroup
 
 _CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
@@ -38,7 +41,8 @@ _LONGEST_PAUSE = 1e-3
 class MpiGroup(SpmdGroup):
     """One rank of an MPI job; see `SpmdGroup`.
 
-    Data move while this rank waits, or comes to any collective.
+    Data move while this rank waits; those of started collectives also while it computes, by a thread that calls MPI as
+    long as one is under way (MPI libraries move nothing large by themselves).
     """
 
     def __init__(self, mesh: Mesh, job: Job, comm: Any, seconds: float) -> None:
@@ -53,6 +57,10 @@ class MpiGroup(SpmdGroup):
         self._where: dict[int, Header | None] = {}
         self._asked: set[int] = set()
         self._is_open = True
+        # One thread at a time calls MPI, and changes what has begun.
+        self._lock = threading.RLock()
+        self._found: RunError | None = None
+        self._progress = Progress(self._step)
         job.open_groups.append(self)
 
     @classmethod
@@ -63,19 +71,27 @@ class MpiGroup(SpmdGroup):
 
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`."""
-        work = _Exchange(meeting, self._parcels, self._tag(meeting.collective.axes))
-        self._begun.setdefault(work.tag, deque()).append(work)
-        work.advance()
-        self._go_on()
+        with self._turn():
+            work = _Exchange(meeting, self._parcels, self._tag(meeting.collective.axes))
+            self._begun.setdefault(work.tag, deque()).append(work)
+            work.advance()
+            self._go_on()
         return lambda: self._finish(work)
+
+    def start(self, call: Call) -> None:
+        """See `Group.start`."""
+        super().start(call)
+        if self._job.mpi.Query_thread() >= self._job.mpi.THREAD_SERIALIZED:
+            self._progress.wake()
 
     def send(self, rank: int, message: bytes) -> None:
         """See `Messenger.send`."""
-        self._check()
-        self._parcels.post(rank, _MESSAGE, b"", np.frombuffer(message, np.uint8))
-        if self.rank == DRIVER:
-            self._asked.add(rank)
-        self._go_on()
+        with self._turn():
+            self._check()
+            self._parcels.post(rank, _MESSAGE, b"", np.frombuffer(message, np.uint8))
+            if self.rank == DRIVER:
+                self._asked.add(rank)
+            self._go_on()
 
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`."""
@@ -105,9 +121,10 @@ class MpiGroup(SpmdGroup):
             if time.monotonic() > end:
                 return False
             if not is_asked:
-                self._where.pop(rank, None)
-                self._tell(rank, _WHERE, b"")
                 is_asked = True
+                with self._turn():
+                    self._where.pop(rank, None)
+                    self._tell(rank, _WHERE, b"")
         return True
 
     def abort(self, reason: str) -> None:
@@ -116,19 +133,22 @@ class MpiGroup(SpmdGroup):
         if self._has_told or self._failure is not None:
             return
         self._has_told = True
-        for rank in range(self.mesh.size):
-            if rank != self.rank:
-                self._tell(rank, _FAILED, reason.encode())
-        wait(self._parcels.sent, ANSWER_SECONDS)
+        self._progress.end()
+        with self._turn():
+            for rank in range(self.mesh.size):
+                if rank != self.rank:
+                    self._tell(rank, _FAILED, reason.encode())
+            wait(self._parcels.sent, ANSWER_SECONDS)
 
     def close(self) -> None:
         """See `Group.close`; waits for the others to close theirs."""
         if not self._is_open:
             return
         self._is_open = False
+        self._progress.end()
         comm = self._parcels.comm
         try:
-            if not self._job.has_failed and self._all_close():
+            if not self._job.has_failed and self._wait_for(self._closed(), self.seconds):
                 comm.Free()
                 return
         except RunError:
@@ -138,17 +158,16 @@ class MpiGroup(SpmdGroup):
         self._job.has_failed = True
         self._job.left.append(self._parcels)
 
-    def _all_close(self) -> bool:
+    def _closed(self) -> Callable[[], bool]:
         request: Any = None
 
-        def have_closed() -> bool:
+        def have_all() -> bool:
             nonlocal request
-            self._go_on()
             if request is None and self._parcels.sent():
                 request = self._parcels.comm.Ibarrier()
             return request is not None and bool(request.Test())
 
-        return wait(have_closed, self.seconds)
+        return have_all
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -165,14 +184,16 @@ class MpiGroup(SpmdGroup):
         """Let all go on until one thing is done, or nothing has moved for so long; whether it is done."""
         end = None if seconds is None else time.monotonic() + seconds
         idle, pause = 0, 1e-5
-        while not work.is_done:
-            before = self._parcels.moved
-            self._go_on()
-            if not isinstance(work, _Exchange):
-                work.advance()
+        moved = self._parcels.moved
+        while True:
+            with self._turn():
+                self._go_on()
+                if not isinstance(work, _Exchange):
+                    work.advance()
             if work.is_done:
-                break
-            if self._parcels.moved != before:
+                return True
+            if self._parcels.moved != moved:
+                moved = self._parcels.moved
                 idle, pause = 0, 1e-5
                 end = None if seconds is None else time.monotonic() + seconds
                 continue
@@ -184,7 +205,47 @@ class MpiGroup(SpmdGroup):
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _wait_for(self, is_so: Callable[[], bool], seconds: float) -> bool:
+        """Let all go on until something is so; whether it was in time."""
+
+        def is_so_now() -> bool:
+            with self._turn():
+                self._go_on()
+                return is_so()
+
+        return wait(is_so_now, seconds)
+
+    def _step(self) -> bool:
+        """Let what has been started go on while this rank computes; whether there is more to do."""
+        try:
+            with self._turn():
+                if self._has_told or not any(self._begun.values()):
+                    return False
+                self._go_on()
+        except RunError as error:
+            self._found = error
+            return False
+        except Exception:
+            return False  # It is one collective's, which raises it to who waits for that.
         return True
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This thread's turn.
+
+        Raises:
+            RunError: MPI failed in it.
+        """
+        with self._lock:
+            try:
+                yield
+            except self._job.mpi.Exception as error:
+                raise RunError(
+                    f"{rank_text(self.mesh, self.rank)}: MPI failed: {str(error).splitlines()[0]}",
+                    notes=tuple(str(error).splitlines()[1:4]),
+                    do="see what MPI wrote, and whether all hosts of the job live and reach each other",
+                ) from None
 
     def _go_on(self) -> None:
         """Let all that has begun go on, and hear what others tell."""
@@ -198,8 +259,8 @@ class MpiGroup(SpmdGroup):
                 works.popleft()
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self._failure or self._found) is not None:
+            raise failure
 
     def _hear(self, rank: int, told: bytes) -> None:
         kind, content = told[:1], told[1:]
@@ -219,16 +280,12 @@ class MpiGroup(SpmdGroup):
 
     def _ask(self, work: "_Exchange") -> None:
         """Ask the members of a collective that does not come about where they are."""
-        self._where = {}
         others = {rank for rank in work.meeting.members if rank != self.rank}
-        for rank in others:
-            self._tell(rank, _WHERE, b"")
-
-        def have_said() -> bool:
-            self._go_on()
-            return work.is_done or self._where.keys() >= others
-
-        wait(have_said, ANSWER_SECONDS)
+        with self._turn():
+            self._where = {}
+            for rank in others:
+                self._tell(rank, _WHERE, b"")
+        self._wait_for(lambda: work.is_done or self._where.keys() >= others, ANSWER_SECONDS)
 
     def _absence(self, work: "_Exchange") -> RunError:
         """Why a collective did not come about, after the others have been asked."""
@@ -265,22 +322,36 @@ class MpiGroup(SpmdGroup):
 
 
 class _Work:
-    """Steps that are asked to go on until they give their result."""
+    """Steps that are asked to go on until they give their result; an error that one raised, all later ones raise too.
+
+    Attributes:
+        result: set when it is done.
+    """
 
     result: Array
 
     def __init__(self, steps: Steps[Array]) -> None:
         self._steps = steps
+        self._error: BaseException | None = None
         self.is_done = False
 
     def advance(self) -> bool:
         """Go on as far as can be; whether that was to the end."""
+        if self._error is not None:
+            raise self._error
         if not self.is_done:
             try:
                 next(self._steps)
             except StopIteration as end:
                 self.is_done, self.result = True, end.value
+            except BaseException as error:
+                self._error = self._told(error)
+                raise self._error from error
         return self.is_done
+
+    def _told(self, error: BaseException) -> BaseException:
+        """An error of a step, as it is raised."""
+        return error
 
 
 class _Exchange(_Work):
@@ -299,13 +370,9 @@ class _Exchange(_Work):
         self._parcels = parcels
         self._is_first = True
 
-    def advance(self) -> bool:
-        """See `_Work.advance`."""
-        try:
-            return super().advance()
-        except ValueError as error:
-            header = self.meeting.header
-            raise mismatch(header.id, str(error), [header.text]) from error
+    def _told(self, error: BaseException) -> BaseException:
+        header = self.meeting.header
+        return mismatch(header.id, str(error), [header.text]) if isinstance(error, ValueError) else error
 
     def round(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> Steps[None]:
         """See `Link.round`; the first one begins with the headers of all members."""

@@ -31,6 +31,10 @@ class Open(Protocol):
         """See `Messenger.abort`."""
         ...
 
+    def close(self) -> None:
+        """See `Group.close`."""
+        ...
+
 
 class Job:
     """What of MPI belongs to the process, whatever groups it joins; there is one, see `Job.enter`.
@@ -76,6 +80,7 @@ class Job:
         end_streams()
         for group in list(self.open_groups):
             group.abort("it ended before the run did")
+            group.close()
         try:
             if self.mpi.Is_finalized():
                 return

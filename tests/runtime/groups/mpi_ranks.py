@@ -58,7 +58,8 @@ def collectives(count: str, chunk: str = "") -> None:
 def mlp(where: str = "", seconds: str = "20", victim: str = "2") -> None:
     """The MLP of the tests three times on dp=2,tp=2; something happens to one rank."""
     loaded = module(MLP, **mlp_weights())
-    with Faulty(loaded, loaded.mesh, engine="numpy", group="mpi", timeout=float(seconds)) as executor:
+    with Faulty(loaded, loaded.mesh, engine="numpy", group="mpi") as executor:
+        executor._group.seconds = float(seconds)
         executor.fault = where if executor._group.ranks == (int(victim),) else ""
         if not executor.is_driver:
             executor.serve()
@@ -68,6 +69,11 @@ def mlp(where: str = "", seconds: str = "20", victim: str = "2") -> None:
         np.testing.assert_allclose(given, mlp_reference(mlp_input()["x"], mlp_weights()), rtol=1e-5)
         assert len(executor.log) == 1
         print("the numbers are right")
+
+
+def now() -> None:
+    """Tell when the fault happens."""
+    print(f"[{time.time()}]", file=sys.stderr, flush=True)
 
 
 class Faulty(Executor):
@@ -89,6 +95,8 @@ class Faulty(Executor):
             self._group.begin = begin_and_happen
 
     def happen(self, where: str) -> None:
+        if self.fault.endswith(f"-{where}"):
+            now()
         if self.fault == f"kill-{where}":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.fault == f"hang-{where}":
@@ -116,7 +124,8 @@ def partitions(folder: str, engine: str = "ort") -> None:
 
 def crossed() -> None:
     """Two ranks over different axes come to their collectives in another order."""
-    group = join(Mesh({"a": 2, "b": 2}), 1.0)
+    group = join(Mesh({"a": 2, "b": 2}))
+    group.seconds = 1.0
     rank = group.rank
     first, second = (Collective("AllReduce", number, (Axis(axis),)) for number, axis in enumerate("ab"))
     for collective in (second, first) if rank in (0, 3) else (first, second):
@@ -137,11 +146,32 @@ def unlike(what: str) -> None:
 
 def come(group: MpiGroup, call: Call) -> None:
     """Exchange, and tell of what fails as the executor does."""
+    now()
     try:
         group.exchange({group.rank: call})
     except BaseException as error:
         abort(group, error)
         raise
+
+
+def overlap() -> None:
+    """What was started comes about while all ranks do something else."""
+    group = join(Mesh({"x": 3}))
+    rank = group.rank
+    for number in range(5):
+        collective = Collective("AllReduce", number, (Axis("x"),))
+        call = Call(rank, (rank,), collective, np.full(1 << 20, rank + 1.0))
+        group.start(call)
+        end = time.monotonic() + 20
+        while any(group._begun.values()) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not any(group._begun.values()), "nobody moved it"
+        assert (group.exchange({rank: call})[rank] == 6).all()
+    # An error that the thread finds is raised by what comes next.
+    call = Call(rank, (rank,), Collective("AllReduce", 7 + (rank == 1), (Axis("x"),)), np.zeros(1 << 20))
+    group.start(call)
+    time.sleep(0.2)
+    come(group, call)
 
 
 def latency() -> None:
@@ -180,6 +210,7 @@ def messages(size: str, chunk: str) -> None:
 def start(seconds: str, how: str) -> None:
     """A rank ends before it has met the others."""
     if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+        now()
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "hang":

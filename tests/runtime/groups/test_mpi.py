@@ -3,17 +3,16 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from irpar.runtime.groups.mpi_watcher import shared_names
 from tests.test_families import PLANNED, partitioned
 
 from .mpi_libraries import NAMES, ROOT, Ended, Library, end, find
@@ -32,25 +31,15 @@ def library(request: pytest.FixtureRequest) -> Library:
     return found
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """No memory of MPICH is left behind, however the ranks ended; Open MPI's launcher sees to its own."""
-    before = shared_by_mpich()
-    yield
-    left = shared_by_mpich() - before
-    # Other jobs may run on this machine, whose processes hold theirs.
-    assert not left or left <= set().union(*(shared_names(int(path.name)) for path in Path("/proc").glob("[0-9]*")))
-
-
-def shared_by_mpich() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").glob("mpich_shm_*")}
-
-
-def check_failed(ended: Ended, *told: str) -> None:
+def check_failed(ended: Ended, *told: str, after: float = 0.0) -> None:
+    """All ranks have ended with an error, in time: `BOUND` seconds after what happened `after` the fault."""
     assert ended.code != 0, ended
     assert "Traceback" not in ended.err, ended.err
     for text in told:
         assert text in ended.err, ended.err
+    faults = [float(stamp) for stamp in re.findall(r"^\[([0-9.]+)\]$", ended.err, re.MULTILINE)]
+    if faults:
+        assert ended.at - max(faults) < after + BOUND
 
 
 # -- what is exchanged --------------------------------------------------------------------------------------------
@@ -75,6 +64,12 @@ def test_messages_of_any_size(library: Library) -> None:
     ended = library.run(3, RANKS, "messages", "3000001", "100000")
     assert ended.code == 0, ended.err
     assert ended.out.count("the messages are right") == 3
+
+
+def test_started_collectives_go_on_while_ranks_compute(library: Library) -> None:
+    ended = library.run(3, RANKS, "overlap")
+    check_failed(ended, "ranks that should meet in it are at different collectives", "id=7 over x", "id=8 over x")
+    assert "nobody moved it" not in ended.err
 
 
 def test_the_driver_runs_a_program_on_four_ranks(library: Library) -> None:
@@ -125,7 +120,6 @@ def test_two_hosts_that_share_nothing_but_a_network(tmp_path: Path) -> None:
         for fault in ("fail-inside", "kill-inside"):
             ended = there.run(4, RANKS, "mlp", fault, launch=options)
             check_failed(ended, *(["rank 2 (dp=1, tp=0) failed: the disk is gone"] if fault == "fail-inside" else []))
-            assert ended.seconds < BOUND
 
 
 # -- what cannot begin --------------------------------------------------------------------------------------------
@@ -177,15 +171,27 @@ def test_no_library() -> None:
 @pytest.mark.parametrize(("how", "seconds"), [("kill", "60"), pytest.param("hang", "2", marks=pytest.mark.slow)])
 def test_a_rank_that_ends_or_hangs_at_start(library: Library, how: str, seconds: str) -> None:
     ended = library.run(4, RANKS, "start", seconds, how)
-    check_failed(ended, *(["MPI did not begin in 2 s: not all ranks came"] if how == "hang" else []))
-    assert ended.seconds < float(seconds) + BOUND
+    check_failed(ended, *(["MPI did not begin in 2 s: not all ranks came"] if how == "hang" else []), after=2)
 
 
 @pytest.mark.slow
 def test_a_rank_that_leaves_at_start(library: Library) -> None:
-    ended = library.run(4, RANKS, "start", "2", "exit")
-    check_failed(ended)
-    assert ended.seconds < 2 + BOUND
+    check_failed(library.run(4, RANKS, "start", "2", "exit"), after=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["mlp kill-inside", "mlp hang-before 1", "start 2 exit"])
+def test_nothing_of_mpich_is_left_in_shared_memory(scenario: str) -> None:
+    """Open MPI's launcher sees to its own."""
+    library = find("MPICH")
+    if isinstance(library, str):
+        pytest.skip(library)
+    if reason := missing():
+        pytest.skip(reason)
+    command = " ".join([*library.launch, "-n", "4", sys.executable, "-m", RANKS, scenario])
+    alone = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none /dev/shm; {command}; echo left: $(ls /dev/shm)."]
+    told = subprocess.run(alone, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "left: ." in told.stdout, told
 
 
 # -- faults -------------------------------------------------------------------------------------------------------
@@ -196,9 +202,9 @@ def test_a_rank_that_fails_is_named_by_all(library: Library, where: str) -> None
     ended = library.run(4, RANKS, "mlp", f"fail-{where}")
     check_failed(ended)
     assert ended.code == 1
-    assert ended.err.count("rank 2 (dp=1, tp=0) failed: the disk is gone\n  do: buy another") == 3
+    assert ended.err.count("rank 2 (dp=1, tp=0) failed: the disk is gone") == 3
+    assert ended.err.count("do: buy another") == 4
     assert "error: the disk is gone" in ended.err
-    assert ended.seconds < BOUND
 
 
 @pytest.mark.parametrize("where", ["before", "inside"])
@@ -206,40 +212,37 @@ def test_a_rank_that_is_killed_ends_the_job(library: Library, where: str) -> Non
     ended = library.run(4, RANKS, "mlp", f"kill-{where}")
     check_failed(ended)
     assert "illed" in ended.out + ended.err  # The launcher tells: "Killed (signal 9)", "exited on signal 9 (Killed)".
-    assert ended.seconds < BOUND
 
 
 @pytest.mark.slow
 def test_a_rank_that_ends_without_a_word(library: Library) -> None:
     ended = library.run(4, RANKS, "mlp", "exit-inside")
     check_failed(ended, "rank 2 (dp=1, tp=0) failed: SystemExit: 7")
-    assert ended.seconds < BOUND
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        ("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 2 s"),
-        ("hang-inside", "rank 2 (dp=1, tp=0) did not answer in 2 s"),
+        ("before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 2 s"),
+        ("inside", "rank 2 (dp=1, tp=0) did not "),  # come, or answer: as its message was on its way already, or not
     ],
 )
 def test_a_rank_that_hangs(library: Library, where: str, told: str) -> None:
-    ended = library.run(4, RANKS, "mlp", where, "2")
-    check_failed(ended, told)
+    ended = library.run(4, RANKS, "mlp", f"hang-{where}", "2")
+    check_failed(ended, told, after=2)
     assert ended.code == 1
-    assert ended.seconds < 2 + BOUND
 
 
 @pytest.mark.slow
 def test_ctrl_c(library: Library) -> None:
-    begin = time.monotonic()
     job = library.start(4, RANKS, "mlp", "hang-before", "60")
     time.sleep(4)
     job.send_signal(signal.SIGINT)
-    ended = end(job, begin, 60)
+    sent = time.time()
+    ended = end(job, 60)
     assert ended.code != 0
-    assert ended.seconds < 4 + BOUND
+    assert ended.at - sent < BOUND
 
 
 @pytest.mark.parametrize("what", ["kind", *(pytest.param(what, marks=pytest.mark.slow) for what in ("id", "dtype"))])
@@ -249,7 +252,6 @@ def test_ranks_at_different_collectives(library: Library, what: str) -> None:
         what, "AllReduce id=0 over x with f64"
     )
     check_failed(ended, f"rank 2 (x=2) is at {other}[4]", "is at AllReduce id=0 over x with f32[4]")
-    assert ended.seconds < BOUND
 
 
 @pytest.mark.slow
@@ -261,6 +263,7 @@ def test_crossed_over_different_axes(library: Library) -> None:
     """Nobody comes: every rank waits for another one."""
     ended = library.run(4, RANKS, "crossed")
     check_failed(
-        ended, "ranks that should meet in it are at different collectives", "AllReduce id=0 over a", "id=1 over b"
+        ended,
+        *("ranks that should meet in it are at different collectives", "AllReduce id=0 over a", "id=1 over b"),
+        after=1,
     )
-    assert ended.seconds < 2 + BOUND
