@@ -4,6 +4,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Self
 
 from irpar.ir import dtype_of_numpy
@@ -54,6 +55,10 @@ class Header:
 
     def pack(self) -> bytes:
         """The header as `HEADER_BYTES` bytes; the text is cut where it is too long."""
+        return self._packed
+
+    @cached_property
+    def _packed(self) -> bytes:
         fixed = _FIXED.pack(self.rank, self.id, self.dtype.encode(), self.digest, self.nbytes)
         room = HEADER_BYTES - _FIXED.size
         text = self.text.encode()

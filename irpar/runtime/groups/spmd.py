@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
 
 from irpar.sharding import Axis, Mesh
 
@@ -53,6 +55,12 @@ class Meeting:
         check_headers(self.header, self.expected, headers)
 
 
+_Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""All of a meeting but its call."""
+_MOST_KNOWN = 10_000
+"""Collectives of which a group knows these; a program has fewer."""
+
+
 class SpmdGroup(ABC):
     """One rank of a mesh in a process of its own.
 
@@ -74,6 +82,7 @@ class SpmdGroup(ABC):
         self.seconds = seconds
         self._members: dict[tuple[Axis, ...], tuple[int, ...]] = {}
         self._started: dict[Call, Finish] = {}
+        self._known: dict[int, tuple[Collective, np.dtype[Any], tuple[int, ...], _Facts]] = {}
 
     @classmethod
     @abstractmethod
@@ -126,9 +135,8 @@ class SpmdGroup(ABC):
         return found
 
     def _begin(self, call: Call) -> Finish:
-        members = self.members(call.collective.axes)
-        meeting = self._meeting(call, members)
-        if len(members) > 1:
+        meeting = self._meeting(call)
+        if len(meeting.members) > 1:
             return self.begin(meeting)
         try:
             (result,) = execute(call.collective, [call.operand])
@@ -136,15 +144,25 @@ class SpmdGroup(ABC):
             raise self.mismatch(call, str(error)) from error
         return lambda: result
 
-    def _meeting(self, call: Call, members: tuple[int, ...]) -> Meeting:
+    def _meeting(self, call: Call) -> Meeting:
+        """A meeting; all of it but the operand is found once for each collective of the program, dtype and shape."""
+        collective, operand = call.collective, call.operand
+        known = self._known.get(id(collective))
+        if known is None or known[0] is not collective or known[1:3] != (operand.dtype, operand.shape):
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[id(collective)] = (collective, operand.dtype, operand.shape, self._facts(call))
+        return Meeting(call, *known[3])
+
+    def _facts(self, call: Call) -> _Facts:
+        members = self.members(call.collective.axes)
         position = members.index(self.rank)
         shape = call.operand.shape
         shapes = EXECUTED[call.collective.kind].shapes(call.collective, [shape] * len(members))
         if shapes[position] != shape:
             raise self.mismatch(call, f"operand of {list(shape)}, where {list(shapes[position])} is called for")
         expected = expected_bytes(call, shapes)
-        header = Header.of(call, self.mesh)
-        return Meeting(call, members, position, header, tuple(shapes), tuple(expected))
+        return members, position, Header.of(call, self.mesh), tuple(shapes), tuple(expected)
 
     def mismatch(self, call: Call, what: str) -> MismatchError:
         """The error of a call that cannot be executed, whatever the others bring."""

@@ -43,13 +43,19 @@ class Layout:
     @classmethod
     def of(cls, count: int) -> Self:
         """For this many ranks: memory that is bounded (at most 0.35 GB), whatever is sent."""
-        ring = 64 << 10
+        ring = 516 << 10
         while ring > 8 << 10 and ring * count * count > _MOST_RINGS:
             ring //= 2
+        ring -= ring % 64
         slot, slots = 256 << 10, 16
         while slot > 32 << 10 and slot * slots * count > _MOST_ARENAS:
             slot //= 2
         return cls(count, ring, slot, slots)
+
+    @property
+    def longest(self) -> int:
+        """Bytes that the payload of a record may have: with it, a ring is at most half full."""
+        return self.ring // 4
 
     @cached_property
     def places(self) -> dict[str, int]:

@@ -99,7 +99,7 @@ class Streams:
     @property
     def longest(self) -> int:
         """Bytes that the payload of a record may have."""
-        return self._segment.layout.ring // 4
+        return self._segment.layout.longest
 
     def send(self, peer: int, kind: int, flag: int, numbers: Numbers, payload: bytes = b"") -> None:
         """Send a record."""

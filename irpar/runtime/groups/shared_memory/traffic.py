@@ -1,5 +1,6 @@
 """What keeps the collectives and messages of one rank moving, whatever it waits for."""
 
+import math
 import os
 import time
 from collections import deque
@@ -28,6 +29,8 @@ _KINDS: dict[str, type[Parts]] = {
     **dict.fromkeys(("AllGather", "AllToAll", "Broadcast", "CollectivePermute"), Moves),
 }
 """How large operands of a collective go."""
+_MOST_WHOLE = 384 << 10
+"""Bytes that a rank sends of an operand that goes whole to all members: with more, parts are quicker."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FLUSH_SECONDS = 5.0
@@ -267,7 +270,9 @@ def _transfer(meeting: Meeting, room: int, slot: int) -> Transfer:
         ValueError: the attributes do not fit the operand.
     """
     operand = meeting.operand
-    longest = max(int(np.prod(shape, dtype=np.int64)) for shape in meeting.shapes) * operand.itemsize
-    if dtype_of_numpy(operand.dtype).text == "str" or longest <= room:
+    longest = max(map(math.prod, meeting.shapes)) * operand.itemsize
+    # Whole they go to each member; in parts a rank sends less than two of them, whatever the number of members.
+    is_short = longest <= min(room, _MOST_WHOLE // (len(meeting.members) - 1))
+    if dtype_of_numpy(operand.dtype).text == "str" or is_short:
         return Whole(meeting, room, slot)
     return _KINDS[meeting.collective.kind](meeting, slot)

@@ -68,6 +68,7 @@ class Transfer(ABC):
 
     Attributes:
         meeting: what the members agree on.
+        peers: the ranks of the other members.
         absent: ranks of members that have not come yet.
         is_sent: all that this rank has to send is on its way.
     """
@@ -75,15 +76,11 @@ class Transfer(ABC):
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
         self.header = meeting.header.pack()
-        self.absent = {rank for rank in meeting.members if rank != meeting.call.rank}
+        self.peers = [rank for rank in meeting.members if rank != meeting.call.rank]
+        self.absent = set(self.peers)
         self.is_sent = False
         self._next: Parcel | None = None
         self._parcels = self.parcels()
-
-    @property
-    def peers(self) -> list[int]:
-        """The other members."""
-        return [rank for rank in self.meeting.members if rank != self.meeting.call.rank]
 
     def offer(self) -> bytes:
         """What is sent with the header."""
