@@ -29,8 +29,11 @@ _KINDS: dict[str, type[Parts]] = {
     **dict.fromkeys(("AllGather", "AllToAll", "Broadcast", "CollectivePermute"), Moves),
 }
 """How large operands of a collective go."""
-_MOST_WHOLE = 384 << 10
-"""Bytes that a rank sends of an operand that goes whole to all members: with more, parts are quicker."""
+_MOST_WHOLE = {"AllReduce": 384 << 10, "AllGather": 384 << 10}
+"""Bytes that a rank sends, to all others together, of an operand that goes whole to all members: with more, parts are
+quicker. These kinds need all of it everywhere."""
+_MOST_PARTLY = 48 << 10
+"""As `_MOST_WHOLE`, of the other kinds."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FLUSH_SECONDS = 5.0
@@ -272,7 +275,8 @@ def _transfer(meeting: Meeting, room: int, slot: int) -> Transfer:
     operand = meeting.operand
     longest = max(map(math.prod, meeting.shapes)) * operand.itemsize
     # Whole they go to each member; in parts a rank sends less than two of them, whatever the number of members.
-    is_short = longest <= min(room, _MOST_WHOLE // (len(meeting.members) - 1))
+    most = _MOST_WHOLE.get(meeting.collective.kind, _MOST_PARTLY) // (len(meeting.members) - 1)
+    is_short = longest <= min(room, most)
     if dtype_of_numpy(operand.dtype).text == "str" or is_short:
         return Whole(meeting, room, slot)
     return _KINDS[meeting.collective.kind](meeting, slot)
