@@ -18,6 +18,7 @@ import irpar
 from irpar import models
 from irpar.runtime import cuda
 from irpar.runtime.errors import MismatchError, PeerError, RunError
+from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group, nccl_lane
 from irpar.runtime.groups.nccl import NcclDevices, NcclGroup
 from irpar.runtime.groups.nccl import _check_devices as check_devices
@@ -25,6 +26,7 @@ from irpar.runtime.groups.nccl_lane import Lane
 from irpar.runtime.groups.nccl_transfers import wire_of
 from irpar.sharding import Axis, IrparError, Mesh
 
+from ..programs import MLP, STARTED, mlp_input, mlp_reference, mlp_weights, module
 from .collective_cases import DTYPES, Case, cases, check, draw
 from .fake_cupy import HOLDS, DeviceArray, FakeCupy, Network, Stream
 from .launched_ranks import run_ranks
@@ -261,6 +263,43 @@ def test_a_rank_alone_asks_nobody(on_device: bool) -> None:
 def test_sums_of_bools_are_refused() -> None:
     with pytest.raises(ValueError, match="tensors of bool have no reduction 'sum'"):
         wire_of(Collective("AllReduce", 0, ()), np.dtype(bool))
+
+
+def run_program(text: str, inputs: dict[str, np.ndarray], **resources: np.ndarray):
+    """What a program gives, with each rank in an executor of its own, and the calls that each made."""
+    loaded = module(text, **resources)
+    joined, network = controls(loaded.mesh.size), Network()
+    made: dict[int, list[tuple]] = {}
+
+    def run(rank: int):
+        group = NcclGroup(loaded.mesh, rank, 5.0, joined[rank], Lane(FakeCupy(network), 0))
+        made[rank] = group.cupy.calls
+        with Executor(loaded, loaded.mesh, engine="numpy", group=group) as executor:
+            if not executor.is_driver:
+                return executor.serve()
+            executor.run(inputs)
+            return executor.run(inputs)
+
+    given, raised = run_threads(loaded.mesh.size, run)
+    assert raised == {}
+    return given[0], made
+
+
+def test_a_program() -> None:
+    given, made = run_program(MLP, mlp_input(), **mlp_weights())
+    np.testing.assert_allclose(given["y"], mlp_reference(mlp_input()["x"], mlp_weights()), rtol=1e-5)
+    for calls in made.values():
+        assert [call[0] for call in calls].count("allReduce") == 2
+        assert calls[-1] == ("destroy",)
+
+
+def test_a_program_that_starts_and_waits() -> None:
+    inputs = {"a": np.arange(4, dtype=np.float32), "b": np.ones(4, np.float32)}
+    given, made = run_program(STARTED, inputs)
+    np.testing.assert_array_equal(given["y"], [2, 4])
+    np.testing.assert_allclose(given["z"], np.exp([-1, -1, -1, -1]), rtol=1e-6)
+    for calls in made.values():
+        assert [call[0] for call in calls if call[0].startswith("all")] == ["allReduce", "allGather"] * 2
 
 
 # -- faults ---------------------------------------------------------------------------------------------------------
