@@ -10,7 +10,7 @@ in every split, those too that never come to a collective of these axes, and in 
 other place would hold up all. What is made for its members alone needs only these, who have just met.
 
 NCCL sums float16 and bfloat16 from rank to rank, rounding on the way; groups on CPUs round once. Its max and min of
-floats give a number where one of two is NaN.
+floats may give a number where one of two is NaN.
 """
 
 import atexit

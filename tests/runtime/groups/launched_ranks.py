@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import irpar
+
 ROOT = Path(__file__).parents[3]
+PLACES = (str(Path(irpar.__file__).parents[1]), str(ROOT))
+"""Where irpar is, which may be a folder of links, and where its tests are."""
 SHARED_DEVICE = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
@@ -54,6 +58,8 @@ def run_ranks(
     for rank in range(count):
         environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
         environ |= {"LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        paths = [*PLACES, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         if nccl:
             environ |= SHARED_DEVICE | {"NCCL_HOSTID": f"host{rank}"}
         command = [sys.executable, "-m", "tests.runtime.groups.wired_ranks", *words]
