@@ -33,6 +33,7 @@ def world(rank: int, size: int, run: str) -> dict[str, str]:
 
 def _serve(rank: int, size: int, run: str, connection: Connection) -> None:
     os.environ.update(world(rank, size, run))
+    connection.send((True, "ready"))
     while True:
         try:
             work, options = connection.recv()
@@ -67,6 +68,7 @@ class Ranks:
             its.close()
             self.processes.append(process)
             self.connections.append(mine)
+        self.answers(120)
 
     def start(self, work: Callable[..., Any], options: Sequence[dict[str, Any]]) -> None:
         """Let each rank do something with options of its own."""

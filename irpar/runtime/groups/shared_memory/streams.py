@@ -8,7 +8,7 @@ always room. What finds no room in the ring waits in a list of the sender: sendi
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .segment import Segment
 
@@ -125,6 +125,17 @@ class Streams:
     def is_flushed(self) -> bool:
         """Whether all that was sent is where the others find it."""
         return not self._full
+
+    @property
+    def full(self) -> list[int]:
+        """The ranks for which something waits for room."""
+        return [lane.peer for lane in self._full]
+
+    def forget(self, peers: Iterable[int]) -> None:
+        """These ranks read nothing any more."""
+        for peer in peers:
+            self._full.discard(self._lanes[peer])
+            self._lanes[peer].backlog.clear()
 
     def quiet(self) -> None:
         """Forget how often the bell rang: what comes after this wakes `sleep`."""

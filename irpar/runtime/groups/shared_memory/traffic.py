@@ -102,10 +102,8 @@ class Traffic:
             MismatchError: another member came to something else.
             PeerError: a rank failed, or one did not come in time.
         """
-        if not made.is_done and not self._spin(made):
-            call = made.meeting.call
-            wait = Wait(State.WAITING, lambda: made.is_done, made.missing, lambda: made.absent, call)
-            self._wait(wait)
+        if not self._spin(made):
+            self._wait(Wait(State.WAITING, lambda: made.is_done, made.missing, lambda: made.absent, made.meeting.call))
         for place in self._numbers.pop(made).items():
             del self._underway[place]
         return made.result()
@@ -113,10 +111,11 @@ class Traffic:
     def _spin(self, made: Transfer) -> bool:
         """Look for the result a few times; whether it is there."""
         for _ in range(_SPINS):
-            if self._move() and made.is_done:
+            if made.is_done and self._streams.is_flushed:
                 return True
-            os.sched_yield()
-        return made.is_done
+            if not self._move():
+                os.sched_yield()
+        return False
 
     def _meet(self, made: Transfer, peer: int, offered: memoryview) -> None:
         """A member has come: check that it is at the same collective."""
@@ -132,18 +131,18 @@ class Traffic:
         """See `Messenger.send`."""
         is_short = len(message) <= self._streams.longest
         self._streams.send(peer, _MESSAGE, is_short, (len(message), 0, 0), message if is_short else b"")
-        if is_short:
-            self.watch.check_faults()
-            self._move()
-            return
-        data = np.frombuffer(message, np.uint8)
-        wait = Wait(State.SENDING, lambda: self._slots.is_free, lambda: (peer,), lambda: (peer,))
+        self.watch.check_faults()
+        wait = Wait(State.SENDING, lambda: is_short or self._slots.is_free, lambda: (peer,), lambda: (peer,))
         wait.text = f"sending a message of {len(message):,} bytes to rank {peer}"
-        for place in boxes(data.shape, self._segment.layout.slot):
+        self._wait(wait)
+        if not is_short:
+            data = np.frombuffer(message, np.uint8)
+            for place in boxes(data.shape, self._segment.layout.slot):
+                self._wait(wait)
+                part = data[place]
+                slot = self._slots.put(part, 1)
+                self._streams.send(peer, _CHUNK, 0, (slot, part.size, 0))
             self._wait(wait)
-            part = data[place]
-            slot = self._slots.put(part, 1)
-            self._streams.send(peer, _CHUNK, 0, (slot, part.size, 0))
 
     def receive(self, peer: int) -> bytes:
         """See `Messenger.receive`."""
@@ -168,14 +167,16 @@ class Traffic:
     # -- what moves them ----------------------------------------------------------------------------------------
 
     def _wait(self, wait: Wait) -> None:
-        """Keep everything moving until something is there.
+        """Keep everything moving until something is there, and all that this rank has sent is where others find it.
+
+        What waits for room would not move while this rank computes, and others would wait for it.
 
         Raises:
             PeerError: it will not come.
             MismatchError: ranks do not fit together.
         """
         spins = 0
-        while not wait.is_done():
+        while not (wait.is_done() and self._streams.is_flushed):
             if self._move():
                 spins, wait.has_moved = 0, True
             elif spins < _SPINS:
@@ -186,7 +187,9 @@ class Traffic:
                 if not self._move():
                     self._streams.sleep(TICK)
                     if not self._move():
+                        wait.unread = self._streams.full
                         self.watch.look(wait)
+                        self._streams.forget(self.watch.gone)
         self.watch.done(wait)
 
     def _move(self) -> bool:

@@ -8,7 +8,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -53,6 +53,7 @@ class Wait:
         call: the collective, where it is one.
         is_bounded: whether it fails after the group's time.
         text: what others are told of it.
+        unread: the ranks for which something that was sent waits until they read what came before.
     """
 
     state: State
@@ -62,6 +63,7 @@ class Wait:
     call: Call | None = None
     is_bounded: bool = True
     text: str = ""
+    unread: Collection[int] = ()
     began: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
     is_posted: bool = False
@@ -92,6 +94,11 @@ class Watch:
         self._suspects: dict[int, tuple[int, int]] = {}
         self._looked = 0.0
         self._life: list[tuple[int, int, float]] = []
+
+    @property
+    def gone(self) -> Set[int]:
+        """The ranks that have been seen to be gone."""
+        return self._gone
 
     # -- this rank ----------------------------------------------------------------------------------------------
 
@@ -282,7 +289,7 @@ class Watch:
         return mismatch(call.collective.id, what, lines)
 
     def _late(self, wait: Wait) -> PeerError:
-        missing = sorted(wait.missing())
+        missing = sorted({*wait.missing(), *wait.unread})
         if wait.call is not None:
             return self._group.late(wait.call, {rank: self._chain(rank) for rank in missing})
         who = rank_text(self._group.mesh, missing[0])
