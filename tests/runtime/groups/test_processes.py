@@ -253,11 +253,16 @@ def test_ranks_that_run_ahead_wait_for_the_slow(ranks: Ranks) -> None:
                 assert found[rank][id_] == sum(member + id_ for member in group)
 
 
-def start_many_and_leave(mesh: Mesh, count: int) -> int:
+def start_many_and_leave(mesh: Mesh, count: int, elements: int) -> int:
     """Start many collectives, wait for all, and do nothing more for the others."""
     group = joined(mesh, 5, TINY)
     calls = [
-        Call(group.rank, mesh.coords(group.rank), Collective("AllReduce", id_, (Axis("a"),)), np.ones(20, np.float32))
+        Call(
+            group.rank,
+            mesh.coords(group.rank),
+            Collective("AllReduce", id_, (Axis("a"),)),
+            np.ones(elements, np.float32),
+        )
         for id_ in range(count)
     ]
     for call in calls:
@@ -265,10 +270,12 @@ def start_many_and_leave(mesh: Mesh, count: int) -> int:
     return sum(int(group.exchange({group.rank: call})[group.rank][0] == mesh.size) for call in reversed(calls))
 
 
-def test_a_rank_that_is_done_owes_the_others_nothing(ranks: Ranks) -> None:
-    """A ring has room for three or four of these."""
+@pytest.mark.parametrize("elements", [20, 700])
+def test_a_rank_that_is_done_owes_the_others_nothing(ranks: Ranks, elements: int) -> None:
+    """A ring has room for three or four of the small ones, and the slots for a part of a large one."""
+    given = {"mesh": LINE, "count": 30 if elements < 100 else 5, "elements": elements}
     for _ in range(10):
-        assert ranks.run(start_many_and_leave, [{"mesh": LINE, "count": 30}] * 4) == [30] * 4
+        assert ranks.run(start_many_and_leave, [given] * 4) == [given["count"]] * 4
 
 
 def echo(mesh: Mesh, sizes: list[int]) -> list[int]:

@@ -70,7 +70,10 @@ class Traffic:
     # -- collectives --------------------------------------------------------------------------------------------
 
     def begin(self, meeting: Meeting) -> Transfer:
-        """Come to a collective: tell the other members.
+        """Come to a collective: tell the other members, and send what there is room for.
+
+        The rest goes whenever this rank waits for something, at the latest when it finishes this collective; while it
+        computes nothing goes.
 
         The n-th collective that two ranks have in common is the n-th on both; headers tell whether it is the same.
 
@@ -95,7 +98,7 @@ class Traffic:
         return made
 
     def finish(self, made: Transfer) -> Array:
-        """Wait for the result of a collective.
+        """Wait for the result of a collective, and until the others have what they need of this rank for it.
 
         Raises:
             ValueError: the operands have none.
