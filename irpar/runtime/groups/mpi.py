@@ -34,8 +34,10 @@ _FAILED, _WHERE, _AT, _IDLE = b"F", b"W", b"A", b"I"
 ANSWER_SECONDS = 1.0
 """How long ranks that did not come are waited for to say where they are; those that compute do not."""
 
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 _SPINS = 50
-_LONGEST_PAUSE = 1e-3
+_LONGEST_PAUSE, _MOVING_PAUSE = 1e-3, 5e-5
+"""Seconds between two looks at what came: where nothing is on its way, and where MPI moves a little at each."""
 
 
 class MpiGroup(SpmdGroup):
@@ -201,10 +203,10 @@ class MpiGroup(SpmdGroup):
                 return False
             idle += 1
             if idle < _SPINS:
-                os.sched_yield()
+                _give_way()
             else:
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MOVING_PAUSE if self._parcels.is_moving else _LONGEST_PAUSE)
 
     def _wait_for(self, is_so: Callable[[], bool], seconds: float) -> bool:
         """Let all go on until something is so; whether it was in time."""

@@ -121,6 +121,11 @@ class Parcels:
         arrival = Arrival(status.Get_source(), tag, bytes(first), 0)
         return arrival.rank, bytes(arrival.inline)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether something is on its way."""
+        return bool(self._receiving or self._sending)
+
     def sent(self) -> bool:
         """Let what is on its way go on; whether all has been sent."""
         left = [outgoing for outgoing in self._sending if not outgoing.is_done()]
