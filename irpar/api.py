@@ -230,14 +230,15 @@ class Partition:
         timeout: float | None = None,
         strict: bool = False,
     ) -> "Executor":
-        """What runs the parts; made once for each engine and group.
+        """What runs the parts; made once for each engine and group (again where it is to be strict, and was not).
 
         Args:
             engine: what computes between collectives; None: "cupy" on a GPU that has the memory, else "ort".
             group: what moves data between ranks: "threads" has all of them in this process. With another one this is
                 one process of many that a launcher started: rank 0 runs, verifies and bisects, the others call
                 `executor(...).serve()`, until rank 0 closes.
-            timeout: seconds that a rank waits for others at a collective; see `irpar.runtime.groups.make_group`.
+            timeout: seconds that a rank waits for others at a collective, from when they meet; see
+                `irpar.runtime.groups.make_group`.
             strict: refuse nodes that the engine "cupy" would compute on the host.
 
         Raises:
@@ -249,6 +250,11 @@ class Partition:
         if engine is None:
             engine = self.default_engine(None if group == "threads" else World.of_environment())
         options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout, "strict": strict}
+        known = self._executors.get((engine, group))
+        if known is not None and strict and not known.is_strict:
+            if group != "threads":
+                raise IrparError("the ranks have met already, and not to be strict", do="ask for strict=True at once")
+            self._executors.pop((engine, group)).close()
         if (engine, group) not in self._executors:
             if self.module is not None:
                 made = Executor(self.module, self.module.mesh, parts=self.parts, **options)

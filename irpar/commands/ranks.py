@@ -64,14 +64,15 @@ def on_ranks(
     """
     from irpar.api import Partition
     from irpar.runtime.engine import ENGINES
-    from irpar.runtime.environment import ERROR_FILE, World
+    from irpar.runtime.environment import ERROR_FILE, IRPAR_LAUNCH, World
     from irpar.runtime.errors import PeerError
-    from irpar.runtime.groups import GROUPS
+    from irpar.runtime.groups import GROUPS, checked_timeout
 
     if engine is not None:
         choice("--engine", engine, ENGINES)
     world = World.of_environment()
-    if world is not None and world.size == 1:
+    checked_timeout(timeout)
+    if world is not None and world.size == 1 and world.launcher != IRPAR_LAUNCH and group != "mpi":
         world = None  # What started one process started it for something else, or has nothing to tell.
     if group is not None and _must_launch(choice("--group", group, GROUPS), world):
         launch_ranks(context.obj)
@@ -107,7 +108,7 @@ def _must_launch(name: str, world: "World | None") -> bool:
     Raises:
         IrparError: the ranks would all run everything, or have nobody to meet; says how to start them.
     """
-    if name == "threads" and world is not None:
+    if name == "threads" and world is not None and world.size > 1:
         raise IrparError(
             f"--group threads runs all ranks in one process; this is one of {world.size} that {world.launcher} started",
             do="leave --group out, or run irpar without the launcher",

@@ -70,7 +70,8 @@ def verify_command(
             again += (
                 [f"--seed {seed}"] * (seed != 0) + [f"--engine {engine}"] * (engine is not None) + ["--strict"] * strict
             )
-            again += [f"--group {group}"] * (group is not None)
+            again += [f"--group {group}"] * (group is not None) + [f"--timeout {timeout}"] * (timeout is not None)
+            again += [f"--tolerance {tolerance}"] * (tolerance is not None)
             _print(verified, bisected, " ".join(["irpar verify", str(out), *again, "--bisect"]))
         if not verified.is_equal or (bisected is not None and bisected.first is not None):
             raise typer.Exit(DIFFERS)

@@ -1,5 +1,6 @@
 """The engine `cupy`: irpar's own kernels on a CUDA device, node by node."""
 
+from collections import Counter
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -133,10 +134,11 @@ class CupyEngine:
         """The ranks of a part that this process runs, which number from 0 where it runs several."""
         return tuple(rank for rank in constants.ranks if rank < self._ranks) if self._ranks > 1 else (0,)
 
-    def check_memory(self, needed: int, what: str) -> None:
-        """Arrays lie in the memory of the devices; see `Engine.check_memory`."""
-        devices = {self.lanes.device_of(rank) for rank in range(self._ranks)}
-        check_device_memory(needed, what, sum(map(free_bytes, devices)))
+    def check_memory(self, needed: int, what: str, processes: int = 1) -> None:
+        """Arrays lie in the memory of the devices, on each those of its ranks; see `Engine.check_memory`."""
+        ranks = Counter(self.lanes.device_of(rank) for rank in range(self._ranks))
+        for device, count in ranks.items():
+            check_device_memory(needed * count // self._ranks, what, free_bytes(device))
 
     def edge(self, rank: int) -> Arrays:
         """Where the arrays lie that a rank holds between segments; see `Engine.edge`."""

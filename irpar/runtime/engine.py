@@ -76,8 +76,13 @@ class Engine(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
-    def check_memory(self, needed: int, what: str) -> None:
+    def check_memory(self, needed: int, what: str, processes: int = 1) -> None:
         """Refuse a run that needs more memory than there is where its arrays lie.
+
+        Args:
+            needed: estimated bytes of this process.
+            what: what needs them, as the message begins.
+            processes: how many of the run share the host, each of which needs about as much.
 
         Raises:
             OutOfMemoryError: with both figures.

@@ -47,6 +47,8 @@ class Launcher:
     run: tuple[str, ...] = ()
 
 
+IRPAR_LAUNCH = "irpar launch"
+"""What messages call irpar's own launcher."""
 LAUNCHER_MARK = "IRPAR_LAUNCHER"
 """Set by `irpar launch` in the environment of each rank, to its own process id."""
 RUN_ID = "IRPAR_RUN_ID"
@@ -59,7 +61,7 @@ PEER_FAILED = 75
 _TORCH_NAMES = (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
 
 LAUNCHERS = (
-    Launcher("irpar launch", (LAUNCHER_MARK,), *_TORCH_NAMES),
+    Launcher(IRPAR_LAUNCH, (LAUNCHER_MARK,), *_TORCH_NAMES),
     Launcher(
         "torchrun", ("RANK", "WORLD_SIZE"), *_TORCH_NAMES, run=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     ),

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class Executor:
         outputs: what `run` gives.
         log: the collectives of the last run, of all ranks; on other ranks than the driver, of their own.
         is_driver: whether `run` can be called here; else `serve`.
+        is_strict: as `strict` was given.
 
     Raises:
         IrparError: the program cannot be run; says what to do.
@@ -76,6 +78,7 @@ class Executor:
         strict: bool = False,
     ) -> None:
         self.mesh = mesh
+        self.is_strict = strict
         self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
         self._partition = ""
         with _left_when_failing(self._group, mesh):
@@ -104,11 +107,12 @@ class Executor:
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
         needed = run_bytes(self.parts, self._threads)
-        self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process")
+        processes = 1 if len(ranks) == mesh.size else _processes_here()
+        self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process", processes)
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
-        self._seconds: dict[CompiledSegment, float] = {}
+        self._seconds: WeakKeyDictionary[CompiledSegment, float] = WeakKeyDictionary()
         self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
         others = [rank for rank in range(mesh.size) if rank not in ranks]
         self._driver = Driver(self._messenger, others) if self.is_driver and others else None
@@ -399,6 +403,12 @@ def _local_rank() -> int:
     """The place of this process among those of its machine, where a launcher tells it."""
     world = World.of_environment()
     return 0 if world is None else world.local_rank
+
+
+def _processes_here() -> int:
+    """How many processes of the run are on this host, where a launcher tells it."""
+    world = World.of_environment()
+    return 1 if world is None else world.local_size or 1
 
 
 def _check_operators(parts: Sequence[Part]) -> None:

@@ -295,7 +295,7 @@ class _Launcher:
         seconds = _UNREAD if self._signals else math.inf
         is_passed_on = self._relay.finish(lambda: len(self._signals) > before or time.monotonic() > begin + seconds)
         if not is_passed_on and self._end is None:
-            self._end = _End(self._signals[before], time.monotonic())
+            self._end = _End(self._signals[-1], time.monotonic())
         self._reap_orphans()
 
     def _ending(self) -> Ending:

@@ -19,20 +19,22 @@ class OutOfMemoryError(IrparError):
     """A run would need more memory than there is."""
 
 
-def check_memory(needed: int, what: str) -> None:
+def check_memory(needed: int, what: str, processes: int = 1) -> None:
     """Refuse what needs more bytes than there are.
 
     Args:
         needed: estimated bytes.
         what: what needs them, as the message begins.
+        processes: how many on this host need as much, this one included.
 
     Raises:
         OutOfMemoryError: with both figures.
     """
     limit = memory_limit()
-    if limit is not None and needed > limit:
+    if limit is not None and needed * processes > limit:
+        shared = f" for {processes} such processes" if processes > 1 else ""
         raise OutOfMemoryError(
-            f"{what} needs about {needed:,} bytes of memory, there are {limit:,}",
+            f"{what} needs about {needed:,} bytes of memory, there are {limit:,}{shared}",
             do=f"use a machine with more memory or a smaller batch; {LIMIT}=none tries it all the same",
         )
 

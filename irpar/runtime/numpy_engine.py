@@ -32,9 +32,9 @@ class NumpyEngine:
     def __init__(self, settings: EngineSettings) -> None:
         pass
 
-    def check_memory(self, needed: int, what: str) -> None:
+    def check_memory(self, needed: int, what: str, processes: int = 1) -> None:
         """Arrays lie in the host's memory; see `Engine.check_memory`."""
-        check_memory(needed, what)
+        check_memory(needed, what, processes)
 
     def edge(self, rank: int) -> Arrays:
         """Arrays are numpy's; see `Engine.edge`."""

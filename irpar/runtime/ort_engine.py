@@ -72,9 +72,9 @@ class OrtEngine:
         self._threads = 0 if settings.ranks == 1 else 1
         self._shares_arena = settings.ranks > 1
 
-    def check_memory(self, needed: int, what: str) -> None:
+    def check_memory(self, needed: int, what: str, processes: int = 1) -> None:
         """Arrays lie in the host's memory; see `Engine.check_memory`."""
-        check_memory(needed, what)
+        check_memory(needed, what, processes)
 
     def edge(self, rank: int) -> Arrays:
         """Arrays are numpy's; see `Engine.edge`."""

@@ -1,5 +1,6 @@
 """Whole runs: partitioned programs against what they stand for."""
 
+import gc
 import threading
 from pathlib import Path
 
@@ -250,3 +251,15 @@ def test_unknown_engine() -> None:
 def test_a_folder_that_is_no_partition(tmp_path: Path) -> None:
     with pytest.raises(IrparError, match="cannot read the plan"):
         Executor.open(tmp_path)
+
+
+def test_what_was_fetched_once_is_let_go() -> None:
+    loaded = mlp()
+    with Executor(loaded, loaded.mesh, engine="numpy") as executor:
+        executor.run(mlp_input())
+        executor.run(mlp_input(), fetch=["hidden"])
+        known = len(executor._seconds)
+        for name in ["active", "hidden"] * 3:
+            executor.run(mlp_input(), fetch=[name])
+        gc.collect()
+        assert len(executor._seconds) <= known

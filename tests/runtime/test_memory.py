@@ -61,6 +61,8 @@ def test_the_limit_is_the_smaller_of_machine_and_container(tmp_path: Path, monke
         (tmp_path / "memory.max").write_text(text)
         assert memory_limit() == expected
     check_memory(4096, "this")
+    with pytest.raises(OutOfMemoryError, match=r"this needs about 2,000 bytes of memory, there are 4,096 for 3 such"):
+        check_memory(2000, "this", 3)
     with pytest.raises(OutOfMemoryError):
         check_memory(4097, "this")
 

@@ -32,6 +32,9 @@ GROUPS: dict[str, str] = {
 TIMEOUT = 60.0
 """Seconds that a rank waits for others at a collective, where neither the caller nor IRPAR_TIMEOUT says."""
 
+_LONGEST = 1e7
+"""Seconds, about four months: a bound."""
+
 
 def make_group(name: str, mesh: Mesh, timeout: float | None = None) -> Group:
     """Join the group of that name: meet the other processes of this run, where there are any.
@@ -47,11 +50,11 @@ def make_group(name: str, mesh: Mesh, timeout: float | None = None) -> Group:
     if name not in GROUPS:
         raise IrparError(f'there is no process group "{name}"', do=f"use one of {', '.join(GROUPS)}")
     module, _, kind = GROUPS[name].partition(":")
-    group: Group = getattr(import_native(f"{__package__}.{module}"), kind).join(mesh, _seconds(timeout))
+    group: Group = getattr(import_native(f"{__package__}.{module}"), kind).join(mesh, checked_timeout(timeout))
     return group
 
 
-def _seconds(timeout: float | None) -> float:
+def checked_timeout(timeout: float | None) -> float:
     """The bound of a wait.
 
     Raises:
@@ -65,6 +68,6 @@ def _seconds(timeout: float | None) -> float:
             value = float(text)
         except ValueError:
             raise IrparError(f'IRPAR_TIMEOUT is "{text}", not a number', do="give seconds, such as 60") from None
-    if not value > 0:
-        raise IrparError(f"{given} is {value:g} s, which nothing can be done in", do="give seconds, such as 60")
+    if not 0 < value <= _LONGEST:
+        raise IrparError(f"{given} is {value:g} s", do=f"give seconds from above 0 to {_LONGEST:,.0f}, such as 60")
     return value

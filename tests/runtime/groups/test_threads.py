@@ -229,3 +229,16 @@ def test_groups_that_are_complete_go_on_without_the_others() -> None:
 def test_unknown_group() -> None:
     with pytest.raises(IrparError, match='no process group "pigeons"'):
         make_group("pigeons", MESH)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e9])
+def test_a_timeout_is_a_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(IrparError, match="the time-out is .* s\n  do: give seconds from above 0"):
+        make_group("threads", MESH, seconds)
+
+
+def test_the_environment_may_give_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRPAR_TIMEOUT", "soon")
+    with pytest.raises(IrparError, match='IRPAR_TIMEOUT is "soon", not a number'):
+        make_group("threads", MESH)
+    make_group("threads", MESH, 5)
