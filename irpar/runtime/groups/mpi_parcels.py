@@ -11,8 +11,9 @@ from .pairwise import Steps
 INLINE = 4096
 """Bytes of content that travel with the size; MPI libraries send so little without asking the receiver."""
 
-CHUNK = 1 << 30
-"""Largest message in bytes: counts of many MPI libraries end at 2^31 - 1."""
+CHUNK = 1 << 26
+"""Largest message in bytes. Counts of many MPI libraries end at 2^31 - 1; and a wait is bounded by the time since a
+message last came to its end, which on a slow network one must do now and then."""
 
 _SIZE = struct.Struct("<Q")
 
