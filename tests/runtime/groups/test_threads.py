@@ -233,7 +233,7 @@ def test_unknown_group() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e9])
 def test_a_timeout_is_a_number_of_seconds(seconds: float) -> None:
-    with pytest.raises(IrparError, match="the time-out is .* s\n  do: give seconds from above 0"):
+    with pytest.raises(IrparError, match=r"the time-out is .* s\n  do: give seconds from above 0"):
         make_group("threads", MESH, seconds)
 
 
