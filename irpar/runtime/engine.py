@@ -111,6 +111,8 @@ class EngineSettings:
         strict: refuse a node that an engine with a device would compute on the host.
         keep_on_device: let segments give arrays of the device, where the engine has one.
         local_rank: the place of this process among those of its machine, which chooses the device.
+        threads: threads of the processor that each segment of a program cut over ranks computes with; 0: the program is
+            whole, and the engine chooses.
     """
 
     def __init__(
@@ -121,12 +123,14 @@ class EngineSettings:
         strict: bool = False,
         keep_on_device: bool = False,
         local_rank: int = 0,
+        threads: int = 0,
     ) -> None:
         self.opsets = dict(opsets)
         self.ranks = ranks
         self.strict = strict
         self.keep_on_device = keep_on_device
         self.local_rank = local_rank
+        self.threads = threads
 
 
 ENGINES: dict[str, str] = {

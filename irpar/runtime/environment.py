@@ -159,6 +159,19 @@ class World:
         return f"rank {self.rank} of {self.size}, started by {self.launcher or 'hand'}"
 
 
+def threads_of_rank() -> int:
+    """How many threads a rank in a process of its own computes with.
+
+    What OMP_NUM_THREADS says, which `irpar launch` and torchrun set; else its share of the cores of this host.
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if said.isascii() and said.isdecimal() and int(said) > 0:
+        return int(said)
+    world = World.of_environment()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // ((world and world.local_size) or 1))
+
+
 class _Variables:
     """The environment, read with messages that name the variable."""
 

@@ -18,7 +18,7 @@ from irpar.sharding import IrparError, Mesh
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
 from .engine import CompiledSegment, EngineSettings, make_engine
-from .environment import World
+from .environment import World, threads_of_rank
 from .errors import EngineError, ProgramError, RunError
 from .groups import Call, Group, Messenger, make_group, rank_text
 from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
@@ -102,6 +102,7 @@ class Executor:
             strict=strict,
             keep_on_device=self._group.takes_device_arrays,
             local_rank=_local_rank() if len(ranks) < mesh.size else 0,
+            threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
         )
         self._engine = make_engine(engine, settings)
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1

@@ -59,8 +59,8 @@ _RUN_FAILED = re.compile(r"while running ([\w.]+) node\. Name:'([^']*)' Status M
 class OrtEngine:
     """Runs segments in ONNX Runtime on the CPU.
 
-    With several ranks each session computes on the thread that calls it, so that ranks run side by side; a single
-    rank gets ONNX Runtime's own number of threads.
+    Where all ranks are in this process each session computes on the thread that calls it, so that ranks run side by
+    side; a rank in a process of its own gets its share of the cores, a whole program ONNX Runtime's own number of threads.
     """
 
     name = "ort"
@@ -69,8 +69,8 @@ class OrtEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._opsets = settings.opsets
-        self._threads = 0 if settings.ranks == 1 else 1
-        self._shares_arena = settings.ranks > 1
+        self._threads = settings.threads
+        self._shares_arena = settings.threads > 0
 
     def check_memory(self, needed: int, what: str, processes: int = 1) -> None:
         """Arrays lie in the host's memory; see `Engine.check_memory`."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpar.runtime.environment import LAUNCHERS, World, WorldError
+from irpar.runtime.environment import LAUNCHERS, World, WorldError, threads_of_rank
 
 TORCHRUN = {
     "RANK": "5",
@@ -169,3 +169,24 @@ def test_nonsense_is_told(told):
         World.of_environment(NONSENSE[told])
     assert told in failure.value.what
     assert failure.value.do
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({}, 12),
+        ({"OMP_NUM_THREADS": "3,2"}, 3),
+        ({"OMP_NUM_THREADS": "many"}, 12),
+        (MPICH, 3),
+        (MPICH | {"OMP_NUM_THREADS": "5"}, 5),
+        (MPICH | {"MPI_LOCALNRANKS": "8"}, 1),
+        (TORCHRUN | {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "50"}, 1),
+    ],
+)
+def test_ranks_of_a_host_share_its_cores(monkeypatch, variables, threads):
+    for name in {name for each in ALL.values() for name in each} | {"OMP_NUM_THREADS"}:
+        monkeypatch.delenv(name, raising=False)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(12))
+    assert threads_of_rank() == threads

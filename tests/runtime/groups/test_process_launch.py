@@ -19,7 +19,7 @@ from irpar.runtime.inputs import random_inputs
 from tests.runtime.launched import IRPAR, take_signals
 from tests.test_families import Case, partitioned
 
-from .process_ranks import Ranks
+from .process_ranks import Ranks, world
 
 LOOP = """
 import os, sys
@@ -180,3 +180,36 @@ def test_wherever_a_rank_is_killed_the_others_end(folder: Path) -> None:
             if rank != victim:
                 assert isinstance(error, RunError)
                 assert f"rank {victim} (" in str(error)
+
+
+MEET = """
+from irpar.runtime.groups import make_group
+from irpar.sharding import Mesh
+group = make_group("processes", Mesh({"a": 3}), 20)
+print(group.rank)
+group.close()
+"""
+WRAPPED = ([], ["sh", "-c", '"$@"; exit $?', "sh"], ["env", "OTHER=1"])
+"""Commands that start another one: two runs under them have nothing in common but who gave the ranks their numbers."""
+
+
+def start_as_mpiexec(size: int) -> list["subprocess.Popen[str]"]:
+    """Start ranks with the variables of MPICH, which name no run, each under another wrapper."""
+    kept = {name: text for name, text in os.environ.items() if name not in world(0, size, "")}
+    return [
+        subprocess.Popen(
+            [*WRAPPED[rank], sys.executable, "-c", MEET],
+            env=kept | {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "MPI_LOCALNRANKS": str(size)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def test_ranks_of_mpiexec_meet_whatever_is_between() -> None:
+    started = start_as_mpiexec(3)
+    for rank, process in enumerate(started):
+        out, errors = process.communicate(timeout=60)
+        assert (out, errors) == (f"{rank}\n", "")
