@@ -60,7 +60,8 @@ class OrtEngine:
     """Runs segments in ONNX Runtime on the CPU.
 
     Where all ranks are in this process each session computes on the thread that calls it, so that ranks run side by
-    side; a rank in a process of its own gets its share of the cores, a whole program ONNX Runtime's own number of threads.
+    side. A rank in a process of its own gets its share of the cores, a whole program ONNX Runtime's own number of
+    threads.
     """
 
     name = "ort"

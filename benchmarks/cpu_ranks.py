@@ -1,0 +1,188 @@
+"""Ranks on the cores of one machine: a model cut over them, and all-reduce, for each way that ranks can be joined.
+
+    python benchmarks/cpu_ranks.py                     a gpt of GPT-2's size over tp=2: medians of 15 runs
+    python benchmarks/cpu_ranks.py --preset tiny       the same for a small one, in seconds
+    python benchmarks/cpu_ranks.py --write             and write benchmarks/results/cpu_ranks.{json,md}
+
+Groups: threads (all ranks in one process), processes (irpar launch), mpi (mpiexec; where mpi4py and an MPI are there).
+The yardstick is ONNX Runtime on the whole model, with one thread and with two, on the same cores. There is no target:
+one machine's cores and memory are the same for all.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+import irpar
+from irpar import models
+from irpar.runtime.executor import Executor
+from irpar.runtime.groups import Call, Collective, Group, make_group
+from irpar.runtime.inputs import random_inputs
+from irpar.runtime.specs import input_specs
+from irpar.sharding import Axis, Mesh
+
+RANKS = 2
+SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 64 << 20}
+CALLS = {"1 KB": 500, "1 MB": 100, "64 MB": 9}
+"""All-reduces that a figure is the median of."""
+WARM = 3
+RESULTS = Path(__file__).parent / "results"
+Seconds = dict[str, float]
+
+
+def main() -> int:
+    """Measure all, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="small", help="of the gpt: small (GPT-2), tiny ...")
+    parser.add_argument("--seq", type=int, default=64, help="tokens of a run (default 64)")
+    parser.add_argument("--runs", type=int, default=15, help="runs of each (default 15)")
+    parser.add_argument("--write", action="store_true", help="write the results beside this script")
+    parser.add_argument("--work", nargs=3, metavar=("GROUP", "FOLDER", "RUNS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        return work(options.work[0], Path(options.work[1]), int(options.work[2]))
+    with tempfile.TemporaryDirectory() as place:
+        found = measure(options.preset, options.seq, options.runs, Path(place))
+    print(report(found))
+    if options.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "cpu_ranks.json").write_text(json.dumps(found, indent=1) + "\n")
+        (RESULTS / "cpu_ranks.md").write_text(report(found))
+    return 0
+
+
+def measure(preset: str, seq: int, runs: int, place: Path) -> dict[str, Any]:
+    """All figures: medians in seconds."""
+    original = place / "gpt.onnx"
+    models.save(original, "gpt", preset=preset, seq=seq)
+    module = irpar.load(original)
+    irpar.annotate(module, models.annotations("gpt", None, "tp", preset=preset, seq=seq))
+    irpar.partition(module, Mesh({"tp": RANKS})).save(place / "out")
+    steps: Seconds = {}
+    for threads in (1, 2):
+        steps[f"ONNX Runtime, whole model, {threads} thread{'s' * (threads > 1)}"] = whole(original, threads, runs)
+    reduced: dict[str, Seconds] = {}
+    for group, command in commands().items():
+        words = [*command, sys.executable, __file__, "--work", group, str(place / "out"), str(runs)]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment())
+        if done.returncode:
+            raise SystemExit(f"{group} failed:\n{done.stderr}")
+        told = json.loads(done.stdout.splitlines()[-1])
+        steps[f"irpar, {RANKS} ranks, {group}"], reduced[group] = told["step"], told["all_reduce"]
+    facts = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg(), "python": platform.python_version()}
+    facts |= {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
+    return {"model": f"gpt {preset}, {seq} tokens", "runs": runs, "steps": steps, "all_reduce": reduced, "facts": facts}
+
+
+def commands() -> dict[str, list[str]]:
+    """How the ranks of each group are started; only what is installed."""
+    found = {"threads": [], "processes": [sys.executable, "-P", "-m", "irpar.cli", "launch", "-n", str(RANKS)]}
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpiexec is not None and importlib.util.find_spec("mpi4py") is not None:
+        found["mpi"] = [mpiexec, "-n", str(RANKS)]
+    return found
+
+
+def environment() -> dict[str, str]:
+    """For the ranks: no more threads than cores, whoever starts them."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def whole(original: Path, threads: int, runs: int) -> float:
+    """The median of runs of the whole model."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
+    module = irpar.load(original)
+    inputs = random_inputs(input_specs(module.graph), module.graph)
+    return median(lambda: session.run(None, inputs), runs)
+
+
+def median(run: Callable[[], Any], runs: int) -> float:
+    """Of so many runs, after a few to warm up."""
+    seconds = []
+    for number in range(runs + WARM):
+        start = time.perf_counter()
+        run()
+        if number >= WARM:
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def work(name: str, folder: Path, runs: int) -> int:
+    """What a rank does; rank 0 prints its figures."""
+    with Executor.open(folder, engine="ort", group=name) as executor:
+        step = 0.0
+        if executor.is_driver:
+            inputs = random_inputs(executor.inputs, executor.parts[0].graph)
+            step = median(lambda: executor.run(inputs), runs)
+        else:
+            executor.serve()
+    mesh = Mesh({"tp": RANKS})
+    group = make_group(name, mesh)
+    reduced = {size: all_reduce(group, mesh, nbytes, CALLS[size]) for size, nbytes in SIZES.items()}
+    group.close()
+    if 0 in group.ranks:
+        print(json.dumps({"step": step, "all_reduce": reduced}), flush=True)
+    return 0
+
+
+def all_reduce(group: Group, mesh: Mesh, nbytes: int, calls: int) -> float:
+    """The median of so many all-reduces of f32."""
+    collective = Collective("AllReduce", 0, (Axis("tp"),))
+    operands = {rank: np.ones(nbytes // 4, np.float32) for rank in group.ranks}
+
+    def run() -> None:
+        waiting = {rank: Call(rank, mesh.coords(rank), collective, operands[rank]) for rank in group.ranks}
+        while waiting:
+            for rank in group.exchange(waiting):
+                del waiting[rank]
+
+    return median(run, calls)
+
+
+def report(found: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    facts = found["facts"]
+    lines = [
+        f"# Ranks on {facts['cores']} cores",
+        "",
+        f"Written by `python benchmarks/cpu_ranks.py --write`; load {facts['load'][0]:.1f} at the end, Python "
+        f"{facts['python']}, ONNX Runtime {facts['onnxruntime']}, NumPy {facts['numpy']}.",
+        "",
+        f"| {found['model']}, median of {found['runs']} | ms |",
+        "|---|---|",
+        *(f"| {name} | {seconds * 1e3:.1f} |" for name, seconds in found["steps"].items()),
+        "",
+        f"| all-reduce of f32, {RANKS} ranks | {' | '.join(SIZES)} |",
+        "|---|" + "---|" * len(SIZES),
+        *(
+            f"| {group} | {' | '.join(figure(seconds[size], nbytes) for size, nbytes in SIZES.items())} |"
+            for group, seconds in found["all_reduce"].items()
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def figure(seconds: float, nbytes: int) -> str:
+    """A time, and the bytes of the operand over it."""
+    time_ = f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
+    return f"{time_}, {nbytes / seconds / 1e9:.2f} GB/s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

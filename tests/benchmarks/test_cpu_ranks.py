@@ -1,0 +1,41 @@
+"""benchmarks/cpu_ranks.py: what it measures is there, in the right units."""
+
+import numpy as np
+
+from irpar.runtime.groups import ThreadGroup
+from irpar.sharding import Mesh
+
+from .scripts import load_script
+
+script = load_script("cpu_ranks")
+
+
+def test_every_group_without_others_is_started_as_it_is() -> None:
+    commands = script.commands()
+    assert commands["threads"] == []
+    assert commands["processes"][-3:] == ["launch", "-n", "2"]
+
+
+def test_all_reduces_are_of_all_ranks() -> None:
+    class Counted(ThreadGroup):
+        calls = 0
+
+        def exchange(self, waiting):
+            self.calls += 1
+            results = super().exchange(waiting)
+            assert all((result == 2).all() and result.nbytes == 64 for result in results.values())
+            return results
+
+    group = Counted(Mesh({"tp": 2}))
+    assert script.all_reduce(group, group.mesh, 64, 5) > 0
+    assert group.calls == 5 + script.WARM
+
+
+def test_the_report_has_units() -> None:
+    assert script.figure(13e-6, 1 << 10) == "13.0 us, 0.08 GB/s"
+    assert script.figure(16e-3, 64 << 20) == "16.0 ms, 4.19 GB/s"
+    facts = {"cores": 2, "load": (0.5, 1, 1), "python": "3", "onnxruntime": "1", "numpy": np.__version__}
+    reduced = {"threads": dict.fromkeys(script.SIZES, 1.0)}
+    told = script.report({"model": "gpt", "runs": 15, "steps": {"a": 0.0123}, "all_reduce": reduced, "facts": facts})
+    assert "| a | 12.3 |" in told
+    assert "| threads | 1,000.0 ms" in told
