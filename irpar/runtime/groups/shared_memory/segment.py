@@ -42,7 +42,7 @@ class Layout:
 
     @classmethod
     def of(cls, count: int) -> Self:
-        """For this many ranks: memory that is bounded (at most 0.35 GB), whatever is sent."""
+        """For this many ranks: memory that is bounded (24 MB for 4 ranks, at most 0.5 GB), whatever is sent."""
         ring = 516 << 10
         while ring > 8 << 10 and ring * count * count > _MOST_RINGS:
             ring //= 2

@@ -1,0 +1,70 @@
+"""Streams of records: all come, in order and whole, however little room a ring has."""
+
+import os
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irpar.runtime.groups.shared_memory.segment import Layout, Segment
+from irpar.runtime.groups.shared_memory.streams import Streams
+
+
+def two_streams(ring: int) -> tuple[Streams, Streams]:
+    """Both ends, in one process."""
+    layout = Layout(2, ring=ring, slot=64, slots=2)
+    handle = Segment.create(layout)
+    first, second = Segment(layout, os.dup(handle)), Segment(layout, handle)
+    first.start()
+    return Streams(first, 0), Streams(second, 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.sampled_from([4096, 8256]),
+    st.lists(st.tuples(st.booleans(), st.one_of(st.integers(0, 1024), st.just(0))), max_size=120),
+    st.integers(0, 99),
+)
+def test_records_come_in_order_and_whole(ring: int, sent: list[tuple[bool, int]], seed: int) -> None:
+    ends = two_streams(ring)
+    drawn = random.Random(seed)
+    came: tuple[list[Any], list[Any]] = ([], [])
+
+    def poll(which: int) -> None:
+        def deliver(peer: int, kind: int, flag: int, numbers: tuple[int, int, int], payload: memoryview) -> None:
+            came[which].append((peer, kind, flag, numbers, bytes(payload)))
+
+        ends[which].poll(deliver)
+
+    expected: tuple[list[Any], list[Any]] = ([], [])
+    for number, (is_first, size) in enumerate(sent):
+        source = 0 if is_first else 1
+        payload = drawn.randbytes(size)
+        ends[source].send(1 - source, 3, number % 2, (number, -number, 2**60), payload)
+        expected[1 - source].append((source, 3, number % 2, (number, -number, 2**60), payload))
+        if drawn.random() < 0.2:
+            poll(drawn.randrange(2))
+    for _ in range(200):
+        poll(0)
+        poll(1)
+    assert came == expected
+    assert ends[0].is_flushed
+    assert ends[1].is_flushed
+
+
+def test_what_is_full_is_told_and_forgotten() -> None:
+    first, _ = two_streams(4096)
+    for _ in range(10):
+        first.send(1, 1, 0, (0, 0, 0), bytes(1000))
+    assert first.full == [1]
+    first.forget([1])
+    assert first.is_flushed
+
+
+def test_a_record_wakes_its_receiver() -> None:
+    first, second = two_streams(4096)
+    second.quiet()
+    first.send(1, 1, 0, (0, 0, 0))
+    second.sleep(60)  # Comes back at once.
+    assert second.poll(lambda *_: None)
