@@ -114,8 +114,7 @@ def _must_launch(name: str, world: "World | None") -> bool:
             do="leave --group out, or run irpar without the launcher",
         )
     if world is None and name == "mpi":
-        raise IrparError(
-            "--group mpi needs a process for each rank, and no launcher has made any",
-            do="start them: mpiexec -n RANKS irpar run OUT --group mpi ...",
-        )
+        from irpar.runtime.environment import no_launcher
+
+        raise no_launcher(name)
     return world is None and name == "processes"

@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, Mesh
 
 _MOST_PORT = 65535
 
 
 class WorldError(IrparError):
-    """Variables of a launcher that contradict each other, or are no numbers."""
+    """Variables of a launcher that contradict each other or are no numbers, or processes that are not those needed."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,23 @@ class World:
             run_id=_run_id(variables, launcher),
         )
 
+    @classmethod
+    def of_ranks(cls, group: str, mesh: Mesh) -> "World":
+        """The world of a process group in which each rank of a mesh has its own process.
+
+        Raises:
+            WorldError: no launcher has made a process for each rank, or what it set cannot be.
+        """
+        world = cls.of_environment()
+        if world is None:
+            raise no_launcher(group, mesh.size)
+        if world.size != mesh.size:
+            raise WorldError(
+                f"{world.launcher} started {world.size} processes, and mesh {mesh} has {mesh.size} ranks",
+                do=f"start {mesh.size} processes, or partition the model for {world.size} devices",
+            )
+        return world
+
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}, started by {self.launcher or 'hand'}"
 
@@ -170,6 +187,21 @@ def threads_of_rank() -> int:
     world = World.of_environment()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // ((world and world.local_size) or 1))
+
+
+def no_launcher(group: str, count: int | str = "RANKS") -> WorldError:
+    """The error of a process group that needs more processes than this one.
+
+    Args:
+        group: its name.
+        count: of processes that it needs.
+    """
+    start = f"mpiexec -n {count} irpar run OUT --group mpi ..."
+    if group != "mpi":
+        start = f"irpar launch -n {count} run OUT --group {group} ... (or torchrun, mpiexec, srun)"
+    return WorldError(
+        f"--group {group} needs a process for each rank, and no launcher has made any", do=f"start them: {start}"
+    )
 
 
 class _Variables:

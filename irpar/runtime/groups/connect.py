@@ -5,15 +5,21 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from hmac import compare_digest
 from importlib.util import find_spec
 from typing import Any
 
+from irpar.sharding import Mesh
+
 from ..environment import World
 from ..errors import RunError
 from .control import Control
+from .mpi_gather import all_gather_of
+from .mpi_job import Job
+from .sockets import listen, set_up
 from .store import Store
 
 AllGather = Callable[[bytes], list[bytes]]
@@ -21,28 +27,38 @@ AllGather = Callable[[bytes], list[bytes]]
 
 _MPI_LAUNCHERS = ("Open MPI", "MPICH")
 _TOKEN_BYTES = 16
-_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-"""Seconds until, and between, and number of probes: a host that vanished is noticed after about 35 s."""
 
 
 class ConnectError(RunError):
     """Processes that find each other, but cannot connect."""
 
 
-@contextmanager
-def meeting_place(world: World, seconds: float) -> Iterator[AllGather]:
-    """Where the ranks of a world tell each other what they need to connect: irpar's store, or MPI.
+def meet(world: World, mesh: Mesh, about: Mapping[str, Any], seconds: float) -> tuple[Control, list[dict[str, Any]]]:
+    """Find all other processes of the run, and connect this one to each.
 
-    MPI is asked where a launcher of it started the ranks, and no MASTER_ADDR and MASTER_PORT tell of a store.
+    They find each other at irpar's store; over MPI where a launcher of it started them, and no MASTER_ADDR and
+    MASTER_PORT tell of a store.
+
+    Args:
+        world: this process among all.
+        mesh: of their ranks.
+        about: see `connect`.
+        seconds: see `connect`.
+
+    Returns:
+        See `connect`.
 
     Raises:
-        RunError: there is no such place, or a rank does not come.
+        ConnectError: see `connect`.
+        RunError: there is nowhere to meet, or a rank does not come.
     """
     is_known = world.master_addr is not None and world.store_port is not None
     if not is_known and world.launcher in _MPI_LAUNCHERS and find_spec("mpi4py") is not None:
-        with _mpi() as gather:
-            yield gather
-        return
+        job = Job.enter(mesh, seconds)
+        with all_gather_of(job, seconds) as gather:
+            control, all_about = connect(world, gather, about, seconds)
+            job.open_groups.append(_Connected(job, control))
+        return control, all_about
     with Store.of_world(world, seconds) as store:
         rounds = 0
 
@@ -52,24 +68,32 @@ def meeting_place(world: World, seconds: float) -> Iterator[AllGather]:
             store.set(f"connect/{rounds}/{world.rank}", mine)
             return [store.get(f"connect/{rounds}/{rank}") for rank in range(world.size)]
 
-        yield gather_by_store
-        store.barrier("connected")
+        control, all_about = connect(world, gather_by_store, about, seconds)
+        try:
+            store.barrier("connected")
+        except BaseException:
+            control.close()
+            raise
+    return control, all_about
 
 
-@contextmanager
-def _mpi() -> Iterator[AllGather]:
-    """MPI, for as long as it takes to meet: a process that has ended MPI does not wait at exit for one that died."""
-    import mpi4py
+@dataclass(frozen=True)
+class _Connected:
+    """Connections of a process of an MPI job: when it ends, they tell whether MPI can wait for all ranks."""
 
-    mpi4py.rc.initialize = False
-    from mpi4py import MPI
+    job: Job
+    control: Control
 
-    was_there = MPI.Is_initialized()
-    if not was_there:
-        MPI.Init()
-    yield MPI.COMM_WORLD.allgather
-    if not was_there:
-        MPI.Finalize()
+    def abort(self, reason: str) -> None:
+        """See `Messenger.abort`."""
+        if self.control.is_open:
+            self.control.tell_failed(self.control.rank, reason)
+
+    def close(self) -> None:
+        """See `Group.close`."""
+        self.job.has_failed |= self.control.is_broken
+        self.job.open_groups.remove(self)
+        self.control.close()
 
 
 def connect(
@@ -93,7 +117,7 @@ def connect(
     deadline = time.monotonic() + seconds
     host = _own_host(world, gather)
     token = secrets.token_bytes(_TOKEN_BYTES)
-    with _listen(host, world.size) as listener:
+    with listen(host, 0, world.size) as listener:
         port = listener.getsockname()[1]
         card = {"host": host, "port": port, "token": token.hex(), "about": dict(about)}
         cards = [json.loads(each) for each in gather(json.dumps(card).encode())]
@@ -139,15 +163,6 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET
 
 
-def _listen(host: str, size: int) -> socket.socket:
-    """On the loopback where that is how the ranks reach each other; else on all addresses of this host."""
-    if host.startswith("127."):
-        return socket.create_server((host, 0), backlog=max(size, 128))
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=max(size, 128), dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=max(size, 128))
-
-
 def _call(own: int, rank: int, card: Mapping[str, Any], deadline: float) -> socket.socket:
     """Connect to a rank that listens."""
     place = f"{card['host']}:{card['port']}"
@@ -155,7 +170,7 @@ def _call(own: int, rank: int, card: Mapping[str, Any], deadline: float) -> sock
     try:
         connection = socket.create_connection((card["host"], card["port"]), _left(deadline))
         connection.sendall(bytes.fromhex(card["token"]) + own.to_bytes(8, "little"))
-        _set_up(connection)
+        set_up(connection)
         return connection
     except OSError as error:
         if connection is not None:
@@ -190,18 +205,8 @@ def _answer(
     if not compare_digest(told[:_TOKEN_BYTES], token) or rank not in missing:
         connection.close()
         return None
-    _set_up(connection)
     return rank, connection
 
 
 def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.01)
-
-
-def _set_up(connection: socket.socket) -> None:
-    """Send small frames at once, and notice a peer whose host vanished."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, number in _KEEPALIVE:
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)

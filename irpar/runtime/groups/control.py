@@ -38,11 +38,17 @@ class Frame(IntEnum):
     BYE = 7  # the sender ends, and nothing is wrong with it
 
 
+_BULK = (Frame.DATA, Frame.MESSAGE)
+"""Frames that may take long to come. Others come from a rank that hangs too: it answers, or is asked."""
+NOBODY = -1
+"""Instead of a rank, where the run failed and none is to blame."""
+
+
 class LostError(Exception):
     """A rank failed, or is gone.
 
     Attributes:
-        rank: that rank.
+        rank: that rank; `NOBODY` where it is not known which.
         reason: what it said, or another of it; empty where nobody said anything.
     """
 
@@ -62,6 +68,7 @@ class Peer:
         messages: in order.
         here: its answer to the last question where it is; None before it comes.
         met: how many headers have been taken; both ends count alike.
+        moved: bytes of data and messages that have come.
         has_left: it said that it ends.
         is_gone: the connection has ended.
     """
@@ -75,6 +82,7 @@ class Peer:
         self.messages: deque[bytes] = deque()
         self.here: str | None = None
         self.met = 0
+        self.moved = 0
         self.has_left = False
         self.is_gone = False
         self._outbox: deque[memoryview] = deque()
@@ -125,6 +133,8 @@ class Peer:
                 self.is_gone = True
                 return
             self._filled += count
+            if self._body is not None and self._head[0] in _BULK:
+                self.moved += count
             if self._filled < len(into):
                 continue
             if self._body is None:
@@ -149,6 +159,7 @@ class Control:
         where: what this rank answers when another asks where it is.
         failure: the first rank that failed, and why ("" where it is gone without a word).
         is_broken: a rank failed, as far as the others were told or this one has noticed.
+        is_open: it has not been closed.
     """
 
     def __init__(self, rank: int, connections: Mapping[int, socket.socket]) -> None:
@@ -159,7 +170,7 @@ class Control:
         self._selector = selectors.DefaultSelector()
         self._has_left = False
         self.is_broken = False
-        self._is_open = True
+        self.is_open = True
         for peer in self.peers.values():
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
         self._takes: dict[Frame, Callable[[Peer, bytearray], None]] = {
@@ -173,7 +184,7 @@ class Control:
         }
 
     def tell_failed(self, rank: int, reason: str) -> None:
-        """Tell all others that a rank failed."""
+        """Tell all others that a rank failed, or the run without one that is to blame (`NOBODY`)."""
         body = _NUMBER.pack(rank) + reason.encode(errors="replace")
         for peer in self.peers.values():
             peer.send(Frame.FAILED, body)
@@ -221,16 +232,28 @@ class Control:
         return self.failure is not None
 
     def wait(self, missing: Callable[[], Sequence[int]], seconds: float | None) -> bool:
-        """Wait until nothing is missing of any rank; False where something is after `seconds`.
+        """Wait until nothing is missing of any rank.
+
+        Args:
+            missing: ranks of which something is.
+            seconds: the bound, from when bytes last came from one of these; None: none.
+
+        Returns:
+            False where the bound was reached.
 
         Raises:
             LostError: as `check`, of the ranks of which something is missing.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        last = time.monotonic()
+        moved: dict[int, int] = {}
         self.pump()
         while ranks := missing():
             self.check(ranks)
-            left = 1.0 if deadline is None else deadline - time.monotonic()
+            now = time.monotonic()
+            for rank in ranks:
+                if self.peers[rank].moved != moved.setdefault(rank, self.peers[rank].moved):
+                    moved[rank], last = self.peers[rank].moved, now
+            left = 1.0 if seconds is None else last + seconds - now
             if left <= 0:
                 return False
             self.pump(min(left, 1.0))
@@ -255,9 +278,9 @@ class Control:
 
     def close(self) -> None:
         """End; waits a little until the others have read what was sent."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         self.leave()
         self._flush(_LINGER_SECONDS)
         for peer in self.peers.values():

@@ -20,21 +20,22 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Self
 
 from irpar.sharding import IrparError, Mesh
 
 from ..environment import World
 from ..errors import PeerError, RunError
-from .base import Array, Call
-from .connect import connect, meeting_place
-from .control import Control
+from .base import Array, Call, rank_text
+from .connect import meet
+from .control import NOBODY, Control
 from .header import Header
 from .nccl_lane import DeviceError, Lane, Work, enqueue_together, load_cupy
 from .nccl_transfers import moves_nothing, wire_of
 from .results import execute
-from .spmd import Finish, Meeting
+from .spmd import SEE_LATE, Finish, Meeting
 from .threads import ThreadGroup
 from .wired import WiredGroup
 
@@ -44,6 +45,8 @@ _SPINS = 100
 """So often it is asked at once whether a collective is done, before the processor is left to others between."""
 _PAUSE_SECONDS = 5e-5
 _DESTROY_SECONDS = 10.0
+_ASK_SECONDS = 0.5
+"""How long a rank that gives up waits to be told where the others are."""
 _BLAME_SECONDS = 1.0
 """How much later than NCCL's own error a peer's end may show."""
 
@@ -59,11 +62,10 @@ class Nccl:
             IrparError: CuPy, NCCL or a device is missing, there are not as many ranks as the mesh has, or devices, or
                 a rank did not come.
         """
-        cupy = load_cupy()
         world = World.of_environment()
         if world is None or world.size == 1:
-            return NcclDevices.on_devices(mesh, seconds, cupy)
-        return NcclGroup.of_world(mesh, seconds, cupy, world)
+            return NcclDevices.on_devices(mesh, seconds, load_cupy())
+        return NcclGroup.join(mesh, seconds)
 
 
 class NcclGroup(WiredGroup):
@@ -88,27 +90,15 @@ class NcclGroup(WiredGroup):
         atexit.register(self._abandon)
 
     @classmethod
-    def join(cls, mesh: Mesh, seconds: float) -> "NcclGroup":
+    def join(cls, mesh: Mesh, seconds: float) -> Self:
         """See `SpmdGroup.join`."""
-        world = World.of_environment()
-        if world is None:
-            raise IrparError("no launcher has started ranks", do="irpar launch -n RANKS run OUT --group nccl ...")
-        return cls.of_world(mesh, seconds, load_cupy(), world)
-
-    @classmethod
-    def of_world(cls, mesh: Mesh, seconds: float, cupy: Any, world: World) -> "NcclGroup":
-        """See `SpmdGroup.join`."""
-        if world.size != mesh.size:
-            raise IrparError(
-                f"mesh {mesh} has {mesh.size} ranks, and {world.launcher} started {world.size} processes",
-                do=f"start {mesh.size} processes, or partition the model for {world.size} devices",
-            )
+        cupy = load_cupy()
+        world = World.of_ranks("nccl", mesh)
         device = world.local_rank % cupy.cuda.runtime.getDeviceCount()
         cupy.cuda.Device(device).use()
         lane = Lane(cupy, device)  # CUDA takes its time to start, for which no rank waits at a collective.
         about = _about(cupy, device)
-        with meeting_place(world, seconds) as gather:
-            control, all_about = connect(world, gather, about, seconds)
+        control, all_about = meet(world, mesh, about, seconds)
         try:
             _check_devices(all_about)
             return cls(mesh, world.rank, seconds, control, lane)
@@ -184,7 +174,7 @@ class NcclGroup(WiredGroup):
         """What NCCL cannot move, or need not."""
         on_host = self.lane.to_host(meeting.call)
         call = Call(self.rank, meeting.call.coords, meeting.collective, on_host)
-        finish = self.through_hosts(Meeting(call, *_rest(meeting)))
+        finish = self.through_hosts(replace(meeting, call=call))
         return lambda: self.lane.like(meeting.call, finish())
 
     def _wait(self, work: Work, communicator: Any) -> None:
@@ -192,7 +182,7 @@ class NcclGroup(WiredGroup):
 
         Raises:
             LostError: a rank failed.
-            PeerError: it took too long.
+            RunError: it took too long.
         """
         meeting = work.meeting
         deadline = math.inf
@@ -212,18 +202,47 @@ class NcclGroup(WiredGroup):
                 raise self._stuck(meeting)
             time.sleep(_PAUSE_SECONDS)
 
-    def _stuck(self, meeting: Meeting) -> PeerError:
+    def _stuck(self, meeting: Meeting) -> RunError:
         """The error of a collective to which all came, and which does not end; all others are told."""
-        others = [member for member in meeting.members if member != self.rank]
-        where = [text for text in self.control.ask(others, 0.5).values() if text and text != meeting.header.text]
-        what = f"collective {meeting.collective.id} did not end in {self.seconds:g} s, though all its ranks came to it"
-        self.control.tell_failed(self.rank, "\n".join((what, meeting.header.text, *where)))
-        return PeerError(
-            what,
-            rank=others[0],
-            notes=(meeting.header.text, *where),
+        error = RunError(
+            f"collective {meeting.collective.id} did not end in {self.seconds:g} s, though all its ranks came to it",
+            notes=(meeting.header.text, *self._elsewhere(meeting).values()),
             do="see with NCCL_DEBUG=INFO what NCCL waits for; where the network is slow, give more time with --timeout",
         )
+        # A member that went on may have done its part, and one that is silent may compute: none is to blame for it.
+        self.control.tell_failed(NOBODY, str(error))
+        return error
+
+    def _unconnected(self, meeting: Meeting) -> RunError:
+        """The error of a communicator that NCCL does not make; all others are told."""
+        elsewhere = self._elsewhere(meeting)
+        id_ = meeting.collective.id
+        if not elsewhere:
+            error = RunError(
+                f"NCCL did not connect the ranks of collective {id_} in {self.seconds:g} s, though all came to it",
+                notes=(meeting.header.text,),
+                do="let their hosts reach each other as NCCL wants to (NCCL_DEBUG=INFO tells how, NCCL_SOCKET_IFNAME "
+                "says by which network); where it is slow, give more time with --timeout SECONDS",
+            )
+            self.control.tell_failed(NOBODY, str(error))
+            return error
+        notes = (meeting.header.text, *elsewhere.values())
+        what = f"did not connect with NCCL for collective {id_} in {self.seconds:g} s"
+        first = min(elsewhere)
+        self.control.tell_failed(first, "\n".join((f"it {what}", *notes)))
+        return PeerError(f"{rank_text(self.mesh, first)} {what}", rank=first, notes=notes, do=SEE_LATE)
+
+    def _elsewhere(self, meeting: Meeting) -> dict[int, str]:
+        """Members that do not wait in a collective as this rank does, and what is known of each.
+
+        Raises:
+            LostError: a rank failed, as it turns out.
+        """
+        others = [member for member in meeting.members if member != self.rank]
+        here = self.control.ask(others, _ASK_SECONDS)
+        self.control.check()
+        known = {member: here.get(member) or f"{rank_text(self.mesh, member)} gives no answer" for member in others}
+        return {rank: text for rank, text in known.items() if f" is at {meeting.collective} with " not in text}
 
     def _communicator(self, meeting: Meeting) -> Any:
         found = self._communicators.get(meeting.members)
@@ -264,7 +283,7 @@ class NcclGroup(WiredGroup):
             self.control.pump()
             self.control.check()
             if time.monotonic() > deadline and thread.is_alive():
-                raise self._stuck(meeting)
+                raise self._unconnected(meeting)
         if isinstance(made[0], BaseException):
             raise made[0]
         return made[0]
@@ -359,10 +378,6 @@ class NcclDevices(ThreadGroup):
             for communicator in group:
                 communicator.abort()
         self._communicators.clear()
-
-
-def _rest(meeting: Meeting) -> tuple[Any, ...]:
-    return meeting.members, meeting.position, meeting.header, meeting.shapes, meeting.expected
 
 
 def _destroy(communicators: Any) -> None:

@@ -31,19 +31,8 @@ class ProcessGroup(SpmdGroup):
     @classmethod
     def join(cls, mesh: Mesh, seconds: float) -> Self:
         """See `SpmdGroup.join`."""
-        world = World.of_environment()
-        if world is None and mesh.size == 1:
-            world = World(0, 1)
-        if world is None:
-            raise IrparError(
-                "--group processes needs a process for each rank, and no launcher has made any",
-                do=f"start them: irpar launch -n {mesh.size} run OUT ... (or torchrun, mpiexec, srun)",
-            )
-        if world.size != mesh.size:
-            raise IrparError(
-                f"{world.launcher} started {world.size} processes, and mesh {mesh} has {mesh.size} ranks",
-                do=f"start {mesh.size}",
-            )
+        is_alone = mesh.size == 1 and World.of_environment() is None
+        world = World(0, 1) if is_alone else World.of_ranks("processes", mesh)
         if world.local_size not in (None, world.size):
             raise IrparError(
                 f"--group processes is for the ranks of one machine, and {world.launcher} has {world.local_size} of "

@@ -57,6 +57,8 @@ class Meeting:
 
 _Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[int, ...]]
 """All of a meeting but its call."""
+SEE_LATE = "see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)"
+"""What to do about a rank that does not come."""
 _MOST_KNOWN = 10_000
 """Collectives of which a group knows these; a program has fewer."""
 
@@ -182,8 +184,12 @@ class SpmdGroup(ABC):
             f"{who} did not come to collective {call.collective.id} in {self.seconds:g} s",
             rank=first,
             notes=(call.describe(self.mesh), *known),
-            do="see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)",
+            do=SEE_LATE,
         )
+
+    def unanswered(self, rank: int) -> PeerError:
+        """The error of a rank that was asked for something, and shows no sign of life."""
+        return PeerError(f"{rank_text(self.mesh, rank)} did not answer in {self.seconds:g} s", rank=rank, do=SEE_LATE)
 
     def failed(self, rank: int, reason: str) -> PeerError:
         """The error of a rank that said why it failed, or is gone."""

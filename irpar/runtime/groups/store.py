@@ -16,7 +16,6 @@ what comes from the network.
 """
 
 import errno
-import ipaddress
 import os
 import socket
 import threading
@@ -28,6 +27,8 @@ from typing import Self
 
 from ..environment import World
 from ..errors import PeerError, RunError
+from . import TIMEOUT
+from .sockets import listen, set_up
 from .store_server import StoreServer
 from .store_wire import (
     GREETING,
@@ -40,11 +41,10 @@ from .store_wire import (
     REQUEST,
     Answer,
     Ask,
+    StoreError,
     proof,
 )
 
-DEFAULT_TIMEOUT = 60.0
-"""Seconds that ranks wait for each other."""
 _TRY_SECONDS = 5.0
 """One attempt to connect takes no longer: the next may reach a host that has come up since."""
 _ANSWER_SECONDS = 10.0
@@ -53,12 +53,6 @@ _BUSY_SECONDS = 0.2
 """How long whoever aborts lets another thread go on waiting."""
 _LINGER_SECONDS = 10.0
 """How long rank 0 waits for the others to leave, at most."""
-_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-"""Seconds until, and between, and number of probes: a host that vanished is noticed after about 35 s."""
-
-
-class StoreError(RunError):
-    """The store cannot be used: its port, another run, something that is no rank's fault."""
 
 
 class Store:
@@ -84,7 +78,7 @@ class Store:
     """
 
     def __init__(
-        self, host: str, port: int, rank: int, size: int, *, run_id: str = "", timeout: float = DEFAULT_TIMEOUT
+        self, host: str, port: int, rank: int, size: int, *, run_id: str = "", timeout: float = TIMEOUT
     ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self._place = f"{host}:{port}"
@@ -98,7 +92,7 @@ class Store:
             raise
 
     @classmethod
-    def of_world(cls, world: World, timeout: float = DEFAULT_TIMEOUT) -> "Store":
+    def of_world(cls, world: World, timeout: float = TIMEOUT) -> "Store":
         """The store of the run that a launcher started.
 
         Raises:
@@ -145,14 +139,6 @@ class Store:
             PeerError: some do not come in time, a rank ended, failed or left meanwhile, or rank 0 is gone.
         """
         self._request(Ask.BARRIER, name, b"", self._seconds(timeout))
-
-    def check(self) -> None:
-        """Return at once where nothing is known to be wrong.
-
-        Raises:
-            PeerError: a rank ended or failed, or rank 0 is gone.
-        """
-        self._request(Ask.CHECK, "", b"", self.timeout)
 
     def abort(self, reason: str) -> None:
         """Leave, and tell all ranks why: what they wait for, now and later, ends with it. Never raises.
@@ -255,7 +241,7 @@ class Store:
             connection: socket.socket | None = None
             try:
                 connection = socket.create_connection((host, port), min(left, _TRY_SECONDS))
-                _keep_alive(connection)
+                set_up(connection)
                 self._greet(connection, deadline, run_id)
                 return connection
             except (OSError, EOFError) as error:
@@ -352,25 +338,13 @@ def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _listen(host: str, port: int, size: int) -> socket.socket:
-    """A listening socket: on the loopback where the ranks look for rank 0 there, else on all addresses.
-
-    The name that the others use may be that of a service or a gateway, and no address of this host.
+    """See `listen`.
 
     Raises:
         StoreError: the port is in use, or may not be used.
     """
-    address, is_v6 = "", socket.has_dualstack_ipv6()
-    with suppress(OSError, ValueError):
-        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if ipaddress.ip_address(found[0]).is_loopback:
-            address, is_v6 = str(found[0]), family == socket.AF_INET6
     try:
-        listener = socket.create_server(
-            (address, port),
-            family=socket.AF_INET6 if is_v6 else socket.AF_INET,
-            backlog=max(size, 128),
-            dualstack_ipv6=is_v6 and not address,
-        )
+        return listen(host, port, size)
     except OSError as error:
         is_used = error.errno == errno.EADDRINUSE
         raise StoreError(
@@ -378,15 +352,3 @@ def _listen(host: str, port: int, size: int) -> socket.socket:
             where="rank 0 has the store, at which all ranks meet",
             do="set MASTER_PORT, or IRPAR_STORE_PORT, to a port that is free here, on all ranks",
         ) from error
-    _keep_alive(listener)  # Accepted connections inherit it.
-    return listener
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Notice a peer whose host vanished, and send small messages at once."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    with suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, number in _KEEPALIVE:
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)

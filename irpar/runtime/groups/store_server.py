@@ -20,6 +20,7 @@ from .store_wire import (
     REQUEST,
     Answer,
     Ask,
+    StoreError,
     proof,
 )
 
@@ -36,6 +37,9 @@ class StoreServer:
         listener: a listening socket; the server's from here on.
         size: ranks of the run.
         run_id: what clients must know.
+
+    Raises:
+        StoreError: the server cannot start.
     """
 
     def __init__(self, listener: socket.socket, size: int, run_id: str) -> None:
@@ -52,9 +56,16 @@ class StoreServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._linger = 0.0
         self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="irpar-store", daemon=True)
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="irpar-store", daemon=True)
         self._thread.start()
         self._started.wait()
+        if self._problem is not None:
+            raise StoreError(
+                f"rank 0 cannot serve the store: {self._problem}",
+                where="rank 0 has the store, at which all ranks meet",
+                do="let rank 0 have more open files and more memory (ulimit -a tells what it may have)",
+            ) from self._problem
 
     def close(self, linger: float) -> None:
         """Stop, as soon as the other ranks have left, or after `linger` seconds."""
@@ -64,6 +75,16 @@ class StoreServer:
         self._thread.join()
 
     # -- connections ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            self._problem = error
+        finally:
+            self._listener.close()
+            self._started.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -178,9 +199,6 @@ class StoreServer:
         told = f"{_ranks(missing)} did not come to {name!r} in {seconds:g} s{_absent(everyone - self._there)}"
         return _told(Answer.TIMED_OUT, missing, told)
 
-    async def _check(self, _: int, __: str, ___: bytes, ____: float) -> Reply:
-        return self._failure or (Answer.OK, b"")
-
     async def _abort(self, rank: int, _: str, value: bytes, __: float) -> Reply:
         self._fail(rank, f"rank {rank} failed: {value.decode(errors='replace')}")
         return await self._leave(rank, "", b"", 0.0)
@@ -224,7 +242,6 @@ _ACTIONS: dict[Ask, Callable[[StoreServer, int, str, bytes, float], Coroutine[An
     Ask.SET: StoreServer._set,
     Ask.GET: StoreServer._get,
     Ask.BARRIER: StoreServer._barrier,
-    Ask.CHECK: StoreServer._check,
     Ask.ABORT: StoreServer._abort,
     Ask.LEAVE: StoreServer._leave,
 }

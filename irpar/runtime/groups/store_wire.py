@@ -12,6 +12,8 @@ import hmac
 import struct
 from enum import IntEnum
 
+from ..errors import RunError
+
 GREETING = b"irpar-store/1\n"
 NONCE_BYTES = 16
 PROOF_BYTES = 32
@@ -28,15 +30,18 @@ MOST_BYTES = 64 << 20
 """Of a value; larger things go through the group."""
 
 
+class StoreError(RunError):
+    """The store cannot be used: its port, another run, something that is no rank's fault."""
+
+
 class Ask(IntEnum):
     """What a client asks for."""
 
     SET = 1
     GET = 2
     BARRIER = 3
-    CHECK = 4
-    ABORT = 5
-    LEAVE = 6
+    ABORT = 4
+    LEAVE = 5
 
 
 class Answer(IntEnum):

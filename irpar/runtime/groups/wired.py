@@ -10,10 +10,10 @@ import numpy as np
 from irpar.sharding import Mesh
 
 from ..driver import DRIVER
-from ..errors import PeerError
+from ..errors import PeerError, RunError
 from ..messages import decode, encode
 from .base import Array, rank_text
-from .control import Control, Frame, LostError
+from .control import NOBODY, Control, Frame, LostError
 from .header import Header, check_headers
 from .results import EXECUTED
 from .spmd import Finish, Meeting, SpmdGroup
@@ -118,9 +118,8 @@ class WiredGroup(SpmdGroup):
             if rank not in self._asked:
                 self.control.wait(lambda: [] if messages else [rank], None)
             elif not self._answers(rank, messages):
-                what = f"it did not answer in {self.seconds:g} s"
-                self.control.tell_failed(rank, what)
-                raise self.failed(rank, what)
+                self.control.tell_failed(rank, f"it did not answer in {self.seconds:g} s")
+                raise self.unanswered(rank)
         self._asked.discard(rank)
         return messages.popleft()
 
@@ -186,7 +185,10 @@ class WiredGroup(SpmdGroup):
         try:
             yield
         except LostError as lost:
-            raise self.failed(lost.rank, lost.reason) from None
+            if lost.rank != NOBODY:
+                raise self.failed(lost.rank, lost.reason) from None
+            what, *notes = lost.reason.splitlines()
+            raise RunError(what, notes=tuple(note.strip() for note in notes)) from None
         except ValueError as error:
             if meeting is None:
                 raise

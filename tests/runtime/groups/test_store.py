@@ -1,5 +1,7 @@
 """The TCP store: values, waits that end, runs that do not mix, and ranks that die. Ranks are threads, or processes."""
 
+import asyncio
+import errno
 import os
 import re
 import signal
@@ -180,7 +182,7 @@ def test_a_rank_that_is_killed_ends_all_waits(port, child):
     assert time.monotonic() - start < 10
     for store in stores:
         with pytest.raises(PeerError, match="rank 2 ended"):
-            store.check()
+            store.barrier()
     assert stores[1].get("here") == b""
     for store in reversed(stores):
         store.close()
@@ -248,10 +250,6 @@ def test_a_rank_that_leaves_comes_to_no_barrier(port):
     assert [error.what for error in errors[1:]] == ["rank 0 left the run before barrier barrier"] * 2
 
 
-def test_check_is_quiet_while_all_is_well(port):
-    assert on_all(2, port, lambda store: (store.check(), store.barrier())[0]) == [None, None]
-
-
 # -- runs that do not mix -----------------------------------------------------------------------------------------
 
 
@@ -296,6 +294,17 @@ def test_a_port_in_use(port):
         Store("127.0.0.1", port, 0, 2, timeout=1)
     assert failure.value.what == f"port {port} of this host is in use"
     assert "IRPAR_STORE_PORT" in failure.value.do
+
+
+@pytest.mark.parametrize("name", ["start_server", "Runner"])
+def test_a_store_that_cannot_serve(port, name, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, name, fail)
+    with pytest.raises(StoreError, match=r"rank 0 cannot serve the store: .*Too many open files"):
+        Store("127.0.0.1", port, 0, 2, timeout=5)
+    socket.create_server(("127.0.0.1", port)).close()  # It has let go of it.
 
 
 @pytest.mark.parametrize("told", [b"HTTP/1.1 400 Bad Request\r\n\r\nand so on, and so on", b""])
@@ -347,7 +356,7 @@ def test_strangers_do_not_disturb(port, noise):
         with Store("127.0.0.1", port, 1, 2, timeout=5) as second:
             second.set("a", b"1")
             assert first.get("a") == b"1"
-            first.check()
+            first.set("b", b"2")
 
 
 def test_a_request_that_is_too_large(port):

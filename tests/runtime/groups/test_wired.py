@@ -1,15 +1,10 @@
 """Groups whose processes are joined by connections: here all data goes over them too."""
 
 import json
-import os
-import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +14,16 @@ from irpar.runtime.environment import World
 from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.groups import Call, Collective
 from irpar.runtime.groups.connect import ConnectError, connect
+from irpar.runtime.groups.control import Control, Frame
 from irpar.sharding import Axis, Mesh
 
 from .collective_cases import cases, check
-from .launched_ranks import ROOT, run_ranks
+from .launched_ranks import run_ranks
+from .mpi_libraries import NAMES, Library, find
 from .two_hosts import ADDRESSES, missing, two_hosts
 from .wired_ranks import HostsGroup
 from .wired_threads import controls, run_threads
 
-_OWN_MPIEXEC = Path(sys.executable).with_name("mpiexec")
-MPIEXEC = _OWN_MPIEXEC if _OWN_MPIEXEC.exists() else shutil.which("mpiexec")
 MESHES = [Mesh({"x": 2}), Mesh({"a": 2, "b": 2})]
 
 
@@ -150,6 +145,30 @@ def test_pairs_that_meet_another_way_round_are_told_at_once() -> None:
     assert "id=1 over a " in str(raised[0])
     assert "id=0 over a,b" in str(raised[0])
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_moving"), [(Frame.DATA, True), (Frame.MESSAGE, True), (Frame.ASK, False), (Frame.HERE, False)]
+)
+def test_the_clock_begins_again_when_data_comes(frame: Frame, is_moving: bool) -> None:
+    """A slow link is no rank that hangs; one that hangs can still be asked, and answer."""
+    own, other = socket.socketpair()
+    control = Control(0, {1: own})
+    body = (5).to_bytes(8, "little") + bytes(1000)
+    piece = bytes([frame]) + len(body).to_bytes(8, "little") + body
+
+    def flow() -> None:
+        for place in range(0, len(piece), 100):
+            time.sleep(0.05)
+            other.sendall(piece[place : place + 100])
+
+    thread = threading.Thread(target=flow)
+    thread.start()
+    peer = control.peers[1]
+    assert control.wait(lambda: [] if peer.data or peer.messages else [1], 0.25) is is_moving
+    thread.join()
+    other.close()
+    control.close()
 
 
 def test_a_rank_with_nothing_left_to_do_is_named() -> None:
@@ -350,15 +369,56 @@ def test_a_process_that_hangs_ends_all_others(fault: str, told: str) -> None:
     assert [ranks[rank].code for rank in (0, 1, 3)] == [1] * 3
 
 
-@pytest.mark.skipif(find_spec("mpi4py") is None or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
-def test_ranks_of_mpiexec_find_each_other_without_an_address() -> None:
-    command = [sys.executable, "-m", "tests.runtime.groups.wired_ranks", "hosts", "collectives", "x=2", "1"]
-    environ = {name: text for name, text in os.environ.items() if not name.startswith(("MASTER_", "RANK", "WORLD_"))}
-    ended = subprocess.run(
-        [str(MPIEXEC), "-n", "2", *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("collectives are right") == 2
+# -- processes that meet over MPI -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=NAMES)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
+    found = find(request.param)
+    if isinstance(found, str):
+        pytest.skip(found)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+RANKS = "tests.runtime.groups.wired_ranks"
+
+
+def test_ranks_of_mpiexec_find_each_other_without_an_address(library: Library) -> None:
+    ended = library.run(2, RANKS, "hosts", "collectives", "x=2", "1")
+    assert ended.code == 0, ended.err
+    assert ended.out.count("collectives are right") == 2
+
+
+def test_ranks_of_mpiexec_meet_again(library: Library) -> None:
+    ended = library.run(2, RANKS, "hosts", "twice")
+    assert (ended.code, ended.err) == (0, ""), ended
+    assert ended.out.count("met twice") == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("fail-before", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
+        pytest.param("exit-before", "", marks=pytest.mark.slow),  # mpiexec ends all at once.
+        pytest.param("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 2 s", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_of_mpiexec_end_when_one_fails(library: Library, fault: str, told: str) -> None:
+    start = time.monotonic()
+    ended = library.run(4, RANKS, "hosts", "mlp", fault, "2", seconds=30)
+    assert ended.code != 0
+    assert told in ended.err
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.slow
+def test_a_rank_of_mpiexec_that_does_not_come_to_connect(library: Library) -> None:
+    """It has come to MPI, which waits for it without a bound by itself."""
+    ended = library.run(3, RANKS, "hosts", "absent", "2", seconds=30)
+    assert ended.code != 0
+    assert "not all 3 ranks of the MPI job came" in ended.err
 
 
 @pytest.mark.slow

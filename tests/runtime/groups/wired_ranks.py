@@ -15,7 +15,7 @@ from irpar.runtime.environment import World
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group
-from irpar.runtime.groups.connect import connect, meeting_place
+from irpar.runtime.groups.connect import meet
 from irpar.runtime.groups.spmd import Finish, Meeting
 from irpar.runtime.groups.wired import WiredGroup
 from irpar.sharding import Axis, IrparError, Mesh
@@ -40,8 +40,7 @@ class HostsGroup(WiredGroup):
     def join(cls, mesh: Mesh, seconds: float) -> Self:
         world = World.of_environment()
         assert world is not None
-        with meeting_place(world, seconds) as gather:
-            control, about = connect(world, gather, {"rank": world.rank}, seconds)
+        control, about = meet(world, mesh, {"rank": world.rank}, seconds)
         assert [each["rank"] for each in about] == list(range(world.size))
         return cls(mesh, world.rank, seconds, control)
 
@@ -173,6 +172,28 @@ def start(name: str, how: str, seconds: str) -> None:
             os._exit(7)
         os.kill(os.getpid(), signal.SIGKILL)
     join(name, Mesh({"x": 3}), float(seconds))
+
+
+def twice(name: str) -> None:
+    """The ranks meet, part, and meet again."""
+    for number in range(2):
+        group = join(name, Mesh({"x": 2}))
+        rank = group.rank
+        result = group.exchange({rank: Call(rank, (rank,), Collective("AllReduce", number, (Axis("x"),)), np.ones(2))})
+        assert result[rank].tolist() == [2, 2]
+        group.close()
+    print("met twice")
+
+
+def absent(name: str, seconds: str) -> None:
+    """The last rank of an MPI job comes to MPI, and no further."""
+    from irpar.runtime.groups.mpi_job import Job
+
+    mesh = Mesh({"x": 3})
+    job = Job.enter(mesh, 30.0)
+    if job.mpi.COMM_WORLD.rank == 2:
+        time.sleep(100)
+    join(name, mesh, float(seconds))
 
 
 def crossed(name: str) -> None:
