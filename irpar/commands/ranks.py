@@ -1,13 +1,12 @@
 """Where the ranks of a command run: in this process, or each in one of its own."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from irpar.sharding import IrparError
 
 from .launch import launch_ranks
 from .options import choice
@@ -74,9 +73,10 @@ def on_ranks(
     checked_timeout(timeout)
     if world is not None and world.size == 1 and world.launcher != IRPAR_LAUNCH and group != "mpi":
         world = None  # What started one process started it for something else, or has nothing to tell.
-    if group is not None and _must_launch(choice("--group", group, GROUPS), world):
-        launch_ranks(context.obj)
-    with Partition.open(out) as partition:
+    with _told_once(world):
+        if group is not None and _must_launch(choice("--group", group, GROUPS), world):
+            launch_ranks(context.obj)
+    with _told_once(world), Partition.open(out) as partition:
         computing: Any = engine or partition.default_engine(world)
         name = group or _default_group(world, computing)
         if name != "threads" or strict:
@@ -94,6 +94,20 @@ def on_ranks(
         work(partition, {"engine": computing, "group": name})
 
 
+@contextmanager
+def _told_once(world: "World | None") -> Iterator[None]:
+    """Of what all ranks of a host find out about how they were started, the first of them tells."""
+    from irpar.runtime.environment import ERROR_FILE
+    from irpar.runtime.errors import LaunchError
+
+    try:
+        yield
+    except LaunchError:
+        if world is not None and world.local_rank and ERROR_FILE not in os.environ:
+            raise typer.Exit(2) from None
+        raise
+
+
 def _default_group(world: "World | None", engine: str) -> str:
     if world is None:
         return "threads"
@@ -108,8 +122,10 @@ def _must_launch(name: str, world: "World | None") -> bool:
     Raises:
         IrparError: the ranks would all run everything, or have nobody to meet; says how to start them.
     """
+    from irpar.runtime.errors import LaunchError
+
     if name == "threads" and world is not None and world.size > 1:
-        raise IrparError(
+        raise LaunchError(
             f"--group threads runs all ranks in one process; this is one of {world.size} that {world.launcher} started",
             do="leave --group out, or run irpar without the launcher",
         )

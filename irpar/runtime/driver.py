@@ -4,7 +4,10 @@ The driver alone takes inputs and gives results. For each run it tells every oth
 own blocks of the inputs, and gets its blocks of the results and what it logged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,11 +72,14 @@ class Driver:
     def meet(self) -> None:
         """Wait until all others are ready to run: one that takes long to read its part is not late at a collective.
 
+        Of one that takes longer than the bound of a collective, a line on standard error tells.
+
         Raises:
             PeerError: one failed.
         """
         for rank in self.others:
-            decode(self._messenger.receive(rank))
+            with _told_of(rank, self._messenger.seconds):
+                decode(self._messenger.receive(rank))
 
     def ask(self, rank: int, request: Request) -> None:
         """Let a rank run."""
@@ -101,6 +107,19 @@ class Driver:
         """Tell the others that this rank failed."""
         self._is_open = False
         abort(self._messenger, error)
+
+
+@contextmanager
+def _told_of(rank: int, seconds: float) -> Iterator[None]:
+    """Tell that a rank is waited for, should that take so long."""
+    text = f"rank {rank} has not become ready in {seconds:g} s: it may still be reading its part, or hang"
+    timer = threading.Timer(seconds, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def serve(messenger: Messenger, run: Callable[[Request], Answer]) -> None:

@@ -21,6 +21,10 @@ class NodeError(IrparError):
     """An engine failed at one node; the executor adds the rank."""
 
 
+class LaunchError(IrparError):
+    """The processes of a run cannot be its ranks as they were started; all of one host find out the same."""
+
+
 class RunError(IrparError):
     """A rank failed, and with it the run."""
 

@@ -1,11 +1,16 @@
 """Ranks that each have an executor of their own, driven by rank 0: here as threads."""
 
+import time
+from typing import cast
+
 import numpy as np
 
-from irpar.runtime.driver import abort
+from irpar.runtime.driver import READY, Driver, abort
 from irpar.runtime.errors import InputError, MismatchError, PeerError, ProgramError
 from irpar.runtime.executor import Executor
+from irpar.runtime.groups import Messenger
 from irpar.runtime.log import Record
+from irpar.runtime.messages import encode
 
 from .groups.spmd_threads import ThreadRank, run_ranks
 from .programs import MLP, STARTED, mlp_input, mlp_reference, mlp_weights, module
@@ -46,6 +51,21 @@ def test_the_driver_gets_whole_results_and_the_log_of_all_ranks():
     np.testing.assert_allclose(second["hidden"], inputs["x"] @ mlp_weights()["w1"], rtol=1e-5)
     np.testing.assert_array_equal(second["w1"], mlp_weights()["w1"])
     assert log == [Record(0, "all_reduce", "f32", 48, ("tp",))]
+
+
+def test_a_rank_that_takes_long_to_become_ready_is_told_of(capsys):
+    class Slow:
+        seconds = 0.2
+
+        def receive(self, rank):
+            if rank == 2:
+                time.sleep(1)
+            return encode([READY])
+
+    Driver(cast(Messenger, Slow()), [1, 2, 3]).meet()
+    time.sleep(0.5)
+    told = "rank 2 has not become ready in 0.2 s: it may still be reading its part, or hang\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_mistake_of_the_user_ends_all_ranks():

@@ -178,7 +178,13 @@ class Group(Protocol):
 
 
 class Messenger(Protocol):
-    """What carries messages between the processes of a run, beside its collectives."""
+    """What carries messages between the processes of a run, beside its collectives.
+
+    Attributes:
+        seconds: how long a rank waits for others at a collective.
+    """
+
+    seconds: float
 
     def send(self, rank: int, message: bytes) -> None:
         """Send to the process of a rank; does not wait for it to receive, or waits at most the group's bound.

