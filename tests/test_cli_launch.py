@@ -10,7 +10,7 @@ from irpar.runtime.environment import ERROR_FILE, PEER_FAILED
 from irpar.runtime.errors import PeerError, RunError
 from tests.command_line import call, refused
 
-IRPAR = [sys.executable, "-P", "-m", "irpar.cli"]
+IRPAR = [sys.executable, "-P", "-m", "irpar"]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_what_cannot_be_launched(capsys, out):
     refused(capsys, "invalid value for '-n'", "launch", "-n", 0, "run", out)
     refused(capsys, "invalid value for '-n'", "launch", "-n", "x", "run", out)
     refused(capsys, "-n 3, and the mesh dp=2,tp=2 has 4 ranks", "launch", "-n", 3, "run", out)
-    refused(capsys, "the number of ranks is not given", "launch", "run", out / "none")
+    refused(capsys, "no folder that `irpar partition` wrote is given", "launch", "run", out / "none")
     refused(capsys, "the number of ranks is not given", "launch", "echo", "hello")
     assert "nearest names: verify" in refused(capsys, 'no program "verfy"', "launch", "-n", 2, "verfy", out)
     refused(capsys, "irpar partition is not for several ranks", "launch", "-n", 2, "partition", "x.onnx")

@@ -106,7 +106,7 @@ def _command_line(words: list[str]) -> tuple[list[str], bool]:
 
     name = words[0]
     if name in RANKED:
-        return [sys.executable, "-P", "-m", "irpar.cli", *words], True
+        return [sys.executable, "-P", "-m", "irpar", *words], True
     commands = [command.name for command in app.registered_commands]
     if name in commands:
         raise IrparError(
@@ -129,6 +129,12 @@ def _size(words: list[str], ranks: int | None, is_irpar: bool) -> int:
     """
     mesh = _mesh(words) if is_irpar else None
     if mesh is None:
+        if ranks is None and is_irpar:
+            raise IrparError(
+                "no folder that `irpar partition` wrote is given, from which the number of ranks would be known",
+                where=" ".join(words),
+                do=f"check the folder: irpar launch {words[0]} OUT ...",
+            )
         if ranks is None:
             raise IrparError("the number of ranks is not given", do=f"write irpar launch -n 4 {words[0]} ...")
         return ranks

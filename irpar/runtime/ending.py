@@ -1,5 +1,6 @@
 """How a run of `irpar launch` ended, in words and as an exit code: those of the rank that failed first."""
 
+import re
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,8 @@ _MISTAKE, _ANSWER = 2, 1
 _ASKED = {"INT": signal.SIGINT, "TERM": signal.SIGTERM}
 _MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 """What a container has met, on Linux."""
+_BEGINS = re.compile(r"error: |(\w+\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit)\b")
+"""An error of a command, or the line of Python's tracebacks that names the exception."""
 _CAUSES = {
     "SIGKILL": "out of memory is one cause: see what the system's log says",
     "SIGBUS": "shared memory that is full is one cause (in a container: --shm-size)",
@@ -138,7 +141,7 @@ def _told(rank: RankProcess, run_id: str) -> str:
 
 
 def _last_words(last_lines: Sequence[str]) -> list[str]:
-    """What a program wrote last: from the last line on that begins as an error does, or one line."""
+    """What a program wrote last: from the last line on that begins as an error or an exception does, or one line."""
     lines = [line.rstrip() for line in last_lines if line.strip()]
-    begin = next((at for at in reversed(range(len(lines))) if lines[at].startswith("error: ")), len(lines) - 1)
+    begin = next((at for at in reversed(range(len(lines))) if _BEGINS.match(lines[at])), len(lines) - 1)
     return [f"  it said: {line}" if at == 0 else f"    {line}" for at, line in enumerate(lines[max(begin, 0) :])]

@@ -1,10 +1,12 @@
 """Running a program: all its ranks in this process, in lockstep, or one of them."""
 
+import atexit
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
@@ -117,8 +119,12 @@ class Executor:
         self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
         others = [rank for rank in range(mesh.size) if rank not in ranks]
         self._driver = Driver(self._messenger, others) if self.is_driver and others else None
+        # Threads that share a driver take turns: the other ranks run one thing at a time.
+        self._turn = threading.Lock() if self._driver is not None else nullcontext()
         if self._driver is not None:
             self._driver.meet()
+            # The others are let go also where a program ends without closing.
+            atexit.register(self.close)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -182,11 +188,15 @@ class Executor:
                 do="call run() in the process of rank 0, and serve() in this one",
             )
         given = check_inputs(self.inputs, inputs)
+        with self._turn:
+            return self._run_whole(given, fetch, check_replicas)
+
+    def _run_whole(self, given: Mapping[str, Any], fetch: Iterable[str], with_check: bool) -> dict[str, Any]:
         outputs = {spec.name for spec in self.outputs}
         prepared = self._for_fetch(tuple(name for name in dict.fromkeys(fetch) if name not in outputs))
         specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
         try:
-            return self._run(prepared, specs, given, check_replicas)
+            return self._run(prepared, specs, given, with_check)
         except BaseException as error:
             if self._driver is not None:
                 self._driver.abort(error)
@@ -196,12 +206,16 @@ class Executor:
         """Run what the driver asks for until it closes; on other ranks than rank 0.
 
         Raises:
+            ProgramError: this is rank 0.
             RunError: a rank failed; all ranks have stopped.
         """
+        if self.is_driver:
+            raise ProgramError("rank 0 drives the others", do="call run() in the process of rank 0, and then close()")
         serve(self._messenger, self._run_request)
 
     def close(self) -> None:
         """Stop the threads, and let the other ranks end; the executor cannot run any more."""
+        atexit.unregister(self.close)
         if self._driver is not None:
             self._driver.close()
         if self._pool is not None:

@@ -87,6 +87,9 @@ class OrtEngine:
         model = segment_model(segment, self._opsets, weights)
         options = exact_options(value.dtype for value in segment.constants)
         options.intra_op_num_threads = self._threads
+        if self._threads > 1:
+            # Each segment has a pool: those that wait for work must leave the cores to the others, and to other ranks.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self._shares_arena:
             register_arena()
             options.add_session_config_entry("session.use_env_allocators", "1")

@@ -1,9 +1,11 @@
 """Ranks that each have an executor of their own, driven by rank 0: here as threads."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import numpy as np
+import pytest
 
 from irpar.runtime.driver import READY, Driver, abort
 from irpar.runtime.errors import InputError, MismatchError, PeerError, ProgramError
@@ -176,3 +178,24 @@ def test_started_collectives_in_one_process():
     loaded = module(STARTED)
     with Executor(loaded, loaded.mesh) as executor:
         check_started(executor.run(STARTED_INPUTS), executor.log)
+
+
+def test_threads_of_the_driver_take_turns():
+    inputs = [{"x": np.full((4, 6), number, np.float32)} for number in range(12)]
+
+    def drive(executor):
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda given: executor.run(given)["y"], inputs))
+
+    given, raised = mlp_ranks(drive)
+    assert raised == {}
+    for result, each in zip(given, inputs, strict=True):
+        np.testing.assert_allclose(result, mlp_reference(each["x"], mlp_weights()), rtol=1e-5)
+
+
+def test_rank_0_does_not_serve():
+    def drive(executor):
+        with pytest.raises(ProgramError, match="rank 0 drives the others"):
+            executor.serve()
+
+    assert mlp_ranks(drive)[1] == {}

@@ -31,7 +31,7 @@ def load_cupy() -> Any:
     Raises:
         IrparError: saying which of them is not there, and how to get it.
     """
-    cupy = import_cupy("the group nccl", "--group processes or mpi")
+    cupy = import_cupy("the group nccl", "--engine ort with --group processes or mpi")
     try:
         has_nccl = import_native("cupy.cuda.nccl").available
     except ImportError:
