@@ -1,6 +1,5 @@
 """The basic engine beside PyTorch eager on one device: a GPT-2-small-size model, and what a node costs the host."""
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -48,7 +47,6 @@ def run(context: Context) -> Findings:
     """Time every batch and dtype."""
     size = GPT2_SMALL if context.engine == "cupy" else TINY
     found = Findings(figures={"size": vars(size) | {"batches": list(size.batches)}, "steps": [], "chain": {}})
-    found.figures["f32"] = "in TF32 (CUPY_TF32=1)" if os.environ.get("CUPY_TF32") == "1" else "in full (no TF32)"
     torch = _torch(found, context.engine)
     for dtype in ("float32", "float16"):
         for batch in size.batches:
@@ -92,7 +90,7 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     made = [
         f"gpt of {size.get('layers')} layers, hidden {size.get('hidden')}, {size.get('heads')} heads, "
         f"{size.get('seq')} tokens, vocabulary {size.get('vocab')}; medians of {RUNS} runs in turn, each waited for. "
-        f"irpar multiplies f32 {figures.get('f32', 'in full')}; PyTorch attends by scaled_dot_product_attention. "
+        "irpar multiplies f32 in full (no TF32); PyTorch attends by scaled_dot_product_attention. "
         "No bound: figures.",
         "",
         *markdown_table(header, rows),

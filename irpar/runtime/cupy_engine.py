@@ -13,7 +13,7 @@ from irpar.ir import Value
 from .arrays import ON_HOST, Arrays
 from .bodies import Body, Scope, reads_of
 from .cuda import free_bytes, import_cupy
-from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, Notes, Transfer, out_of_memory
+from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, HostDeviceCopy, Notes, out_of_memory
 from .engine import Constants, EngineSettings
 from .errors import EngineError, NodeError
 from .lanes import Lanes
@@ -117,7 +117,7 @@ class CupyEngine:
         self.arrays = DeviceArrays(
             self.name,
             cupy,
-            Transfer(self.lanes.upload, self.lanes.download, self.lanes.adopt),
+            HostDeviceCopy(self.lanes.upload, self.lanes.download, self.lanes.adopt),
             self._notes,
             on_ort(settings),
             retried=(cupy.cuda.compiler.CompileException,),

@@ -49,7 +49,7 @@ class NotOnDeviceError(Exception):
     """A tensor is of a dtype that the device's arrays lack."""
 
 
-class Transfer:
+class HostDeviceCopy:
     """How arrays come to a device and back.
 
     Args:
@@ -127,7 +127,7 @@ class DeviceArrays(Arrays):
         self,
         name: str,
         module: ModuleType,
-        transfer: Transfer,
+        transfer: HostDeviceCopy,
         notes: Notes,
         others: Callable[[Node], Operation],
         *,

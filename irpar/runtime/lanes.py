@@ -10,7 +10,7 @@ import numpy as np
 from .staging import Staging
 
 
-class _Lane:
+class RankStream:
     """What one rank has of a device: a stream, and the pinned buffers of its copies."""
 
     def __init__(self, cupy: Any, device: int) -> None:
@@ -37,7 +37,7 @@ class Lanes:
         self._cupy = cupy
         self.device_of = device_of
         self._meets_others = meets_others
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, RankStream] = {}
         self._lock = threading.Lock()
         self._current = threading.local()
 
@@ -76,7 +76,7 @@ class Lanes:
         return array if array.data.device_id == self._current.lane.device else array.copy()
 
     @contextmanager
-    def _working(self, lane: _Lane) -> Iterator[None]:
+    def _working(self, lane: RankStream) -> Iterator[None]:
         with lane.stream:
             self._current.lane = lane
             yield
@@ -87,9 +87,9 @@ class Lanes:
         event.record(stream)
         return event
 
-    def _lane(self, key: int, device: int) -> _Lane:
+    def _lane(self, key: int, device: int) -> RankStream:
         with self._lock:
             found = self._lanes.get(key)
             if found is None:
-                found = self._lanes[key] = _Lane(self._cupy, device)
+                found = self._lanes[key] = RankStream(self._cupy, device)
             return found

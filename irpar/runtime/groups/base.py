@@ -152,8 +152,12 @@ class Group(Protocol):
     def start(self, call: Call) -> None:
         """Let a collective begin that the rank comes back for: `exchange` finishes it, given the same call.
 
+        A group may wait here until all members have come to it (`nccl` does): what the rank computes next overlaps
+        with the data that moves then, not with waiting for the others.
+
         Raises:
             MismatchError: as `exchange`; a group may find it only there.
+            PeerError: as `exchange`; a group may find it only there.
         """
         ...
 

@@ -16,6 +16,15 @@ from .base import Call, Collective
 HEADER_BYTES = 512
 """Bytes of a packed header."""
 
+ELSEWHERE = "ranks that should meet in it are at different collectives"
+"""What is wrong where ranks wait for each other at several."""
+ONE_PARTITION = "let all ranks run the parts of one partition, as irpar wrote them; where they do, report it"
+"""What to do about ranks of which each by itself does what its part says."""
+CORRECT_PART = (
+    "correct the collective where it was written or changed by hand; partition the model again where it was not"
+)
+"""What to do about a part that calls for what cannot be."""
+
 _FIXED = struct.Struct("<qq16s16sq")
 _AGREED = tuple(f.name for f in fields(Collective) if f.compare)
 
@@ -99,7 +108,7 @@ def check_headers(mine: Header, expected: Sequence[int], headers: Sequence[Heade
     """
     for other, nbytes in zip(headers, expected, strict=True):
         if other.id != mine.id:
-            what = "ranks that should meet in it are at different collectives"
+            what = ELSEWHERE
         elif other.dtype != mine.dtype:
             what = f"operands of one collective differ in dtype: {mine.dtype} and {other.dtype}"
         elif other.digest != mine.digest:
@@ -111,14 +120,21 @@ def check_headers(mine: Header, expected: Sequence[int], headers: Sequence[Heade
         raise mismatch(mine.id, what, [mine.text, other.text])
 
 
-def mismatch(id_: int, what: str, lines: Iterable[str]) -> MismatchError:
-    """The error of ranks that do not fit together at one collective; `lines` say what each came to."""
+def mismatch(id_: int, what: str, lines: Iterable[str], do: str = ONE_PARTITION) -> MismatchError:
+    """The error of ranks that do not fit together at one collective.
+
+    Args:
+        id_: of the collective.
+        what: is wrong.
+        lines: what each rank came to.
+        do: how to mend it.
+    """
     told = list(lines)
     notes = (*told[:8], *([f"and {len(told) - 8} more ranks"] if len(told) > 8 else []))
     return MismatchError(
         f"collective {id_}: {what}",
         notes=notes,
-        do="partition the model again, without changing its parts; if it happens again, report it",
+        do=do,
     )
 
 

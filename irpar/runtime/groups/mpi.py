@@ -21,7 +21,7 @@ from irpar.sharding import Axis, Mesh
 from ..driver import DRIVER
 from ..errors import PeerError, RunError
 from .base import Array, Call, rank_text
-from .header import Header, mismatch
+from .header import CORRECT_PART, ELSEWHERE, Header, mismatch
 from .mpi_job import Job, duplicate, wait
 from .mpi_parcels import INLINE, Outgoing, Parcels
 from .pairwise import Steps, exchange, together
@@ -329,7 +329,7 @@ class MpiGroup(SpmdGroup):
         absent = sorted(set(work.awaited) - here or others - here or others)
         elsewhere = [where[rank] for rank in absent if rank in where and rank not in here]
         if elsewhere:
-            what = f"ranks that should meet in it are at different collectives, for {self.seconds:g} s by now"
+            what = f"{ELSEWHERE}, for {self.seconds:g} s by now"
             error: RunError = mismatch(mine.id, what, [mine.text, *(header.text for header in elsewhere)])
         else:
             error = self.late(work.meeting.call, {rank: self._text(rank) for rank in absent})
@@ -408,7 +408,7 @@ class _Exchange(_Work):
 
     def _told(self, error: BaseException) -> BaseException:
         header = self.meeting.header
-        return mismatch(header.id, str(error), [header.text]) if isinstance(error, ValueError) else error
+        return mismatch(header.id, str(error), [header.text], CORRECT_PART) if isinstance(error, ValueError) else error
 
     def round(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> Steps[None]:
         """See `Link.round`; the first one begins with the headers of all members."""

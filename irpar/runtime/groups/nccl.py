@@ -32,7 +32,7 @@ from .base import Array, Call, rank_text
 from .connect import meet
 from .control import NOBODY, Control
 from .header import Header
-from .nccl_lane import DeviceError, Lane, Work, enqueue_together, load_cupy
+from .nccl_lane import DeviceChannel, DeviceError, Work, enqueue_together, load_cupy
 from .nccl_transfers import moves_nothing, wire_of
 from .results import execute
 from .spmd import SEE_LATE, Finish, Meeting
@@ -81,7 +81,7 @@ class NcclGroup(WiredGroup):
 
     takes_device_arrays = True
 
-    def __init__(self, mesh: Mesh, rank: int, seconds: float, control: Control, lane: Lane) -> None:
+    def __init__(self, mesh: Mesh, rank: int, seconds: float, control: Control, lane: DeviceChannel) -> None:
         super().__init__(mesh, rank, seconds, control)
         self.cupy = lane.cupy
         self.lane = lane
@@ -96,7 +96,7 @@ class NcclGroup(WiredGroup):
         world = World.of_ranks("nccl", mesh)
         device = world.local_rank % cupy.cuda.runtime.getDeviceCount()
         cupy.cuda.Device(device).use()
-        lane = Lane(cupy, device)  # CUDA takes its time to start, for which no rank waits at a collective.
+        lane = DeviceChannel(cupy, device)  # CUDA takes its time to start, for which no rank waits at a collective.
         about = _about(cupy, device)
         control, all_about = meet(world, mesh, about, seconds)
         try:
@@ -304,7 +304,7 @@ class NcclDevices(ThreadGroup):
         super().__init__(mesh)
         self.seconds = seconds
         self.cupy = cupy
-        self.lanes = [Lane(cupy, device) for device in devices]
+        self.lanes = [DeviceChannel(cupy, device) for device in devices]
         self._communicators: dict[tuple[int, ...], list[Any]] = {}
         atexit.register(self._abandon)
 

@@ -17,7 +17,7 @@ from irpar.sharding import IrparError
 from ..cuda import INSTALL, import_cupy
 from ..errors import RunError
 from .base import Array, Call
-from .nccl_transfers import Member, Transfer, Wire, transfer
+from .nccl_transfers import Member, NcclCalls, Wire, transfer
 from .spmd import Meeting
 
 
@@ -58,13 +58,13 @@ class Work:
     meeting: Meeting
     wire: Wire
     operand: Any
-    transfer: Transfer
+    transfer: NcclCalls
     computed: Any
     done: Any = None
     result: Any = None
 
 
-class Lane:
+class DeviceChannel:
     """One rank's device, with a stream for communication, and one for copies to and from the host.
 
     Operands are computed, and results read, on the caller's current stream, or behind it (see `Lanes`). Memory of a
@@ -186,7 +186,7 @@ class Lane:
         return not isinstance(array, self.cupy.ndarray)
 
 
-def enqueue_together(cupy: Any, works: Sequence[tuple[Lane, Work, Any]]) -> None:
+def enqueue_together(cupy: Any, works: Sequence[tuple[DeviceChannel, Work, Any]]) -> None:
     """Make the calls of one collective, of all ranks of this process, and enqueue what makes their results."""
     is_grouped = sum(len(work.transfer.steps) for _, work, _ in works) > 1
     if is_grouped:

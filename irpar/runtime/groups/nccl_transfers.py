@@ -19,13 +19,10 @@ from irpar.ir import dtype_of_numpy
 
 from ..reduction import operation
 from .base import Array, Collective
-from .results import block_bounds, source_of
+from .results import CARRIERS, block_bounds, check_dim, check_root, is_text, resized, source_of
 
 REDUCING = frozenset(("AllReduce", "ReduceScatter"))
 """The kinds that compute."""
-
-_CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-"""Bytes of an element, to a dtype of which any array module can copy elements."""
 
 _CARRIED = {1: ("NCCL_UINT8", 1), 2: ("NCCL_UINT8", 2), 4: ("NCCL_UINT32", 1), 8: ("NCCL_UINT64", 1)} | {
     16: ("NCCL_UINT64", 2)
@@ -91,10 +88,10 @@ def wire_of(collective: Collective, dtype: np.dtype[Any]) -> Wire | None:
     Raises:
         ValueError: the dtype has no such reduction.
     """
-    if dtype.hasobject:
+    if is_text(dtype):
         return None
     if collective.kind not in REDUCING:
-        carrier = np.dtype(_CARRIERS[dtype.itemsize])
+        carrier = np.dtype(CARRIERS[dtype.itemsize])
         return Wire(dtype, dtype, carrier, *_CARRIED[dtype.itemsize])
     operation(dtype, collective.reduce)
     kind = dtype_of_numpy(dtype).text
@@ -105,7 +102,7 @@ def wire_of(collective: Collective, dtype: np.dtype[Any]) -> Wire | None:
     computed = _COMPUTED.get(dtype_of_numpy(wide).text)
     if computed is None or collective.reduce not in _OPERATIONS or (computed[1] > 1 and collective.reduce != "sum"):
         return None
-    carrier = np.dtype(_CARRIERS[wide.itemsize])
+    carrier = np.dtype(CARRIERS[wide.itemsize])
     return Wire(dtype, wide, carrier, *computed, _OPERATIONS[collective.reduce])
 
 
@@ -127,7 +124,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Transfer:
+class NcclCalls:
     """One member's calls.
 
     Attributes:
@@ -171,7 +168,7 @@ class Member:
         return self.xp.ascontiguousarray(array).reshape(array.shape)
 
 
-def transfer(member: Member) -> Transfer:
+def transfer(member: Member) -> NcclCalls:
     """What one member does.
 
     Raises:
@@ -185,34 +182,33 @@ def moves_nothing(shapes: Sequence[tuple[int, ...]]) -> bool:
     return not any(map(prod, shapes))
 
 
-def _all_reduce(member: Member) -> Transfer:
+def _all_reduce(member: Member) -> NcclCalls:
     result = member.empty(member.operand.shape)
-    return Transfer([Step("allReduce", (member.whole(member.operand), result), result.size)], lambda: result)
+    return NcclCalls([Step("allReduce", (member.whole(member.operand), result), result.size)], lambda: result)
 
 
-def _broadcast(member: Member) -> Transfer:
+def _broadcast(member: Member) -> NcclCalls:
     root = member.collective.root
-    if not 0 <= root < member.size:
-        raise ValueError(f"root {root} is not in a group of {member.size}")
+    check_root(member.collective, member.size)
     result = member.empty(member.operand.shape)
     sent = member.whole(member.operand) if member.position == root else result
-    return Transfer([Step("broadcast", (sent, result), result.size, root)], lambda: result)
+    return NcclCalls([Step("broadcast", (sent, result), result.size, root)], lambda: result)
 
 
-def _all_gather(member: Member) -> Transfer:
+def _all_gather(member: Member) -> NcclCalls:
     dim = member.collective.dim
-    _check_dim(member, dim)
+    check_dim(member.collective, dim, member.operand.ndim)
     sizes = [shape[dim] for shape in member.shapes]
-    padded = _with(member.operand.shape, dim, max(sizes))
+    padded = resized(member.operand.shape, dim, max(sizes))
     sent = member.whole(member.operand) if sizes[member.position] == padded[dim] else _pad(member, padded)
     came = member.empty((member.size, *padded))
 
     def result() -> Any:
         if prod(padded[:dim]) == 1 and min(sizes) == max(sizes):
-            return came.reshape(_with(padded, dim, sum(sizes)))
+            return came.reshape(resized(padded, dim, sum(sizes)))
         return member.xp.concatenate([_cut(came[i], dim, 0, size) for i, size in enumerate(sizes)], axis=dim)
 
-    return Transfer([Step("allGather", (sent, came), sent.size)], result)
+    return NcclCalls([Step("allGather", (sent, came), sent.size)], result)
 
 
 def _pad(member: Member, padded: tuple[int, ...]) -> Any:
@@ -222,11 +218,11 @@ def _pad(member: Member, padded: tuple[int, ...]) -> Any:
     return made
 
 
-def _reduce_scatter(member: Member) -> Transfer:
+def _reduce_scatter(member: Member) -> NcclCalls:
     operand, dim = member.operand, member.collective.dim
     bounds = _bounds(member, dim, member.collective.sizes)
     sizes = [end - start for start, end in pairwise(bounds)]
-    padded = _with(operand.shape, dim, max(sizes))
+    padded = resized(operand.shape, dim, max(sizes))
     if prod(padded[:dim]) == 1 and min(sizes) == max(sizes):
         sent = member.whole(operand)
     else:
@@ -235,20 +231,20 @@ def _reduce_scatter(member: Member) -> Transfer:
             _cut(sent[position], dim, 0, size)[...] = _cut(operand, dim, bounds[position], size)
     came = member.empty(padded)
     own = sizes[member.position]
-    return Transfer(
+    return NcclCalls(
         [Step("reduceScatter", (sent, came), came.size)],
         lambda: came if own == padded[dim] else member.whole(_cut(came, dim, 0, own)),
     )
 
 
-def _all_to_all(member: Member) -> Transfer:
+def _all_to_all(member: Member) -> NcclCalls:
     collective, operand, own = member.collective, member.operand, member.position
     split, concat = collective.split_dim, collective.concat_dim
     bounds = _bounds(member, split, collective.split_sizes)
-    _check_dim(member, concat)
+    check_dim(collective, concat, operand.ndim)
     sizes = [end - start for start, end in pairwise(bounds)]
     sent = [member.whole(_cut(operand, split, bounds[i], size)) for i, size in enumerate(sizes)]
-    came = [member.empty(_with(shape, split, sizes[own])) for shape in member.shapes]
+    came = [member.empty(resized(shape, split, sizes[own])) for shape in member.shapes]
     steps = []
     for peer in range(member.size):
         if peer == own:
@@ -258,10 +254,10 @@ def _all_to_all(member: Member) -> Transfer:
             steps.append(Step("send", (sent[peer],), sent[peer].size, peer))
         if came[peer].size:
             steps.append(Step("recv", (came[peer],), came[peer].size, peer))
-    return Transfer(steps, lambda: member.xp.concatenate(came, axis=concat))
+    return NcclCalls(steps, lambda: member.xp.concatenate(came, axis=concat))
 
 
-def _permute(member: Member) -> Transfer:
+def _permute(member: Member) -> NcclCalls:
     collective, own = member.collective, member.position
     source = source_of(collective, member.size, own)
     sent = member.whole(member.operand)
@@ -279,10 +275,10 @@ def _permute(member: Member) -> Transfer:
         result = member.empty(member.shapes[source])
         if result.size:
             steps.append(Step("recv", (result,), result.size, source))
-    return Transfer(steps, lambda: result)
+    return NcclCalls(steps, lambda: result)
 
 
-_TRANSFERS: dict[str, Callable[[Member], Transfer]] = {
+_TRANSFERS: dict[str, Callable[[Member], NcclCalls]] = {
     "AllReduce": _all_reduce,
     "AllGather": _all_gather,
     "ReduceScatter": _reduce_scatter,
@@ -293,17 +289,8 @@ _TRANSFERS: dict[str, Callable[[Member], Transfer]] = {
 
 
 def _bounds(member: Member, dim: int, sizes: Sequence[int] | None) -> list[int]:
-    _check_dim(member, dim)
+    check_dim(member.collective, dim, member.operand.ndim)
     return block_bounds(member.operand.shape[dim], sizes, member.size, dim)
-
-
-def _check_dim(member: Member, dim: int) -> None:
-    if not 0 <= dim < member.operand.ndim:
-        raise ValueError(f"{member.collective.kind} along dim {dim} of a tensor of rank {member.operand.ndim}")
-
-
-def _with(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
-    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def _cut(array: Array, dim: int, start: int, size: int) -> Any:

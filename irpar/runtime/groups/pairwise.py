@@ -15,7 +15,17 @@ import numpy as np
 from ..messages import decode, encode
 from ..reduction import reduce_arrays
 from .base import Array
-from .results import EXECUTED, block_bounds, nothing_like, own_pieces, source_of
+from .results import (
+    EXECUTED,
+    block_bounds,
+    check_dim,
+    check_root,
+    is_text,
+    nothing_like,
+    own_pieces,
+    resized,
+    source_of,
+)
 from .spmd import Meeting
 
 T = TypeVar("T")
@@ -45,7 +55,7 @@ def exchange(meeting: Meeting, link: Link) -> Steps[Array]:
     Raises:
         ValueError: the attributes do not fit the operands.
     """
-    run = _texts if meeting.operand.dtype == np.object_ else PAIRWISE[meeting.collective.kind]
+    run = _texts if is_text(meeting.operand.dtype) else PAIRWISE[meeting.collective.kind]
     return (yield from run(meeting, link))
 
 
@@ -113,7 +123,7 @@ def _all_to_all(meeting: Meeting, link: Link) -> Steps[Array]:
     shapes = []
     for shape in meeting.shapes:
         bounds = block_bounds(shape[dim], collective.split_sizes, count, dim)
-        shapes.append((*shape[:dim], bounds[position + 1] - bounds[position], *shape[dim + 1 :]))
+        shapes.append(resized(shape, dim, bounds[position + 1] - bounds[position]))
     return (yield from _joined(meeting, link, cut, shapes, collective.concat_dim))
 
 
@@ -134,8 +144,7 @@ def _permute(meeting: Meeting, link: Link) -> Steps[Array]:
 def _broadcast(meeting: Meeting, link: Link) -> Steps[Array]:
     """Large ones in two rounds: each member gets a piece, and sends it to the others."""
     count, position, root = len(meeting.members), meeting.position, meeting.collective.root
-    if not 0 <= root < count:
-        raise ValueError(f"root {root} is not in a group of {count}")
+    check_root(meeting.collective, count)
     is_root = position == root
     whole = _contiguous(meeting.operand) if is_root else np.empty_like(meeting.operand, order="C")
     nothing: list[Array | None] = [None] * count
@@ -204,8 +213,7 @@ def _joined(
 ) -> Steps[Array]:
     """One round; what comes, with one's own piece, is concatenated along a dim."""
     dtype: np.dtype[Any] = meeting.operand.dtype
-    if not 0 <= dim < len(shapes[0]):
-        raise ValueError(f"{meeting.collective.kind} along dim {dim} of a tensor of rank {len(shapes[0])}")
+    check_dim(meeting.collective, dim, len(shapes[0]))
     if math.prod(shapes[0][:dim]) != 1:
         pieces = [np.empty(shape, dtype) for shape in shapes]
         pieces[meeting.position] = sends[meeting.position]
@@ -213,7 +221,7 @@ def _joined(
         return np.concatenate(pieces, axis=dim)
     # The pieces lie one after the other in the result: they are received in place.
     size = sum(shape[dim] for shape in shapes)
-    whole = np.empty((*shapes[0][:dim], size, *shapes[0][dim + 1 :]), dtype)
+    whole = np.empty(resized(shapes[0], dim, size), dtype)
     flat, pieces, start = whole.reshape(-1), [], 0
     for shape in shapes:
         pieces.append(flat[start : start + math.prod(shape)])

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
-
-from irpar.ir import dtype_of_numpy
 
 from ..reduction import reduce_arrays
 from .base import Array, Collective
@@ -14,12 +13,42 @@ from .base import Array, Collective
 Shape = tuple[int, ...]
 
 
+CARRIERS: dict[int, type] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+"""Bytes of an element, to a type as which it can be moved: any array module copies these, numpy quicker than others."""
+
+
+def is_text(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are strings, whose size the dtype does not tell: they travel encoded."""
+    return dtype.kind in "OUST"
+
+
+def check_dim(collective: Collective, dim: int, rank: int) -> None:
+    """Refuse a dim that tensors of so many dims do not have.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if not 0 <= dim < rank:
+        raise ValueError(f"{collective.kind} along dim {dim} of a tensor of rank {rank}")
+
+
+def check_root(collective: Collective, count: int) -> None:
+    """Refuse a root that a group of so many members does not have.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if not 0 <= collective.root < count:
+        raise ValueError(f"root {collective.root} is not in a group of {count}")
+
+
+def resized(shape: Sequence[int], dim: int, size: int) -> Shape:
+    """The shape with another size of one dim."""
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
 def _equal(_: Collective, shapes: Sequence[Shape]) -> list[Shape]:
     return [shapes[0]] * len(shapes)
-
-
-def _with(shape: Shape, dim: int, size: int) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def _blocks_of(sizes: Sequence[int] | None, dim: int, shapes: Sequence[Shape]) -> list[Shape]:
@@ -28,7 +57,7 @@ def _blocks_of(sizes: Sequence[int] | None, dim: int, shapes: Sequence[Shape]) -
         return [()] * len(shapes)
     listed = [shapes[0][dim]] * len(shapes) if sizes is None else list(sizes)
     listed += [-1] * (len(shapes) - len(listed))
-    return [_with(shapes[0], dim, size) for size in listed[: len(shapes)]]
+    return [resized(shapes[0], dim, size) for size in listed[: len(shapes)]]
 
 
 def _gather_shapes(collective: Collective, shapes: Sequence[Shape]) -> list[Shape]:
@@ -78,8 +107,7 @@ def own_pieces(collective: Collective, operands: Sequence[Array], dim: int, posi
         ValueError: the operands have no such dim or blocks.
     """
     first = operands[0]
-    if not 0 <= dim < first.ndim:
-        raise ValueError(f"{collective.kind} along dim {dim} of a tensor of rank {first.ndim}")
+    check_dim(collective, dim, first.ndim)
     sizes = collective.split_sizes if collective.kind == "AllToAll" else collective.sizes
     bounds = block_bounds(first.shape[dim], sizes, len(operands), dim)
     place = (*(slice(None),) * dim, slice(bounds[position], bounds[position + 1]))
@@ -111,7 +139,7 @@ def source_of(collective: Collective, count: int, position: int) -> int | None:
 
 def nothing_like(operand: Array) -> Array:
     """What a member gets to which nothing is sent."""
-    nothing = "" if dtype_of_numpy(operand.dtype).text == "str" else 0
+    nothing = "" if is_text(operand.dtype) else 0
     return np.full(operand.shape, nothing, operand.dtype)
 
 
@@ -121,8 +149,7 @@ def _permute(collective: Collective, operands: Sequence[Array], position: int) -
 
 
 def _broadcast(collective: Collective, operands: Sequence[Array], _: int) -> Array:
-    if not 0 <= collective.root < len(operands):
-        raise ValueError(f"root {collective.root} is not in a group of {len(operands)}")
+    check_root(collective, len(operands))
     return operands[collective.root]
 
 

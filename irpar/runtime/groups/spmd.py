@@ -11,7 +11,7 @@ from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError, PeerError
 from .base import Array, Call, Collective, rank_text
-from .header import Header, check_headers, expected_bytes, mismatch
+from .header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
 from .results import EXECUTED, execute
 
 Finish = Callable[[], Array]
@@ -168,7 +168,7 @@ class SpmdGroup(ABC):
 
     def mismatch(self, call: Call, what: str) -> MismatchError:
         """The error of a call that cannot be executed, whatever the others bring."""
-        return mismatch(call.collective.id, what, [call.describe(self.mesh)])
+        return mismatch(call.collective.id, what, [call.describe(self.mesh)], CORRECT_PART)
 
     def late(self, call: Call, missing: Mapping[int, str]) -> PeerError:
         """The error of a wait that took too long.

@@ -10,7 +10,7 @@ from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError
 from .base import Array, Call
-from .header import mismatch
+from .header import CORRECT_PART, ELSEWHERE, ONE_PARTITION, mismatch
 from .results import EXECUTED, execute
 
 
@@ -46,7 +46,7 @@ class ThreadGroup:
             try:
                 results = self.execute(calls)
             except ValueError as error:
-                raise self._mismatch(str(error), calls) from error
+                raise self._mismatch(str(error), calls, CORRECT_PART) from error
             done.update(zip(members, results, strict=True))
         if not done and waiting:
             raise self._stuck(waiting)
@@ -80,8 +80,8 @@ class ThreadGroup:
                 what = f"operand of {list(call.operand.shape)}, where the other ranks call for {list(shape)}"
                 raise self._mismatch(what, [call, *(other for other in calls if other is not call)])
 
-    def _mismatch(self, what: str, calls: Sequence[Call]) -> MismatchError:
-        return mismatch(calls[0].collective.id, what, [call.describe(self.mesh) for call in calls])
+    def _mismatch(self, what: str, calls: Sequence[Call], do: str = ONE_PARTITION) -> MismatchError:
+        return mismatch(calls[0].collective.id, what, [call.describe(self.mesh) for call in calls], do)
 
     def _stuck(self, waiting: Mapping[int, Call]) -> MismatchError:
         """Nobody can go on: name a group whose members came to different collectives, or ended before this one."""
@@ -89,7 +89,7 @@ class ThreadGroup:
         members = self._members(first.collective.axes, first.rank)
         others = [waiting[member] for member in members if member in waiting and member != first.rank]
         gone = [member for member in members if member not in waiting]
-        what = "ranks that should meet in it are at different collectives"
+        what = ELSEWHERE
         if gone:
             what = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} ended without it"
         others.sort(key=lambda call: call.collective == first.collective)

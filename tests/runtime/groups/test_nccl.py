@@ -22,7 +22,7 @@ from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group, nccl_lane
 from irpar.runtime.groups.nccl import NcclDevices, NcclGroup
 from irpar.runtime.groups.nccl import _check_devices as check_devices
-from irpar.runtime.groups.nccl_lane import Lane
+from irpar.runtime.groups.nccl_lane import DeviceChannel
 from irpar.runtime.groups.nccl_transfers import wire_of
 from irpar.sharding import Axis, IrparError, Mesh
 
@@ -39,7 +39,7 @@ PAIR = Mesh({"x": 2})
 def groups(mesh: Mesh, network: Network | None = None, seconds: float = 5.0):
     """Makes the group of a rank, which is closed in the end; its `cupy` has noted the calls."""
     joined, shared = controls(mesh.size), network or Network()
-    return lambda rank: closing(NcclGroup(mesh, rank, seconds, joined[rank], Lane(FakeCupy(shared), 0)))
+    return lambda rank: closing(NcclGroup(mesh, rank, seconds, joined[rank], DeviceChannel(FakeCupy(shared), 0)))
 
 
 def of_dtype(case: Case, mesh: Mesh, dtype: str) -> Case:
@@ -272,7 +272,7 @@ def run_program(text: str, inputs: dict[str, np.ndarray], **resources: np.ndarra
     made: dict[int, list[tuple]] = {}
 
     def run(rank: int):
-        group = NcclGroup(loaded.mesh, rank, 5.0, joined[rank], Lane(FakeCupy(network), 0))
+        group = NcclGroup(loaded.mesh, rank, 5.0, joined[rank], DeviceChannel(FakeCupy(network), 0))
         made[rank] = group.cupy.calls
         with Executor(loaded, loaded.mesh, engine="numpy", group=group) as executor:
             if not executor.is_driver:

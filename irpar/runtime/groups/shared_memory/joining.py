@@ -31,10 +31,10 @@ _PAUSE = 0.01
 _MOST_RANKS = 240
 """The kernel passes 253 open files at a time."""
 _CREDENTIALS = struct.Struct("3i")
-_ALONE = (
+_DO = (
     "see that all ranks are started, on one machine and by one launcher; where ranks are started by hand, give all "
+    "of them one IRPAR_RUN_ID"
 )
-_DO = _ALONE + "of them one IRPAR_RUN_ID"
 
 
 @dataclass(frozen=True)

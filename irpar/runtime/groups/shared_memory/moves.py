@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..base import Array
-from ..results import block_bounds, nothing_like, source_of
+from ..results import block_bounds, check_root, nothing_like, resized, source_of
 from ..spmd import Meeting
 from .transfers import Box, Parcel, Parts, blocks_of, boxes
 
@@ -40,7 +40,7 @@ class Moves(Parts):
         meeting, dim = self.meeting, self.meeting.collective.dim
         operand, rank = meeting.operand, meeting.call.rank
         sizes = [shape[dim] for shape in meeting.shapes]
-        result = np.empty((*operand.shape[:dim], sum(sizes), *operand.shape[dim + 1 :]), operand.dtype)
+        result = np.empty(resized(operand.shape, dim, sum(sizes)), operand.dtype)
         for member, place in zip(meeting.members, blocks_of(result, sizes, dim), strict=True):
             if member == rank:
                 place[...] = operand
@@ -81,8 +81,7 @@ class Moves(Parts):
 
     def _broadcast(self) -> Array:
         meeting, root = self.meeting, self.meeting.collective.root
-        if not 0 <= root < len(meeting.members):
-            raise ValueError(f"root {root} is not in a group of {len(meeting.members)}")
+        check_root(meeting.collective, len(meeting.members))
         if root == meeting.position:
             self._send(tuple(self.peers), meeting.operand)
         return self._from(root)

@@ -7,11 +7,10 @@ from collections import deque
 
 import numpy as np
 
-from irpar.ir import dtype_of_numpy
-
 from ...driver import DRIVER
 from ..base import Array
 from ..header import HEADER_BYTES, Header, check_headers, is_agreed
+from ..results import is_text
 from ..spmd import Meeting, SpmdGroup
 from .joining import Joined
 from .moves import Moves
@@ -283,6 +282,6 @@ def _transfer(meeting: Meeting, room: int, slot: int) -> Transfer:
     # Whole they go to each member; in parts a rank sends less than two of them, whatever the number of members.
     most = _MOST_WHOLE.get(meeting.collective.kind, _MOST_PARTLY) // (len(meeting.members) - 1)
     is_short = longest <= min(room, most)
-    if dtype_of_numpy(operand.dtype).text == "str" or is_short:
+    if is_text(operand.dtype) or is_short:
         return Whole(meeting, room, slot)
     return _KINDS[meeting.collective.kind](meeting, slot)

@@ -15,12 +15,10 @@ import numpy as np
 
 from ...messages import decode, encode
 from ..base import Array
-from ..results import EXECUTED
+from ..results import CARRIERS, EXECUTED, is_text
 from ..spmd import Meeting
 
 Box = tuple[slice | int, ...]
-_RAW: dict[int, type] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-"""What elements are moved as, by their bytes: numpy copies its own types faster than those of others."""
 
 
 @lru_cache(maxsize=64)
@@ -157,7 +155,7 @@ class Whole(Transfer):
 
     def __init__(self, meeting: Meeting, room: int, slot: int) -> None:
         operand = meeting.operand
-        self._is_text = operand.dtype.kind in "OUST"
+        self._is_text = is_text(operand.dtype)
         self._bytes = encode(operand) if self._is_text else np.ascontiguousarray(operand).tobytes()
         self._is_offered = len(self._bytes) <= room
         self._slot = slot
@@ -229,7 +227,7 @@ class Parts(Transfer):
 
     def __init__(self, meeting: Meeting, slot: int) -> None:
         self.most = slot // meeting.operand.itemsize
-        self.raw = np.dtype(_RAW[meeting.operand.itemsize])
+        self.raw = np.dtype(CARRIERS[meeting.operand.itemsize])
         super().__init__(meeting)
 
 

@@ -16,8 +16,8 @@ from irpar.sharding import IrparError
 
 from ...errors import MismatchError, PeerError
 from ..base import Call, rank_text
-from ..header import mismatch
-from ..spmd import SpmdGroup
+from ..header import ELSEWHERE, mismatch
+from ..spmd import SEE_LATE, SpmdGroup
 from .joining import Joined
 from .segment import FAULT_BYTES
 from .system import process_state, processor_time
@@ -283,7 +283,7 @@ class Watch:
     def _deadlock(self, call: Call, cycle: list[int]) -> MismatchError:
         lines = [call.describe(self._group.mesh), *(self._doing(rank) for rank in cycle[1:])]
         ended = [rank for rank in cycle[1:] if self._boards[rank][0][_STATE] == State.RECEIVING and rank]
-        what = "ranks that should meet in it are at different collectives"
+        what = ELSEWHERE
         if ended:
             what = f"rank {ended[0]} ended without it"
         return mismatch(call.collective.id, what, lines)
@@ -298,7 +298,7 @@ class Watch:
             f"{who} {what} in {self._group.seconds:g} s",
             rank=missing[0],
             notes=(self._chain(missing[0]),),
-            do="see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)",
+            do=SEE_LATE,
         )
 
     def _chain(self, rank: int) -> str:
