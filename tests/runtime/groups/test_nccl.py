@@ -547,7 +547,7 @@ def test_without_cupy(monkeypatch) -> None:
     with pytest.raises(IrparError, match="the group nccl needs CuPy, which is not installed") as caught:
         make_group("nccl", PAIR)
     assert "pip install 'irpar[cuda13]'" in str(caught.value)
-    assert "or use --group processes or mpi" in str(caught.value)
+    assert "with --group processes or mpi" in str(caught.value)
 
 
 def install(monkeypatch, cupy: FakeCupy, nccl: object) -> None:
