@@ -12,7 +12,7 @@ from typing import Any
 from .findings import Context, Findings, markdown_table
 from .machine import ROOT
 
-FAULTS = "tests/runtime/groups/test_nccl.py"
+FAULTS = "tests/runtime/groups/test_nccl_on_gpu.py"
 """Tests that the part `ranks` runs."""
 _OUTCOMES = ("passed", "failed", "skipped")
 # irpar before pytest puts the clone first on the path, and -P, which leaves the working folder out of it: where irpar

@@ -1,23 +1,16 @@
-"""The group of GPUs: its logic without one, against calls that are noted; rendezvous of NCCL alone; and on a GPU."""
+"""The group of GPUs: its logic without one, against calls that are noted; and rendezvous of NCCL alone."""
 
 import importlib.util
-import socket
 import sys
-import threading
-import time
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 
-import irpar
-from irpar import models
 from irpar.runtime import cuda
-from irpar.runtime.errors import MismatchError, PeerError, RunError
+from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group, nccl_lane
 from irpar.runtime.groups.nccl import NcclDevices, NcclGroup
@@ -29,7 +22,6 @@ from irpar.sharding import Axis, IrparError, Mesh
 from ..programs import MLP, STARTED, mlp_input, mlp_reference, mlp_weights, module
 from .collective_cases import DTYPES, Case, cases, check, draw
 from .fake_cupy import HOLDS, DeviceArray, FakeCupy, Network, Stream
-from .launched_ranks import run_ranks
 from .wired_threads import controls, run_threads
 
 MESHES = [Mesh({"x": 2}), Mesh({"x": 3}), Mesh({"a": 2, "b": 2}), Mesh({"a": 4, "b": 2})]
@@ -65,6 +57,10 @@ def exchange(group, case: Case, mesh: Mesh, rank: int, on_device: bool) -> np.nd
     found = group.exchange({rank: placed})[rank]
     assert isinstance(found, DeviceArray)
     return group.cupy.asnumpy(found)
+
+
+def meet(group, rank: int, number: int = 0, kind: str = "AllReduce") -> None:
+    group.exchange({rank: Call(rank, (rank,), Collective(kind, number, (Axis("x"),)), np.ones(3, np.float32))})
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -302,176 +298,6 @@ def test_a_program_that_starts_and_waits() -> None:
         assert [call[0] for call in calls if call[0].startswith("all")] == ["allReduce", "allGather"] * 2
 
 
-# -- faults ---------------------------------------------------------------------------------------------------------
-
-
-def meet(group, rank: int, number: int = 0, kind: str = "AllReduce") -> None:
-    group.exchange({rank: Call(rank, (rank,), Collective(kind, number, (Axis("x"),)), np.ones(3, np.float32))})
-
-
-def test_what_does_not_end_is_aborted_at_the_bound() -> None:
-    network = Network()
-    network.stuck_from = 1
-    make = groups(PAIR, network, 0.3)
-    made = {}
-
-    def run(rank: int) -> None:
-        with make(rank) as group:
-            made[rank] = group.cupy.calls
-            meet(group, rank)
-            meet(group, rank, 1)
-
-    raised = run_threads(2, run)[1]
-    assert set(raised) == {0, 1}
-    for error in raised.values():
-        assert not isinstance(error, PeerError)  # Nobody is to blame.
-        assert str(error).startswith("collective 1 did not end in 0.3 s, though all its ranks came to it")
-    for calls in made.values():
-        assert calls.count(("abort",)) == 1
-        assert ("destroy",) not in calls
-
-
-def test_a_rank_that_fails_while_data_moves_frees_the_others() -> None:
-    network = Network()
-    network.stuck_from = 1
-    make = groups(PAIR, network, 30.0)
-    made = {}
-
-    def run(rank: int) -> None:
-        with make(rank) as group:
-            made[rank] = group.cupy.calls
-            meet(group, rank)
-            call = Call(rank, (rank,), Collective("AllReduce", 1, (Axis("x"),)), np.ones(3))
-            group.start(call)
-            if rank == 1:
-                group.abort("the disk is gone")
-            else:
-                group.exchange({rank: call})
-
-    start = time.monotonic()
-    raised = run_threads(2, run)[1]
-    assert time.monotonic() - start < 5
-    assert str(raised[0]) == "rank 1 (x=1) failed: the disk is gone"
-    assert ("abort",) in made[0]
-    assert ("abort",) in made[1]
-
-
-def test_errors_of_nccl_are_told() -> None:
-    network = Network()
-    network.stuck_from = 1
-    make = groups(PAIR, network, 5.0)
-
-    def run(rank: int) -> None:
-        with make(rank) as group:
-            meet(group, rank)
-            network.error = "NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
-            meet(group, rank, 1)
-
-    raised = run_threads(2, run)[1]
-    told = [str(error) for error in raised.values() if not isinstance(error, PeerError)]
-    assert told
-    assert "device 0 failed in a collective: NCCL_ERROR_SYSTEM_ERROR: unhandled system error" in told[0]
-    assert "is at AllReduce id=1 over x with f32[3]" in told[0]
-
-
-def test_a_peer_that_died_is_named_before_what_nccl_says_of_it() -> None:
-    network = Network()
-    network.stuck_from = 1
-    make = groups(PAIR, network, 5.0)
-
-    def run(rank: int) -> None:
-        with make(rank) as group:
-            meet(group, rank)
-            group.start(Call(rank, (rank,), Collective("AllReduce", 1, (Axis("x"),)), np.ones(3)))
-            if rank == 1:
-                for peer in group.control.peers.values():
-                    peer.connection.shutdown(socket.SHUT_RDWR)  # As the system does it for a process that dies.
-                return
-            network.error = "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error"
-            meet(group, rank, 1)
-
-    raised = run_threads(2, run)[1]
-    assert str(raised[0]) == "rank 1 (x=1) failed: it ended without a word"
-
-
-def test_ranks_that_do_not_fit_move_nothing() -> None:
-    make = groups(PAIR)
-    made = {}
-
-    def run(rank: int) -> None:
-        with make(rank) as group:
-            made[rank] = group.cupy.calls
-            meet(group, rank, kind="AllGather" if rank else "AllReduce")
-
-    raised = run_threads(2, run)[1]
-    assert all(isinstance(error, MismatchError) for error in raised.values())
-    assert made == {0: [], 1: []}
-
-
-def test_a_rank_that_never_connects_is_not_waited_for_without_end() -> None:
-    """NCCL waits for all ranks of a communicator; here one never makes its own."""
-    make = groups(PAIR, seconds=0.3)
-    release = threading.Event()
-
-    def hang(*_: object) -> None:
-        release.wait(5)
-        raise KeyboardInterrupt
-
-    def run(rank: int) -> None:
-        with make(rank) as group:
-            if rank == 1:
-                group._connect = hang
-            try:
-                meet(group, rank)
-            finally:
-                release.set()
-
-    raised = run_threads(2, run)[1]
-    assert isinstance(raised[0], PeerError)
-    assert str(raised[0]).startswith("rank 1 (x=1) did not connect with NCCL for collective 0 in 0.3 s")
-    assert "rank 1 (x=1) gives no answer" in str(raised[0])
-
-
-def test_nobody_is_to_blame_where_nccl_does_not_connect_who_all_came() -> None:
-    make = groups(PAIR, seconds=0.3)
-    release = threading.Event()
-
-    def run(rank: int) -> None:
-        with make(rank) as group:
-            group.cupy.cuda.nccl.NcclCommunicator = lambda *_: release.wait(5)
-            meet(group, rank)
-
-    raised = run_threads(2, run)[1]
-    release.set()
-    for error in raised.values():
-        assert not isinstance(error, PeerError)
-        assert str(error).startswith("NCCL did not connect the ranks of collective 0 in 0.3 s, though all came to it")
-
-
-def test_a_member_that_went_on_is_told_of_and_not_blamed() -> None:
-    """Rank 0 waits in collective 1, rank 1 in the next one, for its own reasons."""
-    make = groups(PAIR, seconds=0.3)
-
-    def run(rank: int) -> RunError | None:
-        with make(rank) as group:
-            calls = [
-                Call(rank, (rank,), Collective("AllReduce", number, (Axis("x"),)), np.ones(3)) for number in (1, 2)
-            ]
-            meetings = [group._meeting(call) for call in calls]
-            group.control.where = meetings[rank].header.text
-            if rank == 0:
-                return group._stuck(meetings[0])
-            group.control.learns_of_failure(5.0)
-            with pytest.raises(RunError, match="collective 1 did not end in"):
-                group.receive(0)
-            return None
-
-    given, raised = run_threads(2, run)
-    assert raised == {}
-    assert "rank 1 (x=1) is at AllReduce id=2 over x" in str(given[0])
-    assert not isinstance(given[0], PeerError)
-
-
 # -- all in one process -----------------------------------------------------------------------------------------------
 
 
@@ -620,117 +446,3 @@ def test_the_threads_group_is_what_results_are_compared_with() -> None:
             results = ThreadGroup(mesh).exchange(calls)
             if case.collective.kind == "AllReduce" and case.operands[0].size > 1:
                 assert any(results[0].tobytes() != operand.tobytes() for operand in case.operands)
-
-
-# -- on a GPU -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("mesh", "seeds"), [("x=2", "20"), ("a=2,b=2", "6")])
-def test_gpu_collectives(mesh: str, seeds: str) -> None:
-    count = Mesh.parse(mesh).size
-    for rank in run_ranks(count, "nccl", "collectives", mesh, seeds, seconds=240, nccl=True):
-        assert rank.code == 0, rank.err
-        assert "collectives are right" in rank.out
-
-
-@pytest.mark.gpu
-def test_gpu_large_collectives() -> None:
-    for rank in run_ranks(2, "nccl", "collectives", "x=2", "2", "20000", seconds=120, nccl=True):
-        assert rank.code == 0, rank.err
-
-
-@pytest.mark.gpu
-def test_gpu_program() -> None:
-    driver, *others = run_ranks(4, "nccl", "mlp", seconds=90, nccl=True)
-    assert (driver.code, driver.out.splitlines()[-1:]) == (0, ["the numbers are right"]), driver.err
-    assert [rank.code for rank in others] == [0] * 3, others
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("kill-before", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
-        ("kill-begun", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
-        ("kill-met", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
-        ("kill-met-1", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
-        ("exit-met", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
-        ("fail-before", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
-        ("fail-met", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
-    ],
-)
-def test_gpu_a_rank_that_fails(fault: str, told: str) -> None:
-    ranks = run_ranks(4, "nccl", "mlp", fault, seconds=60, nccl=True)
-    assert all(rank.code for rank in ranks)
-    for rank in (0, 1, 3):
-        assert told in ranks[rank].err, ranks[rank].err
-        assert "Traceback" not in ranks[rank].err
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 5 s"),
-        ("hang-met", "collective 0 did not end in 5 s, though all its ranks came to it"),
-        ("hang-met-1", "rank 2 (dp=1, tp=0) did not come to collective 0 in 5 s"),
-    ],
-)
-def test_gpu_a_rank_that_hangs(fault: str, told: str) -> None:
-    ranks = run_ranks(4, "nccl", "mlp", fault, "5", seconds=40, nccl=True, hanging=2)
-    assert any(told in rank.err for rank in ranks), ranks
-    assert all(rank.code == 1 for number, rank in enumerate(ranks) if number != 2), ranks
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("fault", ["hang-met-1", "kill-met-1"])
-def test_gpu_a_rank_for_which_nccl_waits_to_connect(fault: str) -> None:
-    hanging = 3 if fault.startswith("hang") else None
-    ranks = run_ranks(4, "nccl", "mlp", fault, "5", "3", seconds=40, nccl=True, hanging=hanging)
-    told = (
-        "rank 3 (dp=1, tp=1) did not connect with NCCL for collective 0"
-        if hanging
-        else "rank 3 (dp=1, tp=1) failed: it ended without a word"
-    )
-    assert told in ranks[2].err, ranks
-    assert all(rank.code == 1 for rank in ranks[:3]), ranks
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("what", ["id", "kind", "dtype", "shape"])
-def test_gpu_ranks_that_do_not_fit(what: str) -> None:
-    for rank in run_ranks(2, "nccl", "unlike", what, nccl=True):
-        assert rank.code == 1
-        assert "rank 0 (x=0) is at AllReduce id=0 over x" in rank.err
-        assert "rank 1 (x=1) is at" in rank.err
-
-
-@pytest.mark.gpu
-def test_gpu_another_order_over_another_axis() -> None:
-    for rank in run_ranks(4, "nccl", "crossed", nccl=True):
-        assert rank.code == 1
-        assert "is at AllReduce id=0 over a" in rank.err
-        assert "is at AllReduce id=1 over b" in rank.err
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("family", "engine"), [("mlp", "numpy"), ("gpt", "cupy"), ("llama", "cupy"), ("moe", "cupy")])
-def test_gpu_families(family: str, engine: str, tmp_path: Path) -> None:
-    path = tmp_path / f"{family}.onnx"
-    onnx.save(models.build(family), path)
-    module = irpar.load(path)
-    for name, spec in models.annotations(family).items():
-        module.shard(name, [[axis for axis in dim or () if axis == "tp"] or None for dim in spec])
-    with irpar.partition(module, Mesh({"tp": 2})) as partition:
-        partition.save(tmp_path / "out")
-    driver, other = run_ranks(2, "nccl", "family", str(tmp_path / "out"), engine, "1e-4", seconds=90, nccl=True)
-    assert (driver.code, other.code) == (0, 0), driver.err + other.err
-    assert driver.out.splitlines()[-1:] == ["verified"]
-
-
-@pytest.mark.gpu
-def test_gpu_ranks_on_one_device_without_being_asked() -> None:
-    for rank in run_ranks(2, "nccl", "unlike", "id"):
-        assert rank.code == 1
-        assert "ranks 0 and 1 have one GPU of" in rank.err
