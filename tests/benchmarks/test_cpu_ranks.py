@@ -31,11 +31,19 @@ def test_all_reduces_are_of_all_ranks() -> None:
     assert group.calls == 5 + script.WARM
 
 
+def test_the_best_of_all_rounds_counts() -> None:
+    best = {"a": 1.0}
+    script.keep_best(best, {"a": 2.0, "b": 3.0})
+    script.keep_best(best, {"a": 0.5})
+    assert best == {"a": 0.5, "b": 3.0}
+
+
 def test_the_report_has_units() -> None:
     assert script.figure(13e-6, 1 << 10) == "13.0 us, 0.08 GB/s"
     assert script.figure(16e-3, 64 << 20) == "16.0 ms, 4.19 GB/s"
     facts = {"cores": 2, "load": (0.5, 1, 1), "python": "3", "onnxruntime": "1", "numpy": np.__version__}
     reduced = {"threads": dict.fromkeys(script.SIZES, 1.0)}
-    told = script.report({"model": "gpt", "runs": 15, "steps": {"a": 0.0123}, "all_reduce": reduced, "facts": facts})
+    found = {"model": "gpt", "runs": 15, "rounds": 3, "steps": {"a": 0.0123}, "all_reduce": reduced, "facts": facts}
+    told = script.report(found)
     assert "| a | 12.3 |" in told
     assert "| threads | 1,000.0 ms" in told
