@@ -198,7 +198,7 @@ class Messenger(Protocol):
         """
         ...
 
-    def receive(self, rank: int) -> bytes:
+    def receive(self, rank: int) -> bytes | bytearray:
         """The next message of a rank, in order of sending; waits as long as that process lives.
 
         Raises:

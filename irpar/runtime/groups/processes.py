@@ -67,7 +67,7 @@ class ProcessGroup(SpmdGroup):
         except (MismatchError, PeerError) as error:
             raise self._told(error) from None
 
-    def receive(self, rank: int) -> bytes:
+    def receive(self, rank: int) -> bytes | bytearray:
         """See `Messenger.receive`."""
         try:
             return self._traffic.receive(rank)

@@ -109,7 +109,7 @@ class SpmdGroup(ABC):
         """See `Messenger.send`."""
 
     @abstractmethod
-    def receive(self, rank: int) -> bytes:
+    def receive(self, rank: int) -> bytes | bytearray:
         """See `Messenger.receive`."""
 
     @abstractmethod

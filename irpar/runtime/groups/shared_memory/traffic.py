@@ -28,7 +28,7 @@ _KINDS: dict[str, type[Parts]] = {
     **dict.fromkeys(("AllGather", "AllToAll", "Broadcast", "CollectivePermute"), Moves),
 }
 """How large operands of a collective go."""
-_MOST_WHOLE = {"AllReduce": 384 << 10, "AllGather": 384 << 10}
+_MOST_WHOLE = {"AllReduce": 256 << 10, "AllGather": 256 << 10}
 """Bytes that a rank sends, to all others together, of an operand that goes whole to all members: with more, parts are
 quicker. These kinds need all of it everywhere."""
 _MOST_PARTLY = 48 << 10
@@ -62,7 +62,7 @@ class Traffic:
         self._early: dict[tuple[int, int], bytes] = {}
         self._sending: list[Transfer] = []
         self._kept: dict[tuple[Transfer, int, int, int], int] = {}
-        self._inbox: dict[int, deque[bytes]] = {peer: deque() for peer in peers}
+        self._inbox: dict[int, deque[bytes | bytearray]] = {peer: deque() for peer in peers}
         self._coming: dict[int, bytearray] = {}
         self._came_bytes: dict[int, int] = {}
 
@@ -115,8 +115,8 @@ class Traffic:
         for _ in range(_SPINS):
             if made.is_done and self._streams.is_flushed:
                 return True
-            if not self._move():
-                os.sched_yield()
+            os.sched_yield()
+            self._move()
         return False
 
     def _meet(self, made: Transfer, peer: int, offered: memoryview) -> None:
@@ -146,7 +146,7 @@ class Traffic:
                 self._streams.send(peer, _CHUNK, 0, (slot, part.size, 0))
             self._wait(wait)
 
-    def receive(self, peer: int) -> bytes:
+    def receive(self, peer: int) -> bytes | bytearray:
         """See `Messenger.receive`."""
         inbox = self._inbox[peer]
         # The driver may be idle between two runs for as long as it likes.
@@ -259,7 +259,7 @@ class Traffic:
         self._came_bytes[peer] = first + nbytes
         self._streams.send(peer, _FREE, 0, (slot, 0, 0))
         if first + nbytes == len(coming):
-            self._inbox[peer].append(bytes(self._coming.pop(peer)))
+            self._inbox[peer].append(self._coming.pop(peer))
 
 
 _TAKE = (Traffic._take_offer, Traffic._take_data, Traffic._take_free, Traffic._take_message, Traffic._take_chunk)
