@@ -271,15 +271,15 @@ class Store:
         """Prove each other the run id."""
         told = _read(connection, len(GREETING) + NONCE_BYTES, deadline)
         if not told.startswith(GREETING):
-            raise StoreError(
-                f"what answers at {self._place} is not irpar's store",
-                do="set MASTER_PORT, or IRPAR_STORE_PORT, to a port that nothing else uses, on all ranks",
-            )
+            raise self._stranger()
         own = os.urandom(NONCE_BYTES)
         nonces = told[len(GREETING) :] + own
         shown = proof(run_id, "client", nonces, self.rank, self.size)
         connection.sendall(HELLO.pack(GREETING, own, self.rank, self.size, shown))
-        answer, value = _reply(connection, deadline)
+        try:
+            answer, value = _reply(connection, deadline)
+        except ValueError:
+            raise self._stranger() from None
         if answer is Answer.REFUSED:
             text = value[RANK.size :].decode(errors="replace")
             raise StoreError(text, where=f"rank 0 at {self._place}", do=_DO[answer])
@@ -290,6 +290,12 @@ class Store:
                 notes=(f"this run is called {_shown(run_id)} here",),
                 do="give each run a MASTER_PORT of its own, and all ranks of a run one IRPAR_RUN_ID, if any",
             )
+
+    def _stranger(self) -> StoreError:
+        return StoreError(
+            f"what answers at {self._place} is not irpar's store",
+            do="set MASTER_PORT, or IRPAR_STORE_PORT, to a port that nothing else uses, on all ranks",
+        )
 
 
 _DO = {

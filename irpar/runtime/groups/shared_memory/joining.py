@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from irpar.sharding import IrparError, Mesh
@@ -28,6 +28,12 @@ from .segment import Layout, Segment
 from .system import parent_of, start_of
 
 _PAUSE = 0.01
+_PATIENCE = 5.0
+"""Seconds that whoever comes has to say who it is: a rank does so at once."""
+_LONGEST = 1 << 16
+"""Bytes that it has for that."""
+_MOST_NEW = 64
+"""How many may be about to say so; more wait in the queue."""
 _MOST_RANKS = 240
 """The kernel passes 253 open files at a time."""
 _CREDENTIALS = struct.Struct("3i")
@@ -93,6 +99,19 @@ def _own_uid(connection: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(found)[1] == os.getuid())
 
 
+@dataclass
+class _Newcomer:
+    """Somebody who has not yet said who it is.
+
+    Attributes:
+        until: when it is sent away.
+        told: what it has said.
+    """
+
+    until: float
+    told: bytearray = field(default_factory=bytearray)
+
+
 class _Host:
     """Rank 0, which the others come to."""
 
@@ -102,6 +121,7 @@ class _Host:
         self._until = until
         self._seconds = seconds
         self._came: dict[int, socket.socket] = {}
+        self._new: dict[socket.socket, _Newcomer] = {}
 
     def meet(self) -> Joined:
         """Wait for all, and give each what it needs."""
@@ -110,7 +130,7 @@ class _Host:
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                     self._bind(listener)
-                    listener.listen(self._mesh.size)
+                    listener.listen(self._mesh.size + _MOST_NEW)
                     while len(self._came) < self._mesh.size - 1:
                         self._wait(listener)
                 # The name is free from here on, for the next time that these ranks meet.
@@ -131,27 +151,47 @@ class _Host:
             ) from error
 
     def _wait(self, listener: socket.socket) -> None:
-        """Let one more in, or see that one has gone."""
-        left = self._until - time.monotonic()
-        if left <= 0:
+        """Let one more in, or see that one has gone; nobody who says nothing keeps the others out."""
+        now = time.monotonic()
+        for each in [each for each, newcomer in self._new.items() if now > newcomer.until]:
+            del self._new[each]
+            each.close()
+        if now >= self._until:
             missing = [rank for rank in range(1, self._mesh.size) if rank not in self._came]
             raise _absent(self._mesh, missing, self._seconds)
         known = {connection: rank for rank, connection in self._came.items()}
-        ready, _, _ = select.select([listener, *known], [], [], min(left, 1))
+        door = [listener] if len(self._new) < _MOST_NEW else []
+        ready, _, _ = select.select([*door, *self._new, *known], [], [], min(self._until - now, 1))
         for each in ready:
-            if each is not listener:
+            if each in known:
                 rank = known[each]
                 raise PeerError(f"{rank_text(self._mesh, rank)} ended before all ranks had met", rank=rank)
-            self._admit(listener.accept()[0])
+            if each is listener:
+                connection = listener.accept()[0]
+                connection.settimeout(_PATIENCE)
+                self._new[connection] = _Newcomer(time.monotonic() + _PATIENCE)
+            else:
+                self._hear(each)
 
-    def _admit(self, connection: socket.socket) -> None:
-        """Let a rank in."""
-        connection.settimeout(max(self._until - time.monotonic(), _PAUSE))
+    def _hear(self, connection: socket.socket) -> None:
+        """Take what a newcomer says; it is known, or sent away, at the end of its line."""
+        told = self._new[connection].told
         try:
-            rank, mesh = _receive(connection) if _own_uid(connection) else (0, "")
-        except (OSError, ValueError, TypeError):
+            part = connection.recv(_LONGEST)
+        except OSError:
+            part = b""
+        told += part
+        if not part or b"\n" in told or len(told) >= _LONGEST:
+            del self._new[connection]
+            self._admit(connection, told)
+
+    def _admit(self, connection: socket.socket, told: bytearray) -> None:
+        """Let a rank in."""
+        try:
+            rank, mesh = json.loads(told) if _own_uid(connection) else (0, "")
+        except (OSError, ValueError, TypeError, RecursionError):
             rank, mesh = 0, ""
-        if not isinstance(rank, int) or not 0 < rank < self._mesh.size:
+        if type(rank) is not int or not 0 < rank < self._mesh.size:
             connection.close()  # Somebody else, or a rank that was ended just now, and comes no more.
         elif mesh != str(self._mesh) or rank in self._came:
             what = f"rank {rank} has come twice" if rank in self._came else f"rank {rank} runs on mesh {mesh}"
@@ -185,7 +225,7 @@ class _Host:
         return Joined(segment, writing[0], dict(list(enumerate(reading))[1:]))
 
     def _hang_up(self) -> None:
-        for connection in self._came.values():
+        for connection in (*self._came.values(), *self._new):
             connection.close()
 
     def _refuse(self, error: BaseException) -> None:
@@ -201,8 +241,10 @@ def _visit(mesh: Mesh, world: World, name: str, until: float, seconds: float) ->
         try:
             connection.sendall(json.dumps([world.rank, str(mesh)]).encode() + b"\n")
             data, handles, _, _ = socket.recv_fds(connection, 1 << 16, world.size + 2, socket.MSG_CMSG_CLOEXEC)
-            told: dict[str, Any] = json.loads(data) if data else {}
-        except (OSError, ValueError) as error:
+            told = json.loads(data) if data else {}
+            if not isinstance(told, dict):
+                raise ValueError("it is no rank of irpar")
+        except (OSError, ValueError, RecursionError) as error:
             raise PeerError(f"{rank_text(mesh, 0)} did not answer: {error}", rank=0, do=_DO) from error
     if "error" in told:
         raise _error(told["error"])
@@ -238,11 +280,6 @@ def _absent(mesh: Mesh, missing: list[int], seconds: float) -> PeerError:
     who = ", ".join(rank_text(mesh, rank) for rank in missing[:8])
     who += f" and {len(missing) - 8} more ranks" if len(missing) > 8 else ""
     return PeerError(f"{who} did not come in {seconds:g} s", rank=missing[0], do=_DO)
-
-
-def _receive(connection: socket.socket) -> Any:
-    with connection.makefile("rb") as file:
-        return json.loads(file.readline(1 << 16))
 
 
 def _tell(connection: socket.socket, what: dict[str, Any], handles: "list[int] | None" = None) -> None:
