@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -63,11 +64,13 @@ def launch_ranks(command: list[str], ranks: int | None = None) -> NoReturn:
         Exit: with the exit code of the rank that failed first; 0 where none did.
         IrparError: there is no such command, or the ranks cannot be started.
     """
+    from irpar.runtime.environment import checked_timeout
     from irpar.runtime.launcher import launch
 
     words, is_irpar = _command_line(command)
     size = _size(command, ranks, is_irpar)
-    ending = launch(words, size, stdout=_raw(sys.stdout), stderr=_raw(sys.stderr), is_irpar=is_irpar)
+    seconds = checked_timeout(_timeout(command) if is_irpar else None)
+    ending = launch(words, size, stdout=_raw(sys.stdout), stderr=_raw(sys.stderr), is_irpar=is_irpar, seconds=seconds)
     if ending.text:
         with suppress(OSError):  # The exit code tells where standard error cannot be written.
             print(f"error: {ending.text}", file=sys.stderr)
@@ -119,6 +122,16 @@ def _command_line(words: list[str]) -> tuple[list[str], bool]:
             do="write irpar launch -n 4 run OUT, or irpar launch -n 4 PROGRAM with its arguments",
         )
     return words, False
+
+
+def _timeout(words: list[str]) -> float | None:
+    """The seconds that a command line gives ranks to wait for each other, as far as it can be read."""
+    texts = [word.removeprefix("--timeout=") for word in words if word.startswith("--timeout=")]
+    texts += [after for word, after in pairwise(words) if word == "--timeout"]
+    try:
+        return float(texts[-1]) if texts else None
+    except ValueError:
+        return None  # That is for the ranks to tell.
 
 
 def _size(words: list[str], ranks: int | None, is_irpar: bool) -> int:

@@ -77,6 +77,25 @@ def ending_of_irpar(
     return Ending(code, first.rank, told if is_plain else f"{start}: {told}")
 
 
+def ending_of_stopped(stopped: Sequence[RankProcess], size: int, notes: Sequence[str]) -> Ending:
+    """Of a run that was ended because ranks were stopped.
+
+    Args:
+        stopped: those ranks, at least one.
+        size: how many ranks there are.
+        notes: further lines.
+    """
+    numbers = ", ".join(str(rank.rank) for rank in stopped)
+    who = f"rank {numbers} of {size} was" if len(stopped) == 1 else f"ranks {numbers} of {size} were"
+    seconds = max(rank.stopped or 0.0 for rank in stopped)
+    lines = [
+        f"{who} stopped (by SIGSTOP) for {seconds:.0f} s: the run was ended",
+        *notes,
+        "do: see what stopped it; IRPAR_TIMEOUT gives more time to ranks that the others wait for",
+    ]
+    return Ending(_ANSWER, stopped[0].rank, "\n  ".join(lines))
+
+
 def killed_for_memory() -> int:
     """How many processes the system has killed since this container, or this group of processes, reached its limit."""
     with suppress(OSError, ValueError, IndexError):

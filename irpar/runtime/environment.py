@@ -15,6 +15,11 @@ from dataclasses import dataclass
 
 from irpar.sharding import IrparError, Mesh
 
+TIMEOUT = 60.0
+"""Seconds that a rank waits for others at a collective, where neither the caller nor IRPAR_TIMEOUT says."""
+
+_LONGEST = 1e7
+"""Seconds, about four months: a bound."""
 _MOST_PORT = 65535
 
 
@@ -313,3 +318,22 @@ def _run_id(variables: _Variables, launcher: Launcher) -> str:
         return named[1]
     found = (variables.first((name,)) for name in launcher.run)
     return "-".join(entry[1] for entry in found if entry is not None)
+
+
+def checked_timeout(timeout: float | None) -> float:
+    """The bound of a wait.
+
+    Raises:
+        IrparError: it is no positive number.
+    """
+    if timeout is not None:
+        given, value = "the time-out", timeout
+    else:
+        given, text = "IRPAR_TIMEOUT", os.environ.get("IRPAR_TIMEOUT", "") or str(TIMEOUT)
+        try:
+            value = float(text)
+        except ValueError:
+            raise IrparError(f'IRPAR_TIMEOUT is "{text}", not a number', do="give seconds, such as 60") from None
+    if not 0 < value <= _LONGEST:
+        raise IrparError(f"{given} is {value:g} s", do=f"give seconds from above 0 to {_LONGEST:,.0f}, such as 60")
+    return value

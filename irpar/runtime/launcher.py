@@ -4,6 +4,9 @@ It sets the environment that torchrun sets (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, 
 `MASTER_PORT`), `IRPAR_RUN_ID` and `IRPAR_LAUNCHER`, and divides the cores among the ranks by `OMP_NUM_THREADS`, unless
 that is set. Each rank leads a process group of its own. Standard input goes to rank 0, unless it is a terminal.
 
+A rank that is stopped would keep the others waiting for ever: the run is ended after a time, or soon where nothing else
+is left to run. A debugger may stop a rank for as long as it likes.
+
 Where a rank fails, or a signal comes, all ranks get SIGTERM (or that signal), and after a grace SIGKILL, with all that
 they have started, so that everything ends within 10 seconds. Should the launcher itself be killed, its guard does so.
 """
@@ -22,8 +25,16 @@ from types import FrameType
 from typing import BinaryIO
 
 from . import guard
-from .ending import Ending, cause, ending_of_irpar, ending_of_program, killed_for_memory, notes_on
-from .environment import ERROR_FILE
+from .ending import (
+    Ending,
+    cause,
+    ending_of_irpar,
+    ending_of_program,
+    ending_of_stopped,
+    killed_for_memory,
+    notes_on,
+)
+from .environment import ERROR_FILE, TIMEOUT
 from .rank_process import LaunchError, RankProcess, error_file, rank_environment
 from .relay import STDERR, STDOUT, Relay, Writable
 from .run_files import OwnedRun
@@ -37,7 +48,7 @@ _LEFTOVER = 1.0
 _STUCK = 2.0
 """Seconds after SIGKILL until a process that does not end is given up."""
 _STOPPED = 5.0
-"""Seconds after which the user is told of a stopped rank."""
+"""Seconds after which the user is told of a stopped rank; as much later than ranks give up it ends the run."""
 _UNREAD = 2.0
 """Seconds that the reader of the output gets when a signal has ended the run."""
 _LOOK = 0.5
@@ -53,6 +64,7 @@ def launch(
     stderr: Writable,
     environ: Mapping[str, str] | None = None,
     is_irpar: bool = False,
+    seconds: float = TIMEOUT,
 ) -> Ending:
     """Run a command once for each rank, and wait until all have ended; on the main thread.
 
@@ -62,6 +74,7 @@ def launch(
         stdout, stderr: where what the ranks print goes; see `relay`.
         environ: the environment; None: that of this process.
         is_irpar: whether the command is irpar's own, whose ranks leave their errors to the launcher.
+        seconds: how long ranks wait for each other: for little longer a rank may be stopped.
 
     Raises:
         LaunchError: a rank cannot be started.
@@ -72,7 +85,7 @@ def launch(
         raise LaunchError("irpar launch needs a POSIX system", do="run all ranks in one process: irpar run OUT")
     with OwnedRun() as run:
         variables = rank_environment(os.environ if environ is None else environ, size, run.id)
-        return _Launcher(list(command), size, variables, run, Relay(stdout, stderr), is_irpar).run()
+        return _Launcher(list(command), size, variables, run, Relay(stdout, stderr), is_irpar, seconds).run()
 
 
 @dataclass
@@ -83,18 +96,27 @@ class _End:
         signal: the one that came from outside; None where a rank failed.
         deadline: when SIGKILL is due, or was.
         stopped: the ranks that were stopped when it began.
+        is_for_stopped: whether it was begun because of them.
         is_killed: whether SIGKILL was sent.
     """
 
     signal: int | None
     deadline: float
     stopped: tuple[int, ...] = ()
+    is_for_stopped: bool = False
     is_killed: bool = False
 
 
 class _Launcher:
     def __init__(
-        self, command: list[str], size: int, environ: Mapping[str, str], run: OwnedRun, relay: Relay, is_irpar: bool
+        self,
+        command: list[str],
+        size: int,
+        environ: Mapping[str, str],
+        run: OwnedRun,
+        relay: Relay,
+        is_irpar: bool,
+        seconds: float,
     ) -> None:
         self._command = command
         self._size = size
@@ -102,11 +124,12 @@ class _Launcher:
         self._run = run
         self._relay = relay
         self._is_irpar = is_irpar
+        self._seconds = seconds
         self._ranks: list[RankProcess] = []
         self._failed: list[RankProcess] = []
         self._signals: list[int] = []
         self._end: _End | None = None
-        self._begin = time.monotonic()
+        self._begin = self._looked = time.monotonic()
         self._killed_before = killed_for_memory()
         # Signals ring it, those of ranks that end included.
         self._heard, self._bell = os.pipe()
@@ -192,7 +215,7 @@ class _Launcher:
             raise LaunchError(
                 f"no process can be started: {error.strerror or error}",
                 where=sys.executable,
-                do="see that the machine can take so many processes (ulimit -u)",
+                do="see that the machine can take so many processes (ulimit -u), and so many open files (ulimit -n)",
             ) from error
         assert process.stdin is not None
         watch: BinaryIO = process.stdin  # type: ignore[assignment]
@@ -229,7 +252,9 @@ class _Launcher:
         elif self._failed and now - self._failed[0].ended >= self._settling():
             self._begin_end(None, signal.SIGTERM)
         else:
-            self._tell_of_stopped(now)
+            # A longer pause was none of the ranks': this process was stopped itself, perhaps together with them.
+            self._watch_stopped(min(now - self._looked, 2 * _LOOK))
+        self._looked = now
 
     def _look_after(self, rank: RankProcess, watch: BinaryIO, seconds: float) -> None:
         """What a rank has started, and left behind so many seconds ago, is ended after it."""
@@ -240,14 +265,31 @@ class _Launcher:
         elif self._end is None and late > 0:
             rank.signal(signal.SIGKILL if late > GRACE else signal.SIGTERM)
 
-    def _tell_of_stopped(self, now: float) -> None:
-        """Tell of ranks that are stopped: the others wait for them."""
+    def _watch_stopped(self, passed: float) -> None:
+        """Tell of ranks that are stopped, for which the others wait; end the run where that takes too long.
+
+        Args:
+            passed: seconds since the last look.
+        """
         for rank in self._ranks:
             if not rank.is_stopped:
                 rank.stopped = None
             elif rank.stopped is None:
-                rank.stopped = now
-            elif now - rank.stopped > _STOPPED and not rank.is_stop_told:
+                rank.stopped = 0.0
+            else:
+                rank.stopped += passed
+        self._tell_of_stopped()
+        living = [rank for rank in self._ranks if rank.code is None]
+        held = [rank.stopped for rank in living if rank.stopped is not None and not rank.is_debugged]
+        if not held or self._failed:
+            return
+        is_last = len(held) == len(living) < self._size
+        if (min(held) > _STOPPED and is_last) or max(held) > self._seconds + _STOPPED:
+            self._begin_end(None, signal.SIGTERM, is_for_stopped=True)
+
+    def _tell_of_stopped(self) -> None:
+        for rank in self._ranks:
+            if (rank.stopped or 0) > _STOPPED and not rank.is_stop_told:
                 rank.is_stop_told = True
                 self._relay.tell(
                     f"irpar launch: rank {rank.rank} is stopped (by SIGSTOP, or a debugger); "
@@ -259,9 +301,9 @@ class _Launcher:
         is_clear = not self._is_irpar or any((rank.code or 0) < 0 for rank in self._failed)
         return 0.0 if is_clear or all(rank.code is not None for rank in self._ranks) else _SETTLE
 
-    def _begin_end(self, came: int | None, number: int) -> None:
+    def _begin_end(self, came: int | None, number: int, *, is_for_stopped: bool = False) -> None:
         stopped = tuple(rank.rank for rank in self._ranks if rank.is_stopped)
-        self._end = _End(came, time.monotonic() + GRACE, stopped)
+        self._end = _End(came, time.monotonic() + GRACE, stopped, is_for_stopped)
         for rank in self._ranks:
             rank.signal(number)
 
@@ -301,6 +343,9 @@ class _Launcher:
     def _ending(self) -> Ending:
         if self._end is not None and self._end.signal is not None:
             return Ending(128 + self._end.signal)
+        if self._end is not None and self._end.is_for_stopped:
+            ranks = [rank for rank in self._ranks if rank.rank in self._end.stopped]
+            return ending_of_stopped(ranks, self._size, notes_on((), self._ranks, 0))
         first = cause(self._failed, self._is_irpar) or next(iter(self._failed), None)
         if first is None:
             if self._relay.failure is not None:

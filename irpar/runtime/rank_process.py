@@ -35,7 +35,7 @@ class RankProcess:
         process: as it was started.
         code: its exit code, negative for a signal; None while it runs.
         ended: when it did, by the monotonic clock.
-        stopped: since when it has been seen stopped.
+        stopped: for how many seconds it has been seen stopped; None while it is not.
         is_stop_told: whether the user knows.
         has_left: whether its process group is empty, too.
     """
@@ -75,6 +75,8 @@ class RankProcess:
     def state(self) -> str:
         """What the system says that it does: R, S, T (stopped), D ...; "" where that is not known."""
         with suppress(OSError):
+            if not guard.sees_processes():
+                return ""
             return Path(f"/proc/{self.group}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
         return ""
 
@@ -82,6 +84,11 @@ class RankProcess:
     def is_stopped(self) -> bool:
         """Whether it runs, and yet does not: by SIGSTOP, or under a debugger."""
         return self.code is None and self.state in ("T", "t")
+
+    @property
+    def is_debugged(self) -> bool:
+        """Whether a debugger has stopped it, which lets it go on when its user likes."""
+        return self.code is None and self.state == "t"
 
     def signal(self, number: int) -> None:
         """Send a signal to it and to what it has started, where there is anything left; wake it if it is stopped."""

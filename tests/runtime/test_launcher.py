@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from irpar.runtime import launcher
+from irpar.runtime import guard, launcher
 from irpar.runtime.environment import PEER_FAILED, World
 from irpar.runtime.launcher import launch
-from irpar.runtime.rank_process import LaunchError
+from irpar.runtime.rank_process import LaunchError, RankProcess
 from irpar.runtime.run_files import shared_folder
 
 from .launched import IRPAR, Launched, marked, python, run_ranks, shell
@@ -316,6 +316,53 @@ def test_a_rank_that_is_stopped_is_told_of(soon):
     assert (ending.code, ending.rank) == (9, 0)
     assert "rank 1 was stopped (by SIGSTOP, or a debugger): the others may have waited for it" in ending.text
     assert re.search(r"^irpar launch: rank 1 is stopped .*; kill -CONT \d+ lets it go on$", err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("after", ["sys.exit(0)", "signal.pause()"])
+def test_a_rank_that_is_stopped_for_long_ends_the_run(soon, after):
+    program = f"rank == 1 and os.kill(os.getpid(), signal.SIGSTOP); {after}"
+    start = time.monotonic()
+    ending, _, _ = run_ranks(python(program), 2, seconds=60 if "exit" in after else 0.3)
+    assert (ending.code, ending.rank) == (1, 1)
+    assert re.match(r"rank 1 of 2 was stopped \(by SIGSTOP\) for \d s: the run was ended\n  do: ", ending.text)
+    assert time.monotonic() - start < 10
+
+
+def test_a_rank_that_goes_on_in_time_ends_no_run(soon):
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    program = f"subprocess.Popen(['sh', '-c', f'sleep 0.4; kill -CONT {{os.getpid()}}']) and {stop} if rank else None"
+    for _ in range(2):
+        ending, _, err = run_ranks(python(f"{program}; time.sleep(0.5)"), 2, seconds=5)
+        assert (ending.code, ending.text) == (0, "")
+        assert "rank 1 is stopped" in err
+
+
+@pytest.mark.slow
+def test_time_in_which_the_launcher_itself_is_stopped_counts_not(launched):
+    run = launched(2, "print('here', rank); time.sleep(4)", env={**os.environ, "IRPAR_TIMEOUT": "0.1"})
+    run.wait_for("here 0", "here 1")
+    everybody = [run.process.pid, *run.ranks()]
+    for process in everybody:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(6)
+    for process in everybody:
+        os.kill(process, signal.SIGCONT)
+        time.sleep(0.6)
+    code, _, err = run.end()
+    assert (code, err) == (0, "")
+
+
+def test_where_other_processes_are_seen_none_is_taken_for_a_rank(monkeypatch):
+    monkeypatch.setattr(os, "readlink", lambda _: "1")
+    assert not guard.sees_processes()
+    process = subprocess.Popen(python("signal.pause()"), start_new_session=True)
+    try:
+        assert RankProcess(0, process).state == ""
+        assert guard.has_members(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert not guard.has_members(process.pid)
 
 
 # -- ranks of irpar -----------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 """Process groups: how data moves between ranks. `threads` keeps all ranks in one process."""
 
-import os
-
 from irpar.process import import_native
 from irpar.sharding import IrparError, Mesh
 
+from ..environment import TIMEOUT, checked_timeout
 from .base import Array, Call, Collective, Group, Messenger, rank_text
 from .threads import ThreadGroup
 
@@ -17,6 +16,7 @@ __all__ = [
     "Group",
     "Messenger",
     "ThreadGroup",
+    "checked_timeout",
     "make_group",
     "rank_text",
 ]
@@ -28,12 +28,6 @@ GROUPS: dict[str, str] = {
     "nccl": "nccl:Nccl",
 }
 """Name to module and class; loaded when asked for."""
-
-TIMEOUT = 60.0
-"""Seconds that a rank waits for others at a collective, where neither the caller nor IRPAR_TIMEOUT says."""
-
-_LONGEST = 1e7
-"""Seconds, about four months: a bound."""
 
 
 def make_group(name: str, mesh: Mesh, timeout: float | None = None) -> Group:
@@ -52,22 +46,3 @@ def make_group(name: str, mesh: Mesh, timeout: float | None = None) -> Group:
     module, _, kind = GROUPS[name].partition(":")
     group: Group = getattr(import_native(f"{__package__}.{module}"), kind).join(mesh, checked_timeout(timeout))
     return group
-
-
-def checked_timeout(timeout: float | None) -> float:
-    """The bound of a wait.
-
-    Raises:
-        IrparError: it is no positive number.
-    """
-    if timeout is not None:
-        given, value = "the time-out", timeout
-    else:
-        given, text = "IRPAR_TIMEOUT", os.environ.get("IRPAR_TIMEOUT", "") or str(TIMEOUT)
-        try:
-            value = float(text)
-        except ValueError:
-            raise IrparError(f'IRPAR_TIMEOUT is "{text}", not a number', do="give seconds, such as 60") from None
-    if not 0 < value <= _LONGEST:
-        raise IrparError(f"{given} is {value:g} s", do=f"give seconds from above 0 to {_LONGEST:,.0f}, such as 60")
-    return value

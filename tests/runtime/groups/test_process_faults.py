@@ -115,6 +115,36 @@ def test_an_interrupted_rank_tells_the_others() -> None:
     check_named(run_with_fault(interrupt), "failed: it was interrupted", 5)
 
 
+def be_asked_late(mesh: Mesh, after: Fault | None) -> Ended:
+    """Rank 1 waits for what the driver asks, which takes longer than a collective may, or never comes."""
+    group = joined(mesh, 1)
+    began = time.monotonic()
+    try:
+        if group.rank:
+            group.receive(0)
+        else:
+            time.sleep(2.5)
+            if after is not None:
+                after()
+            group.send(1, b"go on")
+    except IrparError as error:
+        return error, time.monotonic() - began
+    return None, time.monotonic() - began
+
+
+def test_the_driver_may_be_idle_but_not_stopped() -> None:
+    for fault in (None, stop):
+        with Ranks(2) as ranks:
+            ranks.start(be_asked_late, [{"mesh": PAIR, "after": fault}] * 2)
+            error, seconds = ranks.answers(20, but=0 if fault else None)[1]
+        if fault is None:
+            assert error is None
+        else:
+            assert isinstance(error, PeerError)
+            assert "rank 0 (a=0) is stopped" in str(error)
+            assert 3 < seconds < 10
+
+
 def answer_late(mesh: Mesh, is_busy: bool) -> Ended:
     """Rank 0 waits for an answer of rank 1, which computes for longer than a collective may take, or does nothing."""
     group = joined(mesh, 1)

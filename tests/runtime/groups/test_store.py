@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -291,6 +292,22 @@ def test_a_store_that_does_not_know_the_run_id_is_not_believed():
         with pytest.raises(StoreError, match="is that of another run"):
             Store("127.0.0.1", server.getsockname()[1], 1, 2, run_id="this", timeout=20)
         thread.join()
+
+
+@pytest.mark.parametrize("told", [struct.pack("!BQ", 4, 2**62), struct.pack("!BQ", 99, 0), struct.pack("!BQ", 0, 0)])
+def test_a_store_that_answers_nonsense(told):
+    def pretend(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(store_wire.GREETING + bytes(store_wire.NONCE_BYTES))
+            connection.recv(store_wire.HELLO.size, socket.MSG_WAITALL)
+            connection.sendall(told)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        pretending = pool.submit(pretend, server)
+        with pytest.raises(StoreError, match=r"is not irpar's store|is that of another run"):
+            Store("127.0.0.1", server.getsockname()[1], 1, 2, run_id="this", timeout=20)
+        pretending.result()
 
 
 def test_a_port_in_use(port):

@@ -23,6 +23,7 @@ from irpar.sharding import IrparError, Mesh
 
 from ...environment import LAUNCHERS, World
 from ...errors import PeerError
+from ...guard import sees_processes
 from ..base import rank_text
 from .segment import Layout, Segment
 from .system import parent_of, start_of
@@ -80,9 +81,8 @@ def _run_key(world: World) -> str:
 def _starter(launcher: str) -> str:
     """The process that gave ranks their numbers: the nearest ancestor that has none itself, and when it started."""
     names = next((each.rank for each in LAUNCHERS if each.name == launcher), ())
-    process = os.getpid()
-    while True:
-        process = parent_of(process)
+    process = os.getppid()
+    while sees_processes():
         try:
             with open(f"/proc/{process}/environ", "rb") as file:
                 variables = file.read().split(b"\0")
@@ -90,6 +90,7 @@ def _starter(launcher: str) -> str:
             break
         if not any(each.startswith(f"{name}=".encode()) for each in variables for name in names):
             break
+        process = parent_of(process)
     return f"{process} {start_of(process)}"
 
 

@@ -20,14 +20,16 @@ from ..header import ELSEWHERE, mismatch
 from ..spmd import SEE_LATE, SpmdGroup
 from .joining import Joined
 from .segment import FAULT_BYTES
-from .system import process_state, processor_time
+from .system import own_process, process_state, processor_time
 
 TICK = 0.02
 """Seconds that a rank sleeps at most before it looks around."""
 _DEADLOCK_AFTER = 0.15
 """Seconds of waiting after which a rank looks whether those that it waits for wait for it."""
-_STATE, _VERSION, _TICKS, _SINCE, _PROCESS, _FAILED, _WHEN = range(7)
+_STATE, _VERSION, _TICKS, _SINCE, _PROCESS, _FAILED, _WHEN, _START = range(8)
 _FAULT = struct.Struct("<qI")
+_ASLEEP = 1.0
+"""Seconds between two looks from which on this rank did not run itself, as where all are stopped and let go on."""
 _STOPPED = {"T": "is stopped (by SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger"}
 
 
@@ -51,7 +53,7 @@ class Wait:
         missing: the ranks that have not done their part.
         absent: those of them that have not even come: what they have begun they do whatever else they wait for.
         call: the collective, where it is one.
-        is_bounded: whether it fails after the group's time.
+        is_bounded: whether it fails after the group's time; else only after as long with all that are missing stopped.
         text: what others are told of it.
         unread: the ranks for which something that was sent waits until they read what came before.
     """
@@ -66,6 +68,7 @@ class Wait:
     unread: Collection[int] = ()
     began: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
+    looked: float = field(default_factory=time.monotonic)
     is_posted: bool = False
     has_moved: bool = False
 
@@ -84,7 +87,7 @@ class Watch:
         self._rank = rank = group.rank
         self._boards = [segment.board(each) for each in range(segment.layout.count)]
         self._words, self._mask, self._text = self._boards[rank]
-        self._words[_PROCESS] = os.getpid()
+        self._words[_PROCESS], self._words[_START] = own_process()
         self._ranks = {end: other for other, end in joined.others.items()}
         self._poll = select.poll()
         for end in self._ranks:
@@ -150,6 +153,9 @@ class Watch:
         self.check_faults()
         self._check_gone(wait)
         now = time.monotonic()
+        if now - wait.looked > _ASLEEP:
+            wait.moved += now - wait.looked
+        wait.looked = now
         if wait.has_moved:
             wait.has_moved, wait.moved = False, now
         self._post(wait, now)
@@ -159,7 +165,7 @@ class Watch:
             self._check_deadlock(wait, wait.call)
         if wait.state == State.RECEIVING:
             self._check_life(wait, now)
-        if wait.is_bounded and now - wait.moved > self._group.seconds:
+        if now - wait.moved > self._group.seconds:
             raise self._late(wait)
 
     def check_faults(self) -> None:
@@ -246,16 +252,20 @@ class Watch:
         raise self._deadlock(call, cycle)
 
     def _check_life(self, wait: Wait, now: float) -> None:
-        """Ranks that are asked for an answer may compute as long as they like; those that do nothing hang."""
+        """Ranks that are asked for an answer may compute as long as they like; those that do nothing hang.
+
+        Where nothing was asked for they may also do nothing, and only one that is stopped will never come.
+        """
         if now - self._looked < 0.25 * min(self._group.seconds, 4):
             return
         self._looked = now
         life = []
         for rank in wait.missing():
             words, _, _ = self._boards[rank]
-            used = processor_time(words[_PROCESS])
+            used = processor_time(words[_PROCESS], words[_START])
             life.append((words[_VERSION], words[_TICKS], now if used is None else used))
-        if life != self._life:
+        may_idle = not wait.is_bounded and any(self._state(rank) != "T" for rank in wait.missing())
+        if life != self._life or may_idle:
             self._life = life
             wait.moved = now
 
@@ -316,10 +326,15 @@ class Watch:
             )
         return "; it waits: ".join(told)
 
+    def _state(self, rank: int) -> str:
+        """What the system says that a rank's process does; empty where it cannot be seen."""
+        words, _, _ = self._boards[rank]
+        return process_state(words[_PROCESS], words[_START])
+
     def _doing(self, rank: int) -> str:
         words, _, text = self._boards[rank]
         who = rank_text(self._group.mesh, rank)
-        stopped = _STOPPED.get(process_state(words[_PROCESS]))
+        stopped = _STOPPED.get(self._state(rank))
         if stopped is not None:
             return f"{who} {stopped}"
         match words[_STATE]:

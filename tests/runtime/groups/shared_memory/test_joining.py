@@ -1,14 +1,31 @@
 """What ranks of one run have in common, and those of others have not."""
 
 import os
+import secrets
+import socket
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from irpar.runtime.environment import World
-from irpar.runtime.groups.shared_memory.joining import _run_key
-from irpar.runtime.groups.shared_memory.system import parent_of, process_state, processor_time, start_of
+from irpar.runtime.errors import PeerError
+from irpar.runtime.groups.shared_memory import joining
+from irpar.runtime.groups.shared_memory.joining import Joined, _Host, _run_key, _visit
+from irpar.runtime.groups.shared_memory.system import (
+    own_process,
+    parent_of,
+    process_state,
+    processor_time,
+    start_of,
+)
+from irpar.sharding import Mesh
 
+PAIR = Mesh({"a": 2})
 WORLD = World(0, 4, launcher="torchrun", run_id="none-0", master_port=29500)
 
 
@@ -49,3 +66,83 @@ def test_what_the_system_tells_of_a_process() -> None:
 def test_of_a_process_that_is_not_there_nothing_is_told() -> None:
     gone = sys.maxsize
     assert (process_state(gone), processor_time(gone), parent_of(gone)) == ("", None, 0)
+
+
+def test_a_process_is_known_by_its_number_and_its_start() -> None:
+    process, start = own_process()
+    assert (process, start) == (os.getpid(), start_of(os.getpid()))
+    assert process_state(process, start) == "R"
+    assert process_state(process, start + 1) == ""
+    assert processor_time(process, start + 1) is None
+
+
+@pytest.fixture
+def meeting() -> Iterator[Callable[[float], tuple[str, "Future[Joined]"]]]:
+    """Lets rank 0 of two wait for so many seconds; gives the name that it waits at, and what it gets."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def begin(seconds: float) -> tuple[str, "Future[Joined]"]:
+            name = f"\0irpar-test-{secrets.token_hex(8)}"
+            return name, pool.submit(_Host(PAIR, name, time.monotonic() + seconds, seconds).meet)
+
+        yield begin
+
+
+def stranger(name: str, says: bytes = b"") -> socket.socket:
+    """Somebody who comes to a meeting, once there is one, and says something."""
+    until = time.monotonic() + 10
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(10)
+        try:
+            connection.connect(name)
+        except ConnectionRefusedError:
+            connection.close()
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        else:
+            connection.sendall(says)
+            return connection
+
+
+def check_meets(name: str, host: "Future[Joined]") -> None:
+    """Rank 1 comes, and both have what they need."""
+    world = World(1, 2, launcher="torchrun")
+    for joined in (_visit(PAIR, world, name, time.monotonic() + 10, 10), host.result(10)):
+        for end in (joined.own, *joined.others.values()):
+            os.close(end)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [b"", b"[1, ", b"[" * 60_000 + b"\n", b"[" * 70_000, b"7\n", b'[true, "a=2"]\n', b'[1.0, "a=2"]\n', b"\xff\n"],
+)
+def test_somebody_else_holds_nobody_up(meeting: Any, says: bytes) -> None:
+    name, host = meeting(10)
+    with stranger(name, says), stranger(name, says):
+        began = time.monotonic()
+        check_meets(name, host)
+    assert time.monotonic() - began < 4
+
+
+def test_who_says_nothing_is_sent_away(meeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "_PATIENCE", 0.1)
+    monkeypatch.setattr(joining, "_MOST_NEW", 1)
+    name, host = meeting(10)
+    with stranger(name) as first, stranger(name, b"[1, ") as second:
+        assert first.recv(1) == b""
+        check_meets(name, host)
+        assert second.recv(1) == b""
+
+
+@pytest.mark.parametrize("says", [b"[" * 60_000, b"[]", b"7", b"rubbish"])
+def test_where_somebody_else_answers_no_rank_is_met(says: bytes) -> None:
+    name = f"\0irpar-test-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:
+        server.bind(name)
+        server.listen()
+        met = pool.submit(_visit, PAIR, World(1, 2, launcher="torchrun"), name, time.monotonic() + 10, 10)
+        connection = server.accept()[0]
+        with connection:
+            connection.sendall(says)
+            assert isinstance(met.exception(10), PeerError)
