@@ -132,6 +132,7 @@ def be_asked_late(mesh: Mesh, after: Fault | None) -> Ended:
     return None, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_the_driver_may_be_idle_but_not_stopped() -> None:
     for fault in (None, stop):
         with Ranks(2) as ranks:
