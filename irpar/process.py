@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 INTERRUPTED = 130
+_SOON = 0.02
+"""Seconds after which a signal comes again."""
 _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -64,7 +66,13 @@ class Signals:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, handler)
 
-    def _stop(self, number: int, _: FrameType | None) -> NoReturn:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if _is_importing(frame):
+            # What an exception interrupts there aborts the process, or is lost: the signal comes again.
+            again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         self.code = 128 + number
         for other in _ENDING:
             # Cleaning up is not interrupted, but by a second Ctrl-C.
@@ -79,6 +87,15 @@ def import_native(name: str) -> Any:
     """A module that is native, or imports one, whole even where a signal comes meanwhile."""
     with SIGNALS.held():
         return import_module(name)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a frame runs inside an import."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:

@@ -172,3 +172,21 @@ def test_a_broken_pipe_in_the_same_process(base, monkeypatch):
 
     monkeypatch.setattr("irpar.commands.inspect.print_json", gone)
     assert main(["inspect", str(base / "gpt.onnx"), "--json"]) == 0
+
+
+def test_a_signal_waits_for_an_import_to_end(tmp_path):
+    # As Python's own: what is half-imported is imported whole, then the command ends.
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.6)\nprint('whole', flush=True)\n")
+    program = (
+        "import os, signal, threading, time\n"
+        "from irpar.process import SIGNALS, Stopped\n"
+        "SIGNALS.clean_up()\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+        "try:\n"
+        "    import slow\n"
+        "    time.sleep(20)\n"
+        "except Stopped:\n"
+        "    print('stopped', SIGNALS.code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("whole\nstopped 143\n", "")

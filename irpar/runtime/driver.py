@@ -13,7 +13,7 @@ from typing import Any
 
 from irpar.sharding import IrparError
 
-from .errors import PeerError
+from .errors import PeerError, ProgramError
 from .groups.base import Messenger
 from .log import CollectiveLog
 from .messages import decode, encode
@@ -80,6 +80,18 @@ class Driver:
         for rank in self.others:
             with _told_of(rank, self._messenger.seconds):
                 decode(self._messenger.receive(rank))
+
+    def check_open(self) -> None:
+        """Refuse to run after a run that failed, of which answers may still be on their way, and after closing.
+
+        Raises:
+            ProgramError: the other ranks are gone.
+        """
+        if not self._is_open:
+            raise ProgramError(
+                "the ranks have ended: an earlier run of them failed, or they were closed",
+                do="start the program again, or open the partition anew in all processes",
+            )
 
     def ask(self, rank: int, request: Request) -> None:
         """Let a rank run."""

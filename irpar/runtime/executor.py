@@ -189,6 +189,8 @@ class Executor:
             )
         given = check_inputs(self.inputs, inputs)
         with self._turn:
+            if self._driver is not None:
+                self._driver.check_open()
             return self._run_whole(given, fetch, check_replicas)
 
     def _run_whole(self, given: Mapping[str, Any], fetch: Iterable[str], with_check: bool) -> dict[str, Any]:

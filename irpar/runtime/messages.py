@@ -8,6 +8,8 @@ import numpy as np
 
 from irpar.ir import dtype_of_numpy, dtype_of_text
 
+ALIGNMENT = 64
+"""Bytes; the address of every array in a message is a multiple of it."""
 _LENGTH = struct.Struct("<Q")
 _ARRAY = "array"
 _TEXTS = "texts"
@@ -19,27 +21,41 @@ def encode(value: Any) -> bytes:
     Raises:
         TypeError: the value holds something else.
     """
-    blobs: list[memoryview] = []
+    blobs: list[memoryview | bytes] = []
     head = json.dumps(_plain(value, blobs)).encode()
+    head += b" " * (-(_LENGTH.size + len(head)) % ALIGNMENT)
     return b"".join((_LENGTH.pack(len(head)), head, *blobs))
 
 
 def decode(message: bytes | bytearray | memoryview) -> Any:
-    """The value that `encode` encoded; its arrays are views of the message, and read-only.
+    """The value that `encode` encoded; its arrays are read-only views of the message, or of an aligned copy.
 
     Raises:
         ValueError: the bytes are no such message.
     """
-    view = memoryview(message).toreadonly()
+    view = _aligned(message)
     try:
         (length,) = _LENGTH.unpack_from(view)
+        if _LENGTH.size + length > len(view):
+            raise ValueError("not a message of irpar: it is cut short")
         head = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
         return _rich(head, view[_LENGTH.size + length :])
     except (struct.error, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a message of irpar: {error}") from error
 
 
-def _plain(value: Any, blobs: list[memoryview]) -> Any:
+def _aligned(message: bytes | bytearray | memoryview) -> memoryview:
+    """The message where arrays may lie: kernels compute other bits, or nothing, at odd addresses."""
+    array = np.frombuffer(message, np.uint8)
+    if array.ctypes.data % ALIGNMENT:
+        room = np.empty(array.size + ALIGNMENT, np.uint8)
+        first = -room.ctypes.data % ALIGNMENT
+        room[first : first + array.size] = array
+        array = room[first : first + array.size]
+    return array.data.toreadonly()
+
+
+def _plain(value: Any, blobs: list[memoryview | bytes]) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return _plain_array(np.asarray(value), blobs)
     if isinstance(value, dict):
@@ -52,13 +68,14 @@ def _plain(value: Any, blobs: list[memoryview]) -> Any:
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
-def _plain_array(array: np.ndarray[Any, Any], blobs: list[memoryview]) -> dict[str, Any]:
+def _plain_array(array: np.ndarray[Any, Any], blobs: list[memoryview | bytes]) -> dict[str, Any]:
     kind = dtype_of_numpy(array.dtype)
     if kind.text == "str":
         return {_TEXTS: [_text(each) for each in array.reshape(-1)], "shape": array.shape}
     offset = sum(map(len, blobs))
     # The numbers are copied once, when all is joined. (Not every dtype has a memoryview of its own.)
     blobs.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    blobs.append(b"\0" * (-len(blobs[-1]) % ALIGNMENT))
     return {_ARRAY: kind.text, "shape": array.shape, "offset": offset}
 
 

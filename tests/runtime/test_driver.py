@@ -199,3 +199,25 @@ def test_rank_0_does_not_serve():
             executor.serve()
 
     assert mlp_ranks(drive)[1] == {}
+
+
+def test_after_a_run_that_failed_there_is_none():
+    class Broken(Executor):
+        fails = True
+
+        def _lockstep(self, states):
+            super()._lockstep(states)
+            if self.is_driver and Broken.fails:
+                Broken.fails = False
+                raise KeyboardInterrupt
+
+    loaded = module(MLP, **mlp_weights())
+
+    def drive(executor):
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(mlp_input())
+        with pytest.raises(ProgramError, match="the ranks have ended: an earlier run of them failed"):
+            executor.run(mlp_input())
+
+    _, raised = run_ranks(loaded.mesh, lambda group: Broken(loaded, loaded.mesh, group=group, engine="numpy"), drive)
+    assert 0 not in raised

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from irpar.runtime.messages import decode, encode
+from irpar.runtime.messages import ALIGNMENT, decode, encode
 
 ARRAYS = {
     "bf16": np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16),
@@ -26,6 +26,16 @@ def test_arrays_of_any_dtype(name):
     assert made.dtype == array.dtype
     assert made.shape == array.shape
     assert made.tolist() == array.tolist()
+    assert made.dtype == object or made.size == 0 or made.ctypes.data % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("shift", range(3))
+def test_arrays_are_aligned_wherever_the_message_lies(shift):
+    message = encode({"x" * 5: np.arange(3.0), "y": np.arange(7, dtype=np.int8), "z": np.arange(5, dtype=np.float32)})
+    moved = memoryview(bytearray(b"\0" * shift + message))[shift:]
+    for array in decode(moved).values():
+        assert array.ctypes.data % ALIGNMENT == 0
+        assert array.tolist() == list(range(array.size))
 
 
 plain = st.recursive(
