@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 from irpar.process import end_streams, import_native
@@ -71,13 +71,16 @@ class Job:
         """
         if cls._only is None:
             mpi = _load()
-            if not mpi.Is_initialized():
-                with _bounded(seconds), _signals_end(), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
-                    mpi.Init_thread(mpi.THREAD_SERIALIZED)
-            cls._only = cls(mpi, duplicate(mpi, mpi.COMM_WORLD, seconds))
-            # All ranks of this host hold it by now. MPICH does so in MPI_Finalize, which not every process comes to.
-            remove_names(shared_names(os.getpid()))
+            with ExitStack() as stack:
+                if not mpi.Is_initialized():
+                    is_through = stack.enter_context(_bounded(seconds))
+                    with _signals_end(), warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
+                        mpi.Init_thread(mpi.THREAD_SERIALIZED)
+                    is_through()
+                cls._only = cls(mpi, duplicate(mpi, mpi.COMM_WORLD, seconds))
+                # All ranks of this host hold it by now. MPICH does it in MPI_Finalize, which not every process reaches.
+                remove_names(shared_names(os.getpid()))
         cls._only.seconds = max(cls._only.seconds, seconds)
         _check_size(cls._only.mpi, mesh)
         return cls._only
@@ -240,10 +243,11 @@ def _check_size(mpi: Any, mesh: Mesh) -> None:
 
 
 @contextmanager
-def _bounded(seconds: float) -> Iterator[None]:
+def _bounded(seconds: float) -> Iterator[Callable[[], None]]:
     """End this process where what is done in here takes too long: MPI waits in it for all ranks, and nothing else runs.
 
-    A rank that ends before it comes here is not noticed by all launchers.
+    A rank that ends before it comes here is not noticed by all launchers. What is given is called when MPI is through;
+    from there on to the end only what MPICH shares is removed where this process ends.
     """
     message = (
         f"error: MPI did not begin in {seconds:g} s: not all ranks came\n"
@@ -253,10 +257,15 @@ def _bounded(seconds: float) -> Iterator[None]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
     ) as watcher:
-        yield
-        assert watcher.stdin is not None
-        with suppress(OSError):
-            watcher.stdin.write(b"!")
+        stdin = watcher.stdin
+        assert stdin is not None
+
+        def tell(byte: bytes) -> None:
+            with suppress(OSError):
+                stdin.write(byte)
+
+        yield lambda: tell(mpi_watcher.THROUGH)
+        tell(mpi_watcher.REMOVED)
 
 
 @contextmanager

@@ -1,12 +1,13 @@
-"""A program that runs beside a process while that is in MPI_Init, where nothing else of it can run.
+"""A program that runs beside a process while that is in MPI_Init, where nothing else of it can run, and shortly after.
 
     python mpi_watcher.py PROCESS SECONDS MESSAGE
 
-Its standard input gets a byte when the process is through, and ends when the process does. After SECONDS it writes
-MESSAGE and ends the process. What MPICH shares with a process that ended there nobody else removes: it does. It imports
-nothing of irpar, and is fast to start.
+Its standard input gets `!` when the process is through, `.` when that has removed the names of what MPICH shares, and
+ends when the process does. After SECONDS without `!` it writes MESSAGE and ends the process. What MPICH shares with a
+process that ended before the `.` nobody else removes: it does. It imports nothing of irpar, and is fast to start.
 """
 
+import math
 import os
 import re
 import select
@@ -17,6 +18,9 @@ from pathlib import Path
 
 SHARED = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)
 """Names of memory that MPICH shares on a host, in the map of a process."""
+THROUGH, REMOVED = b"!", b"."
+_PAUSE = 0.01
+"""Seconds between two looks: the names that a process has got since the last one are lost with it."""
 
 
 def shared_names(process: int) -> set[str]:
@@ -34,18 +38,22 @@ def remove_names(names: set[str]) -> None:
 
 
 def watch(process: int, seconds: float, message: str) -> None:
-    """Wait for the process to be through."""
+    """Wait for the process to be through, and to have removed the names."""
     end = time.monotonic() + seconds
     names: set[str] = set()
-    while not select.select([0], [], [], 0.2)[0]:
+    while True:
+        if select.select([0], [], [], _PAUSE)[0]:
+            told = os.read(0, 1)
+            if told == REMOVED:
+                return
+            if told != THROUGH:
+                break
+            end = math.inf
         names |= shared_names(process)
         if time.monotonic() > end:
             os.write(2, message.encode())
             os.kill(process, signal.SIGKILL)
             break
-    else:
-        if os.read(0, 1):
-            return
     remove_names(names)
 
 
