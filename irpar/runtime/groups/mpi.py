@@ -110,9 +110,10 @@ class MpiGroup(SpmdGroup):
         """See `Messenger.receive`."""
         message = _Work(self._message(rank))
         with self._while_it(_IDLE):
-            has_come = self._answers(rank, message) if rank in self._asked else self._wait(message, None)
+            was_asked, seconds = rank in self._asked, self.seconds_for_a_word(rank)
+            has_come = self._answers(rank, message) if was_asked else self._wait(message, seconds)
         if not has_come:
-            error = self.unanswered(rank)
+            error = self.unanswered(rank, None if was_asked else seconds)
             self.abort(str(error))
             raise error
         self._asked.discard(rank)

@@ -9,6 +9,7 @@ import numpy as np
 
 from irpar.sharding import Axis, Mesh
 
+from ..driver import DRIVER
 from ..errors import MismatchError, PeerError
 from .base import Array, Call, Collective, rank_text
 from .header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
@@ -61,6 +62,10 @@ SEE_LATE = "see what that rank does (it may hang, or be slow: then give more tim
 """What to do about a rank that does not come."""
 _MOST_KNOWN = 10_000
 """Collectives of which a group knows these; a program has fewer."""
+
+
+READING = 20
+"""A rank may take so many times the bound of a collective to read and compile its part."""
 
 
 class SpmdGroup(ABC):
@@ -187,9 +192,17 @@ class SpmdGroup(ABC):
             do=SEE_LATE,
         )
 
-    def unanswered(self, rank: int) -> PeerError:
-        """The error of a rank that was asked for something, and shows no sign of life."""
-        return PeerError(f"{rank_text(self.mesh, rank)} did not answer in {self.seconds:g} s", rank=rank, do=SEE_LATE)
+    def seconds_for_a_word(self, rank: int) -> float | None:
+        """How long to wait for a message of a rank that was asked for nothing; None: as long as its process lives.
+
+        The driver may be idle between two runs for as long as it likes; the others read their parts, then say so.
+        """
+        return None if rank == DRIVER else READING * self.seconds
+
+    def unanswered(self, rank: int, seconds: float | None = None) -> PeerError:
+        """The error of a rank that shows no sign of life, or has not become ready, in so many seconds."""
+        what = f"{rank_text(self.mesh, rank)} did not answer in {self.seconds if seconds is None else seconds:g} s"
+        return PeerError(what, rank=rank, do=SEE_LATE)
 
     def failed(self, rank: int, reason: str) -> PeerError:
         """The error of a rank that said why it failed, or is gone."""

@@ -116,7 +116,10 @@ class WiredGroup(SpmdGroup):
         )
         with self._translated():
             if rank not in self._asked:
-                self.control.wait(lambda: [] if messages else [rank], None)
+                seconds = self.seconds_for_a_word(rank)
+                if not self.control.wait(lambda: [] if messages else [rank], seconds):
+                    self.control.tell_failed(rank, f"it did not become ready in {seconds:g} s")
+                    raise self.unanswered(rank, seconds)
             elif not self._answers(rank, messages):
                 self.control.tell_failed(rank, f"it did not answer in {self.seconds:g} s")
                 raise self.unanswered(rank)

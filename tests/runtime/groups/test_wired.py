@@ -188,6 +188,26 @@ def test_a_rank_with_nothing_left_to_do_is_named() -> None:
     assert "rank 1 (x=1) failed: it did not come to collective 7" in str(raised[1])
 
 
+def test_a_rank_that_never_becomes_ready_is_given_up() -> None:
+    mesh = Mesh({"x": 2})
+    make = hosts(mesh, 0.02)
+    done = threading.Event()
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            if rank == 0:
+                try:
+                    group.receive(1)
+                finally:
+                    done.set()
+            else:
+                done.wait(30)
+
+    error = run_threads(2, run)[1][0]
+    assert isinstance(error, PeerError)
+    assert "rank 1 (x=1) did not answer in 0.4 s" in str(error)
+
+
 def test_the_reason_of_a_rank_reaches_all_others() -> None:
     mesh = Mesh({"x": 3})
     make = hosts(mesh)
