@@ -213,3 +213,26 @@ def test_ranks_of_mpiexec_meet_whatever_is_between() -> None:
     for rank, process in enumerate(started):
         out, errors = process.communicate(timeout=60)
         assert (out, errors) == (f"{rank}\n", "")
+
+
+def test_a_full_disk_ends_all_ranks_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    with Executor.open(folder, engine="numpy") as executor:
+        inputs = random_inputs(executor.inputs, executor.parts[0].graph)
+    np.savez(tmp_path / "in.npz", **inputs)  # type: ignore[arg-type]
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # A disk of one page, which is taken, in a namespace of its own.
+    script = f'mount -t tmpfs -o size=4k none "{disk}" || exit 77; head -c 4096 /dev/zero > "{disk}/full"; "$@"; code=$?; ls -A "{disk}"; exit $code'
+    words = [*IRPAR, "launch", "-n", "4", "run", folder, "--inputs", tmp_path / "in.npz", "--engine", "numpy"]
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *words, "--outputs", disk / "out.npz"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "unshare:" in done.stderr or done.returncode == 77:
+        pytest.skip("no namespace with a disk of its own may be made here")
+    assert done.returncode == 2, done.stderr
+    assert "No space left on device" in done.stderr
+    assert "free some room" in done.stderr
+    assert done.stdout == "full\n", "something is left on the disk"
