@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from irpar.runtime.launcher import Ending, launch
@@ -30,8 +32,23 @@ def shell(program: str, *arguments: str) -> list[str]:
 def run_ranks(command: list[str], size: int, **options: object) -> tuple[Ending, str, str]:
     """Launch from this process; returns how it ended, standard output and standard error."""
     out, err = io.BytesIO(), io.BytesIO()
-    ending = launch(command, size, stdout=out, stderr=err, **options)  # type: ignore[arg-type]
+    with _signals_taken():
+        ending = launch(command, size, stdout=out, stderr=err, **options)  # type: ignore[arg-type]
     return ending, out.getvalue().decode(), err.getvalue().decode()
+
+
+@contextmanager
+def _signals_taken() -> Iterator[None]:
+    """As `take_signals`, in here only."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def take_signals() -> None:
