@@ -98,19 +98,20 @@ class Executor:
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
         self._check_parts_agree()
         self.log = CollectiveLog()
+        world = World.of_environment() if len(ranks) < mesh.size else None
         settings = EngineSettings(
             module.opsets,
             len(ranks),
             strict=strict,
             keep_on_device=self._group.takes_device_arrays,
-            local_rank=_local_rank() if len(ranks) < mesh.size else 0,
+            local_rank=0 if world is None else world.local_rank,
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
         )
         self._engine = make_engine(engine, settings)
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
         needed = run_bytes(self.parts, self._threads)
-        processes = 1 if len(ranks) == mesh.size else _processes_here()
+        processes = (world and world.local_size) or 1
         self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process", processes)
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
@@ -414,18 +415,6 @@ def _left_when_failing(group: Group, mesh: Mesh) -> Iterator[None]:
             abort(cast(Messenger, group), error)
         group.close()
         raise
-
-
-def _local_rank() -> int:
-    """The place of this process among those of its machine, where a launcher tells it."""
-    world = World.of_environment()
-    return 0 if world is None else world.local_rank
-
-
-def _processes_here() -> int:
-    """How many processes of the run are on this host, where a launcher tells it."""
-    world = World.of_environment()
-    return 1 if world is None else world.local_size or 1
 
 
 def _check_operators(parts: Sequence[Part]) -> None:

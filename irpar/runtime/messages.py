@@ -21,10 +21,10 @@ def encode(value: Any) -> bytes:
     Raises:
         TypeError: the value holds something else.
     """
-    blobs: list[memoryview | bytes] = []
+    blobs = _Blobs()
     head = json.dumps(_plain(value, blobs)).encode()
     head += b" " * (-(_LENGTH.size + len(head)) % ALIGNMENT)
-    return b"".join((_LENGTH.pack(len(head)), head, *blobs))
+    return b"".join((_LENGTH.pack(len(head)), head, *blobs.parts))
 
 
 def decode(message: bytes | bytearray | memoryview) -> Any:
@@ -55,7 +55,22 @@ def _aligned(message: bytes | bytearray | memoryview) -> memoryview:
     return array.data.toreadonly()
 
 
-def _plain(value: Any, blobs: list[memoryview | bytes]) -> Any:
+class _Blobs:
+    """The numbers of a message, one array after the other, each at a multiple of `ALIGNMENT`."""
+
+    def __init__(self) -> None:
+        self.parts: list[memoryview | bytes] = []
+        self._size = 0
+
+    def add(self, data: memoryview) -> int:
+        """Add an array's bytes; returns where they begin."""
+        begin, room = self._size, -len(data) % ALIGNMENT
+        self.parts += [data, bytes(room)]
+        self._size += len(data) + room
+        return begin
+
+
+def _plain(value: Any, blobs: "_Blobs") -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return _plain_array(np.asarray(value), blobs)
     if isinstance(value, dict):
@@ -68,15 +83,13 @@ def _plain(value: Any, blobs: list[memoryview | bytes]) -> Any:
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
-def _plain_array(array: np.ndarray[Any, Any], blobs: list[memoryview | bytes]) -> dict[str, Any]:
+def _plain_array(array: np.ndarray[Any, Any], blobs: "_Blobs") -> dict[str, Any]:
     kind = dtype_of_numpy(array.dtype)
     if kind.text == "str":
         return {_TEXTS: [_text(each) for each in array.reshape(-1)], "shape": array.shape}
-    offset = sum(map(len, blobs))
     # The numbers are copied once, when all is joined. (Not every dtype has a memoryview of its own.)
-    blobs.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    blobs.append(b"\0" * (-len(blobs[-1]) % ALIGNMENT))
-    return {_ARRAY: kind.text, "shape": array.shape, "offset": offset}
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return {_ARRAY: kind.text, "shape": array.shape, "offset": blobs.add(data)}
 
 
 def _text(value: Any) -> str | dict[str, Any]:

@@ -1,6 +1,7 @@
 """What ranks compare before they exchange data, and the errors when they do not agree."""
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -141,10 +142,4 @@ def mismatch(id_: int, what: str, lines: Iterable[str], do: str = ONE_PARTITION)
 def expected_bytes(call: Call, shapes: Sequence[Sequence[int]]) -> list[int]:
     """Bytes of operands of these shapes."""
     kind: Any = dtype_of_numpy(call.operand.dtype)
-    made = []
-    for shape in shapes:
-        count = 1
-        for size in shape:
-            count *= size
-        made.append(kind.nbytes(count))
-    return made
+    return [kind.nbytes(math.prod(shape)) for shape in shapes]
