@@ -1,8 +1,8 @@
 """Connections between the processes of a run, for what they compare, tell and ask each other beside their data.
 
-Every process is connected to every other. Nothing runs behind the caller's back: frames come in and go out while
-something is waited for. So a process that computes answers nobody, and one that waits learns at once that another
-failed, or is gone.
+Every process is connected to every other. Nothing runs behind the caller's back but the driver's signs of life: frames
+come in and go out while something is waited for. So a process that computes answers nobody, and one that waits learns
+at once that another failed, or is gone.
 
 Frames of one pair arrive in the order of sending. A pair of ranks comes to the collectives that it shares in one order,
 so that the next header of a peer is that of the collective where this rank is, or the ranks do not fit together.
@@ -11,6 +11,7 @@ so that the next header of a peer is that of the collective where this rank is, 
 import selectors
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from enum import IntEnum
 
 _HEAD = struct.Struct("<BQ")
 _NUMBER = struct.Struct("<q")
+_SECONDS = struct.Struct("<d")
 _READ_BYTES = 1 << 20
 _LINGER_SECONDS = 5.0
 """How long a process that ends waits for the others to have read what it sent, at most."""
@@ -36,6 +38,7 @@ class Frame(IntEnum):
     ASK = 5  # where are you?
     HERE = 6  # the answer, as text
     BYE = 7  # the sender ends, and nothing is wrong with it
+    ALIVE = 8  # a sign of life, with the seconds until the next one
 
 
 _BULK = (Frame.DATA, Frame.MESSAGE)
@@ -69,6 +72,8 @@ class Peer:
         here: its answer to the last question where it is; None before it comes.
         met: how many headers have been taken; both ends count alike.
         moved: bytes of data and messages that have come.
+        signs: how many signs of life have come.
+        interval: seconds in which it gives one.
         has_left: it said that it ends.
         is_gone: the connection has ended.
     """
@@ -83,9 +88,12 @@ class Peer:
         self.here: str | None = None
         self.met = 0
         self.moved = 0
+        self.signs = 0
+        self.interval = 0.0
         self.has_left = False
         self.is_gone = False
         self._outbox: deque[memoryview] = deque()
+        self._sending = threading.RLock()  # Signs of life are sent by another thread.
         self._head = bytearray(_HEAD.size)
         self._body: bytearray | None = None
         self._filled = 0
@@ -98,8 +106,9 @@ class Peer:
     def send(self, frame: Frame, *pieces: bytes | bytearray | memoryview) -> None:
         """Put a frame on its way; what the connection does not take now goes with the next `flush`."""
         length = sum(map(len, pieces))
-        self._outbox.append(memoryview(b"".join((_HEAD.pack(frame, length), *pieces))))
-        self.flush()
+        with self._sending:
+            self._outbox.append(memoryview(b"".join((_HEAD.pack(frame, length), *pieces))))
+            self.flush()
 
     def send_data(self, number: int, data: bytes) -> None:
         """Send bytes that the other end waits for under the same number."""
@@ -107,17 +116,18 @@ class Peer:
 
     def flush(self) -> None:
         """Send as much as the connection takes."""
-        while self._outbox and not self.is_gone:
-            try:
-                sent = self.connection.send(self._outbox[0])
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                return  # What it still said can be read; reading tells that it is gone.
-            if sent == len(self._outbox[0]):
-                self._outbox.popleft()
-            else:
-                self._outbox[0] = self._outbox[0][sent:]
+        with self._sending:
+            while self._outbox and not self.is_gone:
+                try:
+                    sent = self.connection.send(self._outbox[0])
+                except (BlockingIOError, InterruptedError):
+                    return
+                except OSError:
+                    return  # What it still said can be read; reading tells that it is gone.
+                if sent == len(self._outbox[0]):
+                    self._outbox.popleft()
+                else:
+                    self._outbox[0] = self._outbox[0][sent:]
 
     def read(self) -> Iterator[tuple[Frame, bytearray]]:
         """The frames that have come."""
@@ -181,7 +191,14 @@ class Control:
             Frame.ASK: lambda peer, _: peer.send(Frame.HERE, self.where.encode()),
             Frame.HERE: self._take_here,
             Frame.BYE: self._take_bye,
+            Frame.ALIVE: self._take_alive,
         }
+
+    def beat(self, interval: float) -> None:
+        """Give a sign of life, of which the next one comes in so many seconds; in whatever thread."""
+        for peer in self.peers.values():
+            if not peer.has_more_to_send:
+                peer.send(Frame.ALIVE, _SECONDS.pack(interval))
 
     def tell_failed(self, rank: int, reason: str) -> None:
         """Tell all others that a rank failed, or the run without one that is to blame (`NOBODY`)."""
@@ -324,3 +341,7 @@ class Control:
 
     def _take_bye(self, peer: Peer, _: bytearray) -> None:
         peer.has_left = True
+
+    def _take_alive(self, peer: Peer, body: bytearray) -> None:
+        peer.signs += 1
+        (peer.interval,) = _SECONDS.unpack(body)

@@ -26,7 +26,8 @@ from .mpi_job import Job, duplicate, wait
 from .mpi_parcels import INLINE, Outgoing, Parcels
 from .pairwise import Steps, exchange, together
 from .progress import Progress
-from .spmd import Finish, Meeting, SpmdGroup
+from .pulse import LOOK_SECONDS, Silence
+from .spmd import READING, Finish, Meeting, SpmdGroup
 
 _CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
 _FAILED, _WHERE, _CLOSED = b"F", b"W", b"C"
@@ -110,14 +111,29 @@ class MpiGroup(SpmdGroup):
         """See `Messenger.receive`."""
         message = _Work(self._message(rank))
         with self._while_it(_IDLE):
-            was_asked, seconds = rank in self._asked, self.seconds_for_a_word(rank)
-            has_come = self._answers(rank, message) if was_asked else self._wait(message, seconds)
-        if not has_come:
-            error = self.unanswered(rank, None if was_asked else seconds)
+            error = None
+            if rank == DRIVER:
+                if not self._is_asked(message):
+                    error = self.silent()
+            elif rank in self._asked:
+                if not self._answers(rank, message):
+                    error = self.unanswered(rank)
+            elif not self._wait(message, seconds := READING * self.seconds):
+                error = self.unanswered(rank, seconds)
+        if error is not None:
             self.abort(str(error))
             raise error
         self._asked.discard(rank)
         return message.result.tobytes()
+
+    def _is_asked(self, message: "_Work") -> bool:
+        """Wait until the driver asks for something, as long as it lives; whether it did."""
+        silence = Silence(self.seconds)
+        while not self._wait(message, LOOK_SECONDS):
+            with self._turn():
+                if self._job.driver_is_silent(silence):
+                    return False
+        return True
 
     def _answers(self, rank: int, message: "_Work") -> bool:
         """Wait for the answer of a rank that has been asked, as long as it comes to a collective now and then."""

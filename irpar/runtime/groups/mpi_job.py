@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -21,11 +22,15 @@ from ..errors import LaunchError
 from . import mpi_watcher
 from .mpi_parcels import Parcels
 from .mpi_watcher import remove_names, shared_names
+from .pulse import Pulse, Silence
 
 FAREWELL = 3.0
 """Seconds that a rank which failed gives the others to end, before it ends them."""
 _TELLING = 0.5
 """Seconds that the rank which tells why the job is ended has for it, where another one ends it."""
+_END, _SIGN = 0, 1
+"""Tags: a rank has come to its end; the driver lives."""
+_INTERVAL = struct.Struct("<d")
 
 
 class Open(Protocol):
@@ -60,6 +65,10 @@ class Job:
         self.open_groups: list[Open] = []
         self.left: list[Parcels] = []
         self._bell = bell
+        self._signs = 0
+        self._interval = 0.0
+        self._sending: list[Any] = []
+        self._pulse: Pulse | None = None
         atexit.register(self.leave)
 
     @classmethod
@@ -76,18 +85,22 @@ class Job:
                     is_through = stack.enter_context(_bounded(seconds))
                     with _signals_end(), warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
-                        mpi.Init_thread(mpi.THREAD_SERIALIZED)
+                        mpi.Init_thread(mpi.THREAD_MULTIPLE)
                     is_through()
                 cls._only = cls(mpi, duplicate(mpi, mpi.COMM_WORLD, seconds))
                 # All ranks of this host hold it by now. MPICH does it in MPI_Finalize, which not every process reaches.
                 remove_names(shared_names(os.getpid()))
-        cls._only.seconds = max(cls._only.seconds, seconds)
-        _check_size(cls._only.mpi, mesh)
-        return cls._only
+        job = cls._only
+        job.seconds = max(job.seconds, seconds)
+        _check_size(job.mpi, mesh)
+        job._give_signs(seconds)
+        return job
 
     def leave(self) -> None:
         """End MPI when the process ends: with all others, or after a failure without them."""
         end_streams()
+        if self._pulse is not None:
+            self._pulse.end()
         for group in list(self.open_groups):
             group.abort("it ended before the run did")
             group.close()
@@ -100,6 +113,15 @@ class Job:
         except self.mpi.Exception:
             pass
         self.mpi.COMM_WORLD.Abort(1)
+
+    def driver_is_silent(self, silence: Silence) -> bool:
+        """Whether the driver has given no sign of life for too long.
+
+        Args:
+            silence: of a wait for the driver, for which this is asked again and again.
+        """
+        self._hear_signs()
+        return silence.is_too_long(self._signs, self._interval)
 
     def tell_absent(self, level: str, came: Set[int], since: str) -> None:
         """Write whom this rank waits for; of all that wait, the lowest rank does so.
@@ -116,7 +138,8 @@ class Job:
         end = "\n  MPI ends all processes of the job, with exit code 1" if level == "error" else ""
         with suppress(OSError, ValueError):
             print(
-                f"{level}: {since}, and the others wait for {ranks}{end}\n  do: see what it does (it may hang)",
+                f"{level}: {since}, and the others wait for {ranks}{end}\n"
+                "  do: see what it does (it may hang, or be stopped)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -132,14 +155,42 @@ class Job:
         seconds = FAREWELL
         if not self.has_failed:
             seconds = self.seconds
-            if not wait(lambda: have_left() or DRIVER in came, seconds):
+            silence = Silence(seconds)
+
+            def has_driver_ended() -> bool:
+                return have_left() or DRIVER in came or self.driver_is_silent(silence)
+
+            if not wait(has_driver_ended, seconds):
                 self.tell_absent("warning", came, f"the run is over for {seconds:g} s")
-                wait(lambda: have_left() or DRIVER in came, None)
-        if wait(have_left, seconds):
+                wait(has_driver_ended, None)
+        since = f"{'a run failed' if self.has_failed else 'rank 0 ended'} {seconds:g} s ago"
+        if not self.has_failed and DRIVER not in came:
+            since = f"rank 0 has given no sign of life for {seconds:g} s"
+        elif wait(have_left, seconds):
             return True
-        self.tell_absent("error", came, f"{'a run failed' if self.has_failed else 'rank 0 ended'} {seconds:g} s ago")
+        self.tell_absent("error", came, since)
         time.sleep(_TELLING)
         return False
+
+    def _give_signs(self, seconds: float) -> None:
+        """Let the others know from now on that this rank lives, if it is the driver and its MPI lets threads do so."""
+        is_driver = self._bell.rank == DRIVER and self._bell.size > 1
+        if is_driver and self._pulse is None and self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE:
+            self._pulse = Pulse(self._give_sign, seconds)
+
+    def _give_sign(self, interval: float) -> None:
+        with suppress(self.mpi.Exception):
+            self._sending = [request for request in self._sending if not request.Test()]
+            if not self._sending:
+                sign = [_INTERVAL.pack(interval), self.mpi.BYTE]
+                self._sending = [self._bell.Isend(sign, rank, _SIGN) for rank in range(1, self._bell.size)]
+
+    def _hear_signs(self) -> None:
+        sign = bytearray(_INTERVAL.size)
+        while (message := self._bell.Improbe(DRIVER, _SIGN)) is not None:
+            message.Recv([sign, self.mpi.BYTE])
+            self._signs += 1
+            (self._interval,) = _INTERVAL.unpack(sign)
 
     def _farewell(self, came: set[int]) -> Callable[[], bool]:
         """Tells whether all ranks have come to their end, and nothing is on its way that would keep one from it.
@@ -156,10 +207,11 @@ class Job:
             is_clean = [parcels.drain() for parcels in self.left]
             if bell.rank not in came and all(is_clean):
                 came.add(bell.rank)
-                sent.extend(bell.Isend([b"", byte], rank, 0) for rank in range(bell.size) if rank != bell.rank)
-            while (message := bell.Improbe(self.mpi.ANY_SOURCE, 0, status)) is not None:
+                sent.extend(bell.Isend([b"", byte], rank, _END) for rank in range(bell.size) if rank != bell.rank)
+            while (message := bell.Improbe(self.mpi.ANY_SOURCE, _END, status)) is not None:
                 message.Recv([bytearray(), byte])
                 came.add(status.Get_source())
+            self._hear_signs()
             return len(came) == bell.size and all(request.Test() for request in sent)
 
         return have_left

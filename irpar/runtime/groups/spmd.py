@@ -60,6 +60,8 @@ _Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[
 """All of a meeting but its call."""
 SEE_LATE = "see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)"
 """What to do about a rank that does not come."""
+SILENT = "it was stopped (by SIGSTOP, or a debugger), or its host hangs or is cut off"
+"""Why a rank gives no signs of life."""
 _MOST_KNOWN = 10_000
 """Collectives of which a group knows these; a program has fewer."""
 
@@ -72,7 +74,8 @@ class SpmdGroup(ABC):
     """One rank of a mesh in a process of its own.
 
     A subclass moves the data of one collective (`begin`), and messages (`send`, `receive`, `abort`). Every wait of it
-    ends after `seconds`, when a peer has died, or when one has aborted, with a `PeerError`.
+    ends after `seconds`, when a peer has died, or when one has aborted, with a `PeerError`. Only the driver may let the
+    others wait for a message as long as it likes, while it lives and is not stopped.
 
     Args:
         mesh: the mesh of all ranks.
@@ -192,17 +195,15 @@ class SpmdGroup(ABC):
             do=SEE_LATE,
         )
 
-    def seconds_for_a_word(self, rank: int) -> float | None:
-        """How long to wait for a message of a rank that was asked for nothing; None: as long as its process lives.
-
-        The driver may be idle between two runs for as long as it likes; the others read their parts, then say so.
-        """
-        return None if rank == DRIVER else READING * self.seconds
-
     def unanswered(self, rank: int, seconds: float | None = None) -> PeerError:
         """The error of a rank that shows no sign of life, or has not become ready, in so many seconds."""
         what = f"{rank_text(self.mesh, rank)} did not answer in {self.seconds if seconds is None else seconds:g} s"
         return PeerError(what, rank=rank, do=SEE_LATE)
+
+    def silent(self) -> PeerError:
+        """The error of a driver that gives no signs of life any more, see `Pulse`."""
+        what = f"{rank_text(self.mesh, DRIVER)} has given no sign of life for {self.seconds:g} s"
+        return PeerError(what, rank=DRIVER, notes=(SILENT,), do=SEE_LATE)
 
     def failed(self, rank: int, reason: str) -> PeerError:
         """The error of a rank that said why it failed, or is gone."""

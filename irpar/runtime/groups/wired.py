@@ -15,8 +15,9 @@ from ..messages import decode, encode
 from .base import Array, rank_text
 from .control import NOBODY, Control, Frame, LostError
 from .header import Header, check_headers
+from .pulse import LOOK_SECONDS, Pulse, Silence
 from .results import EXECUTED
-from .spmd import Finish, Meeting, SpmdGroup
+from .spmd import READING, SILENT, Finish, Meeting, SpmdGroup
 
 _ASK_SECONDS = 0.5
 """How long a rank that gives up waits to be told where the others are."""
@@ -36,6 +37,7 @@ class WiredGroup(SpmdGroup):
         super().__init__(mesh, rank, seconds)
         self.control = control
         self._asked: set[int] = set()
+        self._pulse = Pulse(control.beat, seconds) if rank == DRIVER else None
 
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`: members meet, then data moves."""
@@ -115,16 +117,25 @@ class WiredGroup(SpmdGroup):
             f"{rank_text(self.mesh, self.rank)} came to no further collective, and waits for rank {rank}"
         )
         with self._translated():
-            if rank not in self._asked:
-                seconds = self.seconds_for_a_word(rank)
-                if not self.control.wait(lambda: [] if messages else [rank], seconds):
-                    self.control.tell_failed(rank, f"it did not become ready in {seconds:g} s")
-                    raise self.unanswered(rank, seconds)
-            elif not self._answers(rank, messages):
-                self.control.tell_failed(rank, f"it did not answer in {self.seconds:g} s")
-                raise self.unanswered(rank)
+            if rank == DRIVER:
+                self._await_driver(messages)
+            elif rank in self._asked:
+                if not self._answers(rank, messages):
+                    self.control.tell_failed(rank, f"it did not answer in {self.seconds:g} s")
+                    raise self.unanswered(rank)
+            elif not self.control.wait(lambda: [] if messages else [rank], seconds := READING * self.seconds):
+                self.control.tell_failed(rank, f"it did not become ready in {seconds:g} s")
+                raise self.unanswered(rank, seconds)
         self._asked.discard(rank)
         return messages.popleft()
+
+    def _await_driver(self, messages: Collection[bytes]) -> None:
+        """Wait until the driver asks for something, as long as it lives."""
+        driver, silence = self.control.peers[DRIVER], Silence(self.seconds)
+        while not self.control.wait(lambda: [] if messages else [DRIVER], LOOK_SECONDS):
+            if silence.is_too_long(driver.signs, driver.interval):
+                self.control.tell_failed(DRIVER, f"it gave no sign of life for {self.seconds:g} s\n{SILENT}")
+                raise self.silent()
 
     def _answers(self, rank: int, messages: Collection[bytes]) -> bool:
         """Wait for the answer of a rank, as long as it comes to a collective now and then."""
@@ -144,6 +155,8 @@ class WiredGroup(SpmdGroup):
 
     def close(self) -> None:
         """See `Group.close`."""
+        if self._pulse is not None:
+            self._pulse.end()
         self.control.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from .mpi_libraries import NAMES, ROOT, Ended, Library, end, find
 from .two_hosts import ADDRESSES, missing, two_hosts
 
 RANKS = "tests.runtime.groups.mpi_ranks"
+CONNECTED = "tests.runtime.groups.wired_ranks"
 BOUND = 30.0
 """Seconds in which all ranks must have ended after one failed: less than ranks wait or hang, much for a busy machine."""
 
@@ -283,6 +284,23 @@ def test_the_driver_may_work_on_when_the_run_is_over(library: Library) -> None:
     ended = library.run(3, RANKS, "leaving", "0", "slow")
     assert ended.code == 0, ended.err
     assert ended.err.count("the run is over for 1 s, and the others wait for rank 0") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["between", "after"])
+def test_the_driver_may_be_idle_but_not_stopped(library: Library, when: str) -> None:
+    ended = library.run(4, CONNECTED, "mpi", "idle", f"slow-{when}")
+    assert ended.code == 0, ended.err
+    began = time.time()
+    ended = library.run(4, CONNECTED, "mpi", "idle", f"stopped-{when}")
+    assert ended.at - began < BOUND
+    assert ended.code != 0
+    told = "rank 0 (dp=0, tp=0) has given no sign of life for 1 s\n  it was stopped"
+    if when == "after":
+        told = (
+            "error: rank 0 has given no sign of life for 1 s, and the others wait for rank 0\n  MPI ends all processes"
+        )
+    assert told in ended.err
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Groups whose processes are joined by connections: here all data goes over them too."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -206,6 +207,16 @@ def test_a_rank_that_never_becomes_ready_is_given_up() -> None:
     error = run_threads(2, run)[1][0]
     assert isinstance(error, PeerError)
     assert "rank 1 (x=1) did not answer in 0.4 s" in str(error)
+
+
+@pytest.mark.slow
+def test_the_driver_may_be_idle_but_not_stopped() -> None:
+    for rank in run_ranks(4, "hosts", "idle", "slow-between"):
+        assert rank.code == 0, rank.err
+    for rank in run_ranks(4, "hosts", "idle", "stopped-between", seconds=20, hanging=0)[1:]:
+        assert rank.code == 1
+        assert "rank 0 (dp=0, tp=0) " in rank.err
+        assert re.search("ha(s|ve)? ?given? no sign of life for 1 s\n  it was stopped|gave no sign of life", rank.err)
 
 
 def test_the_reason_of_a_rank_reaches_all_others() -> None:

@@ -1,5 +1,6 @@
 """What ranks run that are processes: `python -m tests.runtime.groups.wired_ranks GROUP SCENARIO ...`, with a launcher's
-environment. GROUP is `nccl`, or `hosts`: the same connections, with the data of collectives going over them too."""
+environment. GROUP is that of a run, or `hosts`: what `nccl` connects its ranks by, with the data of collectives going
+over that too."""
 
 import os
 import signal
@@ -122,6 +123,31 @@ def mlp(name: str, where: str = "", seconds: str = "30", victim: str = "2") -> N
             given = executor.run(mlp_input())["y"]
         np.testing.assert_allclose(given, mlp_reference(mlp_input()["x"], mlp_weights()), rtol=1e-5)
         print("the numbers are right")
+
+
+def idle(name: str, what: str, seconds: str = "1") -> None:
+    """Between two runs, or after the last, the driver takes longer than a collective may, or is stopped for ever."""
+    loaded = module(MLP, **mlp_weights())
+    when = what.partition("-")[2]
+    group = join(name, loaded.mesh, float(seconds))
+    with Executor(loaded, loaded.mesh, engine="numpy", group=group) as executor:
+        if not executor.is_driver:
+            executor.serve()
+        else:
+            executor.run(mlp_input())
+            if when == "between":
+                rest(what, float(seconds))
+            executor.run(mlp_input())
+            print("the numbers are there", flush=True)
+    if executor.is_driver and when == "after":
+        rest(what, float(seconds))
+
+
+def rest(what: str, seconds: float) -> None:
+    if what.startswith("stopped"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        time.sleep(4 * seconds)
 
 
 class Faulty(Executor):

@@ -1,0 +1,70 @@
+"""Signs of life of the driver, for ranks that wait for it as long as it likes.
+
+Between two runs, and after the last, the driver may do nothing for hours. What tells it from one that was stopped, or
+whose host hangs, is a thread of it that sends a sign now and then.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+LOOK_SECONDS = 0.25
+"""How often a rank that waits looks for signs."""
+_LONGEST_INTERVAL = 5.0
+_LONGEST_LOOK = 4 * LOOK_SECONDS
+"""More than that between two looks was no silence of the other: this process was stopped, perhaps together with it."""
+
+
+class Pulse:
+    """Gives a sign at once, and from then on at intervals, in a thread of its own.
+
+    Args:
+        beat: gives one, of which it is told the interval in seconds; it raises nothing.
+        seconds: how long ranks wait for each other: there are some signs in that time.
+    """
+
+    def __init__(self, beat: Callable[[float], None], seconds: float) -> None:
+        self._beat = beat
+        self._interval = min(seconds / 4, _LONGEST_INTERVAL)
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="irpar-pulse", daemon=True)
+        beat(self._interval)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Give no sign any more, from now on."""
+        self._has_ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._has_ended.wait(self._interval):
+            self._beat(self._interval)
+
+
+class Silence:
+    """How long a rank that gives signs has given none, for one that looks every `LOOK_SECONDS`.
+
+    Args:
+        seconds: how long ranks wait for each other.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._bound = seconds
+        self._signs = -1
+        self._lasts = 0.0
+        self._looked = time.monotonic()
+
+    def is_too_long(self, signs: int, interval: float) -> bool:
+        """Whether the rank must be given up.
+
+        Args:
+            signs: how many it has given so far; where there was none it does not give any.
+            interval: seconds in which it gives one.
+        """
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, _LONGEST_LOOK), now
+        if signs != self._signs:
+            self._signs, self._lasts = signs, 0.0
+        else:
+            self._lasts += passed
+        return signs > 0 and self._lasts > self._bound + interval
