@@ -26,8 +26,9 @@ from .mpi_job import Job, duplicate, wait
 from .mpi_parcels import INLINE, Outgoing, Parcels
 from .pairwise import Steps, exchange, together
 from .progress import Progress
-from .pulse import LOOK_SECONDS, Silence
-from .spmd import READING, Finish, Meeting, SpmdGroup
+from .pulse import Silence
+from .spmd import Finish, Meeting, SpmdGroup
+from .words import await_word
 
 _CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
 _FAILED, _WHERE, _CLOSED = b"F", b"W", b"C"
@@ -109,55 +110,21 @@ class MpiGroup(SpmdGroup):
 
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`."""
-        message = _Work(self._message(rank))
+        message = _Awaited(self, rank)
         with self._while_it(_IDLE):
-            error = None
-            if rank == DRIVER:
-                if not self._is_asked(message):
-                    error = self.silent()
-            elif rank in self._asked:
-                if not self._answers(rank, message):
-                    error = self.unanswered(rank)
-            elif not self._wait(message, seconds := READING * self.seconds):
-                error = self.unanswered(rank, seconds)
-        if error is not None:
-            self.abort(str(error))
-            raise error
+            fault = await_word(rank, message, rank in self._asked, self.seconds)
+        if fault is not None:
+            self._tell_failed(rank, fault.reason)
+            raise fault.error(self.mesh)
         self._asked.discard(rank)
         return message.result.tobytes()
 
-    def _is_asked(self, message: "_Work") -> bool:
-        """Wait until the driver asks for something, as long as it lives; whether it did."""
-        silence = Silence(self.seconds)
-        while not self._wait(message, LOOK_SECONDS):
-            with self._turn():
-                if self._job.driver_is_silent(silence):
-                    return False
-        return True
-
-    def _answers(self, rank: int, message: "_Work") -> bool:
-        """Wait for the answer of a rank that has been asked, as long as it comes to a collective now and then."""
-        # Longer than a collective may take, whose error says more.
-        seconds = self.seconds + 2 * ANSWER_SECONDS
-        end = time.monotonic() + seconds
-        is_asked, last = False, (_AT, b"")
-        while not self._wait(message, self.seconds / 4):
-            if is_asked and rank in self._where:
-                is_asked = False
-                # One that computes as it did may hang: a thread of it answers.
-                if self._where[rank] != last or last[0] != _COMPUTING:
-                    end, last = time.monotonic() + seconds, self._where[rank]
-            if time.monotonic() > end:
-                return False
-            if not is_asked:
-                is_asked = True
-                with self._turn():
-                    self._where.pop(rank, None)
-                    self._tell(rank, _WHERE, b"")
-        return True
-
     def abort(self, reason: str) -> None:
         """See `Messenger.abort`."""
+        self._tell_failed(self.rank, reason)
+
+    def _tell_failed(self, culprit: int, reason: str) -> None:
+        """Tell the others that a rank failed, if they do not know that one did."""
         self._job.has_failed = True
         if self._has_told or self._failure is not None:
             return
@@ -166,7 +133,7 @@ class MpiGroup(SpmdGroup):
         with self._turn():
             for rank in range(self.mesh.size):
                 if rank != self.rank:
-                    self._tell(rank, _FAILED, reason.encode())
+                    self._tell(rank, _FAILED, culprit.to_bytes(8) + reason.encode())
             wait(self._parcels.sent, ANSWER_SECONDS)
 
     def close(self) -> None:
@@ -213,7 +180,9 @@ class MpiGroup(SpmdGroup):
     def _finish(self, work: "_Exchange") -> Array:
         with self._while_it(_AT, work.meeting.header.pack()):
             if not self._wait(work, self.seconds):
-                self._ask(work)
+                others = {rank for rank in work.meeting.members if rank != self.rank}
+                self._ask(others)
+                self._wait_for(lambda: work.is_done or self._where.keys() >= others, ANSWER_SECONDS)
                 if not work.is_done:
                     raise self._absence(work)
         return work.result
@@ -321,20 +290,22 @@ class MpiGroup(SpmdGroup):
             self._closed.add(rank)
         else:
             self._job.has_failed = True
-            self._failure = self.failed(rank, content.decode(errors="replace"))
+            self._failure = self.failed(int.from_bytes(content[:8]), content[8:].decode(errors="replace"))
             raise self._failure
 
     def _tell(self, rank: int, kind: bytes, content: bytes) -> None:
         self._parcels.post(rank, _CONTROL, b"", np.frombuffer((kind + content)[:INLINE], np.uint8))
 
-    def _ask(self, work: "_Exchange") -> None:
-        """Ask the members of a collective that does not come about where they are."""
-        others = {rank for rank in work.meeting.members if rank != self.rank}
+    def _ask(self, ranks: Iterable[int]) -> None:
+        """Ask ranks where they are."""
         with self._turn():
-            self._where = {}
-            for rank in others:
+            for rank in ranks:
+                self._where.pop(rank, None)
                 self._tell(rank, _WHERE, b"")
-        self._wait_for(lambda: work.is_done or self._where.keys() >= others, ANSWER_SECONDS)
+
+    def _is_silent(self, silence: Silence) -> bool:
+        with self._turn():
+            return self._job.driver_is_silent(silence)
 
     def _absence(self, work: "_Exchange") -> RunError:
         """Why a collective did not come about, after the others have been asked."""
@@ -347,12 +318,13 @@ class MpiGroup(SpmdGroup):
         elsewhere = [where[rank] for rank in absent if rank in where and rank not in here]
         if elsewhere:
             what = f"{ELSEWHERE}, for {self.seconds:g} s by now"
-            error: RunError = mismatch(mine.id, what, [mine.text, *(header.text for header in elsewhere)])
-        else:
-            error = self.late(work.meeting.call, {rank: self._text(rank) for rank in absent})
-        # Of a late peer the executor tells nobody, and the others would wait for this rank.
-        self.abort(str(error))
-        return error
+            error = mismatch(mine.id, what, [mine.text, *(header.text for header in elsewhere)])
+            self.abort(str(error))
+            return error
+        late = self.late(work.meeting.call, {rank: self._text(rank) for rank in absent})
+        # The executor tells nobody of a late peer, and the others would wait for this rank.
+        self._tell_failed(absent[0], self.reason_of_late(work.meeting.call, late))
+        return late
 
     def _text(self, rank: int) -> str:
         """What a rank that is at no other collective does; "" where it did not say."""
@@ -405,6 +377,34 @@ class _Work:
     def _told(self, error: BaseException) -> BaseException:
         """An error of a step, as it is raised."""
         return error
+
+
+class _Awaited(_Work):
+    """The next message of a rank, see `Word`."""
+
+    def __init__(self, group: MpiGroup, rank: int) -> None:
+        super().__init__(group._message(rank))
+        self._group = group
+        self._rank = rank
+        self._is_asked = False
+        self._was = _AT, b""
+
+    def comes(self, seconds: float) -> bool:
+        return self._group._wait(self, seconds)
+
+    def shows_life(self) -> bool:
+        """One that computes as it did may hang: a thread of it answers."""
+        answer = self._group._where.get(self._rank) if self._is_asked else None
+        if not self._is_asked or answer is not None:
+            self._is_asked = True
+            self._group._ask([self._rank])
+        if answer is None:
+            return False
+        was, self._was = self._was, answer
+        return answer != was or was[0] != _COMPUTING
+
+    def is_silent(self, silence: Silence) -> bool:
+        return self._group._is_silent(silence)
 
 
 class _Exchange(_Work):

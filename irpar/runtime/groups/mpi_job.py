@@ -165,7 +165,7 @@ class Job:
                 wait(has_driver_ended, None)
         since = f"{'a run failed' if self.has_failed else 'rank 0 ended'} {seconds:g} s ago"
         if not self.has_failed and DRIVER not in came:
-            since = f"rank 0 has given no sign of life for {seconds:g} s"
+            since = f"rank 0 gave no sign of life for {seconds:g} s"
         elif wait(have_left, seconds):
             return True
         self.tell_absent("error", came, since)

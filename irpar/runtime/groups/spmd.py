@@ -9,7 +9,6 @@ import numpy as np
 
 from irpar.sharding import Axis, Mesh
 
-from ..driver import DRIVER
 from ..errors import MismatchError, PeerError
 from .base import Array, Call, Collective, rank_text
 from .header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
@@ -60,14 +59,8 @@ _Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[
 """All of a meeting but its call."""
 SEE_LATE = "see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)"
 """What to do about a rank that does not come."""
-SILENT = "it was stopped (by SIGSTOP, or a debugger), or its host hangs or is cut off"
-"""Why a rank gives no signs of life."""
 _MOST_KNOWN = 10_000
 """Collectives of which a group knows these; a program has fewer."""
-
-
-READING = 20
-"""A rank may take so many times the bound of a collective to read and compile its part."""
 
 
 class SpmdGroup(ABC):
@@ -195,15 +188,9 @@ class SpmdGroup(ABC):
             do=SEE_LATE,
         )
 
-    def unanswered(self, rank: int, seconds: float | None = None) -> PeerError:
-        """The error of a rank that shows no sign of life, or has not become ready, in so many seconds."""
-        what = f"{rank_text(self.mesh, rank)} did not answer in {self.seconds if seconds is None else seconds:g} s"
-        return PeerError(what, rank=rank, do=SEE_LATE)
-
-    def silent(self) -> PeerError:
-        """The error of a driver that gives no signs of life any more, see `Pulse`."""
-        what = f"{rank_text(self.mesh, DRIVER)} has given no sign of life for {self.seconds:g} s"
-        return PeerError(what, rank=DRIVER, notes=(SILENT,), do=SEE_LATE)
+    def reason_of_late(self, call: Call, error: PeerError) -> str:
+        """What the others are told of the rank that `late` blames."""
+        return "\n".join((f"it did not come to collective {call.collective.id} in {self.seconds:g} s", *error.notes))
 
     def failed(self, rank: int, reason: str) -> PeerError:
         """The error of a rank that said why it failed, or is gone."""

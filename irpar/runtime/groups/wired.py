@@ -1,9 +1,9 @@
 """Groups whose processes are joined by `Control`: headers, messages and failures go by it, data as the group likes."""
 
-import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,12 +15,32 @@ from ..messages import decode, encode
 from .base import Array, rank_text
 from .control import NOBODY, Control, Frame, LostError
 from .header import Header, check_headers
-from .pulse import LOOK_SECONDS, Pulse, Silence
+from .pulse import Pulse, Silence
 from .results import EXECUTED
-from .spmd import READING, SILENT, Finish, Meeting, SpmdGroup
+from .spmd import Finish, Meeting, SpmdGroup
+from .words import await_word
 
 _ASK_SECONDS = 0.5
 """How long a rank that gives up waits to be told where the others are."""
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    """The next message of a rank, see `Word`."""
+
+    control: Control
+    rank: int
+
+    def comes(self, seconds: float) -> bool:
+        messages = self.control.peers[self.rank].messages
+        return self.control.wait(lambda: [] if messages else [self.rank], seconds)
+
+    def shows_life(self) -> bool:
+        return bool(self.control.ask([self.rank], _ASK_SECONDS))
+
+    def is_silent(self, silence: Silence) -> bool:
+        peer = self.control.peers[self.rank]
+        return silence.is_too_long(peer.signs, peer.interval)
 
 
 class WiredGroup(SpmdGroup):
@@ -97,8 +117,7 @@ class WiredGroup(SpmdGroup):
         """The error of a rank that waited in vain at a collective; all others are told."""
         self.control.where = meeting.header.text
         error = self.late(meeting.call, dict.fromkeys(missing, "") | self.control.ask(missing, _ASK_SECONDS))
-        what = f"it did not come to collective {meeting.collective.id} in {self.seconds:g} s"
-        self.control.tell_failed(missing[0], "\n".join((what, *error.notes)))
+        self.control.tell_failed(missing[0], self.reason_of_late(meeting.call, error))
         return error
 
     def send(self, rank: int, message: bytes) -> None:
@@ -112,42 +131,16 @@ class WiredGroup(SpmdGroup):
 
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`; a rank that was asked for something is given up when it shows no sign of life."""
-        messages = self.control.peers[rank].messages
         self.control.where = (
             f"{rank_text(self.mesh, self.rank)} came to no further collective, and waits for rank {rank}"
         )
         with self._translated():
-            if rank == DRIVER:
-                self._await_driver(messages)
-            elif rank in self._asked:
-                if not self._answers(rank, messages):
-                    self.control.tell_failed(rank, f"it did not answer in {self.seconds:g} s")
-                    raise self.unanswered(rank)
-            elif not self.control.wait(lambda: [] if messages else [rank], seconds := READING * self.seconds):
-                self.control.tell_failed(rank, f"it did not become ready in {seconds:g} s")
-                raise self.unanswered(rank, seconds)
+            fault = await_word(rank, _Awaited(self.control, rank), rank in self._asked, self.seconds)
+        if fault is not None:
+            self.control.tell_failed(rank, fault.reason)
+            raise fault.error(self.mesh)
         self._asked.discard(rank)
-        return messages.popleft()
-
-    def _await_driver(self, messages: Collection[bytes]) -> None:
-        """Wait until the driver asks for something, as long as it lives."""
-        driver, silence = self.control.peers[DRIVER], Silence(self.seconds)
-        while not self.control.wait(lambda: [] if messages else [DRIVER], LOOK_SECONDS):
-            if silence.is_too_long(driver.signs, driver.interval):
-                self.control.tell_failed(DRIVER, f"it gave no sign of life for {self.seconds:g} s\n{SILENT}")
-                raise self.silent()
-
-    def _answers(self, rank: int, messages: Collection[bytes]) -> bool:
-        """Wait for the answer of a rank, as long as it comes to a collective now and then."""
-        # Longer than a collective may take, whose error says more.
-        seconds = self.seconds + 2 * _ASK_SECONDS
-        end = time.monotonic() + seconds
-        while not self.control.wait(lambda: [] if messages else [rank], self.seconds / 4):
-            if self.control.ask([rank], _ASK_SECONDS):
-                end = time.monotonic() + seconds
-            elif time.monotonic() > end:
-                return False
-        return True
+        return self.control.peers[rank].messages.popleft()
 
     def abort(self, reason: str) -> None:
         """See `Messenger.abort`."""

@@ -295,11 +295,9 @@ def test_the_driver_may_be_idle_but_not_stopped(library: Library, when: str) -> 
     ended = library.run(4, CONNECTED, "mpi", "idle", f"stopped-{when}")
     assert ended.at - began < BOUND
     assert ended.code != 0
-    told = "rank 0 (dp=0, tp=0) has given no sign of life for 1 s\n  it was stopped"
+    told = "rank 0 (dp=0, tp=0) gave no sign of life for 1 s\n  it was stopped"
     if when == "after":
-        told = (
-            "error: rank 0 has given no sign of life for 1 s, and the others wait for rank 0\n  MPI ends all processes"
-        )
+        told = "error: rank 0 gave no sign of life for 1 s, and the others wait for rank 0\n  MPI ends all processes"
     assert told in ended.err
 
 

@@ -206,7 +206,7 @@ def test_a_rank_that_never_becomes_ready_is_given_up() -> None:
 
     error = run_threads(2, run)[1][0]
     assert isinstance(error, PeerError)
-    assert "rank 1 (x=1) did not answer in 0.4 s" in str(error)
+    assert "rank 1 (x=1) did not become ready in 0.4 s" in str(error)
 
 
 @pytest.mark.slow
