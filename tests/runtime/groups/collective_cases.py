@@ -1,6 +1,6 @@
 """Every kind of collective, on every dtype, evenly and unevenly cut: what any group must do as the threads do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,14 +106,29 @@ def shapes_of(
         yield "Broadcast", {"root": root}, [(rows, 4)] * count
 
 
-def check(case: Case, mesh: Mesh, rank: int, result: np.ndarray) -> None:
-    """A rank's result must have the bits that the threads group gives."""
+def check(
+    case: Case, mesh: Mesh, rank: int, result: np.ndarray, tolerances: Mapping[np.dtype, float] | None = None
+) -> None:
+    """A rank's result must have the bits that the threads group gives.
+
+    Args:
+        case, mesh, rank: where it comes from.
+        result: the rank's.
+        tolerances: dtype to how far a sum or product may be off, relative to the right one.
+    """
     calls = {each: case.call(mesh, each) for each in range(mesh.size)}
     expected = ThreadGroup(mesh).exchange(calls)[rank]
-    label = f"rank {rank}: {case.collective} {case.collective} of {result.dtype}"
+    label = f"rank {rank}: {case.collective} {case.collective.reduce} of {expected.dtype}{list(expected.shape)}"
     assert result.dtype == expected.dtype, label
     assert result.shape == expected.shape, f"{label}: {result.shape} != {expected.shape}"
-    if result.dtype == np.object_:
+    is_reduced = case.collective.kind in ("AllReduce", "ReduceScatter")
+    tolerance = (tolerances or {}).get(result.dtype) if is_reduced else None
+    if tolerance is not None:
+        wide = np.complex128 if result.dtype.kind == "c" else np.float64
+        left, right = result.astype(wide), expected.astype(wide)
+        # Parts that cancel each other leave their rounding.
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=4 * tolerance, err_msg=label)
+    elif result.dtype == np.object_:
         assert result.tolist() == expected.tolist(), label
     else:
-        assert result.tobytes() == expected.tobytes(), label
+        assert result.tobytes() == expected.tobytes(), f"{label}: {result} is not {expected}"

@@ -1,6 +1,7 @@
 """Ranks as processes of a test, started as a launcher starts them."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -23,13 +24,30 @@ SHARED_DEVICE = {
 """With these, and a host id of its own for each rank, NCCL takes several ranks on one GPU."""
 
 
-@dataclass
+PROGRAMS = "tests.runtime.groups.rank_programs"
+"""The module that ranks run."""
+
+
+@dataclass(frozen=True)
 class Ended:
-    """A rank that has ended: its exit code, and what it wrote."""
+    """How a rank ended, or a job of several.
+
+    Attributes:
+        code: exit code, of a job that of its launcher.
+        out, err: what it wrote.
+        at: when, as `time.time` tells it.
+    """
 
     code: int
     out: str
     err: str
+    at: float
+
+
+def seconds_after_fault(*ended: Ended) -> float:
+    """How long after the last time that a rank told that something happens the last one ended; 0 where none told."""
+    times = [float(stamp) for each in ended for stamp in re.findall(r"^\[([0-9.]+)\]$", each.err, re.MULTILINE)]
+    return max(each.at for each in ended) - max(times) if times else 0.0
 
 
 def run_ranks(
@@ -40,11 +58,11 @@ def run_ranks(
     hanging: int | None = None,
     hosts: Sequence[tuple[str, Path]] = (),
 ) -> list[Ended]:
-    """Run `wired_ranks` in so many processes.
+    """Run `rank_programs` in so many processes.
 
     Args:
         count: how many.
-        words: of the command.
+        words: group, scenario, and words of that.
         seconds: in which they end.
         nccl: all on one GPU.
         hanging: a rank that does not end by itself; it is killed when the others have ended.
@@ -62,7 +80,7 @@ def run_ranks(
         environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         if nccl:
             environ |= SHARED_DEVICE | {"NCCL_HOSTID": f"host{rank}"}
-        command = [sys.executable, "-m", "tests.runtime.groups.wired_ranks", *words]
+        command = [sys.executable, "-m", PROGRAMS, *words]
         if hosts:
             share = count // len(hosts)
             address, enter = hosts[rank // share]
@@ -79,7 +97,7 @@ def run_ranks(
                 assert ranks[rank].poll() is None, "the rank that hangs has ended"
                 ranks[rank].kill()
             out, err = ranks[rank].communicate(timeout=max(deadline - time.monotonic(), 0.1))
-            ended[rank] = Ended(ranks[rank].returncode, out, err)
+            ended[rank] = Ended(ranks[rank].returncode, out, err, time.time())
         return [ended[rank] for rank in range(count)]
     except subprocess.TimeoutExpired as error:
         texts = []

@@ -14,24 +14,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from .launched_ranks import ROOT, Ended
+
 NAMES = ("MPICH", "Open MPI")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a job ended.
-
-    Attributes:
-        code: exit code of mpiexec.
-        out, err: what it and the ranks wrote.
-        at: when, as `time.time` tells it.
-    """
-
-    code: int
-    out: str
-    err: str
-    at: float
+PROGRAMS = "tests.runtime.groups.mpi_rank_programs"
+"""The module that ranks run, for what there is of MPI alone."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from irpar.sharding import Mesh
 from tests.test_families import PLANNED, partitioned
 
-from .mpi_libraries import NAMES, ROOT, Ended, Library, end, find
+from .launched_ranks import PROGRAMS, ROOT, Ended, seconds_after_fault
+from .mpi_libraries import NAMES, Library, end, find
+from .mpi_libraries import PROGRAMS as MPI_PROGRAMS
 from .two_hosts import ADDRESSES, missing, two_hosts
 
-RANKS = "tests.runtime.groups.mpi_ranks"
-CONNECTED = "tests.runtime.groups.wired_ranks"
 BOUND = 30.0
 """Seconds in which all ranks must have ended after one failed: less than ranks wait or hang, much for a busy machine."""
 
@@ -38,43 +38,44 @@ def check_failed(ended: Ended, *told: str, after: float = 0.0) -> None:
     assert "Traceback" not in ended.err, ended.err
     for text in told:
         assert text in ended.err, ended.err
-    faults = [float(stamp) for stamp in re.findall(r"^\[([0-9.]+)\]$", ended.err, re.MULTILINE)]
-    if faults:
-        assert ended.at - max(faults) < after + BOUND
+    assert seconds_after_fault(ended) < after + BOUND
 
 
 # -- what is exchanged --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("count", "chunk"),
+    ("mesh", "how", "rows"),
     [
-        pytest.param(2, "8192", id="2 ranks, small messages"),
-        pytest.param(3, "", id="3 ranks", marks=pytest.mark.slow),
-        pytest.param(4, "", id="4 ranks", marks=pytest.mark.slow),
-        pytest.param(8, "1024", id="8 ranks, small messages", marks=pytest.mark.slow),
+        pytest.param("x=2", (MPI_PROGRAMS, "chunked", "8192"), 2000, id="2 ranks, small messages"),
+        pytest.param("x=3", (PROGRAMS, "mpi"), 20_000, id="3 ranks", marks=pytest.mark.slow),
+        pytest.param("a=2,b=2", (PROGRAMS, "mpi"), 20_000, id="4 ranks", marks=pytest.mark.slow),
+        pytest.param(
+            *("a=4,b=2", (MPI_PROGRAMS, "chunked", "1024"), 2000), id="8 ranks, small messages", marks=pytest.mark.slow
+        ),
     ],
 )
-def test_all_kinds_have_the_bits_of_threads(library: Library, count: int, chunk: str) -> None:
-    ended = library.run(count, RANKS, "collectives", str(count), *filter(None, [chunk]), seconds=120)
+def test_all_kinds_have_the_bits_of_threads(library: Library, mesh: str, how: tuple[str, ...], rows: int) -> None:
+    count = Mesh.parse(mesh).size
+    ended = library.run(count, *how, "collectives", mesh, "0-1:3", f"5:{rows}", seconds=120)
     assert ended.code == 0, ended.err
-    assert "collectives are right" in ended.out
+    assert ended.out.count("collectives are right") == count
 
 
 def test_messages_of_any_size(library: Library) -> None:
-    ended = library.run(3, RANKS, "messages", "3000001", "100000")
+    ended = library.run(3, MPI_PROGRAMS, "chunked", "100000", "messages", "3000001")
     assert ended.code == 0, ended.err
     assert ended.out.count("the messages are right") == 3
 
 
 def test_started_collectives_go_on_while_ranks_compute(library: Library) -> None:
-    ended = library.run(3, RANKS, "overlap")
+    ended = library.run(3, MPI_PROGRAMS, "overlap")
     check_failed(ended, "ranks that should meet in it are at different collectives", "id=7 over x", "id=8 over x")
     assert "nobody moved it" not in ended.err
 
 
 def test_the_driver_runs_a_program_on_four_ranks(library: Library) -> None:
-    ended = library.run(4, RANKS, "mlp")
+    ended = library.run(4, PROGRAMS, "mpi", "mlp")
     assert (ended.code, ended.out, ended.err) == (0, "the numbers are right\n", "")
 
 
@@ -88,7 +89,7 @@ def test_families_on_ranks_that_have_their_own_parts_alone(library: Library, tmp
         for rank in range(4):
             copy_of_rank(whole, rank, tmp_path / "ranks" / f"rank{rank}" / str(case))
         shutil.rmtree(whole)
-    ended = library.run(4, RANKS, "partitions", str(tmp_path / "ranks"), seconds=240)
+    ended = library.run(4, PROGRAMS, "mpi", "partitions", str(tmp_path / "ranks" / "rank{rank}"), seconds=240)
     assert ended.code == 0, ended.err
     for case in PLANNED:
         assert f"{case} is right" in ended.out
@@ -114,13 +115,15 @@ def test_two_hosts_that_share_nothing_but_a_network(tmp_path: Path) -> None:
         remote = ("-localhost", ADDRESSES[0], "-launcher", "ssh", "-launcher-exec", str(hosts.enter))
         there = Library(library.name, ("ip", "netns", "exec", hosts.names[0], *library.launch, *remote))
         options = ("-hosts", ",".join(ADDRESSES))
-        ended = there.run(4, RANKS, "collectives", "4", launch=options, seconds=120)
+        ended = there.run(
+            *(4, PROGRAMS, "mpi", "collectives", "a=2,b=2", "0-1:3", "5:20000"), launch=options, seconds=120
+        )
         assert ended.code == 0, ended.err
-        assert "collectives are right" in ended.out
+        assert ended.out.count("collectives are right") == 4
         assert hosts.received() > 1e6
-        for fault in ("fail-inside", "kill-inside"):
-            ended = there.run(4, RANKS, "mlp", fault, launch=options)
-            check_failed(ended, *(["rank 2 (dp=1, tp=0) failed: the disk is gone"] if fault == "fail-inside" else []))
+        for fault in ("fail-begun-1", "kill-begun-1"):
+            ended = there.run(4, PROGRAMS, "mpi", "mlp", fault, launch=options)
+            check_failed(ended, *(["rank 2 (dp=1, tp=0) failed: the disk is gone"] if fault == "fail-begun-1" else []))
 
 
 # -- what cannot begin --------------------------------------------------------------------------------------------
@@ -128,7 +131,9 @@ def test_two_hosts_that_share_nothing_but_a_network(tmp_path: Path) -> None:
 
 def test_another_number_of_processes(library: Library) -> None:
     check_failed(
-        library.run(3, RANKS, "mlp"), "MPI has 3 processes, and mesh dp=2,tp=2 has 4 ranks", "mpiexec -n 4 irpar run"
+        library.run(3, PROGRAMS, "mpi", "mlp"),
+        "MPI has 3 processes, and mesh dp=2,tp=2 has 4 ranks",
+        "mpiexec -n 4 irpar run",
     )
 
 
@@ -146,7 +151,7 @@ def test_what_all_ranks_find_out_one_of_them_tells(library: Library, tmp_path: P
 
 def test_no_launcher(library: Library) -> None:
     alone = subprocess.run(
-        [sys.executable, "-m", RANKS, "mlp"],
+        [sys.executable, "-m", PROGRAMS, "mpi", "mlp"],
         cwd=ROOT,
         env={**os.environ, **library.environment},
         capture_output=True,
@@ -174,7 +179,12 @@ def test_no_library() -> None:
         pytest.skip("mpi4py is not installed")
     environment = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
     told = subprocess.run(
-        [sys.executable, "-m", RANKS, "mlp"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", PROGRAMS, "mpi", "mlp"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert told.returncode == 1
     assert "error: mpi4py finds no MPI library\n" in told.stderr
@@ -183,17 +193,17 @@ def test_no_library() -> None:
 
 @pytest.mark.parametrize(("how", "seconds"), [("kill", "60"), pytest.param("hang", "2", marks=pytest.mark.slow)])
 def test_a_rank_that_ends_or_hangs_at_start(library: Library, how: str, seconds: str) -> None:
-    ended = library.run(4, RANKS, "start", seconds, how)
+    ended = library.run(4, PROGRAMS, "mpi", "start", how, "4", seconds)
     check_failed(ended, *(["MPI did not begin in 2 s: not all ranks came"] if how == "hang" else []), after=2)
 
 
 @pytest.mark.slow
 def test_a_rank_that_leaves_at_start(library: Library) -> None:
-    check_failed(library.run(4, RANKS, "start", "2", "exit"), after=2)
+    check_failed(library.run(4, PROGRAMS, "mpi", "start", "exit", "4", "2"), after=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["mlp kill-inside", "mlp hang-before 1", "start 2 exit"])
+@pytest.mark.parametrize("scenario", ["mlp kill-begun-1", "mlp hang-before-1 1", "start exit 4 2"])
 def test_nothing_of_mpich_is_left_in_shared_memory(scenario: str) -> None:
     """Open MPI's launcher sees to its own."""
     library = find("MPICH")
@@ -201,7 +211,7 @@ def test_nothing_of_mpich_is_left_in_shared_memory(scenario: str) -> None:
         pytest.skip(library)
     if reason := missing():
         pytest.skip(reason)
-    command = " ".join([*library.launch, "-n", "4", sys.executable, "-m", RANKS, scenario])
+    command = " ".join([*library.launch, "-n", "4", sys.executable, "-m", PROGRAMS, "mpi", scenario])
     alone = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none /dev/shm; {command}; echo left: $(ls /dev/shm)."]
     told = subprocess.run(alone, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "left: ." in told.stdout, told
@@ -210,9 +220,9 @@ def test_nothing_of_mpich_is_left_in_shared_memory(scenario: str) -> None:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["before", pytest.param("inside", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["before", pytest.param("begun", marks=pytest.mark.slow)])
 def test_a_rank_that_fails_is_named_by_all(library: Library, where: str) -> None:
-    ended = library.run(4, RANKS, "mlp", f"fail-{where}")
+    ended = library.run(4, PROGRAMS, "mpi", "mlp", f"fail-{where}-1")
     check_failed(ended)
     assert ended.code == 1
     assert ended.err.count("rank 2 (dp=1, tp=0) failed: the disk is gone") == 3
@@ -220,16 +230,16 @@ def test_a_rank_that_fails_is_named_by_all(library: Library, where: str) -> None
     assert "error: the disk is gone" in ended.err
 
 
-@pytest.mark.parametrize("where", ["before", "inside"])
+@pytest.mark.parametrize("where", ["before", "begun"])
 def test_a_rank_that_is_killed_ends_the_job(library: Library, where: str) -> None:
-    ended = library.run(4, RANKS, "mlp", f"kill-{where}")
+    ended = library.run(4, PROGRAMS, "mpi", "mlp", f"kill-{where}-1")
     check_failed(ended)
     assert "illed" in ended.out + ended.err  # The launcher tells: "Killed (signal 9)", "exited on signal 9 (Killed)".
 
 
 @pytest.mark.slow
 def test_a_rank_that_ends_without_a_word(library: Library) -> None:
-    ended = library.run(4, RANKS, "mlp", "exit-inside")
+    ended = library.run(4, PROGRAMS, "mpi", "mlp", "leave-begun-1")
     check_failed(ended, "rank 2 (dp=1, tp=0) failed: SystemExit: 7")
 
 
@@ -238,11 +248,11 @@ def test_a_rank_that_ends_without_a_word(library: Library) -> None:
     ("where", "told"),
     [
         ("before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 2 s"),
-        ("inside", "rank 2 (dp=1, tp=0) did not "),  # come, or answer: as its message was on its way already, or not
+        ("begun", "rank 2 (dp=1, tp=0) did not "),  # come, or answer: as its message was on its way already, or not
     ],
 )
 def test_a_rank_that_hangs(library: Library, where: str, told: str) -> None:
-    ended = library.run(4, RANKS, "mlp", f"hang-{where}", "2")
+    ended = library.run(4, PROGRAMS, "mpi", "mlp", f"hang-{where}-1", "2")
     check_failed(ended, told, after=2)
     assert ended.code == 1
 
@@ -257,7 +267,7 @@ def test_a_rank_that_hangs(library: Library, where: str, told: str) -> None:
 )
 def test_a_rank_that_computes_for_ever_with_a_collective_under_way(library: Library, how: str, told: list[str]) -> None:
     """A thread of it answers, which is no sign that the rank itself goes on."""
-    check_failed(library.run(4, RANKS, "computing", how), *told, after=4)
+    check_failed(library.run(4, MPI_PROGRAMS, "computing", how), *told, after=4)
 
 
 # -- how ranks end ------------------------------------------------------------------------------------------------
@@ -265,7 +275,7 @@ def test_a_rank_that_computes_for_ever_with_a_collective_under_way(library: Libr
 
 @pytest.mark.slow
 def test_a_rank_that_closes_too_late_is_named_once(library: Library) -> None:
-    ended = library.run(3, RANKS, "leaving", "2", "open")
+    ended = library.run(3, MPI_PROGRAMS, "leaving", "2", "open")
     check_failed(ended, "warning: the run is over for 1 s, and the others wait for rank 2\n  do: see what it does")
     assert ended.err.count("warning: ") == 1
     assert "error: a run failed 3 s ago, and the others wait for rank 2\n  MPI ends all" in ended.err
@@ -273,7 +283,7 @@ def test_a_rank_that_closes_too_late_is_named_once(library: Library) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_at_its_end_is_named_once(library: Library) -> None:
-    ended = library.run(3, RANKS, "leaving", "2", "hang")
+    ended = library.run(3, MPI_PROGRAMS, "leaving", "2", "hang")
     check_failed(ended, "error: rank 0 ended 1 s ago, and the others wait for rank 2\n  MPI ends all processes")
     assert ended.err.count("error: ") == 1
     assert ended.out.count("the run is over") == 3
@@ -281,7 +291,7 @@ def test_a_rank_that_hangs_at_its_end_is_named_once(library: Library) -> None:
 
 @pytest.mark.slow
 def test_the_driver_may_work_on_when_the_run_is_over(library: Library) -> None:
-    ended = library.run(3, RANKS, "leaving", "0", "slow")
+    ended = library.run(3, MPI_PROGRAMS, "leaving", "0", "slow")
     assert ended.code == 0, ended.err
     assert ended.err.count("the run is over for 1 s, and the others wait for rank 0") == 1
 
@@ -289,10 +299,10 @@ def test_the_driver_may_work_on_when_the_run_is_over(library: Library) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["between", "after"])
 def test_the_driver_may_be_idle_but_not_stopped(library: Library, when: str) -> None:
-    ended = library.run(4, CONNECTED, "mpi", "idle", f"slow-{when}")
+    ended = library.run(4, PROGRAMS, "mpi", "idle", f"slow-{when}")
     assert ended.code == 0, ended.err
     began = time.time()
-    ended = library.run(4, CONNECTED, "mpi", "idle", f"stopped-{when}")
+    ended = library.run(4, PROGRAMS, "mpi", "idle", f"stopped-{when}")
     assert ended.at - began < BOUND
     assert ended.code != 0
     told = "rank 0 (dp=0, tp=0) gave no sign of life for 1 s\n  it was stopped"
@@ -303,7 +313,7 @@ def test_the_driver_may_be_idle_but_not_stopped(library: Library, when: str) -> 
 
 @pytest.mark.slow
 def test_ctrl_c(library: Library) -> None:
-    job = library.start(4, RANKS, "mlp", "hang-before", "60")
+    job = library.start(4, PROGRAMS, "mpi", "mlp", "hang-before-1", "60")
     time.sleep(4)
     job.send_signal(signal.SIGINT)
     sent = time.time()
@@ -314,7 +324,7 @@ def test_ctrl_c(library: Library) -> None:
 
 @pytest.mark.parametrize("what", ["kind", *(pytest.param(what, marks=pytest.mark.slow) for what in ("id", "dtype"))])
 def test_ranks_at_different_collectives(library: Library, what: str) -> None:
-    ended = library.run(4, RANKS, "unlike", what)
+    ended = library.run(4, PROGRAMS, "mpi", "unlike", "4", what)
     other = {"kind": "AllGather id=0 over x with f32", "id": "AllReduce id=1 over x with f32"}.get(
         what, "AllReduce id=0 over x with f64"
     )
@@ -323,12 +333,16 @@ def test_ranks_at_different_collectives(library: Library, what: str) -> None:
 
 @pytest.mark.slow
 def test_operands_of_different_sizes(library: Library) -> None:
-    check_failed(library.run(4, RANKS, "unlike", "shape"), "rank 2 brings 20 bytes, where", "AllReduce id=0 over x")
+    check_failed(
+        library.run(4, PROGRAMS, "mpi", "unlike", "4", "shape"),
+        "rank 2 brings 20 bytes, where",
+        "AllReduce id=0 over x",
+    )
 
 
 def test_crossed_over_different_axes(library: Library) -> None:
     """Nobody comes: every rank waits for another one."""
-    ended = library.run(4, RANKS, "crossed")
+    ended = library.run(4, PROGRAMS, "mpi", "crossed")
     check_failed(
         ended,
         *("ranks that should meet in it are at different collectives", "AllReduce id=0 over a", "id=1 over b"),

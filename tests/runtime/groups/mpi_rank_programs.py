@@ -1,0 +1,101 @@
+"""What ranks of an MPI job run that there is of MPI alone: `mpiexec -n N python -m tests.runtime.groups.mpi_rank_programs
+SCENARIO ...`."""
+
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from irpar.runtime.driver import abort
+from irpar.runtime.groups import Call, Collective, make_group
+from irpar.runtime.groups.mpi import MpiGroup
+from irpar.runtime.groups.mpi_job import Job
+from irpar.runtime.groups.mpi_parcels import Parcels
+from irpar.sharding import Axis, Mesh
+
+from . import rank_programs
+from .rank_programs import come
+
+
+def join(mesh: Mesh) -> MpiGroup:
+    group = make_group("mpi", mesh, 60.0)
+    assert isinstance(group, MpiGroup)
+    return group
+
+
+def chunked(chunk: str, scenario: str, *words: str) -> None:
+    """A scenario of any group, with messages of MPI that are so many bytes at most."""
+    Parcels.chunk = int(chunk)
+    rank_programs.SCENARIOS[scenario]("mpi", *words)
+
+
+def overlap() -> None:
+    """What was started comes about while all ranks do something else."""
+    group = join(Mesh({"x": 3}))
+    rank = group.rank
+    for number in range(5):
+        collective = Collective("AllReduce", number, (Axis("x"),))
+        call = Call(rank, (rank,), collective, np.full(1 << 20, rank + 1.0))
+        group.start(call)
+        end = time.monotonic() + 40
+        while any(group._begun.values()) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not any(group._begun.values()), "nobody moved it"
+        assert (group.exchange({rank: call})[rank] == 6).all()
+    # An error that the thread finds is raised by what comes next.
+    call = Call(rank, (rank,), Collective("AllReduce", 7 + (rank == 1), (Axis("x"),)), np.zeros(1 << 20))
+    group.start(call)
+    time.sleep(0.2)
+    come(group, call)
+
+
+def computing(how: str) -> None:
+    """Ranks 2 and 3 compute for ever, the first with a collective under way; another one waits for it."""
+    group = join(Mesh({"a": 2, "b": 2}))
+    rank, group.seconds = group.rank, 1.0
+    over = {axis: Collective("AllReduce", number, (Axis(axis),)) for number, axis in enumerate("ab")}
+    call = Call(rank, group.mesh.coords(rank), over["b" if rank == 2 else "a"], np.ones(3, np.float32))
+    if rank == 2:
+        group.start(call)
+    if rank:
+        time.sleep(100)
+    if how == "asked":
+        group.send(2, b"?")
+        try:
+            group.receive(2)
+        except BaseException as error:
+            abort(group, error)
+            raise
+    come(group, call)
+
+
+def leaving(late: str, what: str) -> None:
+    """All is well, and then a rank takes long for its end, or never comes to it."""
+    group = join(Mesh({"x": 3}))
+    group._job.seconds = 1.0
+    group.seconds = 1.0 if what == "open" else 60.0
+    is_late = group.rank == int(late)
+    if is_late and what == "open":
+        time.sleep(100)
+    group.close()
+    print("the run is over", flush=True)
+    if is_late:
+        time.sleep(4 if what == "slow" else 100)
+
+
+def absent(seconds: str) -> None:
+    """The last of three ranks comes to MPI, and not to where the ranks of `hosts` meet."""
+    mesh = Mesh({"x": 3})
+    job = Job.enter(mesh, 30.0)
+    if job.mpi.COMM_WORLD.rank == 2:
+        time.sleep(100)
+    rank_programs.join("hosts", mesh, float(seconds))
+
+
+SCENARIOS: dict[str, Callable[..., None]] = {
+    scenario.__name__: scenario for scenario in (chunked, overlap, computing, leaving, absent)
+}
+
+if __name__ == "__main__":
+    rank_programs.run(SCENARIOS[sys.argv[1]], *sys.argv[2:])

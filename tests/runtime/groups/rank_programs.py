@@ -1,0 +1,327 @@
+"""What ranks run that are processes: `python -m tests.runtime.groups.rank_programs GROUP SCENARIO ...`, with a launcher's
+environment. GROUP is that of a run (`mpi`, `nccl`, `processes`), or `hosts`, see `HostsGroup`."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from irpar.runtime.driver import abort
+from irpar.runtime.environment import World
+from irpar.runtime.errors import ProgramError
+from irpar.runtime.executor import Executor
+from irpar.runtime.groups import Call, Collective, make_group
+from irpar.sharding import Axis, IrparError, Mesh
+
+from ..programs import MLP, mlp_input, mlp_reference, mlp_weights, module
+from .collective_cases import cases, check
+from .hosts_group import HostsGroup
+
+TOLERANCES = {
+    "nccl": {
+        np.dtype(np.float16): 2e-3,
+        np.dtype(ml_dtypes.bfloat16): 2e-2,
+        np.dtype(np.float32): 1e-6,
+        np.dtype(np.float64): 3e-15,
+        np.dtype(np.complex64): 1e-6,
+    }
+}
+"""Of a group's sums and products, by dtype; where there is none they have the bits of threads. NCCL computes those of
+some ranks in another order, and may round on the way."""
+
+
+def join(name: str, mesh: Mesh, seconds: float = 60.0) -> Any:
+    return HostsGroup.join(mesh, seconds) if name == "hosts" else make_group(name, mesh, seconds)
+
+
+def world() -> World:
+    """What the launcher tells, before the ranks have met."""
+    found = World.of_environment()
+    assert found is not None
+    return found
+
+
+# -- what is exchanged ------------------------------------------------------------------------------------------------
+
+
+def collectives(name: str, mesh_text: str, *draws: str) -> None:
+    """All kinds: one after the other, then begun together and waited for in another order on each rank.
+
+    A draw is seeds and rows: `5:3`, `0-3:20000`.
+    """
+    mesh = Mesh.parse(mesh_text)
+    group = join(name, mesh)
+    (rank,) = group.ranks
+    tolerances = TOLERANCES.get(name, {})
+    done = 0
+    for seed, rows in _seeds_and_rows(draws):
+        listed = list(cases(mesh, rows=rows, seed=seed))
+        for start in range(0, len(listed), 5):
+            some = listed[start : start + 5]
+            for case in some:
+                check(case, mesh, rank, group.exchange({rank: case.call(mesh, rank)})[rank], tolerances)
+            for place in (np.asarray, on_device) if group.takes_device_arrays else (np.asarray,):
+                calls = [with_operand(case.call(mesh, rank), place) for case in some]
+                for call in calls:
+                    group.start(call)
+                for i in range(len(some)):
+                    turned = (i + rank) % len(some)
+                    result = group.exchange({rank: calls[turned]})[rank]
+                    assert type(result) is type(calls[turned].operand)
+                    found = result if isinstance(result, np.ndarray) else result.get()
+                    check(some[turned], mesh, rank, found, tolerances)
+        done += 2 * len(listed)
+    group.close()
+    print(f"{done} collectives are right")
+
+
+def _seeds_and_rows(draws: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    for draw in draws:
+        seeds, rows = draw.split(":")
+        first, _, last = seeds.partition("-")
+        for seed in range(int(first), int(last or first) + 1):
+            yield seed, int(rows)
+
+
+def with_operand(call: Call, place: Callable[[np.ndarray], Any]) -> Call:
+    return Call(call.rank, call.coords, call.collective, place(call.operand))
+
+
+def on_device(operand: np.ndarray) -> Any:
+    import cupy
+
+    try:
+        return cupy.asarray(operand)
+    except (ValueError, TypeError):  # A dtype that there are no device arrays of.
+        return operand
+
+
+def messages(name: str, size: str) -> None:
+    """Each of three ranks sends some to each other."""
+    group = join(name, Mesh({"x": 3}))
+    others = [rank for rank in range(3) if rank != group.rank]
+    sizes = [0, 1, 4096, 4097, int(size)]
+    for each in sizes:
+        for rank in others:
+            group.send(rank, bytes([group.rank * 16 + rank]) * each)
+    for each in sizes:
+        for rank in others:
+            assert group.receive(rank) == bytes([rank * 16 + group.rank]) * each
+    group.close()
+    print("the messages are right")
+
+
+def twice(name: str) -> None:
+    """The ranks meet, part, and meet again."""
+    for number in range(2):
+        group = join(name, Mesh({"x": 2}))
+        rank = group.rank
+        result = group.exchange({rank: Call(rank, (rank,), Collective("AllReduce", number, (Axis("x"),)), np.ones(2))})
+        assert result[rank].tolist() == [2, 2]
+        group.close()
+    print("met twice")
+
+
+def latency(name: str, count: str = "2") -> None:
+    """Median time of an all-reduce of device arrays (of host arrays where the group takes no other)."""
+    group = join(name, Mesh({"x": int(count)}))
+    rank = group.rank
+    for size, times in ((256, 200), (1 << 18, 50), (1 << 24, 5)):
+        operand = np.ones(size, np.float32)
+        given = on_device(operand) if group.takes_device_arrays else operand
+        seconds = []
+        for number in range(times):
+            start = time.perf_counter()
+            group.exchange({rank: Call(rank, (rank,), Collective("AllReduce", number, (Axis("x"),)), given)})
+            seconds.append(time.perf_counter() - start)
+        if rank == 0:
+            print(f"{operand.nbytes} bytes: {np.median(seconds) * 1e6:.0f} us")
+    group.close()
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def mlp(name: str, fault: str = "", seconds: str = "60", victim: str = "2") -> None:
+    """The MLP of the tests three times on dp=2,tp=2; something happens to one rank, see `Faulty`."""
+    loaded = module(MLP, **mlp_weights())
+    group = join(name, loaded.mesh)
+    group.seconds = float(seconds)
+    with Faulty(loaded, loaded.mesh, engine="numpy", group=group) as executor:
+        executor.fault = fault if group.ranks == (int(victim),) else ""
+        if not executor.is_driver:
+            executor.serve()
+            return
+        for _ in range(3):
+            given = executor.run(mlp_input())["y"]
+        np.testing.assert_allclose(given, mlp_reference(mlp_input()["x"], mlp_weights()), rtol=1e-5)
+        assert len(executor.log) == 1
+        print("the numbers are right")
+
+
+def idle(name: str, what: str, seconds: str = "1") -> None:
+    """Between two runs, or after the last, the driver takes longer than a collective may, or is stopped for ever."""
+    loaded = module(MLP, **mlp_weights())
+    when = what.partition("-")[2]
+    group = join(name, loaded.mesh, float(seconds))
+    with Executor(loaded, loaded.mesh, engine="numpy", group=group) as executor:
+        if not executor.is_driver:
+            executor.serve()
+        else:
+            executor.run(mlp_input())
+            if when == "between":
+                rest(what, float(seconds))
+            executor.run(mlp_input())
+            print("the numbers are there", flush=True)
+    if executor.is_driver and when == "after":
+        rest(what, float(seconds))
+
+
+def rest(what: str, seconds: float) -> None:
+    if what.startswith("stopped"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        time.sleep(4 * seconds)
+
+
+def partitions(name: str, folder: str, engine: str = "ort", tolerance: str = "") -> None:
+    """Verify the partitions in a folder, and that each executes the collectives of its plan.
+
+    `{rank}` in the name of the folder is the number of the rank, which may have its own parts alone there.
+    """
+    import irpar
+
+    limit = float(tolerance) if tolerance else None
+    for path in sorted(Path(folder.replace("{rank}", str(world().rank))).iterdir()):
+        with irpar.Partition.open(path) as partition:
+            executor = partition.executor(engine, name, 60.0)
+            if not executor.is_driver:
+                executor.serve()
+                continue
+            partition.verify(engine=engine, group=name, tolerance=limit).check()
+            different = executor.log.differences(partition.plan.collectives)
+            assert different == [], f"{path.name}: {different}"
+            print(f"{path.name} is right: {len(executor.log)} collectives")
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def tell_time() -> None:
+    """Tell when something happens, for `seconds_after_fault`."""
+    print(f"[{time.time()}]", file=sys.stderr, flush=True)
+
+
+def happen(what: str) -> None:
+    """Something happens to this process."""
+    tell_time()
+    match what:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            time.sleep(100)
+        case "exit":
+            os._exit(7)
+        case "leave":
+            sys.exit(7)
+        case "fail":
+            raise ProgramError("the disk is gone", do="buy another")
+
+
+class Faulty(Executor):
+    """Something happens at a run: before its collective, when all have met there, or when it has begun.
+
+    A fault is what happens, when, and at which run (the second if it does not say): `kill-met`, `hang-begun-1`.
+    Members of `mpi` do not meet before their data move: it has no `met`.
+    """
+
+    fault = ""
+    runs = 0
+
+    def _compute(self, states):
+        super()._compute(states)
+        self.runs += 1
+        what, when, run = (*self.fault.split("-"), "2")[:3] if self.fault else ("", "", "0")
+        if self.runs != int(run):
+            return
+        if when == "before":
+            happen(what)
+        begin = self._group.begin
+
+        def begin_and_happen(meeting):
+            finish = begin(meeting)
+            happen(what)
+            return finish
+
+        if when == "begun":
+            self._group.begin = begin_and_happen
+        if when == "met":
+            self._group.move = lambda meeting: happen(what)
+
+
+def start(name: str, how: str, count: str, seconds: str = "60") -> None:
+    """The last of some ranks ends, or hangs, before it has met the others."""
+    if world().rank == int(count) - 1:
+        happen(how)
+    join(name, Mesh({"x": int(count)}), float(seconds))
+
+
+def crossed(name: str) -> None:
+    """Two ranks of four come to their collectives over different axes in another order than the others."""
+    group = join(name, Mesh({"a": 2, "b": 2}))
+    rank, group.seconds = group.rank, 1.5
+    first, second = (Collective("AllReduce", number, (Axis(axis),)) for number, axis in enumerate("ab"))
+    for collective in (second, first) if rank in (0, 3) else (first, second):
+        come(group, Call(rank, group.mesh.coords(rank), collective, np.ones(3, np.float32)))
+
+
+def unlike(name: str, count: str, what: str) -> None:
+    """The rank in the middle comes to something else over the same axes."""
+    group = join(name, Mesh({"x": int(count)}))
+    rank = group.rank
+    odd = rank == int(count) // 2
+    kind = "AllGather" if what == "kind" and odd else "AllReduce"
+    dtype = np.float64 if what == "dtype" and odd else np.float32
+    shape = (5,) if what == "shape" and odd else (4,)
+    number = 1 if what == "id" and odd else 0
+    come(group, Call(rank, (rank,), Collective(kind, number, (Axis("x"),)), np.ones(shape, dtype)))
+
+
+def come(group: Any, call: Call) -> None:
+    """Exchange, and tell of what fails as the executor does."""
+    tell_time()
+    try:
+        group.exchange({group.rank: call})
+    except BaseException as error:
+        abort(group, error)
+        raise
+
+
+SCENARIOS: dict[str, Callable[..., None]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        *(collectives, messages, twice, latency),
+        *(mlp, idle, partitions),
+        *(start, crossed, unlike),
+    )
+}
+"""By name; each takes the name of a group, and words."""
+
+
+def run(scenario: Callable[..., None], *words: str) -> None:
+    """Run it; its error is told, and ends the process."""
+    try:
+        scenario(*words)
+    except IrparError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run(SCENARIOS[sys.argv[2]], sys.argv[1], *sys.argv[3:])
