@@ -148,7 +148,7 @@ def latency(name: str, count: str = "2") -> None:
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
-def mlp(name: str, fault: str = "", seconds: str = "60", victim: str = "2") -> None:
+def mlp(name: str, fault: str = "", seconds: str = "30", victim: str = "2") -> None:
     """The MLP of the tests three times on dp=2,tp=2; something happens to one rank, see `Faulty`."""
     loaded = module(MLP, **mlp_weights())
     group = join(name, loaded.mesh)
