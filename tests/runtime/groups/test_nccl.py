@@ -13,25 +13,18 @@ from irpar.runtime import cuda
 from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group, nccl_lane
-from irpar.runtime.groups.nccl import NcclDevices, NcclGroup
+from irpar.runtime.groups.nccl import NcclDevices
 from irpar.runtime.groups.nccl import _check_devices as check_devices
-from irpar.runtime.groups.nccl_lane import DeviceChannel
 from irpar.runtime.groups.nccl_transfers import wire_of
 from irpar.sharding import Axis, IrparError, Mesh
 
 from ..programs import MLP, STARTED, mlp_input, mlp_reference, mlp_weights, module
 from .collective_cases import DTYPES, Case, cases, check, draw
 from .fake_cupy import HOLDS, DeviceArray, FakeCupy, Network, Stream
-from .wired_threads import controls, run_threads
+from .nccl_threads import PAIR, groups, meet
+from .wired_threads import run_threads
 
 MESHES = [Mesh({"x": 2}), Mesh({"x": 3}), Mesh({"a": 2, "b": 2}), Mesh({"a": 4, "b": 2})]
-PAIR = Mesh({"x": 2})
-
-
-def groups(mesh: Mesh, network: Network | None = None, seconds: float = 5.0):
-    """Makes the group of a rank, which is closed in the end; its `cupy` has noted the calls."""
-    joined, shared = controls(mesh.size), network or Network()
-    return lambda rank: closing(NcclGroup(mesh, rank, seconds, joined[rank], DeviceChannel(FakeCupy(shared), 0)))
 
 
 def of_dtype(case: Case, mesh: Mesh, dtype: str) -> Case:
@@ -57,10 +50,6 @@ def exchange(group, case: Case, mesh: Mesh, rank: int, on_device: bool) -> np.nd
     found = group.exchange({rank: placed})[rank]
     assert isinstance(found, DeviceArray)
     return group.cupy.asnumpy(found)
-
-
-def meet(group, rank: int, number: int = 0, kind: str = "AllReduce") -> None:
-    group.exchange({rank: Call(rank, (rank,), Collective(kind, number, (Axis("x"),)), np.ones(3, np.float32))})
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -264,13 +253,12 @@ def test_sums_of_bools_are_refused() -> None:
 def run_program(text: str, inputs: dict[str, np.ndarray], **resources: np.ndarray):
     """What a program gives, with each rank in an executor of its own, and the calls that each made."""
     loaded = module(text, **resources)
-    joined, network = controls(loaded.mesh.size), Network()
+    make = groups(loaded.mesh)
     made: dict[int, list[tuple]] = {}
 
     def run(rank: int):
-        group = NcclGroup(loaded.mesh, rank, 5.0, joined[rank], DeviceChannel(FakeCupy(network), 0))
-        made[rank] = group.cupy.calls
-        with Executor(loaded, loaded.mesh, engine="numpy", group=group) as executor:
+        with make(rank) as group, Executor(loaded, loaded.mesh, engine="numpy", group=group) as executor:
+            made[rank] = group.cupy.calls
             if not executor.is_driver:
                 return executor.serve()
             executor.run(inputs)
