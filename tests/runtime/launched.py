@@ -17,6 +17,9 @@ IRPAR = [sys.executable, "-P", "-m", "irpar.cli"]
 PYTHON = [sys.executable, "-S", "-c"]
 """Starts in some ten milliseconds."""
 START = "import os, signal, subprocess, sys, time; rank = int(os.environ['RANK']); "
+FOREVER = "time.sleep(60)"
+DEAF = "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+"""Statements: one that takes for ever; some after which no signal but SIGKILL ends the program."""
 
 
 def python(program: str, *arguments: str) -> list[str]:
