@@ -350,7 +350,7 @@ class _Suggester:
 
     def _told(self, variant: _Variant, words: CutWords | None) -> Suggestion:
         groups = Groups(self.work.graph, self.sources, words)
-        cut, whole = groups.made(variant.shardings)
+        cut, whole = groups.made(variant.shardings, variant.tensors)
         named = {name for group in cut for name in group.names}
         beside = [[name] for name in variant.tensors if name not in named]
         lines = lines_of(variant.tensors, [*(group.names for group in cut), *beside], self.names)

@@ -57,8 +57,15 @@ class Groups:
         self.words = words
         self._of_parts: dict[tuple[Axis, ...], CutWords] = {}
 
-    def made(self, shardings: Mapping[str, Spec]) -> tuple[list[TensorGroup], list[TensorGroup]]:
-        """Those that are cut, in order, and those that stay whole, most bytes first."""
+    def made(
+        self, shardings: Mapping[str, Spec], annotated: Mapping[str, Spec]
+    ) -> tuple[list[TensorGroup], list[TensorGroup]]:
+        """Those that are cut, in order, and those that stay whole, most bytes first.
+
+        Args:
+            shardings: name to how the tensor lies in the end.
+            annotated: name to how the suggestion annotates it.
+        """
         cut: Found = {}
         whole: Found = {}
         for value in (*self.graph.inputs, *self.graph.constants):
@@ -68,17 +75,19 @@ class Groups:
             if any(spec):
                 _put(cut, value, spec, self._why_cut(value, spec))
             elif self.words is not None and value.is_constant and not _is_small(value):
-                _put(whole, value, spec, self.words.why_whole(value))
+                reason = _why_annotated(annotated.get(value.source_name, ())) or self.words.why_whole(value)
+                _put(whole, value, spec, reason)
         by_size = sorted(map(_labelled, whole.values()), key=lambda group: -group.bytes)
         return list(map(_labelled, cut.values())), by_size
 
     def _why_cut(self, value: Value, spec: Spec) -> str:
-        if value.is_input:
-            return "batch"
-        if self.words is None:
-            return "follows the batch"
         dim, axes = next((dim, axes) for dim, axes in enumerate(spec) if axes)
         cut = tuple(map(Axis.parse, axes))
+        if value.is_input:
+            of_weights = {axis.name for axis in self.words.axes} if self.words is not None else set()
+            return "follows the weights that meet it" if cut[0].name in of_weights else "batch"
+        if self.words is None:
+            return "follows the batch"
         words = self.words if cut == self.words.axes else self._words_of(cut)
         return words.why_cut(value, dim)
 
@@ -91,19 +100,53 @@ class Groups:
             self._of_parts[axes] = CutWords(classes, {}, axes)
         return self._of_parts[axes]
 
-    def comments(self, lines: Iterable[str], groups: Iterable[TensorGroup]) -> dict[str, str]:
-        """The reason of each line of the file, and the use of tensors whose names do not tell it."""
+    def comments(self, lines: Mapping[str, Spec], groups: Iterable[TensorGroup]) -> dict[str, str]:
+        """The reason of each line of the file, and the use of tensors whose names do not tell it.
+
+        Args:
+            lines: of the file.
+            groups: of tensors that are cut in the end; other lines keep one whole, or cut one that ends up whole.
+        """
         group_of = {name: group for group in groups for name in (group.pattern, *group.names)}
         values = {value.source_name: value for value in self.graph.constants}
         comments = {}
-        for line in lines:
+        for line, spec in lines.items():
             group = group_of.get(line)
             use = "" if group is None else group.use
             if use and line in values:
                 use = "; ".join(exact_use_texts(values[line]))
-            reason = "whole, so that the cut ends here" if group is None else group.reason
+            if group is None or not _keeps(group.spec, spec):
+                reason = _why_annotated(spec, group) or "whole, so that the cut ends here"
+            else:
+                reason = group.reason
             comments[line] = f"{use}; {reason}" if use else reason
         return comments
+
+
+def _why_annotated(spec: Spec, group: TensorGroup | None = None) -> str:
+    """Why a tensor is annotated that lies otherwise in the end; "" where the annotation cuts nothing.
+
+    Args:
+        spec: the annotation.
+        group: how it lies in the end; None: whole.
+    """
+    if not any(spec):
+        return ""
+    start = f"{_cut_dims(spec)} is cut, so that its readers can run in parts"
+    if group is None:
+        return f"{start}; small enough that each rank then holds it whole"
+    return f"{start}; each rank then holds what they read, cut in {_cut_dims(group.spec)}: {group.reason}"
+
+
+def _keeps(spec: Spec, annotated: Spec) -> bool:
+    """Whether a tensor is cut as it was annotated, and perhaps further."""
+    return any(annotated) and all(
+        (axes or ())[: len(said)] == said for axes, said in zip(spec, (said or () for said in annotated), strict=True)
+    )
+
+
+def _cut_dims(spec: Spec) -> str:
+    return " and ".join(f"dim {dim}" for dim, axes in enumerate(spec) if axes)
 
 
 def _is_small(value: Value) -> bool:

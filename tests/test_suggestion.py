@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 
 import irpar
 from irpar import models
+from irpar.analysis.cut_classes import CutClasses
 from irpar.analysis.symbols import UnboundSymbolError, free_symbols
 from irpar.default_pipeline import know_ranks
 from irpar.ir import Module
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import Axis, IrparError, Mesh
 from irpar.shardings_file import read_shardings
 from irpar.suggestion import Suggestion, suggest
-from irpar.suggestion_file import as_yaml
+from irpar.suggestion_file import Spec, as_yaml
+from irpar.suggestion_report import Groups
+from irpar.suggestion_words import CutWords
+
+from .written import model_of_text
 
 FIXTURES = Path(__file__).parent / "fixtures"
 EXCESS = 1.1
@@ -323,3 +328,48 @@ def test_where_nothing_is_worth_cutting_it_says_so(tmp_path: Path) -> None:
     assert not found.lines
     assert [group.reason for group in found.whole] == ["LayerNormalization needs it whole"]
     assert found.notes[0].startswith("tp cuts nothing")
+
+
+STEM = """g (float[5,3,48,48] x, float[48,3,3,3] a, float[96,48,3,3] b, float[192,96,2,2] c) => (float[5,192,6,6] y) {
+  p = Conv<strides=[2,2], pads=[1,1,1,1]>(x, a)
+  q = Relu(p)
+  r = Conv<strides=[2,2], pads=[1,1,1,1]>(q, b)
+  s = Relu(r)
+  y = Conv<strides=[2,2]>(s, c)
+}"""
+
+
+def test_a_line_whose_tensor_lies_otherwise_in_the_end_says_so(tmp_path: Path) -> None:
+    onnx.save(model_of_text(STEM, ["a", "b", "c"]), tmp_path / "stem.onnx")
+    found = suggest(irpar.load(tmp_path / "stem.onnx"), Mesh({"tp": 3}))
+    (group,) = (group for group in found.cut if group.pattern == "c")
+    assert found.lines["c"] == (("tp",), None, None, None)
+    assert group.spec == (None, ("tp",), None, None)
+    assert found.comments["c"] == (
+        "dim 0 is cut, so that its readers can run in parts; each rank then holds what they read, cut in dim 1: "
+        "input channels: Conv of %y sums over tp"
+    )
+    assert found.comments["a"] == "output channels: 48, 16 a rank"
+
+
+def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Path) -> None:
+    text = "g (float[4,8] x, float[8,8] w, float[8,8] v) => (float[4,8] y) { h = MatMul(x, w)  y = MatMul(h, v) }"
+    onnx.save(model_of_text(text, ["w", "v"]), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    mesh = Mesh({"tp": 2})
+    words = CutWords(CutClasses(module.graph, mesh, (Axis("tp"),)), {}, (Axis("tp"),))
+    groups = Groups(module.graph, {"w", "v"}, words)
+    annotated: dict[str, Spec] = {"w": (None, ("tp",)), "v": (None, None)}
+    cut, whole = groups.made({"w": (None, None), "v": (None, None)}, annotated)
+    told = "dim 1 is cut, so that its readers can run in parts; small enough that each rank then holds it whole"
+    assert not cut
+    assert {group.pattern: group.reason == told for group in whole} == {"w": True, "v": False}
+    assert groups.comments(annotated, cut) == {"w": told, "v": "whole, so that the cut ends here"}
+
+
+def test_an_input_that_axes_of_weights_cut_is_no_batch(tmp_path: Path) -> None:
+    module = build(tmp_path, "mlp")
+    words = CutWords(CutClasses(module.graph, Mesh({"dp": 2, "tp": 2}), (Axis("tp"),)), {}, (Axis("tp"),))
+    for axis, reason in (("dp", "batch"), ("tp", "follows the weights that meet it")):
+        cut, _ = Groups(module.graph, (), words).made({"x": (None, (axis,))}, {})
+        assert [(group.pattern, group.reason) for group in cut] == [("x", reason)]
