@@ -1,6 +1,7 @@
 """The demo: a GPT-like model, cut over a few ranks as Megatron does, written, read again, run and verified."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def run_demo(folder: Path, mesh: Mesh, tell: Callable[[str], None]) -> Demo:
     check_target(out, force=True)
     with _nothing_left(folder, model, shardings):
         size, tensors = _make(mesh, model, shardings, out, tell)
-    tell(f"irpar verify {out}")
+    tell(f"irpar verify {shlex.quote(str(out))}")
     written = Partition.open(out)
     verification = written.verify()
     is_as_planned = not written.executor().log.differences(written.plan.collectives)
@@ -78,14 +79,14 @@ def _make(
 ) -> tuple[ModelSize, dict[str, list[list[str] | None]]]:
     """Write the model, its annotations and the partition."""
     options = " ".join(f"--{name} {value}" for name, value in SETTINGS.items())
-    tell(f"python -m irpar.models gpt {options} -o {model}")
+    tell(f"python -m irpar.models gpt {options} -o {shlex.quote(str(model))}")
     size = save(model, "gpt", **SETTINGS)  # type: ignore[arg-type]
     dp, tp = (axis if axis in mesh.axes else None for axis in AXES)
     tensors = annotations("gpt", dp, tp, **SETTINGS)  # type: ignore[arg-type]
     with new_file(shardings, "the shardings") as fresh:
         facts = {"mesh": dict(mesh.axes), "tensors": tensors}
         fresh.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    tell(f"irpar partition {model} --shardings {shardings} -o {out}")
+    tell(shlex.join(["irpar", "partition", str(model), "--shardings", str(shardings), "-o", str(out)]))
     module = load(model)
     module.set_mesh(mesh)
     read_shardings(shardings).annotate(module)

@@ -1,6 +1,7 @@
 """What the commands print: numbers, tables that fit a terminal of 80 columns, progress bars, JSON."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ _UNITS = ("", "k", "M", "G", "T", "P", "E")
 QUIET_SECONDS = 2.0
 """Where standard error is no terminal, nothing is told about work that takes less."""
 SECONDS_BETWEEN_LINES = 5.0
+_UNBROKEN = 1_000_000
+"""Columns where nobody has a width: no line is that long."""
 
 
 def scaled(number: float, unit: str) -> str:
@@ -82,10 +85,25 @@ def sharding_text(spec: Sequence[Sequence[str] | None] | None, shape: Sequence[A
 
 
 class _Console(Console):
-    """Tables that cannot be made as narrow as the terminal are not cut off."""
+    """Tables that cannot be made as narrow as the terminal are not cut off.
+
+    Where there is no terminal nothing is folded, unless COLUMNS says at what width, and no line ends in blanks: what is
+    printed can be searched and pasted.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+            self.width = _UNBROKEN
 
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
-        super().print(*objects, crop=crop, **options)
+        if self.is_terminal:
+            super().print(*objects, crop=crop, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, crop=crop, **options)
+        self.file.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
+        self.file.flush()
 
 
 class _Table(Table):
@@ -107,12 +125,12 @@ def _least_width(column: Column) -> int:
 
 def output() -> Console:
     """Standard output: what is asked for."""
-    return _Console(markup=False, emoji=False, highlight=False)
+    return _Console()
 
 
 def messages() -> Console:
     """Standard error: tables that go beside the answer, such as timings."""
-    return _Console(stderr=True, markup=False, emoji=False, highlight=False)
+    return _Console(stderr=True)
 
 
 def table(*columns: str, title: str = "", right: Iterable[str] = ()) -> Table:
@@ -129,7 +147,7 @@ def table(*columns: str, title: str = "", right: Iterable[str] = ()) -> Table:
 
 def name_with(name: str, lines: Iterable[str]) -> RenderableType:
     """A name for a cell of a table, and below it, indented, what else is to be said of it."""
-    return Group(Text(name), *(Padding(Text(line, style="dim"), (0, 0, 0, 2)) for line in lines))
+    return Group(Text(name), *(Padding(Text(line, style="dim"), (0, 0, 0, 2), expand=False) for line in lines))
 
 
 def facts(rows: Mapping[str, str]) -> Table:

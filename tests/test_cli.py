@@ -37,6 +37,12 @@ def call_json(capsys, *words):
     return code, json.loads(out)
 
 
+@pytest.fixture
+def columns(monkeypatch):
+    """Tables are as narrow as for a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 def fits_terminal(text):
     return max(map(len, text.splitlines())) <= 80
 
@@ -44,6 +50,7 @@ def fits_terminal(text):
 # -- inspect ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("columns")
 def test_inspect_prints_tables_that_fit_a_terminal(capsys, folder):
     code, out, err = call(capsys, "inspect", folder / "gpt.onnx")
     assert (code, err) == (0, "")
@@ -79,6 +86,7 @@ def test_inspect_asks_for_the_sizes_of_symbols(capsys, tmp_path):
 # -- partition ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("columns")
 def test_partition_writes_and_summarises(capsys, folder, tmp_path):
     code, out, err = call(
         capsys, "partition", folder / "gpt.onnx", "-o", tmp_path / "out", "--shardings", folder / "gpt.yaml"
@@ -231,7 +239,16 @@ def test_verify_finds_a_damaged_weight(capsys, damaged):
     code, out, _ = call(capsys, "verify", damaged)
     assert code == 1
     assert "the partition is different from ONNX Runtime on the original" in out
-    assert "--bisect" in out
+    assert out.splitlines()[-1] == f"find the first tensor that differs: irpar verify {damaged} --bisect"
+
+
+def test_verify_says_what_the_bound_is_of(capsys, folder):
+    _, found = call_json(capsys, "verify", folder / "out")
+    (logits,) = found["outputs"]
+    assert logits["relative"] <= logits["largest"]
+    title, row, *_ = call(capsys, "verify", folder / "out")[1].splitlines()
+    assert title.split("  ") == ["output", "difference", "relative", "relative allowed"]
+    assert row.split()[:4] == ["logits", f"{logits['largest']:.2g}", f"{logits['relative']:.2g}", "0.0001"]
 
 
 def test_bisect_names_the_first_tensor_that_differs(capsys, damaged):
@@ -270,6 +287,7 @@ def test_verify_works_from_another_folder(capsys, folder, tmp_path, monkeypatch)
 # -- explain ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("columns")
 def test_explain_all(capsys, folder):
     code, out, _ = call(capsys, "explain", folder / "out")
     assert code == 0
@@ -308,6 +326,7 @@ def torn(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("columns")
 def test_explain_conflicts_names_both_sides_and_the_cost(capsys, torn):
     code, found = call_json(capsys, "explain", torn / "out", "--conflicts")
     assert code == 0

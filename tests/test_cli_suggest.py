@@ -16,7 +16,8 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "gpt.onnx"
 
 
-def test_the_file_is_of_use_at_once(capsys: Capture, model: Path) -> None:
+def test_the_file_is_of_use_at_once(capsys: Capture, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, err = call(capsys, "inspect", model, "--suggest", "dp=2,tp=2")
     assert (code, err) == (0, "")
     assert "h.*.attn.q.weight" in out
@@ -25,6 +26,8 @@ def test_the_file_is_of_use_at_once(capsys: Capture, model: Path) -> None:
     assert "all_reduce" in out
     assert max(len(line) for line in out.splitlines() if str(model.parent) not in line) <= 80
     file = model.with_name("gpt.shardings.yaml")
+    following = f"written to {file}; next: irpar partition {model} -o OUT --shardings {file}"
+    assert out.splitlines()[-1] == following
     assert "h.*.mlp.c_fc.weight: [null, [tp]]" in file.read_text()
     folder = model.with_name("out")
     assert call(capsys, "partition", model, "-o", folder, "--shardings", file)[0] == 0

@@ -1,11 +1,16 @@
-"""Numbers and progress as the commands print them."""
+"""Numbers, tables, commands and progress as they are printed."""
 
 import io
 import json
+import re
+import shlex
+import sys
 
 import pytest
 
 from irpar import display
+from irpar.cli import main
+from irpar.commands.plan_tables import indented
 from irpar.display import ProgressReport, bytes_text, count_text, flops_text, print_json, sharding_text, share_text
 from irpar.instrumentation import Progress
 
@@ -95,3 +100,45 @@ def test_a_narrow_terminal_folds_names_and_no_titles_or_numbers(monkeypatch, cap
     assert "".join(line.split()[0] for line in lines[1:]) == "h.0.attention.projection.weight"
     display.output().print("one two three four five six seven eight nine ten")
     assert all(len(line) <= 40 for line in capsys.readouterr().out.splitlines())
+
+
+def test_where_there_is_no_terminal_lines_are_neither_folded_nor_padded(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    made = display.table("name", "why")
+    made.add_row("w", "one reason " * 20)
+    made.add_row("w", "")
+    display.output().print(made)
+    display.output().print(indented("a paragraph " * 20))
+    title, row, short, paragraph = capsys.readouterr().out.splitlines()
+    assert (title, short) == ("name  why", "w")
+    assert row.split() == ["w", *["one", "reason"] * 20]
+    assert paragraph == "  " + " ".join(["a paragraph"] * 20)
+
+
+def test_blanks_inside_and_before_stay(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    display.output().print("\n  a  b  \n\nc")
+    assert capsys.readouterr().out == "\n  a  b\n\nc\n"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["pipe", "terminal"])
+def test_commands_are_printed_so_that_they_can_be_pasted(capsys, tmp_path, monkeypatch, is_terminal):
+    made = tmp_path / "a folder"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if is_terminal:
+        monkeypatch.setenv("COLUMNS", "40")
+        monkeypatch.setattr("sys.stdout", Terminal())
+    code = main(["demo", "-o", str(made)])
+    out = sys.stdout.getvalue() if is_terminal else capsys.readouterr().out
+    lines = re.sub(r"\x1b\[\d*m", "", out).splitlines()
+    assert code == 0
+    assert is_terminal or not [line for line in lines if line != line.rstrip()]
+    commands = [shlex.split(line[2:]) for line in lines if line.startswith("$ ")]
+    assert [command[-1] for command in commands] == [
+        str(made / name) for name in ("gpt.onnx", "partition", "partition")
+    ]
+    (following,) = (line.partition(" Next: ")[2] for line in lines if " Next: " in line)
+    explain, inspect = following.split(", ")
+    assert shlex.split(explain) == ["irpar", "explain", str(made / "partition")]
+    assert shlex.split(inspect) == ["irpar", "inspect", str(made / "gpt.onnx")]

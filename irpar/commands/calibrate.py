@@ -105,6 +105,6 @@ def _print(console: "Console", measured: "Calibration", out: Path | None) -> Non
     console.print(made)
     console.print(f"\n{measured.name}, in {measured.seconds:.1f} s")
     if out is None:
-        console.print("-o FILE writes it, for irpar partition --network FILE")
+        console.print("-o FILE writes it, for irpar partition --network FILE", soft_wrap=True)
     else:
-        console.print(f"written to {out}; next: irpar partition ... --network {shlex.quote(str(out))}")
+        console.print(f"written to {out}; next: irpar partition ... --network {shlex.quote(str(out))}", soft_wrap=True)

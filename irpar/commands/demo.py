@@ -31,7 +31,9 @@ def demo_command(out: Folder = Path("demo-out"), mesh: MeshText = "dp=2,tp=2", a
         raise IrparError("the demo needs a mesh", do="give --mesh dp=2,tp=2")
     console = output()
     start = time.perf_counter()
-    demo = run_demo(out, devices, lambda line: None if as_json else console.print(Text(f"$ {line}", style="dim")))
+    demo = run_demo(
+        out, devices, lambda line: None if as_json else console.print(Text(f"$ {line}", style="dim"), soft_wrap=True)
+    )
     seconds = time.perf_counter() - start
     if as_json:
         print_json(_as_json(demo, seconds))
@@ -81,4 +83,6 @@ def _print(console: "Console", demo: "Demo", seconds: float) -> None:
         f"\n{verdict} to ONNX Runtime on the original: largest difference {difference_text(verified.largest)} "
         f"({verified.inputs}); the executed collectives {log}"
     )
-    console.print(f"{seconds:.1f} s. Next: irpar explain {folder}, irpar inspect {shlex.quote(str(demo.model))}")
+    console.print(
+        f"{seconds:.1f} s. Next: irpar explain {folder}, irpar inspect {shlex.quote(str(demo.model))}", soft_wrap=True
+    )

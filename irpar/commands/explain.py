@@ -84,7 +84,7 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
     for entry in plan.collectives:
         _print_collective(console, entry)
     print_replicated(console, plan.replicated, "", rows=None)
-    console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID")
+    console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID", soft_wrap=True)
 
 
 # -- conflicts ----------------------------------------------------------------------------------------------------

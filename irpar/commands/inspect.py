@@ -113,7 +113,7 @@ def _list_tensors(found: "Sequence[NamedTensor]", as_json: bool) -> None:
 
 
 def _print(console: "Console", found: "Inspection", rows: int | None) -> None:
-    console.print(Text(found.model, style="bold"))
+    console.print(Text(found.model, style="bold"), soft_wrap=True)
     _print_facts(console, found)
     _print_parameters(console, found, rows)
     _print_scopes(console, found, rows)
@@ -123,7 +123,7 @@ def _print(console: "Console", found: "Inspection", rows: int | None) -> None:
         console.print(f"\n{note}")
     if found.symbols:
         binds = " ".join(f"--bind {symbol}=..." for symbol in found.symbols)
-        console.print(f"\nFLOPs and memory need the sizes of all symbols: {binds}")
+        console.print(f"\nFLOPs and memory need the sizes of all symbols: {binds}", soft_wrap=True)
 
 
 def _print_facts(console: "Console", found: "Inspection") -> None:

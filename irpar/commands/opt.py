@@ -98,7 +98,7 @@ def opt_command(
     if out is None:
         _print(module)
     else:
-        output().print(f"{len(result.records)} passes ran; written to {out}")
+        output().print(f"{len(result.records)} passes ran; written to {out}", soft_wrap=True)
 
 
 def _print(module: "Module") -> None:

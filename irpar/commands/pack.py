@@ -103,5 +103,8 @@ def _print(made: "Pack") -> None:
     for file in made.files:
         shown.add_row(file.name, bytes_text(file.size))
     console.print(shown)
-    console.print(f"\nrank{'s' * (len(made.ranks) > 1)} {', '.join(rank_runs(made.ranks))}: written to {made.path}")
-    console.print(f"next, where it runs: tar -xf {made.path.name}, which makes {made.name}/")
+    console.print(
+        f"\nrank{'s' * (len(made.ranks) > 1)} {', '.join(rank_runs(made.ranks))}: written to {made.path}",
+        soft_wrap=True,
+    )
+    console.print(f"next, where it runs: tar -xf {made.path.name}, which makes {made.name}/", soft_wrap=True)

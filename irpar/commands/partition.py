@@ -189,9 +189,9 @@ def _print(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int, to
     if not annotated:
         console.print("no tensor was annotated (--shardings FILE), so nothing asked for a cut")
     folder = shlex.quote(str(out))
-    console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}")
+    console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}", soft_wrap=True)
     for line in told:
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def passes_json(result: "PipelineResult") -> list[dict[str, Any]]:

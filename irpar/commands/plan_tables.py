@@ -107,7 +107,7 @@ def print_collectives(console: Console, plan: "Plan", more: str) -> None:
     for _, same in ordered[:_REASONS]:
         console.print(indented(f"{len(same)} x {same[0]['kind']}: {merged(list(map(_reason, same)))}"))
     if len(ordered) > _REASONS:
-        console.print(f"{count_text(len(ordered) - _REASONS, 'more reason')}: {more}")
+        console.print(f"{count_text(len(ordered) - _REASONS, 'more reason')}: {more}", soft_wrap=True)
 
 
 def _reason(entry: Mapping[str, Any]) -> str:
@@ -133,7 +133,7 @@ def print_replicated(
     console.print()
     console.print(made)
     if rows is not None and len(groups) > rows:
-        console.print(f"{len(groups) - rows} more: {more}")
+        console.print(f"{len(groups) - rows} more: {more}", soft_wrap=True)
 
 
 def specs_table(title: str, specs: Sequence[Mapping[str, Any]]) -> Any:
@@ -146,7 +146,7 @@ def specs_table(title: str, specs: Sequence[Mapping[str, Any]]) -> Any:
 
 def indented(text: str, by: int = 2) -> Padding:
     """A paragraph that keeps its indentation where it folds."""
-    return Padding(Text(text), (0, 0, 0, by))
+    return Padding(Text(text), (0, 0, 0, by), expand=False)
 
 
 def pattern(text: str) -> str:

@@ -85,7 +85,7 @@ def _run(
     for note in executor.notes:
         console.print(note)
     if outputs is not None:
-        console.print(f"written to {outputs}")
+        console.print(f"written to {outputs}", soft_wrap=True)
 
 
 def _inputs(partition: "Partition", inputs: Path | None) -> Mapping[str, Any]:

@@ -97,7 +97,9 @@ def _print(
     target: Path,
     bind: Sequence[str] | None,
 ) -> None:
-    console.print(Text(f"{model.name} over {found.mesh}: {count_text(found.mesh.size, 'rank')}", style="bold"))
+    console.print(
+        Text(f"{model.name} over {found.mesh}: {count_text(found.mesh.size, 'rank')}", style="bold"), soft_wrap=True
+    )
     _print_cut(console, found.cut, rows)
     _print_whole(console, found.whole, rows)
     _print_prediction(console, found.prediction)
@@ -105,7 +107,10 @@ def _print(
         console.print(f"\n{note}")
     file = quote(str(target))
     sizes = "".join(f" --bind {quote(size)}" for size in bind or ())
-    console.print(f"\nwritten to {file}; next: irpar partition {quote(str(model))} -o OUT --shardings {file}{sizes}")
+    console.print(
+        f"\nwritten to {file}; next: irpar partition {quote(str(model))} -o OUT --shardings {file}{sizes}",
+        soft_wrap=True,
+    )
 
 
 def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,7 +54,8 @@ def verify_command(
 ) -> None:
     """Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ.
 
-    The ranks run as those of irpar run; the original runs beside rank 0.
+    The ranks run as those of irpar run; the original runs beside rank 0. Of the numbers a of the partition and b of the
+    original, "difference" is the largest |a - b|, and "relative" the largest |a - b| / (1 + |b|), which has a bound.
     """
 
     def work(partition: "Partition", chosen: dict[str, Any]) -> None:
@@ -66,13 +68,11 @@ def verify_command(
         if as_json:
             print_json(_as_json(verified, bisected))
         else:
-            again = [f"--inputs {inputs}"] * (inputs is not None) + [f"--model {model}"] * (model is not None)
-            again += (
-                [f"--seed {seed}"] * (seed != 0) + [f"--engine {engine}"] * (engine is not None) + ["--strict"] * strict
-            )
-            again += [f"--group {group}"] * (group is not None) + [f"--timeout {timeout}"] * (timeout is not None)
-            again += [f"--tolerance {tolerance}"] * (tolerance is not None)
-            _print(verified, bisected, " ".join(["irpar verify", str(out), *again, "--bisect"]))
+            again: dict[str, Any] = {"inputs": inputs, "model": model, "seed": seed or None, "engine": engine}
+            again |= {"group": group, "timeout": timeout, "tolerance": tolerance}
+            given = [f"--{name} {quote(str(value))}" for name, value in again.items() if value is not None]
+            command = ["irpar verify", quote(str(out)), *given, *["--strict"] * strict, "--bisect"]
+            _print(verified, bisected, " ".join(command))
         if not verified.is_equal or (bisected is not None and bisected.first is not None):
             raise typer.Exit(DIFFERS)
 
@@ -100,7 +100,7 @@ def _difference_json(difference: "Difference") -> dict[str, Any]:
 
 def _print(verified: "Verification", bisected: "Bisection | None", command: str) -> None:
     console = output()
-    numbers = ("difference", "relative", "allowed")
+    numbers = ("difference", "relative", "relative allowed")
     made = table("output", *numbers, "", right=numbers)
     for found in verified.differences:
         made.add_row(
@@ -118,7 +118,7 @@ def _print(verified: "Verification", bisected: "Bisection | None", command: str)
     if bisected is not None:
         _print_bisection(bisected)
     elif not verified.is_equal:
-        console.print(f"find the first tensor that differs: {command}")
+        console.print(f"find the first tensor that differs: {command}", soft_wrap=True)
 
 
 def _print_bisection(bisected: "Bisection") -> None:
