@@ -187,7 +187,8 @@ def _check_target(path: Path, folder: Path, force: bool) -> None:
     if not os.path.lexists(path):
         return
     if not force:
-        raise PackError(f"{path} exists already", do="give another file, or --force to replace a tar file")
+        do = "give another file, or --force (in Python force=True) to replace a tar file"
+        raise PackError(f"{path} exists already", do=do)
     if path.exists() and path.stat().st_size and not tarfile.is_tarfile(path):
         raise PackError(
             f"{path} is no tar file, so --force does not replace it",

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from ruamel.yaml import YAML
@@ -18,8 +19,10 @@ import irpar
 from irpar import models
 from irpar.analysis.network_algorithms import ALGORITHMS
 from irpar.analysis.network_presets import PRESETS
+from irpar.cli import main
 from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.ir import parse_module
+from irpar.models.__main__ import main as models_main
 from irpar.network_file import read_network
 from irpar.runtime.engine import ENGINES
 from irpar.runtime.environment import LAUNCHERS, World
@@ -118,6 +121,59 @@ def test_the_plan_has_the_fields_of_the_page(tmp_path: Path) -> None:
     assert (plan["collectives"][0]["bytes"], plan["collectives"][0]["sent_bytes"]) == (1024, 1536)
     assert json.dumps(plan["totals"]) in re.sub(r"\s+", " ", page)
     assert json.dumps(plan["original"]) in page
+
+
+def transcripts(page: Path) -> list[tuple[str, str, str]]:
+    """Each command that a page shows: the YAML that stands last before it, the command, what the page has it print."""
+    found: list[tuple[str, str, str]] = []
+    text = page.read_text()
+    for block in re.finditer(r"^    \$ .*\n(?:(?:    .*)?\n)*", text, re.MULTILINE):
+        yaml = re.findall(r"^```yaml\n(.*?)^```$", text[: block.start()], re.MULTILINE | re.DOTALL)
+        for part in re.split(r"^\$ ", textwrap.dedent(block[0]), flags=re.MULTILINE)[1:]:
+            command, _, printed = part.partition("\n")
+            found.append((yaml[-1] if yaml else "", command, printed))
+    return found
+
+
+def as_shown(shown: str, printed: str) -> bool:
+    """Whether output is what a page shows: it folds lines, leaves out what `...` stands for, and rounding differs."""
+    shown, printed = (re.sub(r"\d(\.\d)?e-\d\d", "e", " ".join(text.split())) for text in (shown, printed))
+    return re.fullmatch(".*".join(map(re.escape, shown.split("..."))), printed) is not None
+
+
+@pytest.mark.parametrize(("page", "least"), [(ROOT / "README.md", 3), (DOCS / "shardings.md", 7)])
+def test_commands_print_what_the_page_shows(
+    page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    found = transcripts(page)
+    assert len(found) == least
+    for yaml, command, shown in found:
+        program, *words = shlex.split(command)
+        if "--shardings" in words and program == "irpar":
+            file = Path(words[words.index("--shardings") + 1])
+            if not file.exists():
+                file.write_text(yaml)
+        if program == "python":
+            assert words[:2] == ["-m", "irpar.models"]
+            assert models_main(words[2:]) == 0
+        else:
+            assert main(words) == 0
+        printed = capsys.readouterr().out
+        assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
+
+
+def test_the_program_of_the_readme_runs_after_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _, command, _ in transcripts(ROOT / "README.md")[:2]:
+        program, *words = shlex.split(command)
+        assert (models_main(words[2:]) if program == "python" else main(words)) == 0
+    (program,) = re.findall(r"^    import irpar.*\n(?:    .*\n)+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    names: dict[str, object] = {}
+    exec(textwrap.dedent(program), names)
+    assert isinstance(names["logits"], np.ndarray)
+    assert (tmp_path / "out-mlp" / "plan.json").exists()
 
 
 def mlp(folder: Path) -> irpar.Module:

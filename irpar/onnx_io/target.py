@@ -38,7 +38,8 @@ def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> Non
     if not folder.exists() and not folder.is_symlink():
         return
     if not force:
-        raise OutputError(f"{folder} exists already", do="give another folder, or --force to replace a partition")
+        do = "give another folder, or --force (in Python force=True) to replace a partition"
+        raise OutputError(f"{folder} exists already", do=do)
     if not folder.is_dir() or folder.is_symlink():
         raise _no_partition(folder)
     if not any(folder.iterdir()):

@@ -4,6 +4,9 @@ from functools import partial
 
 from irpar.sharding import IrparError
 
+MORE_TIME = "give more time: --timeout SECONDS, in Python timeout=SECONDS"
+"""What to do where others are slow."""
+
 
 class InputError(IrparError):
     """Inputs that do not fit the program: names, dtypes or shapes."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import RunError
+from ..errors import MORE_TIME, RunError
 from .mpi_job import Job, duplicate, wait
 
 _given_up: list[Any] = []
@@ -28,7 +28,7 @@ def all_gather_of(job: Job, seconds: float) -> Iterator[Callable[[bytes], list[b
                 _given_up.append(request)
                 raise RunError(
                     f"not all {comm.size} ranks of the MPI job came to connect in {seconds:g} s",
-                    do="see what the others do (they may hang, or be slow: then give more time with --timeout SECONDS)",
+                    do=f"see what the others do; they may hang, or be slow: then {MORE_TIME}",
                 )
 
         def gather(mine: bytes) -> list[bytes]:

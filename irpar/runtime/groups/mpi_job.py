@@ -18,7 +18,7 @@ from irpar.sharding import IrparError, Mesh
 
 from ..driver import DRIVER
 from ..environment import World
-from ..errors import LaunchError
+from ..errors import MORE_TIME, LaunchError
 from . import mpi_watcher
 from .mpi_parcels import Parcels
 from .mpi_watcher import remove_names, shared_names
@@ -245,7 +245,7 @@ def duplicate(mpi: Any, comm: Any, seconds: float) -> Any:
     if not wait(request.Test, seconds):
         raise IrparError(
             f"not all {comm.size} ranks of the MPI job came in {seconds:g} s",
-            do="see what the others do (they may hang, or be slow: then give more time with --timeout SECONDS)",
+            do=f"see what the others do; they may hang, or be slow: then {MORE_TIME}",
         )
     return made
 
@@ -303,7 +303,7 @@ def _bounded(seconds: float) -> Iterator[Callable[[], None]]:
     """
     message = (
         f"error: MPI did not begin in {seconds:g} s: not all ranks came\n"
-        "  do: see what ended or stopped the others before they did; give more time with --timeout SECONDS\n"
+        f"  do: see what ended or stopped the others before they did; {MORE_TIME}\n"
     )
     command = [sys.executable, "-I", "-S", mpi_watcher.__file__, str(os.getpid()), str(seconds), message]
     with subprocess.Popen(

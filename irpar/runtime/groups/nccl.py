@@ -27,7 +27,7 @@ from typing import Any, Self
 from irpar.sharding import IrparError, Mesh
 
 from ..environment import World
-from ..errors import PeerError, RunError
+from ..errors import MORE_TIME, PeerError, RunError
 from .base import Array, Call, rank_text
 from .connect import meet
 from .control import NOBODY, Control
@@ -207,7 +207,7 @@ class NcclGroup(WiredGroup):
         error = RunError(
             f"collective {meeting.collective.id} did not end in {self.seconds:g} s, though all its ranks came to it",
             notes=(meeting.header.text, *self._elsewhere(meeting).values()),
-            do="see with NCCL_DEBUG=INFO what NCCL waits for; where the network is slow, give more time with --timeout",
+            do=f"see with NCCL_DEBUG=INFO what NCCL waits for; where the network is slow, {MORE_TIME}",
         )
         # A member that went on may have done its part, and one that is silent may compute: none is to blame for it.
         self.control.tell_failed(NOBODY, str(error))
@@ -222,7 +222,7 @@ class NcclGroup(WiredGroup):
                 f"NCCL did not connect the ranks of collective {id_} in {self.seconds:g} s, though all came to it",
                 notes=(meeting.header.text,),
                 do="let their hosts reach each other as NCCL wants to (NCCL_DEBUG=INFO tells how, NCCL_SOCKET_IFNAME "
-                "says by which network); where it is slow, give more time with --timeout SECONDS",
+                f"says by which network); where it is slow, {MORE_TIME}",
             )
             self.control.tell_failed(NOBODY, str(error))
             return error
@@ -369,7 +369,7 @@ class NcclDevices(ThreadGroup):
                 raise RunError(
                     f"collective {works[0].meeting.collective.id} did not end in {self.seconds:g} s",
                     notes=(works[0].meeting.header.text,),
-                    do="see with NCCL_DEBUG=INFO what NCCL waits for, or give more time with --timeout",
+                    do=f"see with NCCL_DEBUG=INFO what NCCL waits for, or {MORE_TIME}",
                 )
             time.sleep(_PAUSE_SECONDS)
 

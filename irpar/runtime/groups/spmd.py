@@ -9,7 +9,7 @@ import numpy as np
 
 from irpar.sharding import Axis, Mesh
 
-from ..errors import MismatchError, PeerError
+from ..errors import MORE_TIME, MismatchError, PeerError
 from .base import Array, Call, Collective, rank_text
 from .header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
 from .results import EXECUTED, execute
@@ -57,7 +57,7 @@ class Meeting:
 
 _Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[int, ...]]
 """All of a meeting but its call."""
-SEE_LATE = "see what that rank does (it may hang, or be slow: then give more time with --timeout SECONDS)"
+SEE_LATE = f"see what that rank does; it may hang, or be slow: then {MORE_TIME}"
 """What to do about a rank that does not come."""
 _MOST_KNOWN = 10_000
 """Collectives of which a group knows these; a program has fewer."""
