@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from irpar.analysis.plan import collective_entries
 from irpar.analysis.plan_schema import known_times
-from irpar.analysis.reasons import spec_text
+from irpar.analysis.reasons import annotations_of_text, spec_of_text, spec_text
 from irpar.ir import Annotation, Module, Value
 from irpar.ir.annotate import NamedValues, apply_to, matching, named_values
 from irpar.ops.collectives import collective_axes
@@ -82,7 +82,7 @@ def _clear(module: Module, value: Value) -> None:
     module.decisions.pop(value.name, None)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Plan:
     """What became of some changes.
 
@@ -107,6 +107,10 @@ class _Plan:
         """Less is better: the largest redistribution, then how many are too large."""
         return self.most, sum(move.sent_bytes / MEGABYTE > most_mb for move in self.moves)
 
+    def sends_more_than(self, other: "_Plan") -> bool:
+        """Whether another plan is better in all, not only in its largest redistribution."""
+        return other.sent_bytes < self.sent_bytes
+
 
 class Advisor:
     """Looks for annotations with which no redistribution sends too much.
@@ -124,7 +128,7 @@ class Advisor:
         self.tries = self.tried = 0
 
     def advice(self, module: Module, moves: list[Move], sent_bytes: int) -> list[str]:
-        """Ways out that were tried, in words; none where none of them helps.
+        """Ways out that were tried and with which less is sent in all, in words; none where none of them helps.
 
         Args:
             module: as it was planned.
@@ -136,13 +140,15 @@ class Advisor:
         first = best = _Plan((), module, moves, sent_bytes)
         while self.tries:
             better = self._improved(best)
-            done = [plan for plan in better if plan.most / MEGABYTE <= self.most_mb]
+            within = [plan for plan in better if plan.most / MEGABYTE <= self.most_mb]
+            done = sorted(filter(first.sends_more_than, within), key=lambda plan: plan.sent_bytes)
             if done:
                 return [self._told(first, plan) for plan in done[:_MOST_TOLD]]
-            if not better:
+            rest = [plan for plan in better if plan not in within]
+            if not rest:
                 break
-            best = min(better, key=lambda plan: plan.score(self.most_mb))
-        return [] if best is first else [self._told(first, best)]
+            best = min(rest, key=lambda plan: plan.score(self.most_mb))
+        return [self._told(first, best)] if first.sends_more_than(best) else []
 
     def _improved(self, before: _Plan) -> list[_Plan]:
         """What is better than a plan, by one more change."""
@@ -193,6 +199,7 @@ def _all_candidates(plan: _Plan, most_mb: float) -> Iterator[_Changes]:
     first = plan.moves[0]
     large = [move for move in plan.moves if move.sent_bytes / MEGABYTE > most_mb]
     alike = [move for move in large if _shape_of_name(move) == _shape_of_name(first)]
+    yield from _of_others(first)
     for wanted in (_end, _start):
         single = _annotation(plan.module, first, wanted(first))
         if single is None:
@@ -202,6 +209,13 @@ def _all_candidates(plan: _Plan, most_mb: float) -> Iterator[_Changes]:
             yield from _for_all(plan.module, alike, single, wanted)
     for title in _origins(plan.module, first):
         yield (_LeaveOut(title),)
+
+
+def _of_others(move: Move) -> Iterator[_Changes]:
+    """Annotations of other tensors that its conflict names: one further on may keep a cut from passing."""
+    for name, spec in annotations_of_text(move.conflict.avoid) if move.conflict is not None else ():
+        if name != move.value.source_name:
+            yield (_Annotate(name, spec, spec_of_text(spec)),)
 
 
 def _start(move: Move) -> Sharding | None:
@@ -253,11 +267,12 @@ def _origins(module: Module, move: Move) -> list[str]:
     for axis in dict.fromkeys(axis.name for node in move.nodes for axis in collective_axes(node)):
         chain = module.chain(move.value.name, axis)
         annotation = module.annotated.get(chain[-1][0]) if chain else None
-        if annotation is not None:
+        if annotation is not None and not annotation.is_implied:
             titles[annotation.title] = None
     if move.conflict is not None:
         told = f"{move.conflict.because} {move.conflict.needed_because}"
-        titles |= dict.fromkeys(a.title for a in module.annotated.values() if f"annotated {a.title}" in told)
+        named = (a for a in module.annotated.values() if f"annotated {a.title}" in told)
+        titles |= dict.fromkeys(a.title for a in named if not a.is_implied)
     own = module.annotated.get(move.value.name)
     return sorted(titles, key=lambda title: own is not None and title == own.title)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -176,3 +177,28 @@ def test_a_large_model_is_not_planned_again(path: Path, monkeypatch: pytest.Monk
     with pytest.raises(LargeMoveError, match="too large a model to try") as raised:
         irpar.partition(torn(path), "tp=4", max_redistribution_mb=0)
     assert "may avoid it" in raised.value.do
+
+
+def test_a_way_out_that_sends_more_in_all_is_not_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each spares the large move, and costs as much elsewhere."""
+    planned = move_advice.Advisor._planned
+
+    def dearer(self: move_advice.Advisor, changes: move_advice._Changes) -> move_advice._Plan | None:
+        plan = planned(self, changes)
+        return None if plan is None else replace(plan, sent_bytes=10**9)
+
+    monkeypatch.setattr(move_advice.Advisor, "_planned", dearer)
+    with pytest.raises(LargeMoveError) as raised:
+        irpar.partition(torn(path), "tp=4", max_redistribution_mb=0)
+    assert "tried: " not in raised.value.do
+    assert "that were tried none makes it smaller and sends less in all" in raised.value.do
+
+
+def test_the_annotation_further_on_that_causes_the_move_is_what_is_changed(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    text = "g (float[8, 16] x) => (float[8, 32] y) { a = Concat<axis=1>(x, x) y = Relu(a) }"
+    onnx.save(model_of_text(text), path)
+    specs: Specs = {"x": ["tp", None], "y": [None, None]}
+    first, *_ = ways_out(path, specs, 0)
+    assert first.startswith('annotate "y" as [[tp], null] (tried: a device then sends 0 B')
+    partitioned(path, followed(first, specs), 0)

@@ -70,7 +70,7 @@ def why_given_up(
     """
     if placement.rule is None or view is None:
         return f"{node.title} needs it whole ({why_whole(node)})"
-    for dim, cut in _given_up(lies, needed):
+    for dim, cut in given_up_dims(lies, needed):
         is_whole = f"{node.title} needs dim {dim} of it whole"
         whys = [_why_not(way, tensor, dim, cut) for way in view.ways]
         if all(why is not None for why in whys):
@@ -84,7 +84,7 @@ def why_dearer(view: RuleView | None, tensor: int, lies: Sharding, needed: Shard
     Args:
         view, tensor, lies, needed: as of `why_given_up`.
     """
-    for dim, cut in _given_up(lies, needed) if view is not None else ():
+    for dim, cut in given_up_dims(lies, needed) if view is not None else ():
         assert view is not None
         way = next((way for way in view.ways if _why_not(way, tensor, dim, cut) is None), view)
         is_summed = any(way.rule.kinds[factor] is Kind.REDUCE for factor in way.tensors[tensor][dim])
@@ -96,8 +96,8 @@ def why_dearer(view: RuleView | None, tensor: int, lies: Sharding, needed: Shard
     return "that sends least"
 
 
-def _given_up(lies: Sharding, needed: Sharding) -> Iterator[tuple[int, tuple[Axis, ...]]]:
-    """The dims, and what cuts them, that lie otherwise than they are needed."""
+def given_up_dims(lies: Sharding, needed: Sharding) -> Iterator[tuple[int, tuple[Axis, ...]]]:
+    """The dims that lie otherwise than they are needed, and what cuts them."""
     for dim, (cut, kept) in enumerate(zip(lies.axes, needed.axes, strict=True)):
         if cut != kept and lies.mesh.group_size(cut) > 1:
             yield dim, cut

@@ -1,14 +1,16 @@
 """Why a collective is there, in words, and which annotations it stands between."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from irpar.ir import Conflict, Decision, Module, Node, Value
 from irpar.ops import Kind
-from irpar.sharding import Axis, Sharding
+from irpar.sharding import Axis, DimSpec, Sharding
 
+from .closing_annotations import Closing, closing_annotation
 from .flow import Flow
-from .origins import VERBS, cutting_names, why_dearer, why_given_up
+from .origins import VERBS, cutting_names, given_up_dims, why_dearer, why_given_up
 from .placement import Placement
 from .redistribution import Step
 
@@ -22,10 +24,12 @@ class Side:
     Attributes:
         text: why.
         origin: the name of the value that the chain of steps ends at: what was annotated.
+        closing: the annotation further on that keeps it from being otherwise.
     """
 
     text: str
     origin: str | None = None
+    closing: Closing | None = None
 
     @property
     def introduced(self) -> str:
@@ -207,7 +211,26 @@ class Reasons:
                 return replace(found, text=why) if why else found
         if meets:
             return Side(f"{meets}: as {here} costs least")
-        return Side(why or why_dearer(view, tensor, elsewhere, here))
+        if why:
+            return Side(why)
+        dearer = why_dearer(view, tensor, elsewhere, here)
+        closing = self._closing(node, value, elsewhere, here)
+        return Side(dearer) if closing is None else self._closed(dearer, closing)
+
+    def _closing(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> Closing | None:
+        """What closes, further on, the dims that a reader does not take as they lie."""
+        if value not in node.operands:
+            return None
+        cut = dict(given_up_dims(lies, needed))
+        return closing_annotation(self.flow, self.placements, self.module.annotated, node, value, cut)
+
+    def _closed(self, dearer: str, closing: Closing) -> Side:
+        """That a cut would be dearer because what is made of a value is annotated without it."""
+        value, start = closing.value, closing.start
+        made = "" if value is start else f"%{start.name}, of which "
+        verb = "" if value is start else " is made"
+        told = f"{closing.lies} (annotated {self.module.annotated[value.name].title})"
+        return Side(f"{dearer}: it gives {made}%{value.name}{verb} as {told}", value.name, closing)
 
     def _meets(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> str:
         """What must come together at a node for which a dim of an operand is given up; "" where nothing must."""
@@ -248,7 +271,8 @@ class Reasons:
                     return self._side(reader.title, reader, other, needs, min(names))
         if not readers or contested.intersection(cutting_names(needed)):
             return None
-        return self._other_side(readers[0], value, needed, lies, readers[0].title)
+        reader = next((reader for reader in readers if self._closing(reader, value, lies, needed)), readers[0])
+        return self._other_side(reader, value, needed, lies, reader.title)
 
     def _beside(self, node: Node, value: Value) -> Iterator[tuple[Value, Sharding]]:
         """The other tensors of a node, with how it needs and gives them."""
@@ -276,16 +300,24 @@ class Reasons:
         """
         annotated = self.module.annotated
         ways = []
-        if value.name in annotated or is_direct:
-            ways.append(f'annotate "{value.source_name}" as {spec_text(wanted)}')
+        closing = next((side.closing for side in sides if side.closing is not None), None)
+        if closing is not None:
+            ways += self._ways_to_open(closing)
+        elif value.name in annotated or is_direct:
+            ways.append(_annotate(value, wanted))
         origins = dict.fromkeys(side.origin for side in reversed(sides) if side.origin != value.name)
         named = [name for name in origins if name is not None and name in annotated]
         if value.name in annotated and len(named) < len(sides) and not is_direct:
             named.append(value.name)
-        ways += [
-            f"leave out the annotation {title}" for title in dict.fromkeys(annotated[name].title for name in named)
-        ]
-        return ", or ".join(ways) or f'annotate "{value.source_name}" as {spec_text(wanted)}'
+        left_out = dict.fromkeys(annotated[name].title for name in named if not annotated[name].is_implied)
+        ways += [f"leave out the annotation {title}" for title in left_out]
+        return ", or ".join(ways) or _annotate(value, wanted)
+
+    def _ways_to_open(self, closing: Closing) -> list[str]:
+        """An annotation in place of the one that closes dims; on the value that is moved it would only be moved on."""
+        said = self.module.annotated[closing.value.name]
+        may_replace = not said.said or said.is_implied
+        return [_annotate(closing.value, closing.instead)] if may_replace and closing.instead is not None else []
 
     # -- sums -----------------------------------------------------------------------------------------------------
 
@@ -330,7 +362,22 @@ def _contested(a: Sharding, b: Sharding) -> set[str]:
     return {axis.name for axis in found if a.mesh.axes[axis.name] > 1}
 
 
+def _annotate(value: Value, wanted: Sharding) -> str:
+    return f'annotate "{value.source_name}" as {spec_text(wanted)}'
+
+
 def spec_text(sharding: Sharding) -> str:
     """As a --shardings file writes it."""
     dims = ["null" if not cut else f"[{', '.join(map(str, cut))}]" for cut in sharding.axes]
     return f"[{', '.join(dims)}]"
+
+
+def annotations_of_text(text: str) -> list[tuple[str, str]]:
+    """The annotations that ways out name, as in `annotate "y" as [[dp], null], or ...`: tensor and its sharding."""
+    return re.findall(r'annotate "([^"]+)" as (\[.*?\])(?=,? or |$)', text)
+
+
+def spec_of_text(text: str) -> tuple[DimSpec, ...]:
+    """What `spec_text` has written."""
+    dims = re.findall(r"null|\[[^\[\]]*\]", text[1:-1])
+    return tuple(None if dim == "null" else dim[1:-1].split(", ") for dim in dims)

@@ -23,13 +23,14 @@ class Annotation:
     """One entry of `--shardings`: a name or glob, and per dim None, an axis, or a list of axes, "?" and "priority=1".
 
     `where` is the place that messages name, such as `shardings.yaml, line 7`; `said` what the user wrote there, where
-    that was not the pattern itself.
+    that was not the pattern itself. `is_implied`: nobody wrote an entry for it, so it cannot be left out by itself.
     """
 
     pattern: str
     spec: tuple[DimSpec, ...]
     where: str = ""
     said: str = ""
+    is_implied: bool = False
 
     @property
     def title(self) -> str:

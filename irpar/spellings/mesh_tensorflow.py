@@ -73,8 +73,9 @@ class LayoutRules:
         for entry, value, names, where in found:
             pattern = entry or value.source_name
             said = f'"{pattern}" [{", ".join(name or "_" for name in names)}] by the layout rules'
-            is_alone = pattern == value.source_name
-            place(module, pattern, self._spec(names, entry), [value], said, where=where, is_alone=is_alone)
+            is_alone, is_implied = pattern == value.source_name, entry is None
+            spec = self._spec(names, entry)
+            place(module, pattern, spec, [value], said, where=where, is_alone=is_alone, is_implied=is_implied)
         return len(found)
 
     def _spec(self, names: Names, entry: str | None) -> tuple[DimSpec, ...]:

@@ -74,13 +74,14 @@ def place(
     *,
     where: str = "",
     is_alone: bool,
+    is_implied: bool = False,
 ) -> None:
     """Annotate tensors of one rank; `is_alone` where these are all that the pattern matches."""
     if module.meshes:
-        apply_to(module, Annotation(pattern, spec, where, said), module.mesh, values)
+        apply_to(module, Annotation(pattern, spec, where, said, is_implied), module.mesh, values)
         return
     for name in [pattern] if is_alone else [value.source_name for value in values]:
-        annotate(module, Annotation(name, spec, where, said))
+        annotate(module, Annotation(name, spec, where, said, is_implied))
 
 
 def rank_of(value: Value) -> int | None:
