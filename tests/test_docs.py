@@ -1,14 +1,22 @@
 """What the pages under docs/ show is run: examples of passes, Python programs, shardings, links."""
 
+import io
 import json
 import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +36,8 @@ from irpar.runtime.engine import ENGINES
 from irpar.runtime.environment import LAUNCHERS, World
 from irpar.runtime.groups import GROUPS
 from irpar.shardings_file import read_shardings
+from tests.runtime.groups.mpi_libraries import find
+from tests.runtime.launched import take_signals
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -263,6 +273,72 @@ def check_options(command: str, words: Sequence[str]) -> None:
     assert {word for word in words if word.startswith("-")} <= names
     for option, table in (("--group", GROUPS), ("--engine", ENGINES)):
         assert option not in words or words[words.index(option) + 1] in table
+
+
+def free_port() -> int:
+    """A port of this machine at which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def post(port: int, data: bytes) -> bytes:
+    """What the server of the page on clusters answers."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}", data, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def launcher_of(command: str) -> list[str]:
+    """The words that start the ranks, with the programs of this environment."""
+    program, *words = command.split()
+    if program == "irpar":
+        return [sys.executable, "-m", "irpar.cli", *words]
+    library = find("MPICH")
+    if isinstance(library, str):
+        pytest.skip(library)
+    return [*library.launch, *words]
+
+
+@contextmanager
+def started(words: Sequence[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A program that Ctrl-C reaches, and that does not outlive the test."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=folder, preexec_fn=take_signals, **pipes) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["processes", "mpi"])
+def test_the_server_of_the_page_on_clusters(group: str, tmp_path: Path) -> None:
+    partition = irpar.partition(mlp(tmp_path), irpar.Mesh({"dp": 2, "tp": 2}))
+    partition.save(tmp_path / "out")
+    (command,) = re.findall(rf"^(.*) python server.py {group}$", (DOCS / "clusters.md").read_text(), re.MULTILINE)
+    port, seconds = free_port(), 2
+    server = code("clusters.md", "python")[1].replace("8000", str(port)).replace("timeout=30", f"timeout={seconds}")
+    assert (str(port) in server, f"timeout={seconds}" in server) == (True, True)
+    (tmp_path / "server.py").write_text(server)
+    spec = partition.plan.inputs[0]
+    inputs = {spec["name"]: np.random.default_rng(0).standard_normal(spec["shape"], np.float32)}
+    sent = io.BytesIO()
+    np.savez(sent, **inputs)
+    with started([*launcher_of(command), sys.executable, "server.py", group], tmp_path) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post(port, b"no arrays")
+        for wait in (2 * seconds, 0):
+            with np.load(io.BytesIO(post(port, sent.getvalue()))) as results:
+                (name,) = results.files
+                np.testing.assert_allclose(results[name], partition.run(inputs)[name], rtol=1e-5)
+            time.sleep(wait)
+        run.send_signal(signal.SIGINT)
+        _, told = run.communicate(timeout=20)
+    assert run.returncode in (0, 130)
+    assert "Traceback" not in told
+    assert "error" not in told
 
 
 def test_the_job_of_the_page_on_clusters() -> None:
