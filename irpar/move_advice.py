@@ -70,6 +70,8 @@ class _LeaveOut:
             for other in others.values():
                 if matching(other.pattern, {value.source_name: [value]}):
                     apply_to(module, other, module.mesh, [value])
+            if known.behind is not None and value.name not in module.annotated:
+                apply_to(module, known.behind, module.mesh, [value])
 
 
 _Change = _Annotate | _LeaveOut
@@ -267,12 +269,12 @@ def _origins(module: Module, move: Move) -> list[str]:
     for axis in dict.fromkeys(axis.name for node in move.nodes for axis in collective_axes(node)):
         chain = module.chain(move.value.name, axis)
         annotation = module.annotated.get(chain[-1][0]) if chain else None
-        if annotation is not None and not annotation.is_implied:
+        if annotation is not None and annotation.can_be_left_out:
             titles[annotation.title] = None
     if move.conflict is not None:
         told = f"{move.conflict.because} {move.conflict.needed_because}"
         named = (a for a in module.annotated.values() if f"annotated {a.title}" in told)
-        titles |= dict.fromkeys(a.title for a in named if not a.is_implied)
+        titles |= dict.fromkeys(a.title for a in named if a.can_be_left_out)
     own = module.annotated.get(move.value.name)
     return sorted(titles, key=lambda title: own is not None and title == own.title)
 

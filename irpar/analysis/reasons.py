@@ -309,7 +309,7 @@ class Reasons:
         named = [name for name in origins if name is not None and name in annotated]
         if value.name in annotated and len(named) < len(sides) and not is_direct:
             named.append(value.name)
-        left_out = dict.fromkeys(annotated[name].title for name in named if not annotated[name].is_implied)
+        left_out = dict.fromkeys(annotated[name].title for name in named if annotated[name].can_be_left_out)
         ways += [f"leave out the annotation {title}" for title in left_out]
         return ", or ".join(ways) or _annotate(value, wanted)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from irpar.sharding import DimSpec, IrparError, Mesh, Sharding, nearest_names
+from irpar.sharding import DimSpec, IrparError, Mesh, Sharding, is_priority, nearest_names
 
 from .module import Decision, Module
 from .types import tensor_type
@@ -24,6 +24,7 @@ class Annotation:
 
     `where` is the place that messages name, such as `shardings.yaml, line 7`; `said` what the user wrote there, where
     that was not the pattern itself. `is_implied`: nobody wrote an entry for it, so it cannot be left out by itself.
+    `behind` is what such a rule says of the same tensor: it holds where this entry is left out.
     """
 
     pattern: str
@@ -31,6 +32,7 @@ class Annotation:
     where: str = ""
     said: str = ""
     is_implied: bool = False
+    behind: "Annotation | None" = None
 
     @property
     def title(self) -> str:
@@ -41,10 +43,25 @@ class Annotation:
         """True where the pattern is the value's own name, not a glob that it matches."""
         return self.pattern in (value.source, value.name) or not re.search(r"[*?\[]", self.pattern)
 
+    @property
+    def can_be_left_out(self) -> bool:
+        """Whether the tensor is cut otherwise without this entry, or is open where the entry cuts nothing."""
+        if self.is_implied or self.behind is None:
+            return not self.is_implied
+        mine, other = (tuple(map(_cut, annotation.spec)) for annotation in (self, self.behind))
+        is_open = any(dim is not None and "?" in dim for dim in self.behind.spec)
+        return mine != other or (is_open and not any(mine))
+
     def place(self) -> str:
         """The annotation and its place, as one line of a message."""
         entry = f"{json.dumps(self.pattern, ensure_ascii=False)}: {spec_json(self.spec)}"
         return entry + (f"      {self.where}" if self.where else "")
+
+
+def _cut(dim: DimSpec) -> tuple[str, ...]:
+    """The axes that a dim is said to be cut by."""
+    axes = (dim,) if isinstance(dim, str) else dim or ()
+    return tuple(axis for axis in axes if axis != "?" and not is_priority(axis))
 
 
 def spec_json(spec: Sequence[DimSpec]) -> str:

@@ -1,8 +1,8 @@
 """Mesh-TensorFlow's layout rules (arXiv 1811.02084): dims have names, and a rule says which mesh axis cuts a name."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from irpar.analysis.symbols import dim_names
 from irpar.ir import Annotation, Module, Value
@@ -72,11 +72,26 @@ class LayoutRules:
             module.set_mesh(mesh)
         for entry, value, names, where in found:
             pattern = entry or value.source_name
-            said = f'"{pattern}" [{", ".join(name or "_" for name in names)}] by the layout rules'
+            said = self._said(pattern, names)
             is_alone, is_implied = pattern == value.source_name, entry is None
             spec = self._spec(names, entry)
             place(module, pattern, spec, [value], said, where=where, is_alone=is_alone, is_implied=is_implied)
+        self._stand_behind(module, {value for _, value, _, _ in found})
         return len(found)
+
+    def _stand_behind(self, module: Module, named: Collection[Value]) -> None:
+        """Let the entries that go before the rules know what these say of the same inputs and results."""
+        for value, names in symbolic_names(module).items():
+            known = module.annotated.get(value.name)
+            if known is not None and value not in named:
+                said = self._said(value.source_name, names)
+                rule = Annotation(value.source_name, self._spec(names, None), self.where, said, is_implied=True)
+                module.annotated[value.name] = replace(known, behind=rule)
+
+    def _said(self, pattern: str, names: Names) -> str:
+        """What the rules are called as an annotation of a tensor."""
+        said = f'"{pattern}" [{", ".join(name or "_" for name in names)}] by the layout rules'
+        return said if any(name in self.rules for name in names) else f"{said}, which have none of these names"
 
     def _spec(self, names: Names, entry: str | None) -> tuple[DimSpec, ...]:
         unnamed: DimSpec = ["?"] if entry is None else None

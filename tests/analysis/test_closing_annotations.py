@@ -8,6 +8,7 @@ import pytest
 
 import irpar
 from irpar.ir import Annotation
+from irpar.move_limit import LargeMoveError
 from irpar.spellings import mesh_tensorflow
 
 from ..written import Specs, model_of_text
@@ -76,7 +77,8 @@ def test_layout_rules_that_no_entry_names_are_no_annotation_to_leave_out(tmp_pat
     mesh_tensorflow.annotate(module, "batch:tp")
     (conflict,) = conflicts(irpar.partition(module, "tp=4"))
     assert conflict["needed_because"].endswith(
-        "it gives %y as [_, _] replicated (annotated \"y\" [made_dim_0, _] by the layout rules in layout 'batch:tp')"
+        'it gives %y as [_, _] replicated (annotated "y" [made_dim_0, _] by the layout rules, which have none of these names '
+        "in layout 'batch:tp')"
     )
     assert conflict["avoid"] == 'annotate "y" as [[tp], null]'
 
@@ -87,6 +89,39 @@ def test_names_that_an_entry_gives_can_be_left_out_but_not_said_otherwise(tmp_pa
     names = {"x": ["batch", None], "y": ["other", None]}
     mesh_tensorflow.annotate(module, "batch:tp", names=names)
     (conflict,) = conflicts(irpar.partition(module, "tp=4"))
-    assert conflict["avoid"].startswith('leave out the annotation "y" [other, _] by the layout rules')
+    assert conflict["avoid"].startswith('leave out the annotation "y" [other, _] by the layout rules, ')
     assert "annotate " not in conflict["avoid"]
-    assert not Annotation("y", (None, None)).is_implied
+
+
+@pytest.mark.parametrize(
+    ("entry", "rule", "can"),
+    [
+        ([["tp"], None], None, True),
+        ([["tp"], None], [["tp"], ["?"]], False),
+        (["tp", None], [["tp", "?"], None], False),
+        ([None, ["tp"]], [["tp"], None], True),
+        ([None, None], [["?"], None], True),
+        ([None, None], [None, None], False),
+    ],
+)
+def test_an_entry_that_says_what_the_rules_say_cannot_be_left_out(entry: Any, rule: Any, can: bool) -> None:
+    behind = None if rule is None else Annotation("y", tuple(rule), is_implied=True)
+    assert Annotation("y", tuple(entry), behind=behind).can_be_left_out == can
+    assert behind is None or not behind.can_be_left_out
+
+
+def test_an_entry_that_the_rules_repeat_is_not_advised_to_be_left_out(tmp_path: Path) -> None:
+    text = """g (float[batch, 16] x) => (float[made_dim_0, 32] y, float[batch, 16] z) {
+      y = Concat<axis=1>(x, x)  z = Neg(x) }"""
+    onnx.save(model_of_text(text), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx", bind={"batch": 8})
+    module.set_mesh(irpar.Mesh({"tp": 4}))
+    irpar.annotate(module, {"x": [["tp"], None]})
+    mesh_tensorflow.annotate(module, "batch:tp")
+    made = irpar.partition(module)
+    (conflict,) = conflicts(made)
+    assert conflict["avoid"] == 'annotate "y" as [[tp], null]'
+    with pytest.raises(LargeMoveError) as raised:
+        irpar.partition(module, max_redistribution_mb=0)
+    assert 'annotate "y" as [[tp], null] (tried' in raised.value.do
+    assert "leave out" not in raised.value.do
