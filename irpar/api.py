@@ -230,7 +230,7 @@ class Partition:
         timeout: float | None = None,
         strict: bool = False,
     ) -> "Executor":
-        """What runs the parts; made once for each engine and group (again where it is to be strict, and was not).
+        """What runs the parts; made once for each engine and group, and again where that was closed or is not strict.
 
         Args:
             engine: what computes between collectives; None: "cupy" on a GPU that has the memory, else "ort".
@@ -251,6 +251,9 @@ class Partition:
             engine = self.default_engine(None if group == "threads" else World.of_environment())
         options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout, "strict": strict}
         known = self._executors.get((engine, group))
+        if known is not None and not known.is_open:
+            del self._executors[engine, group]
+            known = None
         if known is not None and strict and not known.is_strict:
             if group != "threads":
                 raise IrparError("the ranks have met already, and not to be strict", do="ask for strict=True at once")

@@ -82,14 +82,14 @@ class Driver:
                 decode(self._messenger.receive(rank))
 
     def check_open(self) -> None:
-        """Refuse to run after a run that failed, of which answers may still be on their way, and after closing.
+        """Refuse to run after a run that failed, of which answers may still be on their way.
 
         Raises:
             ProgramError: the other ranks are gone.
         """
         if not self._is_open:
             raise ProgramError(
-                "the ranks have ended: an earlier run of them failed, or they were closed",
+                "the ranks have ended: an earlier run of them failed",
                 do="start the program again, or open the partition anew in all processes",
             )
 

@@ -62,6 +62,7 @@ class Executor:
         outputs: what `run` gives.
         log: the collectives of the last run, of all ranks; on other ranks than the driver, of their own.
         is_driver: whether `run` can be called here; else `serve`.
+        is_open: it has not been closed.
         is_strict: as `strict` was given.
 
     Raises:
@@ -81,6 +82,8 @@ class Executor:
     ) -> None:
         self.mesh = mesh
         self.is_strict = strict
+        self.is_open = True
+        self._process = os.getpid()
         self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
         self._partition = ""
         with _left_when_failing(self._group, mesh):
@@ -177,7 +180,7 @@ class Executor:
             Name to whole array: the outputs, then what was fetched.
 
         Raises:
-            ProgramError: this is not the process of rank 0.
+            ProgramError: this is not the process of rank 0, or the executor is closed.
             InputError: inputs that do not fit, or a name to fetch that there is not.
             RunError: a rank failed; all ranks have stopped.
             MismatchError: ranks came to different collectives.
@@ -188,6 +191,7 @@ class Executor:
                 f"rank {self._group.ranks[0]} runs what rank 0 asks for",
                 do="call run() in the process of rank 0, and serve() in this one",
             )
+        self._check_open()
         given = check_inputs(self.inputs, inputs)
         with self._turn:
             if self._driver is not None:
@@ -209,15 +213,19 @@ class Executor:
         """Run what the driver asks for until it closes; on other ranks than rank 0.
 
         Raises:
-            ProgramError: this is rank 0.
+            ProgramError: this is rank 0, or the executor is closed.
             RunError: a rank failed; all ranks have stopped.
         """
         if self.is_driver:
             raise ProgramError("rank 0 drives the others", do="call run() in the process of rank 0, and then close()")
+        self._check_open()
         serve(self._messenger, self._run_request)
 
     def close(self) -> None:
         """Stop the threads, and let the other ranks end; the executor cannot run any more."""
+        if not self.is_open or os.getpid() != self._process:
+            return  # A process that was forked from this rank's holds nothing of it, and ends nothing.
+        self.is_open = False
         atexit.unregister(self.close)
         if self._driver is not None:
             self._driver.close()
@@ -395,6 +403,23 @@ class Executor:
         return result
 
     # -- checks -------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        """Refuse what can be done no more, or not here.
+
+        Raises:
+            ProgramError: the executor is closed, or this process was forked from the one that made it.
+        """
+        if not self.is_open:
+            raise ProgramError(
+                "the executor is closed",
+                do="get a new one with Partition.executor(...), on all ranks of other processes",
+            )
+        if os.getpid() != self._process:
+            raise ProgramError(
+                "this process was forked from the one that made the executor, and is no rank",
+                do="run in that one, or make an executor here",
+            )
 
     def _check_parts_agree(self) -> None:
         for part in self.parts[1:]:

@@ -22,7 +22,7 @@ from ..driver import DRIVER
 from ..errors import PeerError, RunError
 from .base import Array, Call, rank_text
 from .header import CORRECT_PART, ELSEWHERE, Header, mismatch
-from .mpi_job import Job, duplicate, wait
+from .mpi_job import Job, wait
 from .mpi_parcels import INLINE, Outgoing, Parcels
 from .pairwise import Steps, exchange, together
 from .progress import Progress
@@ -32,13 +32,12 @@ from .words import await_word
 
 _CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
 _FAILED, _WHERE, _CLOSED = b"F", b"W", b"C"
-_AT, _IDLE, _COMPUTING, _ENDING = b"A", b"I", b"M", b"E"
+_AT, _IDLE, _COMPUTING = b"A", b"I", b"M"
 """What a rank answers that is asked where it is."""
 _TEXTS = {
     _AT: "",
     _IDLE: "is at no collective: it waits for a message",
     _COMPUTING: "is computing",
-    _ENDING: "is at no collective: it has ended its run",
 }
 
 ANSWER_SECONDS = 1.0
@@ -57,9 +56,11 @@ class MpiGroup(SpmdGroup):
     long as one is under way (MPI libraries move nothing large by themselves).
     """
 
-    def __init__(self, mesh: Mesh, job: Job, comm: Any, seconds: float) -> None:
+    def __init__(self, mesh: Mesh, job: Job, number: int, seconds: float) -> None:
+        comm = job.communicators[number]
         super().__init__(mesh, comm.rank, seconds)
         self._job = job
+        self._number = number
         self._parcels = Parcels(job.mpi, comm)
         self._largest_tag = int(comm.Get_attr(job.mpi.TAG_UB))
         self._begun: dict[int, deque[_Exchange]] = {}
@@ -71,6 +72,7 @@ class MpiGroup(SpmdGroup):
         self._closed: set[int] = set()
         self._asked: set[int] = set()
         self._is_open = True
+        self._has_left = False
         # One thread at a time calls MPI, and changes what has begun.
         self._lock = threading.RLock()
         self._found: RunError | None = None
@@ -81,7 +83,7 @@ class MpiGroup(SpmdGroup):
     def join(cls, mesh: Mesh, seconds: float) -> Self:
         """See `SpmdGroup.join`."""
         job = Job.enter(mesh, seconds)
-        return cls(mesh, job, duplicate(job.mpi, job.mpi.COMM_WORLD, seconds), seconds)
+        return cls(mesh, job, job.communicator(seconds), seconds)
 
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`."""
@@ -126,7 +128,7 @@ class MpiGroup(SpmdGroup):
     def _tell_failed(self, culprit: int, reason: str) -> None:
         """Tell the others that a rank failed, if they do not know that one did."""
         self._job.has_failed = True
-        if self._has_told or self._failure is not None:
+        if self._has_told or self._failure is not None or not self._is_open:
             return
         self._has_told = True
         self._progress.end()
@@ -137,43 +139,42 @@ class MpiGroup(SpmdGroup):
             wait(self._parcels.sent, ANSWER_SECONDS)
 
     def close(self) -> None:
-        """See `Group.close`; waits for the others to close theirs. Of one that does not in time a warning tells."""
+        """See `Group.close`; the others close theirs when they like."""
         if not self._is_open:
             return
-        self._is_open = False
         self._progress.end()
+        self._job.open_groups.remove(self)
         try:
-            if not self._job.has_failed and self._are_all_closed():
-                self._parcels.comm.Free()
-                return
+            if not self._job.has_failed:
+                with self._turn():
+                    for rank in range(self.mesh.size):
+                        if rank != self.rank:
+                            self._tell(rank, _CLOSED, b"")
+                # What is large moves only while this rank calls MPI.
+                self._wait_for(self._parcels.sent, self.seconds)
         except RunError:
-            pass  # Another rank failed, and tells of it.
-        finally:
-            self._job.open_groups.remove(self)
-        self._job.has_failed = True
-        self._job.left.append(self._parcels)
+            self._job.has_failed = True  # Another rank failed, and tells of it.
+        self._is_open = False
+        self._closed.add(self.rank)
+        self._job.closed[self._number] = self
 
-    def _are_all_closed(self) -> bool:
-        with self._while_it(_ENDING):
-            if self._wait_for(self._all_closed(), self.seconds):
-                return True
-        self._job.tell_absent("warning", self._closed, f"the run is over for {self.seconds:g} s")
-        return False
+    def has_ended(self) -> bool:
+        """Once it is closed: whether it is on all other ranks, as far as this one knows, and nothing is on its way."""
+        try:
+            with self._turn():
+                while (came := self._parcels.any_arrival(_CONTROL)) is not None:
+                    self._hear(*came)
+                return len(self._closed) == self.mesh.size and self._parcels.drain()
+        except RunError:
+            self._job.has_failed = True
+            return False
 
-    def _all_closed(self) -> Callable[[], bool]:
-        has_told = False
-
-        def have_all() -> bool:
-            nonlocal has_told
-            if not has_told and self._parcels.sent():
-                has_told = True
-                self._closed.add(self.rank)
-                for rank in range(self.mesh.size):
-                    if rank != self.rank:
-                        self._tell(rank, _CLOSED, b"")
-            return has_told and self._parcels.sent() and len(self._closed) == self.mesh.size
-
-        return have_all
+    def leave(self) -> bool:
+        """Once it is closed, and MPI is to end: throw away what still comes; whether nothing is left on its way."""
+        if not self._has_left:
+            self._has_left = True
+            self._parcels.give_up()
+        return self._parcels.drain()
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -282,8 +283,9 @@ class MpiGroup(SpmdGroup):
     def _hear(self, rank: int, told: bytes) -> None:
         kind, content = told[:1], told[1:]
         if kind == _WHERE:
-            doing, content = self._doing
-            self._tell(rank, doing, content or self._steps.to_bytes(8))
+            if self._is_open:  # Else that it is closed is the last that the others hear.
+                doing, content = self._doing
+                self._tell(rank, doing, content or self._steps.to_bytes(8))
         elif kind in _TEXTS:
             self._where[rank] = kind, content
         elif kind == _CLOSED:
@@ -329,6 +331,8 @@ class MpiGroup(SpmdGroup):
     def _text(self, rank: int) -> str:
         """What a rank that is at no other collective does; "" where it did not say."""
         text = _TEXTS.get(self._where.get(rank, (b"", b""))[0], "")
+        if rank in self._closed:
+            text = "is at no collective: it has ended its run"
         return text and f"{rank_text(self.mesh, rank)} {text}"
 
     # -- what is sent -------------------------------------------------------------------------------------------

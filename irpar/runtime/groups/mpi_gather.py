@@ -21,7 +21,7 @@ def all_gather_of(job: Job, seconds: float) -> Iterator[Callable[[bytes], list[b
         RunError: not all ranks came in time, or MPI failed; in what is given too.
     """
     try:
-        comm = duplicate(job.mpi, job.mpi.COMM_WORLD, seconds)
+        comm = duplicate(job.mpi.COMM_WORLD, seconds)
 
         def finish(request: Any) -> None:
             if not wait(request.Test, seconds):

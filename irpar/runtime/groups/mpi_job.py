@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
+import numpy as np
+
 from irpar.process import end_streams, import_native
 from irpar.sharding import IrparError, Mesh
 
@@ -20,7 +22,6 @@ from ..driver import DRIVER
 from ..environment import World
 from ..errors import MORE_TIME, LaunchError
 from . import mpi_watcher
-from .mpi_parcels import Parcels
 from .mpi_watcher import remove_names, shared_names
 from .pulse import Pulse, Silence
 
@@ -31,6 +32,18 @@ _TELLING = 0.5
 _END, _SIGN = 0, 1
 """Tags: a rank has come to its end; the driver lives."""
 _INTERVAL = struct.Struct("<d")
+
+
+class Closed(Protocol):
+    """A group that this rank has closed."""
+
+    def has_ended(self) -> bool:
+        """Whether all ranks have, as far as this one knows, and nothing is on its way between them."""
+        ...
+
+    def leave(self) -> bool:
+        """Throw away what still comes, since MPI is to end; whether nothing is left on its way."""
+        ...
 
 
 class Open(Protocol):
@@ -53,7 +66,8 @@ class Job:
         has_failed: whether a group did, on this rank or elsewhere.
         seconds: how long ranks wait for each other at their end.
         open_groups: those that have been joined and not closed.
-        left: what groups that failed left behind.
+        communicators: of all processes, that groups use or have used; every rank made the same.
+        closed: the groups that were closed, and whose communicator no other uses since; by its number.
     """
 
     _only: "Job | None" = None
@@ -63,12 +77,17 @@ class Job:
         self.has_failed = False
         self.seconds = 0.0
         self.open_groups: list[Open] = []
-        self.left: list[Parcels] = []
+        self.communicators: list[Any] = []
+        self.closed: dict[int, Closed] = {}
         self._bell = bell
         self._signs = 0
         self._interval = 0.0
         self._sending: list[Any] = []
         self._pulse: Pulse | None = None
+        self._process = os.getpid()
+        # A program may end MPI itself: what is tied to COMM_SELF goes first then.
+        key = mpi.Comm.Create_keyval(delete_fn=lambda *_: self._end_pulse())
+        mpi.COMM_SELF.Set_attr(key, self)
         atexit.register(self.leave)
 
     @classmethod
@@ -87,7 +106,7 @@ class Job:
                         warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
                         mpi.Init_thread(mpi.THREAD_MULTIPLE)
                     is_through()
-                cls._only = cls(mpi, duplicate(mpi, mpi.COMM_WORLD, seconds))
+                cls._only = cls(mpi, duplicate(mpi.COMM_WORLD, seconds))
                 # All ranks of this host hold it by now. MPICH does it in MPI_Finalize, which not every process reaches.
                 remove_names(shared_names(os.getpid()))
         job = cls._only
@@ -96,11 +115,40 @@ class Job:
         job._give_signs(seconds)
         return job
 
+    def communicator(self, seconds: float) -> int:
+        """The number of a communicator that no group uses on any rank: MPI has only some thousands.
+
+        All ranks come here together. They make a new one where none is known to all of them to be free.
+
+        Raises:
+            IrparError: not all came in time.
+        """
+        free = np.zeros(len(self.communicators), np.uint8)
+        free[[number for number, group in self.closed.items() if group.has_ended()]] = 1
+        if free.size:
+            free_on_all = np.empty_like(free)
+            request = self._bell.Iallreduce(free, free_on_all, op=self.mpi.MIN)
+            others = [group for number, group in self.closed.items() if not free[number]]
+
+            def have_told() -> bool:
+                for group in others:
+                    group.has_ended()  # A rank comes when what it sent has been taken.
+                return bool(request.Test())
+
+            _await_all(self._bell, have_told, seconds)
+            if free_on_all.any():
+                number = int(free_on_all.argmax())
+                del self.closed[number]
+                return number
+        self.communicators.append(duplicate(self.mpi.COMM_WORLD, seconds))
+        return len(self.communicators) - 1
+
     def leave(self) -> None:
         """End MPI when the process ends: with all others, or after a failure without them."""
+        if os.getpid() != self._process:
+            return  # It was forked, and is no rank.
         end_streams()
-        if self._pulse is not None:
-            self._pulse.end()
+        self._end_pulse()
         for group in list(self.open_groups):
             group.abort("it ended before the run did")
             group.close()
@@ -178,6 +226,10 @@ class Job:
         if is_driver and self._pulse is None and self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE:
             self._pulse = Pulse(self._give_sign, seconds)
 
+    def _end_pulse(self) -> None:
+        if self._pulse is not None:
+            self._pulse.end()
+
     def _give_sign(self, interval: float) -> None:
         with suppress(self.mpi.Exception):
             self._sending = [request for request in self._sending if not request.Test()]
@@ -199,12 +251,10 @@ class Job:
             came: the ranks that have are added as they come.
         """
         bell, byte, status = self._bell, self.mpi.BYTE, self.mpi.Status()
-        for parcels in self.left:
-            parcels.give_up()
         sent: list[Any] = []
 
         def have_left() -> bool:
-            is_clean = [parcels.drain() for parcels in self.left]
+            is_clean = [group.leave() for group in self.closed.values()]
             if bell.rank not in came and all(is_clean):
                 came.add(bell.rank)
                 sent.extend(bell.Isend([b"", byte], rank, _END) for rank in range(bell.size) if rank != bell.rank)
@@ -235,19 +285,23 @@ def wait(is_done: Callable[[], bool], seconds: float | None, longest: float = 0.
     return True
 
 
-def duplicate(mpi: Any, comm: Any, seconds: float) -> Any:
+def duplicate(comm: Any, seconds: float) -> Any:
     """A communicator of the same processes that nobody else uses.
 
     Raises:
         IrparError: not all came in time.
     """
     made, request = comm.Idup()
-    if not wait(request.Test, seconds):
+    _await_all(comm, request.Test, seconds)
+    return made
+
+
+def _await_all(comm: Any, have_come: Callable[[], bool], seconds: float) -> None:
+    if not wait(have_come, seconds):
         raise IrparError(
             f"not all {comm.size} ranks of the MPI job came in {seconds:g} s",
             do=f"see what the others do; they may hang, or be slow: then {MORE_TIME}",
         )
-    return made
 
 
 def _load() -> Any:
