@@ -12,6 +12,7 @@ import irpar
 from irpar import models
 from irpar.api import Engine
 from irpar.runtime.engine import ENGINES
+from irpar.runtime.errors import ProgramError
 
 MESHES = [{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}]
 BLOCKS = {"mlp": 1, "gpt": 2 * 2, "llama": 2 * 2}
@@ -85,6 +86,12 @@ def test_the_runtime_executes_what_the_plan_says(tmp_path: Path) -> None:
     partition.verify()
     assert len(partition.plan.collectives) == BLOCKS["llama"]
     assert partition.executor().log.differences(partition.plan.collectives) == []
+    closed = partition.executor()
+    closed.close()
+    with pytest.raises(ProgramError, match=r"the executor is closed\n  do: get a new one with Partition.executor"):
+        closed.run({})
+    assert partition.executor() is not closed
+    partition.verify().check()
 
 
 @pytest.mark.parametrize("mesh", [{"dp": 3}, {"tp": 3}, {"dp": 2, "tp": 3}, {"a": 2, "dp": 2, "tp": 2}], ids=str)

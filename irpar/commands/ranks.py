@@ -1,8 +1,10 @@
 """Where the ranks of a command run: in this process, or each in one of its own."""
 
+import atexit
 import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,7 +78,7 @@ def on_ranks(
     with _told_once(world):
         if group is not None and _must_launch(choice("--group", group, GROUPS), world):
             launch_ranks(context.obj)
-    with _told_once(world), Partition.open(out) as partition:
+    with _told_once(world), _ending_job(world, group), Partition.open(out) as partition:
         computing: Any = engine or partition.default_engine(world)
         name = group or _default_group(world, computing)
         if name != "threads" or strict:
@@ -108,12 +110,40 @@ def _told_once(world: "World | None") -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _ending_job(world: "World | None", group: str | None) -> Iterator[None]:
+    """Where a rank of an MPI job fails, perhaps before MPI has begun, tell which, and then end the job."""
+    from irpar.runtime.environment import MPI_LAUNCHERS
+    from irpar.runtime.errors import LaunchError
+    from irpar.sharding import IrparError
+
+    try:
+        yield
+    except LaunchError:
+        raise  # All ranks find that out.
+    except IrparError as error:
+        if world is not None and world.size > 1 and world.launcher in MPI_LAUNCHERS and group in (None, "mpi"):
+            error.notes += (f"on rank {world.rank}, in {Path.cwd()} of host {socket.gethostname()}",)
+            atexit.register(_end_failed_job)
+        raise
+
+
+def _end_failed_job() -> None:
+    from irpar.runtime.groups.mpi_job import Job
+    from irpar.sharding import IrparError
+
+    with suppress(IrparError):
+        Job.end_failed()
+
+
 def _default_group(world: "World | None", engine: str) -> str:
+    from irpar.runtime.environment import MPI_LAUNCHERS
+
     if world is None:
         return "threads"
     if engine == "cupy":
         return "nccl"
-    return "mpi" if world.launcher in ("Open MPI", "MPICH") else "processes"
+    return "mpi" if world.launcher in MPI_LAUNCHERS else "processes"
 
 
 def _must_launch(name: str, world: "World | None") -> bool:

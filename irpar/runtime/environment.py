@@ -54,6 +54,7 @@ class Launcher:
 
 IRPAR_LAUNCH = "irpar launch"
 """What messages call irpar's own launcher."""
+MPI_LAUNCHERS = ("Open MPI", "MPICH")
 LAUNCHER_MARK = "IRPAR_LAUNCHER"
 """Set by `irpar launch` in the environment of each rank, to its own process id."""
 RUN_ID = "IRPAR_RUN_ID"

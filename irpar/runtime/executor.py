@@ -84,6 +84,7 @@ class Executor:
         self.is_strict = strict
         self.is_open = True
         self._process = os.getpid()
+        self._has_served = False
         self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
         self._partition = ""
         with _left_when_failing(self._group, mesh):
@@ -219,6 +220,7 @@ class Executor:
         if self.is_driver:
             raise ProgramError("rank 0 drives the others", do="call run() in the process of rank 0, and then close()")
         self._check_open()
+        self._has_served = True
         serve(self._messenger, self._run_request)
 
     def close(self) -> None:
@@ -227,6 +229,11 @@ class Executor:
             return  # A process that was forked from this rank's holds nothing of it, and ends nothing.
         self.is_open = False
         atexit.unregister(self.close)
+        if not self.is_driver and not self._has_served:
+            # The driver waits for a rank that will never be ready.
+            self._messenger.abort(
+                "its program closed the executor without serving\ndo: call executor.serve() on all ranks but rank 0"
+            )
         if self._driver is not None:
             self._driver.close()
         if self._pool is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from irpar.sharding import Mesh
 
-from ..environment import World
+from ..environment import MPI_LAUNCHERS, World
 from ..errors import RunError
 from .control import Control
 from .mpi_gather import all_gather_of
@@ -25,7 +25,6 @@ from .store import Store
 AllGather = Callable[[bytes], list[bytes]]
 """Gives every rank what all ranks gave, in order of rank."""
 
-_MPI_LAUNCHERS = ("Open MPI", "MPICH")
 _TOKEN_BYTES = 16
 
 
@@ -53,7 +52,7 @@ def meet(world: World, mesh: Mesh, about: Mapping[str, Any], seconds: float) -> 
         RunError: there is nowhere to meet, or a rank does not come.
     """
     is_known = world.master_addr is not None and world.store_port is not None
-    if not is_known and world.launcher in _MPI_LAUNCHERS and find_spec("mpi4py") is not None:
+    if not is_known and world.launcher in MPI_LAUNCHERS and find_spec("mpi4py") is not None:
         job = Job.enter(mesh, seconds)
         with all_gather_of(job, seconds) as gather:
             control, all_about = connect(world, gather, about, seconds)

@@ -21,6 +21,7 @@ from enum import IntEnum
 _HEAD = struct.Struct("<BQ")
 _NUMBER = struct.Struct("<q")
 _SECONDS = struct.Struct("<d")
+_PUSH_SECONDS = 0.1
 _READ_BYTES = 1 << 20
 _LINGER_SECONDS = 5.0
 """How long a process that ends waits for the others to have read what it sent, at most."""
@@ -123,6 +124,7 @@ class Peer:
                 except (BlockingIOError, InterruptedError):
                     return
                 except OSError:
+                    self._outbox.clear()
                     return  # What it still said can be read; reading tells that it is gone.
                 if sent == len(self._outbox[0]):
                     self._outbox.popleft()
@@ -194,11 +196,22 @@ class Control:
             Frame.ALIVE: self._take_alive,
         }
 
-    def beat(self, interval: float) -> None:
-        """Give a sign of life, of which the next one comes in so many seconds; in whatever thread."""
+    @property
+    def has_more_to_send(self) -> bool:
+        """Whether something waits until a peer reads."""
+        return any(peer.has_more_to_send for peer in self.peers.values())
+
+    def beat(self, interval: float) -> bool:
+        """Give a sign of life, of which the next one comes in so many seconds, and send on what waits; in any thread.
+
+        Returns:
+            Whether more waits.
+        """
+        self._push()
         for peer in self.peers.values():
             if not peer.has_more_to_send:
                 peer.send(Frame.ALIVE, _SECONDS.pack(interval))
+        return self.has_more_to_send
 
     def tell_failed(self, rank: int, reason: str) -> None:
         """Tell all others that a rank failed, or the run without one that is to blame (`NOBODY`)."""
@@ -315,7 +328,20 @@ class Control:
         return _PARTING_SECONDS if self.is_broken else _LINGER_SECONDS
 
     def _flush(self, seconds: float) -> None:
-        self._pump_for(seconds, lambda: not any(peer.has_more_to_send for peer in self.peers.values()))
+        self._pump_for(seconds, lambda: not self.has_more_to_send)
+
+    def _push(self) -> None:
+        """Send on what waits, for a while."""
+        deadline = time.monotonic() + _PUSH_SECONDS
+        with selectors.DefaultSelector() as selector:
+            waiting = [peer for peer in self.peers.values() if peer.has_more_to_send]
+            for peer in waiting:
+                selector.register(peer.connection, selectors.EVENT_WRITE, peer)
+            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    key.data.flush()
+                    if not key.data.has_more_to_send:
+                        selector.unregister(key.fileobj)
 
     def _pump_for(self, seconds: float, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds

@@ -98,8 +98,7 @@ class MpiGroup(SpmdGroup):
     def start(self, call: Call) -> None:
         """See `Group.start`."""
         super().start(call)
-        if self._job.mpi.Query_thread() >= self._job.mpi.THREAD_SERIALIZED:
-            self._progress.wake()
+        self._go_on_beside()
 
     def send(self, rank: int, message: bytes) -> None:
         """See `Messenger.send`."""
@@ -109,6 +108,9 @@ class MpiGroup(SpmdGroup):
             if self.rank == DRIVER:
                 self._asked.add(rank)
             self._go_on()
+            is_moving = self._parcels.is_moving
+        if is_moving:
+            self._go_on_beside()
 
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`."""
@@ -234,11 +236,16 @@ class MpiGroup(SpmdGroup):
 
         return wait(is_so_now, seconds)
 
+    def _go_on_beside(self) -> None:
+        """Let what is under way go on while this rank computes, if its MPI lets threads call it."""
+        if self._job.mpi.Query_thread() >= self._job.mpi.THREAD_SERIALIZED:
+            self._progress.wake()
+
     def _step(self) -> bool:
-        """Let what has been started go on while this rank computes; whether there is more to do."""
+        """Let what has been started and sent go on while this rank computes; whether there is more to do."""
         try:
             with self._turn():
-                if self._has_told or not any(self._begun.values()):
+                if self._has_told or not (any(self._begun.values()) or self._parcels.is_moving):
                     return False
                 self._go_on()
         except RunError as error:

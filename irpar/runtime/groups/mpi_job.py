@@ -23,14 +23,16 @@ from ..environment import World
 from ..errors import MORE_TIME, LaunchError
 from . import mpi_watcher
 from .mpi_watcher import remove_names, shared_names
-from .pulse import Pulse, Silence
+from .pulse import LOOK_SECONDS, Pulse, Silence
 
 FAREWELL = 3.0
 """Seconds that a rank which failed gives the others to end, before it ends them."""
+_FAILED_SECONDS = 20.0
+"""How long a rank that failed before MPI began waits for the others to come to it."""
 _TELLING = 0.5
 """Seconds that the rank which tells why the job is ended has for it, where another one ends it."""
-_END, _SIGN = 0, 1
-"""Tags: a rank has come to its end; the driver lives."""
+_CAME, _CLEAN, _SIGN, _ASK = 0, 1, 2, 3
+"""Tags: a rank has come to its end; it has nothing on its way any more; the driver lives; does it?"""
 _INTERVAL = struct.Struct("<d")
 
 
@@ -83,6 +85,8 @@ class Job:
         self._signs = 0
         self._interval = 0.0
         self._sending: list[Any] = []
+        self._asked = 0.0
+        self._has_answered = True
         self._pulse: Pulse | None = None
         self._process = os.getpid()
         # A program may end MPI itself: what is tied to COMM_SELF goes first then.
@@ -97,6 +101,29 @@ class Job:
         Raises:
             IrparError: mpi4py or an MPI library is missing, or the job has not as many processes.
         """
+        job = cls._begin(seconds)
+        job.seconds = max(job.seconds, seconds)
+        _check_size(job.mpi, mesh)
+        job._give_signs(seconds)
+        return job
+
+    @classmethod
+    def end_failed(cls) -> None:
+        """End the job of a rank that failed before it entered: the others would wait in MPI_Init for the time-out.
+
+        They have a little time to come to their end as well: where all fail alike, each has told of it.
+
+        Raises:
+            LaunchError: mpi4py or an MPI library is missing.
+        """
+        if cls._only is None:
+            job = cls._begin(_FAILED_SECONDS)
+            job.has_failed = True
+            job.leave()
+
+    @classmethod
+    def _begin(cls, seconds: float) -> "Job":
+        """Let MPI begin, if it has not."""
         if cls._only is None:
             mpi = _load()
             with ExitStack() as stack:
@@ -109,11 +136,7 @@ class Job:
                 cls._only = cls(mpi, duplicate(mpi.COMM_WORLD, seconds))
                 # All ranks of this host hold it by now. MPICH does it in MPI_Finalize, which not every process reaches.
                 remove_names(shared_names(os.getpid()))
-        job = cls._only
-        job.seconds = max(job.seconds, seconds)
-        _check_size(job.mpi, mesh)
-        job._give_signs(seconds)
-        return job
+        return cls._only
 
     def communicator(self, seconds: float) -> int:
         """The number of a communicator that no group uses on any rank: MPI has only some thousands.
@@ -123,6 +146,13 @@ class Job:
         Raises:
             IrparError: not all came in time.
         """
+        try:
+            return self._communicator(seconds)
+        except BaseException:
+            self.has_failed = True  # What is under way of MPI may never end.
+            raise
+
+    def _communicator(self, seconds: float) -> int:
         free = np.zeros(len(self.communicators), np.uint8)
         free[[number for number, group in self.closed.items() if group.has_ended()]] = 1
         if free.size:
@@ -169,6 +199,9 @@ class Job:
             silence: of a wait for the driver, for which this is asked again and again.
         """
         self._hear_signs()
+        if self._signs and self._has_answered and time.monotonic() > self._asked + LOOK_SECONDS:
+            self._asked, self._has_answered = time.monotonic(), False
+            self._sending = [self._bell.Isend([b"", self.mpi.BYTE], DRIVER, _ASK)]
         return silence.is_too_long(self._signs, self._interval)
 
     def tell_absent(self, level: str, came: Set[int], since: str) -> None:
@@ -199,7 +232,8 @@ class Job:
         bound, and so have all after a failure.
         """
         came: set[int] = set()
-        have_left = self._farewell(came)
+        clean: set[int] = set()
+        have_left = self._farewell(came, clean)
         seconds = FAREWELL
         if not self.has_failed:
             seconds = self.seconds
@@ -216,7 +250,7 @@ class Job:
             since = f"rank 0 gave no sign of life for {seconds:g} s"
         elif wait(have_left, seconds):
             return True
-        self.tell_absent("error", came, since)
+        self.tell_absent("error", came if len(came) < self._bell.size else clean, since)
         time.sleep(_TELLING)
         return False
 
@@ -224,45 +258,70 @@ class Job:
         """Let the others know from now on that this rank lives, if it is the driver and its MPI lets threads do so."""
         is_driver = self._bell.rank == DRIVER and self._bell.size > 1
         if is_driver and self._pulse is None and self.mpi.Query_thread() == self.mpi.THREAD_MULTIPLE:
-            self._pulse = Pulse(self._give_sign, seconds)
+            self._pulse = Pulse(self._answer, seconds)
 
     def _end_pulse(self) -> None:
         if self._pulse is not None:
             self._pulse.end()
 
-    def _give_sign(self, interval: float) -> None:
+    def _answer(self, interval: float) -> bool:
+        """Give the others a sign at first, then each that asks for one.
+
+        A rank that makes no call of MPI takes no messages, and some libraries let nothing more go to anybody when too
+        many wait for one: so there is never more than one on its way.
+        """
         with suppress(self.mpi.Exception):
             self._sending = [request for request in self._sending if not request.Test()]
-            if not self._sending:
-                sign = [_INTERVAL.pack(interval), self.mpi.BYTE]
-                self._sending = [self._bell.Isend(sign, rank, _SIGN) for rank in range(1, self._bell.size)]
+            sign = [_INTERVAL.pack(interval), self.mpi.BYTE]
+            for rank in self._asking() if self._signs else range(1, self._bell.size):
+                self._sending.append(self._bell.Isend(sign, rank, _SIGN))
+            self._signs += 1
+        return False
+
+    def _asking(self) -> Iterator[int]:
+        """The ranks that have asked for a sign."""
+        status, in_vain = self.mpi.Status(), 0
+        # One look may take no more than one message from the network, and others come before these.
+        while in_vain < 4 * self._bell.size:
+            message = self._bell.Improbe(self.mpi.ANY_SOURCE, _ASK, status)
+            if message is None:
+                in_vain += 1
+            else:
+                in_vain = 0
+                message.Recv([bytearray(), self.mpi.BYTE])
+                yield status.Get_source()
 
     def _hear_signs(self) -> None:
         sign = bytearray(_INTERVAL.size)
         while (message := self._bell.Improbe(DRIVER, _SIGN)) is not None:
             message.Recv([sign, self.mpi.BYTE])
             self._signs += 1
+            self._has_answered = True
             (self._interval,) = _INTERVAL.unpack(sign)
 
-    def _farewell(self, came: set[int]) -> Callable[[], bool]:
+    def _farewell(self, came: set[int], clean: set[int]) -> Callable[[], bool]:
         """Tells whether all ranks have come to their end, and nothing is on its way that would keep one from it.
 
         Args:
-            came: the ranks that have are added as they come.
+            came: the ranks that have come are added.
+            clean: those of which nothing is on its way.
         """
         bell, byte, status = self._bell, self.mpi.BYTE, self.mpi.Status()
         sent: list[Any] = []
 
         def have_left() -> bool:
-            is_clean = [group.leave() for group in self.closed.values()]
-            if bell.rank not in came and all(is_clean):
-                came.add(bell.rank)
-                sent.extend(bell.Isend([b"", byte], rank, _END) for rank in range(bell.size) if rank != bell.rank)
-            while (message := bell.Improbe(self.mpi.ANY_SOURCE, _END, status)) is not None:
-                message.Recv([bytearray(), byte])
-                came.add(status.Get_source())
+            left = [group.leave() for group in self.closed.values()]  # All of them go on.
+            is_clean = all(left)
+            for tag, ranks, is_so in ((_CAME, came, True), (_CLEAN, clean, is_clean)):
+                if is_so and bell.rank not in ranks:
+                    ranks.add(bell.rank)
+                    sent.extend(bell.Isend([b"", byte], rank, tag) for rank in range(bell.size) if rank != bell.rank)
+                while (message := bell.Improbe(self.mpi.ANY_SOURCE, tag, status)) is not None:
+                    message.Recv([bytearray(), byte])
+                    ranks.add(status.Get_source())
             self._hear_signs()
-            return len(came) == bell.size and all(request.Test() for request in sent)
+            list(self._asking())  # The driver has come to its end, and answers no more.
+            return len(clean) == bell.size and all(request.Test() for request in sent)
 
         return have_left
 

@@ -18,15 +18,17 @@ from pathlib import Path
 
 SHARED = re.compile(r"/dev/shm/mpich_shm_\w+$", re.MULTILINE)
 """Names of memory that MPICH shares on a host, in the map of a process."""
+_LEFT = re.compile(r"/dev/shm/(?:mpich_shm|ucx_shm_posix)_\w+$", re.MULTILINE)
+"""These, and those that UCX shares under it: it removes its own, but where the process is killed."""
 THROUGH, REMOVED = b"!", b"."
 _PAUSE = 0.01
 """Seconds between two looks: the names that a process has got since the last one are lost with it."""
 
 
-def shared_names(process: int) -> set[str]:
-    """The names of memory that MPICH shares, and that a process holds; none where that cannot be seen."""
+def shared_names(process: int, pattern: re.Pattern[str] = SHARED) -> set[str]:
+    """The names of shared memory that a process holds; none where that cannot be seen."""
     try:
-        return set(SHARED.findall(Path(f"/proc/{process}/maps").read_text()))
+        return set(pattern.findall(Path(f"/proc/{process}/maps").read_text()))
     except OSError:
         return set()
 
@@ -49,7 +51,7 @@ def watch(process: int, seconds: float, message: str) -> None:
             if told != THROUGH:
                 break
             end = math.inf
-        names |= shared_names(process)
+        names |= shared_names(process, _LEFT)
         if time.monotonic() > end:
             os.write(2, message.encode())
             os.kill(process, signal.SIGKILL)

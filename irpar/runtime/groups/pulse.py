@@ -1,7 +1,8 @@
-"""Signs of life of the driver, for ranks that wait for it as long as it likes.
+"""What the driver does for the others while it computes, or waits for its user: it gives signs of life.
 
 Between two runs, and after the last, the driver may do nothing for hours. What tells it from one that was stopped, or
-whose host hangs, is a thread of it that sends a sign now and then.
+whose host hangs, is a thread of it that sends a sign now and then. It also sends on what a connection did not take at
+once: inputs may be large, and the others wait for them.
 """
 
 import threading
@@ -12,33 +13,46 @@ LOOK_SECONDS = 0.25
 """How often a rank that waits looks for signs."""
 _LONGEST_INTERVAL = 5.0
 _LONGEST_LOOK = 4 * LOOK_SECONDS
-"""More than that between two looks was no silence of the other: this process was stopped, perhaps together with it."""
+"""After more than that between two looks this process itself was stopped, perhaps together with the other."""
 
 
 class Pulse:
     """Gives a sign at once, and from then on at intervals, in a thread of its own.
 
     Args:
-        beat: gives one, of which it is told the interval in seconds; it raises nothing.
+        beat: gives one, of which it is told the interval in seconds; whether it has more to do at once. It raises
+            nothing.
         seconds: how long ranks wait for each other: there are some signs in that time.
     """
 
-    def __init__(self, beat: Callable[[float], None], seconds: float) -> None:
+    def __init__(self, beat: Callable[[float], bool], seconds: float) -> None:
         self._beat = beat
         self._interval = min(seconds / 4, _LONGEST_INTERVAL)
-        self._has_ended = threading.Event()
+        self._wanted = threading.Event()
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="irpar-pulse", daemon=True)
         beat(self._interval)
         self._thread.start()
 
+    def wake(self) -> None:
+        """There is something to do before the interval is over."""
+        self._wanted.set()
+
     def end(self) -> None:
         """Give no sign any more, from now on."""
-        self._has_ended.set()
+        self._has_ended = True
+        self._wanted.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._has_ended.wait(self._interval):
-            self._beat(self._interval)
+        has_more = False
+        while True:
+            if not has_more:
+                self._wanted.wait(self._interval)
+                self._wanted.clear()
+            if self._has_ended:
+                return
+            has_more = self._beat(self._interval)
 
 
 class Silence:
@@ -58,13 +72,13 @@ class Silence:
         """Whether the rank must be given up.
 
         Args:
-            signs: how many it has given so far; where there was none it does not give any.
+            signs: how many it has given so far, or bytes; where there was none it does not give any.
             interval: seconds in which it gives one.
         """
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, _LONGEST_LOOK), now
+        passed, self._looked = now - self._looked, now
         if signs != self._signs:
             self._signs, self._lasts = signs, 0.0
         else:
-            self._lasts += passed
+            self._lasts += passed if passed < _LONGEST_LOOK else LOOK_SECONDS
         return signs > 0 and self._lasts > self._bound + interval

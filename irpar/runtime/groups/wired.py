@@ -40,7 +40,7 @@ class _Awaited:
 
     def is_silent(self, silence: Silence) -> bool:
         peer = self.control.peers[self.rank]
-        return silence.is_too_long(peer.signs, peer.interval)
+        return silence.is_too_long(peer.signs and peer.signs + peer.moved, peer.interval)
 
 
 class WiredGroup(SpmdGroup):
@@ -128,6 +128,8 @@ class WiredGroup(SpmdGroup):
         self.control.pump()
         if self.rank == DRIVER:
             self._asked.add(rank)
+        if self._pulse is not None and self.control.has_more_to_send:
+            self._pulse.wake()
 
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`; a rank that was asked for something is given up when it shows no sign of life."""

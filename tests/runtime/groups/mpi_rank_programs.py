@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from irpar.cli import main
 from irpar.runtime.driver import abort
+from irpar.runtime.environment import World
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.groups.mpi import MpiGroup
 from irpar.runtime.groups.mpi_job import Job
@@ -84,6 +86,92 @@ def leaving(late: str, what: str) -> None:
         time.sleep(4 if what == "slow" else 100)
 
 
+def late(seconds: str) -> None:
+    """A rank closes later than ranks wait for each other, while the driver works on with what it has."""
+    group = join(Mesh({"x": 3}))
+    group._job.seconds = group.seconds = float(seconds)
+    if group.rank == 1:
+        time.sleep(2 * float(seconds))
+    group.close()
+    if group.rank == 0:
+        time.sleep(6 * float(seconds))
+        print("the results are kept", flush=True)
+
+
+def many(count: str) -> None:
+    """Ranks join and close at their own pace, with messages left unread."""
+    pace = np.random.default_rng()
+    for number in range(int(count)):
+        group = join(Mesh({"x": 3}))
+        rank = group.rank
+        if rank == number % 3:
+            group.send((rank + 1) % 3, b"unread" * pace.integers(1, 1000))
+        call = Call(rank, (rank,), Collective("AllReduce", number, (Axis("x"),)), np.full(3000, rank + 1.0))
+        assert (group.exchange({rank: call})[rank] == 6).all()
+        time.sleep(pace.random() * 0.01)
+        group.close()
+    assert len(group._job.communicators) <= 3, "communicators are not used again"
+    print("all joined", flush=True)
+
+
+def two(seconds: str) -> None:
+    """The driver closes one of two groups while the others still use both."""
+    first, second = join(Mesh({"x": 3})), join(Mesh({"x": 3}))
+    second.seconds = first.seconds = first._job.seconds = float(seconds)
+    if first.rank == 0:
+        first.close()
+        time.sleep(2 * float(seconds))
+        for rank in (1, 2):
+            second.send(rank, b"go on")
+    else:
+        assert second.receive(0) == b"go on"
+        first.close()
+    second.close()
+    print("both have ended", flush=True)
+
+
+def apart(seconds: str) -> None:
+    """The driver joins a second group too late for the others."""
+    join(Mesh({"x": 3})).close()
+    if Job.enter(Mesh({"x": 3}), float(seconds)).mpi.COMM_WORLD.rank == 0:
+        time.sleep(2 * float(seconds))
+    group = make_group("mpi", Mesh({"x": 3}), float(seconds))
+    group.receive(1)
+
+
+def finalizing() -> None:
+    """The program ends MPI itself, and goes on."""
+    group = make_group("mpi", Mesh({"x": 3}), 1.0)
+    group.close()
+    job = group._job
+    rank = group.rank
+    job.mpi.Finalize()
+    if rank == 0:
+        time.sleep(2)
+        print("went on", flush=True)
+
+
+def deaf(seconds: str) -> None:
+    """One rank takes nothing for long; the others wait for the driver, which lives, and is not given up."""
+    group = make_group("mpi", Mesh({"x": 3}), float(seconds))
+    if group.rank == 0:
+        time.sleep(30 * float(seconds))
+        group.send(1, b"go on")
+    elif group.rank == 1:
+        assert group.receive(0) == b"go on"
+        print("it lived", flush=True)
+    else:
+        time.sleep(30.2 * float(seconds))
+    group.close()
+
+
+def lost(folder: str) -> None:
+    """Rank 2 does not find the partition."""
+    rank = World.of_environment()
+    assert rank is not None
+    sys.exit(main(["verify", f"{folder}2" if rank.rank == 2 else folder, "--group", "mpi"]))
+
+
 def absent(seconds: str) -> None:
     """The last of three ranks comes to MPI, and not to where the ranks of `hosts` meet."""
     mesh = Mesh({"x": 3})
@@ -94,7 +182,8 @@ def absent(seconds: str) -> None:
 
 
 SCENARIOS: dict[str, Callable[..., None]] = {
-    scenario.__name__: scenario for scenario in (chunked, overlap, computing, leaving, absent)
+    scenario.__name__: scenario
+    for scenario in (chunked, overlap, computing, leaving, late, many, two, apart, finalizing, deaf, lost, absent)
 }
 
 if __name__ == "__main__":

@@ -183,6 +183,35 @@ def idle(name: str, what: str, seconds: str = "1") -> None:
         rest(what, float(seconds))
 
 
+def forked(name: str) -> None:
+    """The driver forks between two runs; what it forked ends as programs do, and ends nothing of the driver's."""
+    loaded = module(MLP, **mlp_weights())
+    executor = Executor(loaded, loaded.mesh, engine="numpy", group=join(name, loaded.mesh, 5.0))
+    if not executor.is_driver:
+        executor.serve()
+        return
+    executor.run(mlp_input())
+    if (child := os.fork()) == 0:
+        try:
+            executor.run(mlp_input())
+        except ProgramError as error:
+            print(error, file=sys.stderr)
+        sys.exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    executor.run(mlp_input())
+    print("the driver went on")
+
+
+def unserved(name: str) -> None:
+    """The program of rank 2 forgets to serve."""
+    loaded = module(MLP, **mlp_weights())
+    with Executor(loaded, loaded.mesh, engine="numpy", group=join(name, loaded.mesh, 5.0)) as executor:
+        if executor.is_driver:
+            executor.run(mlp_input())
+        elif World.of_ranks(name, loaded.mesh).rank != 2:
+            executor.serve()
+
+
 def rest(what: str, seconds: float) -> None:
     if what.startswith("stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -307,7 +336,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
     for scenario in (
         *(collectives, messages, twice, latency),
-        *(mlp, idle, partitions),
+        *(mlp, idle, forked, unserved, partitions),
         *(start, crossed, unlike),
     )
 }

@@ -274,19 +274,52 @@ def test_a_rank_that_computes_for_ever_with_a_collective_under_way(library: Libr
 
 
 @pytest.mark.slow
-def test_a_rank_that_closes_too_late_is_named_once(library: Library) -> None:
-    ended = library.run(3, MPI_PROGRAMS, "leaving", "2", "open")
-    check_failed(ended, "warning: the run is over for 1 s, and the others wait for rank 2\n  do: see what it does")
-    assert ended.err.count("warning: ") == 1
-    assert "error: a run failed 3 s ago, and the others wait for rank 2\n  MPI ends all" in ended.err
+@pytest.mark.parametrize(("what", "closed"), [("open", 2), ("hang", 3)])
+def test_a_rank_that_hangs_at_its_end_is_named_once(library: Library, what: str, closed: int) -> None:
+    ended = library.run(3, MPI_PROGRAMS, "leaving", "2", what)
+    check_failed(ended, "error: rank 0 ended 1 s ago, and the others wait for rank 2\n  MPI ends all processes")
+    assert ended.err.count("error: ") == 1
+    assert ended.out.count("the run is over") == closed
+
+
+@pytest.mark.parametrize(
+    ("scenario", "told"),
+    [
+        (("late", "0.5"), "the results are kept"),
+        (("two", "0.5"), "both have ended"),
+        (("finalizing",), "went on"),
+        (("many", "40"), "all joined"),
+        pytest.param(("many", "2500"), "all joined", marks=pytest.mark.slow, id="more than MPI has communicators"),
+        pytest.param(("deaf", "1"), "it lived", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_ranks_that_end_when_they_like(library: Library, scenario: tuple[str, ...], told: str) -> None:
+    ended = library.run(3, MPI_PROGRAMS, *scenario)
+    assert ended.code == 0, ended.err
+    assert told in ended.out
+    assert "error: " not in ended.err
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_at_its_end_is_named_once(library: Library) -> None:
-    ended = library.run(3, MPI_PROGRAMS, "leaving", "2", "hang")
-    check_failed(ended, "error: rank 0 ended 1 s ago, and the others wait for rank 2\n  MPI ends all processes")
-    assert ended.err.count("error: ") == 1
-    assert ended.out.count("the run is over") == 3
+def test_a_driver_that_joins_again_too_late_ends_the_job(library: Library) -> None:
+    began = time.time()
+    ended = library.run(3, MPI_PROGRAMS, "apart", "1")
+    check_failed(ended, "not all 3 ranks of the MPI job came in 1 s")
+    assert ended.at - began < 15
+
+
+@pytest.mark.slow
+def test_a_rank_whose_part_cannot_be_read_before_mpi_begins(library: Library, tmp_path: Path) -> None:
+    """The others would wait for it in MPI_Init, as long as the time-out says."""
+    partitioned(PLANNED[0], {"dp": 2, "tp": 2}, tmp_path).save(tmp_path / "whole")
+    began = time.time()
+    ended = library.run(4, MPI_PROGRAMS, "lost", str(tmp_path / "whole"))
+    check_failed(
+        ended, f"cannot read the plan: No such file or directory\n  {tmp_path}/whole2/plan.json\n  on rank 2, in "
+    )
+    assert ended.err.count("cannot read the plan") == 1
+    assert ended.at - began < BOUND
 
 
 @pytest.mark.slow

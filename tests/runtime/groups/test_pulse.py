@@ -14,10 +14,11 @@ def test_signs_come_at_once_then_at_intervals_until_the_end() -> None:
     given: list[float] = []
     is_enough = threading.Event()
 
-    def beat(interval: float) -> None:
+    def beat(interval: float) -> bool:
         given.append(interval)
         if len(given) == 4:
             is_enough.set()
+        return False
 
     beating = Pulse(beat, 0.2)
     assert given[0] == pytest.approx(0.05)
@@ -26,6 +27,25 @@ def test_signs_come_at_once_then_at_intervals_until_the_end() -> None:
     count = len(given)
     time.sleep(0.15)
     assert len(given) == count
+
+
+def test_what_there_is_to_do_is_done_at_once() -> None:
+    beats: list[float] = []
+    is_done = threading.Event()
+
+    def beat(interval: float) -> bool:
+        beats.append(interval)
+        if len(beats) == 5:
+            is_done.set()
+        return 1 < len(beats) < 5
+
+    beating = Pulse(beat, 400.0)
+    began = time.monotonic()
+    beating.wake()
+    assert is_done.wait(20)
+    assert time.monotonic() - began < beats[0]
+    beating.end()
+    assert len(beats) == 5
 
 
 class Clock:

@@ -210,6 +210,47 @@ def test_a_rank_that_never_becomes_ready_is_given_up() -> None:
     assert "rank 1 (x=1) did not become ready in 0.4 s" in str(error)
 
 
+def test_inputs_go_on_while_the_driver_computes() -> None:
+    """More than connections take at once, and longer than a collective may take."""
+    mesh = Mesh({"x": 3})
+    make = hosts(mesh, 0.4)
+    came: dict[int, float] = {}
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            if rank == 0:
+                for other in (1, 2):
+                    group.send(other, bytes(60_000_000))
+                time.sleep(2.5)
+                assert group.receive(1) == b"done"
+                assert group.receive(2) == b"done"
+            else:
+                began = time.monotonic()
+                assert len(group.receive(0)) == 60_000_000
+                came[rank] = time.monotonic() - began
+                group.send(0, b"done")
+
+    assert run_threads(3, run)[1] == {}
+    assert max(came.values()) < 2
+
+
+@pytest.mark.parametrize("group", ["hosts", "processes"])
+def test_a_rank_whose_program_does_not_serve_is_told_how_to(group: str) -> None:
+    ranks = run_ranks(4, group, "unserved")
+    for rank in (0, 1, 3):
+        assert ranks[rank].code == 1
+        assert "rank 2 (dp=1, tp=0) failed: its program closed the executor without serving" in ranks[rank].err
+        assert "do: call executor.serve() on all ranks but rank 0" in ranks[rank].err
+
+
+@pytest.mark.parametrize("group", ["hosts", "processes"])
+def test_a_process_that_the_driver_forked_ends_nothing(group: str) -> None:
+    ranks = run_ranks(4, group, "forked")
+    assert [rank.code for rank in ranks] == [0, 0, 0, 0], [rank.err for rank in ranks]
+    assert "the driver went on" in ranks[0].out
+    assert "this process was forked from the one that made the executor" in ranks[0].err
+
+
 @pytest.mark.slow
 def test_the_driver_may_be_idle_but_not_stopped() -> None:
     for rank in run_ranks(4, "hosts", "idle", "slow-between"):
