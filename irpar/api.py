@@ -13,6 +13,8 @@ from irpar.sharding import IrparError, Mesh
 from .default_pipeline import DEFAULT_PIPELINE, NORMALISING, know_ranks
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import numpy as np
 
     from irpar.analysis.network import Network
@@ -230,7 +232,7 @@ class Partition:
         timeout: float | None = None,
         strict: bool = False,
     ) -> "Executor":
-        """What runs the parts; made once for each engine and group, and again where that was closed or is not strict.
+        """What runs the parts; made once for each engine and group, and again once that is closed, or is to be strict.
 
         Args:
             engine: what computes between collectives; None: "cupy" on a GPU that has the memory, else "ort".
@@ -275,8 +277,11 @@ class Partition:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        while self._executors:
+            self._executors.popitem()[1].__exit__(kind, error, trace)
 
     def run(
         self, inputs: Arrays, *, engine: Engine | None = None, group: str = "threads"

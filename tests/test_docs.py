@@ -6,15 +6,15 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from irpar.runtime.engine import ENGINES
 from irpar.runtime.environment import LAUNCHERS, World
 from irpar.runtime.groups import GROUPS
 from irpar.shardings_file import read_shardings
+from tests.runtime.groups.launched_ranks import free_port
 from tests.runtime.groups.mpi_libraries import find
 from tests.runtime.launched import take_signals
 
@@ -275,13 +276,6 @@ def check_options(command: str, words: Sequence[str]) -> None:
         assert option not in words or words[words.index(option) + 1] in table
 
 
-def free_port() -> int:
-    """A port of this machine at which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def post(port: int, data: bytes) -> bytes:
     """What the server of the page on clusters answers."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}", data, timeout=30) as answer:
@@ -303,11 +297,16 @@ def launcher_of(command: str) -> list[str]:
 def started(words: Sequence[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """A program that Ctrl-C reaches, and that does not outlive the test."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes |= {"start_new_session": True}
     with subprocess.Popen(words, cwd=folder, preexec_fn=take_signals, **pipes) as run:
+        late = threading.Timer(120, os.killpg, (run.pid, signal.SIGKILL))
+        late.start()
         try:
             yield run
         finally:
-            run.kill()
+            late.cancel()
+            with suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

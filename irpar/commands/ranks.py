@@ -78,7 +78,7 @@ def on_ranks(
     with _told_once(world):
         if group is not None and _must_launch(choice("--group", group, GROUPS), world):
             launch_ranks(context.obj)
-    with _told_once(world), _ending_job(world, group), Partition.open(out) as partition:
+    with _told_once(world), _ending_job(world, group, engine), Partition.open(out) as partition:
         computing: Any = engine or partition.default_engine(world)
         name = group or _default_group(world, computing)
         if name != "threads" or strict:
@@ -111,21 +111,27 @@ def _told_once(world: "World | None") -> Iterator[None]:
 
 
 @contextmanager
-def _ending_job(world: "World | None", group: str | None) -> Iterator[None]:
+def _ending_job(world: "World | None", group: str | None, engine: str | None) -> Iterator[None]:
     """Where a rank of an MPI job fails, perhaps before MPI has begun, tell which, and then end the job."""
-    from irpar.runtime.environment import MPI_LAUNCHERS
-    from irpar.runtime.errors import LaunchError
+    from irpar.runtime.errors import LaunchError, PeerError
     from irpar.sharding import IrparError
 
     try:
         yield
-    except LaunchError:
-        raise  # All ranks find that out.
+    except (LaunchError, PeerError):
+        raise  # All ranks find that out; or it is told of another one, and MPI has begun.
     except IrparError as error:
-        if world is not None and world.size > 1 and world.launcher in MPI_LAUNCHERS and group in (None, "mpi"):
-            error.notes += (f"on rank {world.rank}, in {Path.cwd()} of host {socket.gethostname()}",)
+        if world is not None and world.size > 1 and _enters_mpi(world, group, engine):
+            error.notes += (f"on rank {world.rank}, in {os.environ.get('PWD', '.')} of host {socket.gethostname()}",)
             atexit.register(_end_failed_job)
         raise
+
+
+def _enters_mpi(world: "World", group: str | None, engine: str | None) -> bool:
+    from irpar.runtime.groups.connect import meets_over_mpi
+
+    name = group or _default_group(world, engine or "ort")
+    return name == "mpi" or (name == "nccl" and meets_over_mpi(world))
 
 
 def _end_failed_job() -> None:

@@ -45,7 +45,7 @@ class Annotation:
 
     @property
     def can_be_left_out(self) -> bool:
-        """Whether the tensor is cut otherwise without this entry, or is open where the entry cuts nothing."""
+        """Whether somebody wrote this entry, and the tensor is free, cut otherwise, or open without it."""
         if self.is_implied or self.behind is None:
             return not self.is_implied
         mine, other = (tuple(map(_cut, annotation.spec)) for annotation in (self, self.behind))

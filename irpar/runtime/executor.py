@@ -246,6 +246,9 @@ class Executor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self.is_open and not self.is_driver and not self._has_served:
+            self._has_served = True
+            abort(self._messenger, error)
         self.close()
 
     # -- a run --------------------------------------------------------------------------------------------------

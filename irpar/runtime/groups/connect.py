@@ -51,8 +51,7 @@ def meet(world: World, mesh: Mesh, about: Mapping[str, Any], seconds: float) -> 
         ConnectError: see `connect`.
         RunError: there is nowhere to meet, or a rank does not come.
     """
-    is_known = world.master_addr is not None and world.store_port is not None
-    if not is_known and world.launcher in MPI_LAUNCHERS and find_spec("mpi4py") is not None:
+    if meets_over_mpi(world):
         job = Job.enter(mesh, seconds)
         with all_gather_of(job, seconds) as gather:
             control, all_about = connect(world, gather, about, seconds)
@@ -74,6 +73,12 @@ def meet(world: World, mesh: Mesh, about: Mapping[str, Any], seconds: float) -> 
             control.close()
             raise
     return control, all_about
+
+
+def meets_over_mpi(world: World) -> bool:
+    """Whether processes that connect find each other over MPI."""
+    is_known = world.master_addr is not None and world.store_port is not None
+    return not is_known and world.launcher in MPI_LAUNCHERS and find_spec("mpi4py") is not None
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class MpiGroup(SpmdGroup):
         self._asked: set[int] = set()
         self._is_open = True
         self._has_left = False
-        # One thread at a time calls MPI, and changes what has begun.
+        # One thread at a time moves what is of this group.
         self._lock = threading.RLock()
         self._found: RunError | None = None
         self._progress = Progress(self._step)
@@ -144,8 +144,9 @@ class MpiGroup(SpmdGroup):
         """See `Group.close`; the others close theirs when they like."""
         if not self._is_open:
             return
+        self._is_open = False
         self._progress.end()
-        self._job.open_groups.remove(self)
+        self._closed.add(self.rank)
         try:
             if not self._job.has_failed:
                 with self._turn():
@@ -156,9 +157,12 @@ class MpiGroup(SpmdGroup):
                 self._wait_for(self._parcels.sent, self.seconds)
         except RunError:
             self._job.has_failed = True  # Another rank failed, and tells of it.
-        self._is_open = False
-        self._closed.add(self.rank)
-        self._job.closed[self._number] = self
+        except BaseException:
+            self._job.has_failed = True
+            raise
+        finally:
+            self._job.open_groups.remove(self)
+            self._job.closed[self._number] = self
 
     def has_ended(self) -> bool:
         """Once it is closed: whether it is on all other ranks, as far as this one knows, and nothing is on its way."""

@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MORE_TIME, RunError
-from .mpi_job import Job, duplicate, wait
-
-_given_up: list[Any] = []
-"""Requests that did not end in time: MPI may still write to what they hold."""
+from ..errors import RunError
+from .mpi_job import Job, await_all, duplicate
 
 
 @contextmanager
@@ -23,19 +20,15 @@ def all_gather_of(job: Job, seconds: float) -> Iterator[Callable[[bytes], list[b
     try:
         comm = duplicate(job.mpi.COMM_WORLD, seconds)
 
-        def finish(request: Any) -> None:
-            if not wait(request.Test, seconds):
-                _given_up.append(request)
-                raise RunError(
-                    f"not all {comm.size} ranks of the MPI job came to connect in {seconds:g} s",
-                    do=f"see what the others do; they may hang, or be slow: then {MORE_TIME}",
-                )
+        def finish(request: Any, *buffers: Any) -> None:
+            await_all(comm, request.Test, seconds, (request, buffers))
 
         def gather(mine: bytes) -> list[bytes]:
             sizes = np.empty(comm.size, np.int64)
-            finish(comm.Iallgather(np.array([len(mine)], np.int64), sizes))
+            own = np.array([len(mine)], np.int64)
+            finish(comm.Iallgather(own, sizes), own, sizes)
             whole = np.empty(int(sizes.sum()), np.uint8)
-            finish(comm.Iallgatherv(np.frombuffer(mine, np.uint8), (whole, sizes.tolist())))
+            finish(comm.Iallgatherv(np.frombuffer(mine, np.uint8), (whole, sizes.tolist())), mine, whole)
             ends = np.cumsum(sizes).tolist()
             return [whole[end - size : end].tobytes() for size, end in zip(sizes.tolist(), ends, strict=True)]
 

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from irpar.process import end_streams, import_native
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import Mesh
 
 from ..driver import DRIVER
 from ..environment import World
-from ..errors import MORE_TIME, LaunchError
+from ..errors import MORE_TIME, LaunchError, RunError
 from . import mpi_watcher
 from .mpi_watcher import remove_names, shared_names
 from .pulse import LOOK_SECONDS, Pulse, Silence
@@ -101,7 +101,11 @@ class Job:
         Raises:
             IrparError: mpi4py or an MPI library is missing, or the job has not as many processes.
         """
-        job = cls._begin(seconds)
+        job = cls._begin(
+            seconds,
+            f"error: MPI did not begin in {seconds:g} s: not all ranks came\n"
+            f"  do: see what ended or stopped the others before they did; {MORE_TIME}\n",
+        )
         job.seconds = max(job.seconds, seconds)
         _check_size(job.mpi, mesh)
         job._give_signs(seconds)
@@ -116,19 +120,23 @@ class Job:
         Raises:
             LaunchError: mpi4py or an MPI library is missing.
         """
-        if cls._only is None:
-            job = cls._begin(_FAILED_SECONDS)
-            job.has_failed = True
-            job.leave()
+        if cls._only is not None:
+            return
+        mpi = _load()
+        if mpi.Is_initialized():
+            mpi.COMM_WORLD.Abort(1)
+        job = cls._begin(_FAILED_SECONDS, "")
+        job.has_failed = True
+        job.leave()
 
     @classmethod
-    def _begin(cls, seconds: float) -> "Job":
-        """Let MPI begin, if it has not."""
+    def _begin(cls, seconds: float, too_late: str) -> "Job":
+        """Let MPI begin, if it has not; where that takes too long, the process ends with a message."""
         if cls._only is None:
             mpi = _load()
             with ExitStack() as stack:
                 if not mpi.Is_initialized():
-                    is_through = stack.enter_context(_bounded(seconds))
+                    is_through = stack.enter_context(_bounded(seconds, too_late))
                     with _signals_end(), warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
                         mpi.Init_thread(mpi.THREAD_MULTIPLE)
@@ -165,7 +173,7 @@ class Job:
                     group.has_ended()  # A rank comes when what it sent has been taken.
                 return bool(request.Test())
 
-            _await_all(self._bell, have_told, seconds)
+            await_all(self._bell, have_told, seconds, (request, free, free_on_all))
             if free_on_all.any():
                 number = int(free_on_all.argmax())
                 del self.closed[number]
@@ -201,7 +209,8 @@ class Job:
         self._hear_signs()
         if self._signs and self._has_answered and time.monotonic() > self._asked + LOOK_SECONDS:
             self._asked, self._has_answered = time.monotonic(), False
-            self._sending = [self._bell.Isend([b"", self.mpi.BYTE], DRIVER, _ASK)]
+            self._sending = [request for request in self._sending if not request.Test()]
+            self._sending.append(self._bell.Isend([b"", self.mpi.BYTE], DRIVER, _ASK))
         return silence.is_too_long(self._signs, self._interval)
 
     def tell_absent(self, level: str, came: Set[int], since: str) -> None:
@@ -246,7 +255,7 @@ class Job:
                 self.tell_absent("warning", came, f"the run is over for {seconds:g} s")
                 wait(has_driver_ended, None)
         since = f"{'a run failed' if self.has_failed else 'rank 0 ended'} {seconds:g} s ago"
-        if not self.has_failed and DRIVER not in came:
+        if not self.has_failed and not have_left() and DRIVER not in came:
             since = f"rank 0 gave no sign of life for {seconds:g} s"
         elif wait(have_left, seconds):
             return True
@@ -319,6 +328,7 @@ class Job:
                 while (message := bell.Improbe(self.mpi.ANY_SOURCE, tag, status)) is not None:
                     message.Recv([bytearray(), byte])
                     ranks.add(status.Get_source())
+            came.update(clean)
             self._hear_signs()
             list(self._asking())  # The driver has come to its end, and answers no more.
             return len(clean) == bell.size and all(request.Test() for request in sent)
@@ -348,16 +358,32 @@ def duplicate(comm: Any, seconds: float) -> Any:
     """A communicator of the same processes that nobody else uses.
 
     Raises:
-        IrparError: not all came in time.
+        RunError: not all came in time.
     """
     made, request = comm.Idup()
-    _await_all(comm, request.Test, seconds)
+    await_all(comm, request.Test, seconds, (request, made))
     return made
 
 
-def _await_all(comm: Any, have_come: Callable[[], bool], seconds: float) -> None:
+_given_up: list[Any] = []
+"""What did not end in time: MPI may still write to it."""
+
+
+def await_all(comm: Any, have_come: Callable[[], bool], seconds: float, used: Any) -> None:
+    """Wait for what all ranks do together.
+
+    Args:
+        comm: of these ranks.
+        have_come: whether it is done.
+        seconds: the bound.
+        used: what MPI writes to until it is; kept where that takes too long.
+
+    Raises:
+        RunError: not all came in time.
+    """
     if not wait(have_come, seconds):
-        raise IrparError(
+        _given_up.append(used)
+        raise RunError(
             f"not all {comm.size} ranks of the MPI job came in {seconds:g} s",
             do=f"see what the others do; they may hang, or be slow: then {MORE_TIME}",
         )
@@ -408,16 +434,12 @@ def _check_size(mpi: Any, mesh: Mesh) -> None:
 
 
 @contextmanager
-def _bounded(seconds: float) -> Iterator[Callable[[], None]]:
+def _bounded(seconds: float, message: str) -> Iterator[Callable[[], None]]:
     """End this process where what is done in here takes too long: MPI waits in it for all ranks, and nothing else runs.
 
     A rank that ends before it comes here is not noticed by all launchers. What is given is called when MPI is through;
     from there on to the end only what MPICH shares is removed where this process ends.
     """
-    message = (
-        f"error: MPI did not begin in {seconds:g} s: not all ranks came\n"
-        f"  do: see what ended or stopped the others before they did; {MORE_TIME}\n"
-    )
     command = [sys.executable, "-I", "-S", mpi_watcher.__file__, str(os.getpid()), str(seconds), message]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0

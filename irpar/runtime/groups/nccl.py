@@ -37,7 +37,7 @@ from .nccl_transfers import moves_nothing, wire_of
 from .results import execute
 from .spmd import SEE_LATE, Finish, Meeting
 from .threads import ThreadGroup
-from .wired import WiredGroup
+from .wired import ASK_SECONDS, WiredGroup
 
 _SHARED_DEVICE_NCCL = 23000
 """NCCL 2.30, the first that lets ranks share a device, if asked to."""
@@ -45,8 +45,6 @@ _SPINS = 100
 """So often it is asked at once whether a collective is done, before the processor is left to others between."""
 _PAUSE_SECONDS = 5e-5
 _DESTROY_SECONDS = 10.0
-_ASK_SECONDS = 0.5
-"""How long a rank that gives up waits to be told where the others are."""
 _BLAME_SECONDS = 1.0
 """How much later than NCCL's own error a peer's end may show."""
 
@@ -239,7 +237,7 @@ class NcclGroup(WiredGroup):
             LostError: a rank failed, as it turns out.
         """
         others = [member for member in meeting.members if member != self.rank]
-        here = self.control.ask(others, _ASK_SECONDS)
+        here = self.control.ask(others, ASK_SECONDS)
         self.control.check()
         known = {member: here.get(member) or f"{rank_text(self.mesh, member)} gives no answer" for member in others}
         return {rank: text for rank, text in known.items() if f" is at {meeting.collective} with " not in text}

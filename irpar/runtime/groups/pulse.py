@@ -56,7 +56,7 @@ class Pulse:
 
 
 class Silence:
-    """How long a rank that gives signs has given none, for one that looks every `LOOK_SECONDS`.
+    """How long a rank that gives signs has given none, for one that looks every `LOOK_SECONDS` at least.
 
     Args:
         seconds: how long ranks wait for each other.
@@ -72,7 +72,7 @@ class Silence:
         """Whether the rank must be given up.
 
         Args:
-            signs: how many it has given so far, or bytes; where there was none it does not give any.
+            signs: grows with each; 0: it gives none, and is never given up.
             interval: seconds in which it gives one.
         """
         now = time.monotonic()

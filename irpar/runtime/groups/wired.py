@@ -20,7 +20,7 @@ from .results import EXECUTED
 from .spmd import Finish, Meeting, SpmdGroup
 from .words import await_word
 
-_ASK_SECONDS = 0.5
+ASK_SECONDS = 0.5
 """How long a rank that gives up waits to be told where the others are."""
 
 
@@ -36,7 +36,7 @@ class _Awaited:
         return self.control.wait(lambda: [] if messages else [self.rank], seconds)
 
     def shows_life(self) -> bool:
-        return bool(self.control.ask([self.rank], _ASK_SECONDS))
+        return bool(self.control.ask([self.rank], ASK_SECONDS))
 
     def is_silent(self, silence: Silence) -> bool:
         peer = self.control.peers[self.rank]
@@ -116,7 +116,7 @@ class WiredGroup(SpmdGroup):
     def gave_up(self, meeting: Meeting, missing: list[int]) -> PeerError:
         """The error of a rank that waited in vain at a collective; all others are told."""
         self.control.where = meeting.header.text
-        error = self.late(meeting.call, dict.fromkeys(missing, "") | self.control.ask(missing, _ASK_SECONDS))
+        error = self.late(meeting.call, dict.fromkeys(missing, "") | self.control.ask(missing, ASK_SECONDS))
         self.control.tell_failed(missing[0], self.reason_of_late(meeting.call, error))
         return error
 

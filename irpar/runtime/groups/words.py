@@ -26,7 +26,7 @@ class Word(Protocol):
         ...
 
     def shows_life(self) -> bool:
-        """Whether its sender, that has been asked for it, does something: other than the last time this was called."""
+        """Whether its sender, that has been asked for it, answers, and is not seen computing again as the last time."""
         ...
 
     def is_silent(self, silence: Silence) -> bool:
@@ -75,7 +75,9 @@ def await_word(rank: int, word: Word, was_asked: bool, seconds: float) -> Fault 
         silence = Silence(seconds)
         while not word.comes(LOOK_SECONDS):
             if word.is_silent(silence):
-                note = "it was stopped (by SIGSTOP, or a debugger), or its host hangs or is cut off"
+                note = (
+                    "it was stopped, its host hangs or is cut off, or a native call of its program lets no thread run"
+                )
                 return Fault(rank, f"gave no sign of life for {seconds:g} s", note)
     elif was_asked:
         last = time.monotonic()

@@ -100,7 +100,9 @@ def late(seconds: str) -> None:
 
 def many(count: str) -> None:
     """Ranks join and close at their own pace, with messages left unread."""
-    pace = np.random.default_rng()
+    world = World.of_environment()
+    assert world is not None
+    pace = np.random.default_rng(world.rank)
     for number in range(int(count)):
         group = join(Mesh({"x": 3}))
         rank = group.rank

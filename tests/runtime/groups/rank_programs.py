@@ -202,14 +202,16 @@ def forked(name: str) -> None:
     print("the driver went on")
 
 
-def unserved(name: str) -> None:
-    """The program of rank 2 forgets to serve."""
+def unserved(name: str, how: str) -> None:
+    """The program of rank 2 forgets to serve, or fails before it does."""
     loaded = module(MLP, **mlp_weights())
     with Executor(loaded, loaded.mesh, engine="numpy", group=join(name, loaded.mesh, 5.0)) as executor:
         if executor.is_driver:
             executor.run(mlp_input())
         elif World.of_ranks(name, loaded.mesh).rank != 2:
             executor.serve()
+        elif how == "fails":
+            raise ProgramError("the disk is gone", do="buy another")
 
 
 def rest(what: str, seconds: float) -> None:

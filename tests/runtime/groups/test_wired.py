@@ -1,7 +1,6 @@
 """Groups whose processes are joined by connections: here all data goes over them too."""
 
 import json
-import re
 import socket
 import threading
 import time
@@ -235,12 +234,18 @@ def test_inputs_go_on_while_the_driver_computes() -> None:
 
 
 @pytest.mark.parametrize("group", ["hosts", "processes"])
-def test_a_rank_whose_program_does_not_serve_is_told_how_to(group: str) -> None:
-    ranks = run_ranks(4, group, "unserved")
+@pytest.mark.parametrize(
+    ("how", "what", "do"),
+    [
+        ("forgets", "its program closed the executor without serving", "call executor.serve() on all ranks but rank 0"),
+        ("fails", "the disk is gone", "buy another"),
+    ],
+)
+def test_a_rank_whose_program_does_not_serve_tells_why(group: str, how: str, what: str, do: str) -> None:
+    ranks = run_ranks(4, group, "unserved", how)
     for rank in (0, 1, 3):
         assert ranks[rank].code == 1
-        assert "rank 2 (dp=1, tp=0) failed: its program closed the executor without serving" in ranks[rank].err
-        assert "do: call executor.serve() on all ranks but rank 0" in ranks[rank].err
+        assert f"rank 2 (dp=1, tp=0) failed: {what}\n  do: {do}" in ranks[rank].err
 
 
 @pytest.mark.parametrize("group", ["hosts", "processes"])
@@ -258,7 +263,7 @@ def test_the_driver_may_be_idle_but_not_stopped() -> None:
     for rank in run_ranks(4, "hosts", "idle", "stopped-between", seconds=20, hanging=0)[1:]:
         assert rank.code == 1
         assert "rank 0 (dp=0, tp=0) " in rank.err
-        assert re.search("ha(s|ve)? ?given? no sign of life for 1 s\n  it was stopped|gave no sign of life", rank.err)
+        assert "gave no sign of life for 1 s\n  it was stopped" in rank.err
 
 
 def test_the_reason_of_a_rank_reaches_all_others() -> None:
