@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
@@ -22,6 +22,19 @@ _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 class Stopped(KeyboardInterrupt):
     """A signal asks the process to end; raised where it is, so that what is half-written goes."""
+
+
+@contextmanager
+def handled(handlers: "Mapping[signal.Signals, signal._HANDLER]") -> Iterator[None]:
+    """Signals are handled so in here; as before where this is not the main thread, which alone can change that."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Signals:
@@ -49,15 +62,10 @@ class Signals:
         """In here a signal waits until the end: a native module that is interrupted on import aborts the process."""
         mine = [number for number in _ENDING if signal.getsignal(number) == self._stop]
         came: list[int] = []
-        if threading.current_thread() is not threading.main_thread():
-            mine = []
-        for number in mine:
-            signal.signal(number, lambda number, _: came.append(number))
         try:
-            yield
+            with handled(dict.fromkeys(mine, lambda number, _: came.append(number))):
+                yield
         finally:
-            for number in mine:
-                signal.signal(number, self._stop)
             if came:
                 self._stop(came[0], None)
 

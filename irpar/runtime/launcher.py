@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import BinaryIO
 
+from irpar.process import handled
+
 from . import guard
 from .ending import (
     Ending,
@@ -184,15 +186,12 @@ class _Launcher:
     def _hearing(self) -> Iterator[None]:
         """Signals are noted, and wake the loop; those that this process was started to ignore stay ignored."""
         numbers = [number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, self._note) for number in numbers}
-        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        bell_before = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(bell_before)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handled({**dict.fromkeys(numbers, self._note), signal.SIGCHLD: lambda *_: None}):
+            bell_before = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(bell_before)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._signals.append(number)

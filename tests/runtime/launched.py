@@ -7,16 +7,17 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from irpar.process import handled
 from irpar.runtime.launcher import Ending, launch
 
 IRPAR = [sys.executable, "-P", "-m", "irpar.cli"]
 PYTHON = [sys.executable, "-S", "-c"]
 """Starts in some ten milliseconds."""
 START = "import os, signal, subprocess, sys, time; rank = int(os.environ['RANK']); "
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Those that whoever started the tests may ignore."""
 FOREVER = "time.sleep(60)"
 DEAF = "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
 """Statements: one that takes for ever; some after which no signal but SIGKILL ends the program."""
@@ -35,28 +36,15 @@ def shell(program: str, *arguments: str) -> list[str]:
 def run_ranks(command: list[str], size: int, **options: object) -> tuple[Ending, str, str]:
     """Launch from this process; returns how it ended, standard output and standard error."""
     out, err = io.BytesIO(), io.BytesIO()
-    with _signals_taken():
+    ignored = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+    with handled(dict.fromkeys(ignored, signal.SIG_DFL)):
         ending = launch(command, size, stdout=out, stderr=err, **options)  # type: ignore[arg-type]
     return ending, out.getvalue().decode(), err.getvalue().decode()
 
 
-@contextmanager
-def _signals_taken() -> Iterator[None]:
-    """As `take_signals`, in here only."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler == signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def take_signals() -> None:
     """Undo, in a child, that whoever started the tests ignores signals, as shells do for what runs in the background."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -2,20 +2,19 @@
 
 import atexit
 import os
-import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
+from signal import SIG_DFL, SIG_IGN, SIGINT, SIGTERM, getsignal
 from typing import Any, Protocol
 
 import numpy as np
 
-from irpar.process import end_streams, import_native
+from irpar.process import end_streams, handled, import_native
 from irpar.sharding import Mesh
 
 from ..driver import DRIVER
@@ -137,7 +136,9 @@ class Job:
             with ExitStack() as stack:
                 if not mpi.Is_initialized():
                     is_through = stack.enter_context(_bounded(seconds, too_late))
-                    with _signals_end(), warnings.catch_warnings():
+                    numbers = [each for each in (SIGINT, SIGTERM) if getsignal(each) != SIG_IGN]
+                    # Python could not handle them in there: they end the process at once.
+                    with handled(dict.fromkeys(numbers, SIG_DFL)), warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # Of a launcher of another MPI; the error below says more.
                         mpi.Init_thread(mpi.THREAD_MULTIPLE)
                     is_through()
@@ -453,20 +454,3 @@ def _bounded(seconds: float, message: str) -> Iterator[Callable[[], None]]:
 
         yield lambda: tell(mpi_watcher.THROUGH)
         tell(mpi_watcher.REMOVED)
-
-
-@contextmanager
-def _signals_end() -> Iterator[None]:
-    """Signals end the process at once in here, where Python could not handle them."""
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    mine = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in mine.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in mine.items():
-            signal.signal(number, handler)
