@@ -12,8 +12,8 @@ from collections.abc import Callable
 LOOK_SECONDS = 0.25
 """How often a rank that waits looks for signs."""
 _LONGEST_INTERVAL = 5.0
-_LONGEST_LOOK = 4 * LOOK_SECONDS
-"""After more than that between two looks this process itself was stopped, perhaps together with the other."""
+ASLEEP_SECONDS = 1.0
+"""After that between two looks this process itself did not run, as where all are stopped and let go on."""
 
 
 class Pulse:
@@ -80,5 +80,5 @@ class Silence:
         if signs != self._signs:
             self._signs, self._lasts = signs, 0.0
         else:
-            self._lasts += passed if passed < _LONGEST_LOOK else LOOK_SECONDS
+            self._lasts += passed if passed < ASLEEP_SECONDS else LOOK_SECONDS
         return signs > 0 and self._lasts > self._bound + interval

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -10,42 +11,47 @@ from irpar.runtime.groups import pulse
 from irpar.runtime.groups.pulse import LOOK_SECONDS, Pulse, Silence
 
 
+class Beats:
+    """Counts the beats of a pulse.
+
+    Args:
+        enough: so many are waited for.
+        has_more: whether there is more to do at once, after so many.
+    """
+
+    def __init__(self, enough: int, has_more: Callable[[int], bool]) -> None:
+        self.intervals: list[float] = []
+        self.is_enough = threading.Event()
+        self._enough = enough
+        self._has_more = has_more
+
+    def __call__(self, interval: float) -> bool:
+        self.intervals.append(interval)
+        if len(self.intervals) == self._enough:
+            self.is_enough.set()
+        return self._has_more(len(self.intervals))
+
+
 def test_signs_come_at_once_then_at_intervals_until_the_end() -> None:
-    given: list[float] = []
-    is_enough = threading.Event()
-
-    def beat(interval: float) -> bool:
-        given.append(interval)
-        if len(given) == 4:
-            is_enough.set()
-        return False
-
-    beating = Pulse(beat, 0.2)
-    assert given[0] == pytest.approx(0.05)
-    assert is_enough.wait(20)
+    beats = Beats(4, lambda _: False)
+    beating = Pulse(beats, 0.2)
+    assert beats.intervals[0] == pytest.approx(0.05)
+    assert beats.is_enough.wait(20)
     beating.end()
-    count = len(given)
+    count = len(beats.intervals)
     time.sleep(0.15)
-    assert len(given) == count
+    assert len(beats.intervals) == count
 
 
 def test_what_there_is_to_do_is_done_at_once() -> None:
-    beats: list[float] = []
-    is_done = threading.Event()
-
-    def beat(interval: float) -> bool:
-        beats.append(interval)
-        if len(beats) == 5:
-            is_done.set()
-        return 1 < len(beats) < 5
-
-    beating = Pulse(beat, 400.0)
+    beats = Beats(5, lambda count: 1 < count < 5)
+    beating = Pulse(beats, 400.0)
     began = time.monotonic()
     beating.wake()
-    assert is_done.wait(20)
-    assert time.monotonic() - began < beats[0]
+    assert beats.is_enough.wait(20)
+    assert time.monotonic() - began < beats.intervals[0]
     beating.end()
-    assert len(beats) == 5
+    assert len(beats.intervals) == 5
 
 
 class Clock:

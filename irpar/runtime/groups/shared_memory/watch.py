@@ -17,6 +17,7 @@ from irpar.sharding import IrparError
 from ...errors import MismatchError, PeerError
 from ..base import Call, rank_text
 from ..header import ELSEWHERE, mismatch
+from ..pulse import ASLEEP_SECONDS
 from ..spmd import SEE_LATE, SpmdGroup
 from .joining import Joined
 from .segment import FAULT_BYTES
@@ -28,8 +29,6 @@ _DEADLOCK_AFTER = 0.15
 """Seconds of waiting after which a rank looks whether those that it waits for wait for it."""
 _STATE, _VERSION, _TICKS, _SINCE, _PROCESS, _FAILED, _WHEN, _START = range(8)
 _FAULT = struct.Struct("<qI")
-_ASLEEP = 1.0
-"""Seconds between two looks from which on this rank did not run itself, as where all are stopped and let go on."""
 _STOPPED = {"T": "is stopped (by SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger"}
 
 
@@ -153,7 +152,7 @@ class Watch:
         self.check_faults()
         self._check_gone(wait)
         now = time.monotonic()
-        if now - wait.looked > _ASLEEP:
+        if now - wait.looked > ASLEEP_SECONDS:
             wait.moved += now - wait.looked
         wait.looked = now
         if wait.has_moved:
