@@ -8,7 +8,7 @@ from irpar.analysis.plan import collective_entries
 from irpar.analysis.plan_schema import known_times
 from irpar.analysis.reasons import annotations_of_text, spec_of_text, spec_text
 from irpar.ir import Annotation, Module, Value
-from irpar.ir.annotate import NamedValues, apply_to, matching, named_values
+from irpar.ir.annotate import apply_to, matching, named_values
 from irpar.ops.collectives import collective_axes
 from irpar.sharding import DimSpec, IrparError, Sharding
 
@@ -41,7 +41,7 @@ class _Annotate:
 
     def apply(self, module: Module) -> None:
         annotation = Annotation(self.pattern, self.dims)
-        values = NamedValues(module).matches(annotation)
+        values = module.named_values.matches(annotation)
         for value in values:
             known = module.annotated.get(value.name)
             if known is None:

@@ -131,6 +131,7 @@ class PassManager:
             watch.before(pass_, module)
             record = self._run_one(index, module, original)
             records.append(record)
+            module.forget_names()
             watch.after(pass_, index, module, record.changed)
             watch.report(Progress("end", pass_.name, index, len(self.passes), record.seconds))
         return PipelineResult(tuple(records))

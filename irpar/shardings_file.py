@@ -18,7 +18,7 @@ from typing import Any
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from irpar.ir import Annotation, Module
-from irpar.ir.annotate import NamedValues, apply_to
+from irpar.ir.annotate import apply_to
 from irpar.sharding import DimSpec, IrparError, Mesh, is_priority, with_priority
 from irpar.sharding.sharding import MOST_PRIORITY
 from irpar.spellings.mesh_tensorflow import DimNames, LayoutRules, Names, read_rules
@@ -93,7 +93,7 @@ class ShardingsFile:
         Raises:
             IrparError: an entry matches nothing or does not fit; names file and line.
         """
-        named = NamedValues(module)
+        named = module.named_values
         found = [(annotation, named.matches(annotation)) for annotation in self.tensors]
         if self.ops or any(rank_of(value) is None for _, values in found for value in values):
             infer_types(module)

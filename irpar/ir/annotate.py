@@ -3,12 +3,13 @@
 import fnmatch
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from irpar.sharding import DimSpec, IrparError, Mesh, Sharding, is_priority, nearest_names
 
+from .graph import Graph
 from .module import Decision, Module
 from .types import tensor_type
 from .value import Value
@@ -161,16 +162,32 @@ def matches(module: Module, annotation: Annotation) -> list[Value]:
     Raises:
         AnnotationError: none does; the message lists the nearest names.
     """
-    return NamedValues(module).matches(annotation)
+    return module.named_values.matches(annotation)
 
 
 class NamedValues:
-    """The values of a module by the names that annotations may call them; made once for many annotations."""
+    """The values of a module by the names that annotations may call them; `Module.named_values` keeps one.
+
+    Args:
+        module: the module, as it is now.
+    """
 
     def __init__(self, module: Module) -> None:
+        self._graphs = [(graph, graph.names.changes) for graph in module.graphs]
+        self._outputs: list[tuple[Graph, tuple[Value, ...], list[str]]] = []
         self._values: dict[str, list[Value]] = {}
-        for name, value in named_values(module):
-            self._values.setdefault(name, []).append(value)
+        for graph in _graphs(module):
+            self._outputs.append((graph, graph.outputs, list(graph.output_names)))
+            for name, value in _named(graph):
+                self._values.setdefault(name, []).append(value)
+
+    def is_of(self, module: Module) -> bool:
+        """Whether the module still has these values by these names: as many steps as its graphs have results."""
+        return (
+            [graph for graph, _ in self._graphs] == module.graphs
+            and all(graph.names.changes == changes for graph, changes in self._graphs)
+            and all(graph.outputs == outputs and graph.output_names == names for graph, outputs, names in self._outputs)
+        )
 
     def matches(self, annotation: Annotation) -> list[Value]:
         """As the function `matches`.
@@ -210,7 +227,15 @@ def matching(pattern: str, known: Mapping[str, Sequence[T]]) -> list[T]:
 
 def named_values(module: Module) -> Iterable[tuple[str, Value]]:
     """The values of all graphs and of the bodies in them, each with every name that annotations may call it."""
-    for graph in (inner for outer in module.graphs for inner in outer.graphs()):
-        for value in graph.values():
-            yield value.source_name, value
-        yield from zip(graph.output_names, graph.outputs, strict=True)
+    for graph in _graphs(module):
+        yield from _named(graph)
+
+
+def _graphs(module: Module) -> Iterator[Graph]:
+    return (inner for outer in module.graphs for inner in outer.graphs())
+
+
+def _named(graph: Graph) -> Iterator[tuple[str, Value]]:
+    for value in graph.values():
+        yield value.source_name, value
+    yield from zip(graph.output_names, graph.outputs, strict=True)

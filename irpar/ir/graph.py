@@ -200,6 +200,8 @@ class Node:
         self.attributes.update(attributes({name: value}))
         for nested in self.nested_graphs():
             nested.parent = self
+        if self.graph is not None:
+            self.graph.names.changes += 1  # the values of nested graphs come and go with them
 
     def nested_graphs(self) -> Iterator["Graph"]:
         """The graphs among the attributes (If, Loop, Scan bodies)."""

@@ -11,7 +11,7 @@ from .function import Function
 from .graph import Graph
 
 if TYPE_CHECKING:
-    from .annotate import Annotation
+    from .annotate import Annotation, NamedValues
     from .text import Printed
 
 IRPAR_OPSET = 1
@@ -76,6 +76,7 @@ class Module:
     """
 
     __slots__ = (
+        "_named_values",
         "annotated",
         "annotations",
         "conflicts",
@@ -111,6 +112,7 @@ class Module:
         self.whole: dict[str, str] = {}
         self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
+        self._named_values: NamedValues | None = None
 
     @property
     def graph(self) -> Graph:
@@ -153,6 +155,19 @@ class Module:
         waiting, self.annotations = self.annotations, []
         for annotation in waiting:
             apply(self, annotation, mesh)
+
+    @property
+    def named_values(self) -> "NamedValues":
+        """The values by the names that annotations may call them; made once, and again after the graphs changed."""
+        from .annotate import NamedValues
+
+        if self._named_values is None or not self._named_values.is_of(self):
+            self._named_values = NamedValues(self)
+        return self._named_values
+
+    def forget_names(self) -> None:
+        """Let go of `named_values`, and of the values that a pass has erased with it."""
+        self._named_values = None
 
     def all_graphs(self) -> Iterator[Graph]:
         """Every graph: main, local, function bodies, and all graphs nested in these."""

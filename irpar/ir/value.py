@@ -29,11 +29,11 @@ class Value:
         sharding: how it lies on the mesh, or None where that is not decided.
         global_shape: in a local graph the shape of the whole tensor; else None.
         memory: where it is kept.
-        source: name of the value in the imported model that it stands for, through every rewrite.
         doc, metadata: as in ONNX.
     """
 
     __slots__ = (
+        "_source",
         "_uses",
         "data",
         "doc",
@@ -45,14 +45,13 @@ class Value:
         "name",
         "node",
         "sharding",
-        "source",
         "type",
     )
 
     def __init__(self, name: str = "", type: Type = UNKNOWN, source: str | None = None) -> None:
         self.name = name
         self.type = type
-        self.source = source
+        self._source = source
         self.node: Node | None = None
         self.index = 0
         self.graph: Graph | None = None
@@ -65,9 +64,21 @@ class Value:
         self._uses: dict[Use, None] = {}
 
     @property
+    def source(self) -> str | None:
+        """Name of the value in the imported model that it stands for, through every rewrite."""
+        return self._source
+
+    @source.setter
+    def source(self, source: str | None) -> None:
+        self._source = source
+        owner = self.owner
+        if owner is not None:
+            owner.names.changes += 1
+
+    @property
     def source_name(self) -> str:
         """What the source model calls this value; its own name where it has none there."""
-        return self.source or self.name
+        return self._source or self.name
 
     @property
     def uses(self) -> tuple[Use, ...]:
@@ -170,17 +181,25 @@ def refuse_uses(value: Value) -> None:
 
 
 class Names:
-    """The value names of a graph and of all graphs nested in it."""
+    """The value names of a graph and of all graphs nested in it.
 
-    __slots__ = ("_counters", "_gone", "table")
+    Attributes:
+        table: name to value.
+        changes: how often a value came, went, or got another name, here or in the imported model; what was made of
+            the names is still right while this number stays.
+    """
+
+    __slots__ = ("_counters", "_gone", "changes", "table")
 
     def __init__(self) -> None:
         self.table: dict[str, Value] = {}
+        self.changes = 0
         self._counters: dict[str, Iterator[int]] = {}
         self._gone: set[str] = set()
 
     def claim(self, value: Value) -> None:
         """Register a value, with a new name where its own is empty or taken."""
+        self.changes += 1
         name = value.name
         if not name or self.table.setdefault(name, value) is not value:
             value.name = self.fresh(name or "v")
@@ -188,6 +207,7 @@ class Names:
 
     def release(self, value: Value) -> None:
         """Forget a value; its name is given to others only where they ask for that very name."""
+        self.changes += 1
         if self.table.get(value.name) is value:
             del self.table[value.name]
             self._gone.add(value.name)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from irpar.analysis.symbols import dim_names
 from irpar.ir import Annotation, Module, Value
-from irpar.ir.annotate import NamedValues
 from irpar.sharding import DimSpec, Mesh, nearest_names
 
 from .devices import SpellingError
@@ -99,7 +98,7 @@ class LayoutRules:
 
     def _named(self, module: Module) -> Iterator[tuple[str | None, Value, Names, str]]:
         """Each tensor with names, once: the entry of the table that names it, its names, and where they are told."""
-        tensors = NamedValues(module)
+        tensors = module.named_values
         matches = [(entry, tensors.matches(Annotation(entry.pattern, (), entry.where))) for entry in self.names]
         if any(rank_of(value) is None for _, values in matches for value in values):
             infer_types(module)

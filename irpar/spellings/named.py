@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from irpar.ir import Annotation, Module, Value, tensor_type
-from irpar.ir.annotate import NamedValues, annotate, apply_to
+from irpar.ir.annotate import annotate, apply_to
 from irpar.sharding import DimSpec, Mesh
 
 from .devices import SpellingError
@@ -62,7 +62,7 @@ def _known_rank(value: Value, said: str) -> int:
 
 
 def _matched(module: Module, pattern: str) -> list[Value]:
-    return NamedValues(module).matches(Annotation(pattern, ()))
+    return module.named_values.matches(Annotation(pattern, ()))
 
 
 def place(
