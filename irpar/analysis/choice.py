@@ -381,8 +381,7 @@ class _Chooser:
         """What a node costs; layers that are alike ask only once."""
         key = self._kind(view), tuple(lies)
         if key not in self.known:
-            situation = self._situation(view, lies)
-            self.known[key] = situation.price(situation.choose())
+            self.known[key] = self._situation(view, lies).least()
         return self.known[key]
 
     def _situation(self, view: RuleView, lies: Sequence[Sharding | None]) -> Situation:

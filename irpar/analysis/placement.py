@@ -5,9 +5,9 @@ factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp];
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops import (
@@ -37,6 +37,8 @@ from .engines import is_known
 Axes = tuple[Axis, ...]
 FactorAxes = tuple[Axes, ...]
 """The mesh axes that cut each factor of a rule."""
+Suggested = tuple[tuple[Axes, ...], ...]
+"""Per factor of a rule the axes that might cut it, the last of which are none."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,13 @@ class Placement:
     carried: Carried = NOTHING
     is_boundary: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operands, self.results, self.carried))
+
     def ways(self, mesh: Mesh) -> int:
         """The number of devices that share the work: those that hold elements of every factor."""
         if self.rule is None:
@@ -96,6 +105,9 @@ class _Alike:
         projections: by (tensor, dim axes): factor axes.
         placements: by (factor axes, what is carried).
         agreements: by the dim axes of all values: how a node runs that takes them as they lie.
+        suggestions: by the dim axes of all values: what they suggest for each factor.
+        prices: what `Situation` found, by what it depends on beside rule, mesh and shapes.
+        joined: by several dim axes of each value: the factor axes that one or two of them suggest.
     """
 
     must_divide: tuple[bool, ...]
@@ -104,6 +116,9 @@ class _Alike:
     projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
     placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
     agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
+    suggestions: dict[tuple[tuple[Axes, ...] | None, ...], Suggested] = field(default_factory=dict)
+    prices: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)
+    joined: dict[tuple[tuple[tuple[Axes, ...], ...], ...], tuple[FactorAxes, ...]] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=4096)
@@ -250,6 +265,16 @@ class RuleView:
             dims.append(join_axes(self.mesh, axes))
         return tuple(dims)
 
+    @property
+    def prices(self) -> dict[Hashable, tuple[int, int, int]]:
+        """What `Situation` has found of nodes that are alike, in other runs too."""
+        return self._alike.prices
+
+    @cached_property
+    def has_programs(self) -> bool:
+        """Whether one of `ways` has a local program."""
+        return any(way.program is not None or way.program_factors for way in self.ways)
+
     def way_of(self, placement: Placement) -> "RuleView":
         """The one of `ways` that a placement follows."""
         return next((way for way in self.ways if way.rule == placement.rule), self)
@@ -309,6 +334,49 @@ class RuleView:
     def _fills_all(self, factors: FactorAxes) -> bool:
         """Whether every device has elements of all factors, as a local program needs it."""
         return all(not axes or self.fills(factor, axes) for factor, axes in enumerate(factors))
+
+    def suggested(self, known: tuple[tuple[Axes, ...] | None, ...]) -> Suggested:
+        """See the function of that name; nodes that are alike ask once."""
+        found = self._alike.suggestions
+        if known not in found:
+            found[known] = tuple(self._suggested(known))
+        return found[known]
+
+    def _suggested(self, known: Sequence[tuple[Axes, ...] | None]) -> Iterator[tuple[Axes, ...]]:
+        projected = [self.project(tensor, dims) for tensor, dims in enumerate(known) if dims is not None]
+        found = [
+            dict.fromkeys(by_factor[factor] for by_factor in projected if factor in by_factor)
+            for factor in range(len(self.rule.sizes))
+        ]
+        for factor, ways in enumerate(found):
+            others = [axis for other, axes in enumerate(found) if other != factor for way in axes for axis in way]
+            left = dict.fromkeys(_without(self, way, others) for way in ways if len(way) > 1) if others else {}
+            fitting = {way: None for way in left if way and self.fitting(factor, way) == way}
+            yield (*sorted(ways | fitting, key=lambda axes: -self.mesh.group_size(axes)), ())
+
+    def joined(self, lies: tuple[tuple[tuple[Axes, ...], ...], ...]) -> tuple[FactorAxes, ...]:
+        """The factor axes that one value suggests alone, or joined with what another suggests beside it; last: none.
+
+        Args:
+            lies: per value the ways in which it lies, or might.
+        """
+        found = self._alike.joined
+        if lies not in found:
+            found[lies] = tuple(dict.fromkeys(self._joined(lies)))
+        return found[lies]
+
+    def _joined(self, lies: Sequence[Sequence[tuple[Axes, ...]]]) -> Iterator[FactorAxes]:
+        none: tuple[tuple[Axes, ...] | None, ...] = (None,) * len(lies)
+        alone = [
+            [tuple(choices[0] for choices in self.suggested((*none[:at], axes, *none[at + 1 :]))) for axes in ways]
+            for at, ways in enumerate(lies)
+        ]
+        for at, ways in enumerate(alone):
+            for factors in ways:
+                yield factors
+                for beside in (more for other, found in enumerate(alone) if other != at for more in found):
+                    yield tuple(mine or others for mine, others in zip(factors, beside, strict=True))
+        yield tuple(() for _ in self.rule.sizes)
 
     def agreed(self, known: tuple[tuple[Axes, ...] | None, ...]) -> Placement | None:
         """How the node runs where all values already lie as it needs them; None where they do not agree.
@@ -412,25 +480,14 @@ def fits(node: Node, placement: Placement) -> bool:
     )
 
 
-def suggested(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> list[list[Axes]]:
+def suggested(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> Suggested:
     """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut.
 
     Of axes that another factor wants too, those that it leaves may cut this one all the same:
 
     d : [e, g@(dp,ep), m], w : [e@ep, m, h]      e over ep; g over (dp, ep), over dp alone, or not
     """
-    projected = [view.project(tensor, dims) for tensor, dims in enumerate(known) if dims is not None]
-    found = [
-        dict.fromkeys(by_factor[factor] for by_factor in projected if factor in by_factor)
-        for factor in range(len(view.rule.sizes))
-    ]
-    options = []
-    for factor, ways in enumerate(found):
-        others = [axis for other, axes in enumerate(found) if other != factor for way in axes for axis in way]
-        left = dict.fromkeys(_without(view, way, others) for way in ways if len(way) > 1) if others else {}
-        fitting = {way: None for way in left if way and view.fitting(factor, way) == way}
-        options.append([*sorted(ways | fitting, key=lambda axes: -view.mesh.group_size(axes)), ()])
-    return options
+    return view.suggested(tuple(known))
 
 
 def _without(view: RuleView, axes: Axes, others: Sequence[Axis]) -> Axes:

@@ -18,7 +18,7 @@ from . import situation
 from .flow import Flow
 from .moves import captured_whole
 from .network import Network
-from .placement import Axes, Placement, RuleView, suggested
+from .placement import Axes, Placement, RuleView
 from .redistribution.routes import routes
 
 Cost = tuple[int, int]
@@ -61,6 +61,7 @@ class _Refinement:
     Attributes:
         needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
         given: per value how its node gives it, or how it lies.
+        moving: per value what its moves cost as nodes run now, where that was asked.
         hopeless: what nodes look like that nothing is better for.
     """
 
@@ -74,6 +75,7 @@ class _Refinement:
         self.needs: dict[Value, dict[tuple[Node, int], Sharding]] = {}
         self.given: dict[Value, Sharding] = {}
         self.costs: dict[tuple[Node, Placement], Cost] = {}
+        self.moving: dict[Value, Cost | None] = {}
         self.looks: dict[Hashable, int] = {}
         self.known: dict[tuple[Node | None, int], int] = {}
         self.hopeless: set[int] = set()
@@ -114,6 +116,8 @@ class _Refinement:
 
     def _take(self, node: Node, placement: Placement) -> None:
         self.placements[node] = placement
+        for moved in (*node.inputs, *node.results):
+            self.moving.pop(moved, None)
         for index, (value, needed) in enumerate(zip(node.operands, placement.operands, strict=True)):
             if value is not None and needed is not None:
                 self.needs.setdefault(value, {})[node, index] = needed
@@ -174,8 +178,9 @@ class _Refinement:
     def _better(self, node: Node) -> Change | None:
         """A change of a node, or of a run of nodes that has it in it, that costs less."""
         tried: list[tuple[Cost, Change]] = []
+        before = self._moving_around(node, {})
         for placement in self._ways(node, {}):
-            cost = self._difference({node: placement})
+            cost = self._difference(before, {node: placement}, node)
             if cost is not None:
                 tried.append((cost, {node: placement}))
         tried.sort(key=lambda pair: pair[0])
@@ -195,14 +200,15 @@ class _Refinement:
             following = self._following(node, change) if is_forward else self._leading(node, change)
             best: tuple[Cost, Change] | None = None
             for other in following:
+                before = self._moving_around(other, change)
                 for placement in self._ways(other, change):
                     more = {**change, other: placement}
-                    found = self._difference(more)
+                    found = self._difference(before, more, other)
                     if found is not None and (best is None or found < best[0]):
                         best, node = (found, more), other
             if best is None:
                 return None
-            cost, change = best
+            cost, change = (cost[0] + best[0][0], cost[1] + best[0][1]), best[1]
             if cost < (0, 0):
                 return change
         return None
@@ -241,12 +247,13 @@ class _Refinement:
                 sums = given.get(value, self._lies(value))
                 if sums is not None and sums.partial:
                     lies[place] += [further.axes for further in sums.cut_further(sums.partial, value.shape)]
+        joined = tuple(map(tuple, lies))
         given_lies = [given.get(value, self._lies(value)) if value else None for value in view.values]
         for way in view.ways:
-            options = itertools.product(self._factors(way, lies), way.carriable(given_lies))
+            options = itertools.product(way.joined(joined), way.carriable(given_lies))
             placements = (way.placement(factors, carried) for factors, carried in options)
             others = (found for found in placements if found and found not in seen)
-            enough = (found for found in others if found.ways(self.flow.mesh) >= least)
+            enough = others if least <= 1 else (found for found in others if found.ways(self.flow.mesh) >= least)
             for placement in itertools.islice(enough, MOST_WAYS):
                 seen.add(placement)
                 yield placement
@@ -272,44 +279,48 @@ class _Refinement:
         found = [*needs.get(value, ()), *([lies] if lies else []), *self.needs.get(value, {}).values(), value.sharding]
         return list(dict.fromkeys(sharding.axes for sharding in found))[:MOST_LIES]
 
-    def _factors(self, view: RuleView, lies: list[list[tuple[Axes, ...]]]) -> Iterator[tuple[Axes, ...]]:
-        """What single values suggest, each alone and then joined with what the others suggest beside it."""
-        seen: dict[tuple[Axes, ...], None] = {}
-        none: list[tuple[Axes, ...] | None] = [None] * len(lies)
-        for tensor, ways in enumerate(lies):
-            for axes in ways:
-                alone = [axes if at == tensor else None for at in range(len(lies))]
-                options = suggested(view, alone)
-                seen[tuple(choices[0] for choices in options)] = None
-                for other in range(len(lies)):
-                    for more in lies[other] if other != tensor else ():
-                        beside = suggested(view, [more if at == other else None for at in range(len(lies))])
-                        seen[tuple(a[0] or b[0] for a, b in zip(options, beside, strict=True))] = None
-        seen[tuple(() for _ in suggested(view, none))] = None
-        yield from seen
-
     # -- costs ----------------------------------------------------------------------------------------------------
 
-    def _difference(self, change: Change) -> Cost | None:
-        """What a change costs more than what is; None where it cannot be."""
+    def _difference(self, before: list[tuple[Value, Cost | None]], change: Change, node: Node) -> Cost | None:
+        """What a change costs more than without its last node; None where it cannot be.
+
+        Args:
+            before: what the values of that node cost without it; no other value is moved otherwise.
+            change: with it.
+            node: the last.
+        """
         self.left -= 1
-        if any(given is None for placement in change.values() for given in placement.results):
+        placement = change[node]
+        if any(given is None for given in placement.results):
             return None
-        total = launches = 0
-        for value in dict.fromkeys(value for node in change for value in (*node.inputs, *node.results)):
-            before, after = self._moving(value, {}), self._moving(value, change)
-            if before is None or after is None:
+        ran, runs = self._running(node, self.placements[node]), self._running(node, placement)
+        total, launches = runs[0] - ran[0], runs[1] - ran[1]
+        for value, was in before:
+            found = self._moving(value, change)
+            if was is None or found is None:
                 return None
-            total += after[0] - before[0]
-            launches += after[1] - before[1]
-        for node, placement in change.items():
-            before, after = self._running(node, self.placements[node]), self._running(node, placement)
-            total += after[0] - before[0]
-            launches += after[1] - before[1]
+            total += found[0] - was[0]
+            launches += found[1] - was[1]
         return total, launches
+
+    def _moving_around(self, node: Node, change: Change) -> list[tuple[Value, Cost | None]]:
+        """What all moves of the values of a node cost."""
+        return [(value, self._moving(value, change)) for value in dict.fromkeys((*node.inputs, *node.results))]
 
     def _moving(self, value: Value, change: Change) -> Cost | None:
         """What all moves of a value cost."""
+        if change.keys().isdisjoint(self._around_value(value)):
+            if value not in self.moving:
+                self.moving[value] = self._moved(value, {})
+            return self.moving[value]
+        return self._moved(value, change)
+
+    def _around_value(self, value: Value) -> Iterator[Node]:
+        if value.node is not None:
+            yield value.node
+        yield from (node for node, _ in self.needs.get(value, ()))
+
+    def _moved(self, value: Value, change: Change) -> Cost | None:
         lies = self._lies(value)
         if lies is None or not value.is_static:
             return None

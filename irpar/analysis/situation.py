@@ -45,6 +45,8 @@ def running_cost(node: Node, view: RuleView | None, placement: Placement, networ
         placement: how it runs.
         network: what that costs.
     """
+    if network.device is None and network.memory is None and (view is None or not view.has_programs):
+        return 0, 0
     sent = [] if view is None else _sent(view.way_of(placement), placement)
     total = 0
     if network.device is not None:
@@ -119,14 +121,34 @@ class Situation:
         Where the values agree, as they lie. Where they do not, the way that costs least: to bring the operands there,
         and the results to where they are wanted; among equals the one that cuts the work most.
         """
+        return self._agreed() or self._least()[1]
+
+    def least(self) -> Price:
+        """What that way costs; variants of one graph are priced in many runs, so that it is kept where it can be."""
         view = self.view
-        known = [None if lie is None else lie.axes for lie in self.lies]
-        carriable = view.carriable(self.lies)
-        agreed = view.agreed(tuple(known)) if len(carriable) == 1 else None
-        if agreed is not None:
-            return agreed
-        cheapest = (self._cheapest(way, carried) for way in view.ways for carried in carriable)
-        return min(cheapest, key=self.price)
+        if view.has_programs or self.network.device is not None or self.network.memory is not None:
+            return self._found()
+        bits = tuple(None if value is None else value.dtype.bits for value in view.values)
+        carried = tuple(view.carriable(self.lies))
+        ways = tuple(way.rule for way in view.ways)
+        times = None if self.times is None else tuple(self.times)
+        key = tuple(self.lies), tuple(self.free), self.network, times, bits, carried, ways
+        if key not in view.prices:
+            view.prices[key] = self._found()
+        return view.prices[key]
+
+    def _found(self) -> Price:
+        agreed = self._agreed()
+        return self._least()[0] if agreed is None else self.price(agreed)
+
+    def _agreed(self) -> Placement | None:
+        if len(self.view.carriable(self.lies)) > 1:
+            return None
+        return self.view.agreed(tuple(None if lie is None else lie.axes for lie in self.lies))
+
+    def _least(self) -> tuple[Price, Placement]:
+        carriable = self.view.carriable(self.lies)
+        return min((self._cheapest(way, carried) for way in self.view.ways for carried in carriable), key=_price)
 
     def price(self, placement: Placement) -> Price:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
@@ -151,8 +173,9 @@ class Situation:
             moved = redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)
             total, launches = total + often * moved[0], launches + moved[-1]
         spent, collectives = running_cost(view.node, view, placement, self.network)
-        along = view.way_of(placement).program_axes(placement.factors)
-        ways = placement.ways(view.mesh) // view.mesh.group_size(along)
+        ways = placement.ways(view.mesh)
+        if view.has_programs:
+            ways //= view.mesh.group_size(view.way_of(placement).program_axes(placement.factors))
         return total + times[-1] * spent, -ways, launches + collectives
 
     def placements(self, view: RuleView, carried: Carried = NOTHING) -> Iterator[Placement]:
@@ -163,16 +186,17 @@ class Situation:
             carried: which operands stay partial.
         """
         known = [None if lie is None else lie.axes for lie in self.lies]
-        options = _with_moves(view, known, suggested(view, known))
+        options = _with_moves(view, known, list(map(list, suggested(view, known))))
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
             found = (view.placement(factors, carried) for factors in itertools.product(*options))
             yield from (placement for placement in found if placement is not None)
         else:
             yield from self._one_after_the_other(view, options, carried)
 
-    def _cheapest(self, view: RuleView, carried: Carried) -> Placement:
+    def _cheapest(self, view: RuleView, carried: Carried) -> tuple[Price, Placement]:
         """By one of the rules of the node."""
-        return min(self.placements(view, carried), key=self.price)  # To cut nothing is always possible.
+        priced = ((self.price(placement), placement) for placement in self.placements(view, carried))
+        return min(priced, key=_price)  # To cut nothing is always possible.
 
     def _one_after_the_other(self, view: RuleView, options: list[list[Axes]], carried: Carried) -> list[Placement]:
         """Fix each factor at its best option while the later ones are not cut: where that leads, and what is tried."""
@@ -186,6 +210,10 @@ class Situation:
             best = min(priced, key=self.price)
             chosen[factor] = best.factors[factor]
         return list(dict.fromkeys([*([best] if best else []), *tried]))
+
+
+def _price(priced: tuple[Price, Placement]) -> Price:
+    return priced[0]
 
 
 def _with_moves(

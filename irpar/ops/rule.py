@@ -54,6 +54,14 @@ class FactorRule:
     moves: tuple[tuple[int, int], ...] = ()
     meets: str = ""
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Placements are asked for by rule many times over; equal rules have equal factors.
+        return hash((self.operands, self.results, self.sizes))
+
     @cached_property
     def places(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         """Per factor, where it stands: (tensor, dim, index in the dim); tensors count operands first, then results."""
