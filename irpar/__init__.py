@@ -8,20 +8,16 @@
 >>> partition.save("out/")                                               # doctest: +SKIP
 """
 
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers know it; the module typing is not imported for it
 if TYPE_CHECKING:
+    from typing import Any
+
     from .api import Partition, annotate, load, partition
     from .ir import Module
     from .pass_manager import Pass, PassManager, PassResult
     from .sharding import IrparError, Mesh, Sharding
 
-try:
-    __version__ = version("irpar")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0"
+    __version__: str
 
 __all__ = [
     "IrparError",
@@ -52,9 +48,26 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import what is asked for, so that `import irpar` alone stays quick."""
+    if name == "__version__":
+        return _version()
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'irpar' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("irpar")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

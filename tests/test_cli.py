@@ -570,13 +570,6 @@ def test_debugging_shows_the_traceback(capsys, folder, monkeypatch):
 # -- the process --------------------------------------------------------------------------------------------------
 
 
-def test_help_imports_nothing_heavy():
-    heavy = ("onnx", "onnxruntime", "networkx", "numpy", "irpar.ir")
-    text = f"import sys, irpar.cli; irpar.cli.main(['--help']); sys.exit([m for m in {heavy} if m in sys.modules] or 0)"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_the_version_is_printed(capsys):
     from irpar import __version__
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from ruamel.yaml import YAML
 
 import irpar
@@ -267,10 +266,9 @@ def test_commands_of_the_page_on_clusters_have_their_options() -> None:
 
 def check_options(command: str, words: Sequence[str]) -> None:
     """Check that a command has the options that are given."""
-    from irpar.commands.app import app
+    from irpar.commands import app
 
-    known = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
-    names = {name for parameter in known.params for name in parameter.opts}
+    names = {name for parameter in app.command(command).params for name in parameter.opts}
     assert {word for word in words if word.startswith("-")} <= names
     for option, table in (("--group", GROUPS), ("--engine", ENGINES)):
         assert option not in words or words[words.index(option) + 1] in table

@@ -16,8 +16,6 @@ from irpar.sharding import IrparError, nearest_names
 
 RANKED = ("run", "verify")
 """The commands of irpar that several ranks run together."""
-VERBATIM = {"allow_interspersed_args": False}
-"""What comes after the first word that is no option belongs to the command."""
 
 Ranks = Annotated[
     int | None,
@@ -105,13 +103,12 @@ def _command_line(words: list[str]) -> tuple[list[str], bool]:
     Raises:
         IrparError: there is no such command or program.
     """
-    from .app import app
+    from .app import COMMANDS
 
     name = words[0]
     if name in RANKED:
         return [sys.executable, "-P", "-m", "irpar", *words], True
-    commands = [command.name for command in app.registered_commands]
-    if name in commands:
+    if name in COMMANDS:
         raise IrparError(
             f"irpar {name} is not for several ranks", do=f"launch {' or '.join(RANKED)}; run irpar {name} by itself"
         )
