@@ -34,6 +34,8 @@ from irpar.network_file import read_network
 from irpar.runtime.engine import ENGINES
 from irpar.runtime.environment import LAUNCHERS, World
 from irpar.runtime.groups import GROUPS
+from irpar.runtime.groups.sockets import LISTEN
+from irpar.runtime.token import TOKEN, TOKEN_FILE
 from irpar.shardings_file import read_shardings
 from tests.runtime.groups.launched_ranks import free_port
 from tests.runtime.groups.mpi_libraries import find
@@ -344,7 +346,7 @@ def test_the_job_of_the_page_on_clusters() -> None:
     spec = job["spec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    environ = {entry["name"]: entry["value"] for entry in container["env"]}
+    environ = {entry["name"]: entry.get("value", "from a secret") for entry in container["env"]}
     assert service["metadata"]["name"] == pod["subdomain"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert environ["MASTER_ADDR"] == f"{job['metadata']['name']}-0.{pod['subdomain']}"
@@ -360,6 +362,7 @@ def test_the_variables_of_the_page_on_clusters() -> None:
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", text[text.index("## Environment") : text.index("## Time-outs")]))
     assert {launcher.rank[0] for launcher in LAUNCHERS} <= listed
     assert {launcher.size[-1] for launcher in LAUNCHERS} <= listed
+    assert {TOKEN, TOKEN_FILE, LISTEN} <= listed
 
 
 def test_the_network_of_the_page(tmp_path: Path) -> None:

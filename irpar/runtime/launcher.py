@@ -1,8 +1,9 @@
 """The parent of all ranks on one machine: one process each, and one end for all.
 
 It sets the environment that torchrun sets (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`,
-`MASTER_PORT`), `IRPAR_RUN_ID` and `IRPAR_LAUNCHER`, and divides the cores among the ranks by `OMP_NUM_THREADS`, unless
-that is set. Each rank leads a process group of its own. Standard input goes to rank 0, unless it is a terminal.
+`MASTER_PORT`), `IRPAR_RUN_ID`, `IRPAR_TOKEN` and `IRPAR_LAUNCHER`, and divides the cores among the ranks by
+`OMP_NUM_THREADS`, unless that is set. Each rank leads a process group of its own. Standard input goes to rank 0, unless
+it is a terminal.
 
 A rank that is stopped would keep the others waiting for ever: the run is ended after a time, or soon where nothing else
 is left to run. A debugger may stop a rank for as long as it likes.

@@ -15,10 +15,11 @@ from irpar.sharding import IrparError
 from . import guard
 from .environment import ERROR_FILE, LAUNCHER_MARK, RUN_ID
 from .run_files import run_file
+from .token import TOKEN, TOKEN_FILE, made_token
 
 _PORTS = range(10_000, 32_768)
 """Below those that systems give to outgoing connections, so that none takes one between here and rank 0."""
-_OTHERS = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", ERROR_FILE)
+_OTHERS = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", ERROR_FILE, TOKEN_FILE)
 """What a launcher around this one may have set, and would mislead the ranks."""
 
 
@@ -116,6 +117,7 @@ def rank_environment(environ: Mapping[str, str], size: int, run_id: str) -> dict
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         RUN_ID: run_id,
+        TOKEN: made_token(),
         LAUNCHER_MARK: str(os.getpid()),
     }
 

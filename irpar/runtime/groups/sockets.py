@@ -1,45 +1,82 @@
-"""TCP sockets between ranks, all set up alike: messages go at once, and a peer whose host vanished is noticed."""
+"""TCP sockets between ranks, all set up alike: messages go at once, and a peer whose host vanished is noticed.
 
+A process listens at one address, by which the others reach it: never at all that its host has.
+"""
+
+import errno
 import ipaddress
+import os
 import socket
 from contextlib import suppress
 
+LISTEN = "IRPAR_LISTEN"
+"""Names the address to listen at, where the name that the others use is that of a service or a gateway."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """Seconds until, and between, and number of probes: a host that vanished is noticed after about 35 s."""
+_LEAST_BACKLOG = 128
+_FAR = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses that no host has (RFC 5737, RFC 3849): the way to them goes out by the interface to other hosts."""
 
 
 def listen(host: str, port: int, size: int) -> socket.socket:
-    """A listening socket: on the loopback where the ranks look for this one there, else on all addresses.
-
-    The name that the others use may be that of a service or a gateway, and no address of this host; and a host may
-    know its own name as a loopback address where others do not.
+    """A listening socket, at the first address of that name which this host has.
 
     Args:
-        host: the name or address by which the others reach this process.
+        host: the name or address by which the others reach this process; where it is not the loopback, `IRPAR_LISTEN`
+            goes before it.
         port: 0: any that is free.
         size: ranks of the run, which may all connect at once.
 
     Raises:
-        OSError: the port is in use, or may not be used.
+        OSError: the port is in use, or may not be used; or the name is of no address of this host (EADDRNOTAVAIL).
     """
-    address, is_v6 = "", socket.has_dualstack_ipv6()
-    if _is_loopback(host):
-        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        address, is_v6 = str(found[0]), family == socket.AF_INET6
-    listener = socket.create_server(
-        (address, port),
-        family=socket.AF_INET6 if is_v6 else socket.AF_INET,
-        backlog=max(size, 128),
-        dualstack_ipv6=is_v6 and not address,
-    )
-    set_up(listener)  # Accepted connections inherit it.
-    return listener
+    refused: OSError | None = None
+    for family, address in addresses_of(host if names_loopback(host) else os.environ.get(LISTEN, "").strip() or host):
+        try:
+            listener = socket.create_server((address, port), family=family, backlog=max(size, _LEAST_BACKLOG))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            refused = error
+            continue
+        set_up(listener)  # Accepted connections inherit it.
+        return listener
+    raise refused or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 
 
-def _is_loopback(host: str) -> bool:
+def addresses_of(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    """The addresses by which ranks reach a host of that name.
+
+    A host may know its own name as a loopback address, where others do not: that of its interface to the others stands
+    for it, for all processes of that host.
+
+    Raises:
+        OSError: the name is not known.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    known = [(socket.AddressFamily(family), str(place[0])) for family, _, _, _, place in found]
+    if names_loopback(host):
+        return known
+    outward = [entry for entry in known if not names_loopback(entry[1])]
+    return outward or _outward() or known
+
+
+def names_loopback(host: str) -> bool:
+    """Whether a name or address means the host itself, which other hosts do not reach by it."""
     with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     return host == "localhost"
+
+
+def _outward() -> list[tuple[socket.AddressFamily, str]]:
+    """The addresses of this host's interface to other hosts."""
+    found = []
+    for family, far in _FAR:
+        # A datagram socket sends nothing to find its way.
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            found.append((family, str(probe.getsockname()[0])))
+    return [entry for entry in found if not names_loopback(entry[1])]
 
 
 def set_up(connection: socket.socket) -> None:

@@ -7,8 +7,9 @@
         store.barrier("ready")
 
 Values are bytes. Every wait has a bound; where a rank ends or fails, all that wait are told which. Who connects must
-know the run id, which both sides prove and neither sends, so that two runs at once do not mix. It is a secret as far as
-`IRPAR_RUN_ID` is one, and values are not encrypted: a store belongs inside a cluster.
+know the run's secret (see `token`) and its id, which both sides prove and neither sends, so that nobody else joins and
+two runs at once do not mix. Where other hosts reach it, it does not serve without a secret. Values are not encrypted: a
+store belongs inside a cluster.
 
 Why no library: PyTorch's TCPStore comes with all of PyTorch, CuPy's is part of its communicator (no run id, no word
 about who died), etcd and Redis are servers that somebody would have to run, and multiprocessing's managers unpickle
@@ -16,33 +17,32 @@ what comes from the network.
 """
 
 import errno
-import os
 import socket
 import threading
 import time
 from contextlib import suppress
-from hmac import compare_digest
 from types import TracebackType
 from typing import Self
 
 from ..environment import World
 from ..errors import PeerError, RunError
+from ..token import no_token, token_of_environment
 from . import TIMEOUT
-from .sockets import listen, set_up
+from .proof import NONCE_BYTES, is_shown, key_of, nonce
+from .sockets import LISTEN, addresses_of, listen, names_loopback, set_up
 from .store_server import StoreServer
 from .store_wire import (
     GREETING,
     HELLO,
     MOST_BYTES,
     MOST_KEY_BYTES,
-    NONCE_BYTES,
     RANK,
     REPLY,
     REQUEST,
     Answer,
     Ask,
     StoreError,
-    proof,
+    proof_of_rank,
 )
 
 _TRY_SECONDS = 5.0
@@ -66,6 +66,7 @@ class Store:
         rank: of this process.
         size: ranks of the run.
         run_id: names the run, equal on all ranks.
+        token: the secret of the run, equal on all ranks; empty where there is none.
         timeout: seconds that a wait takes at most, unless it says otherwise.
 
     Attributes:
@@ -75,18 +76,34 @@ class Store:
     Raises:
         StoreError: another run or something else answers, the port is in use, or this rank is there already.
         PeerError: rank 0 cannot be reached in time.
+        TokenError: other hosts reach the store, and there is no secret.
     """
 
     def __init__(
-        self, host: str, port: int, rank: int, size: int, *, run_id: str = "", timeout: float = TIMEOUT
+        self,
+        host: str,
+        port: int,
+        rank: int,
+        size: int,
+        *,
+        run_id: str = "",
+        token: str = "",
+        timeout: float = TIMEOUT,
     ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self._place = f"{host}:{port}"
         self._lock = threading.Lock()
-        self._server = StoreServer(_listen(host, port, size), size, run_id) if rank == 0 else None
+        self._run_id, self._has_token = run_id, bool(token)
+        self._key = key_of(token, run_id)
+        self._server = None
         self._socket: socket.socket | None = None
+        places = []
+        if rank == 0:
+            listener = self._listen(host, port)
+            places = [listener.getsockname()[:2]]
+            self._server = StoreServer(listener, size, self._key)
         try:
-            self._socket = self._connect(host, port, run_id)
+            self._socket = self._connect(places, host, port)
         except BaseException:
             self._stop(0.0)
             raise
@@ -98,6 +115,7 @@ class Store:
         Raises:
             StoreError: it is not known where rank 0 is, and as above.
             PeerError: as above.
+            TokenError: as above; or the secret of the environment is none.
         """
         missing = [
             name
@@ -112,7 +130,16 @@ class Store:
             )
         assert world.master_addr is not None
         assert world.store_port is not None
-        return cls(world.master_addr, world.store_port, world.rank, world.size, run_id=world.run_id, timeout=timeout)
+        return cls(
+            # What only ranks of this host reach, no other host can.
+            "127.0.0.1" if world.local_size == world.size else world.master_addr,
+            world.store_port,
+            world.rank,
+            world.size,
+            run_id=world.run_id,
+            token=token_of_environment(),
+            timeout=timeout,
+        )
 
     def set(self, key: str, value: bytes | bytearray | memoryview) -> None:
         """Give a key its value; one that was there before is replaced.
@@ -160,7 +187,7 @@ class Store:
         if self._socket is not None:
             with suppress(RunError):
                 self._request(Ask.LEAVE, "", b"", self.timeout)
-        self._stop(_LINGER_SECONDS)
+        self._stop(min(_LINGER_SECONDS, self.timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -232,17 +259,46 @@ class Store:
             do="see what rank 0 says",
         )
 
-    def _connect(self, host: str, port: int, run_id: str) -> socket.socket:
-        """Connect, however long rank 0 takes to start, up to the time-out."""
+    def _listen(self, host: str, port: int) -> socket.socket:
+        """See `listen`.
+
+        Raises:
+            StoreError: the port is in use, or may not be used; or the address is none of this host.
+            TokenError: see `Store`.
+        """
+        try:
+            listener = listen(host, port, self.size)
+        except OSError as error:
+            raise _not_listening(host, port, error) from error
+        try:
+            self._check_token(listener.getsockname()[0])
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def _check_token(self, address: str) -> None:
+        if not self._has_token and not names_loopback(address):
+            raise no_token(self._place)
+
+    def _connect(self, places: list[tuple[str, int]], host: str, port: int) -> socket.socket:
+        """Connect, however long rank 0 takes to start, up to the time-out.
+
+        Args:
+            places: address and port, where they are known.
+            host, port: else.
+        """
         deadline = time.monotonic() + self.timeout
         pause = 0.01
         while True:
-            left = max(deadline - time.monotonic(), 0.01)
             connection: socket.socket | None = None
             try:
-                connection = socket.create_connection((host, port), min(left, _TRY_SECONDS))
+                found = places or [(each, port) for _, each in addresses_of(host)]
+                for address, _ in found:
+                    self._check_token(address)
+                connection = _connected(found, deadline)
                 set_up(connection)
-                self._greet(connection, deadline, run_id)
+                self._greet(connection, deadline)
                 return connection
             except (OSError, EOFError) as error:
                 if connection is not None:
@@ -267,14 +323,14 @@ class Store:
             do="look whether rank 0 was started, MASTER_ADDR is its host, and its port is open to this host",
         )
 
-    def _greet(self, connection: socket.socket, deadline: float, run_id: str) -> None:
-        """Prove each other the run id."""
+    def _greet(self, connection: socket.socket, deadline: float) -> None:
+        """Prove each other to know the run."""
         told = _read(connection, len(GREETING) + NONCE_BYTES, deadline)
         if not told.startswith(GREETING):
             raise self._stranger()
-        own = os.urandom(NONCE_BYTES)
+        own = nonce()
         nonces = told[len(GREETING) :] + own
-        shown = proof(run_id, "client", nonces, self.rank, self.size)
+        shown = proof_of_rank(self._key, "client", nonces, self.rank, self.size)
         connection.sendall(HELLO.pack(GREETING, own, self.rank, self.size, shown))
         try:
             answer, value = _reply(connection, deadline)
@@ -283,12 +339,12 @@ class Store:
         if answer is Answer.REFUSED:
             text = value[RANK.size :].decode(errors="replace")
             raise StoreError(text, where=f"rank 0 at {self._place}", do=_DO[answer])
-        expected = proof(run_id, "server", nonces, self.rank, self.size)
-        if answer is not Answer.OK or not compare_digest(value, expected):
+        expected = proof_of_rank(self._key, "server", nonces, self.rank, self.size)
+        if answer is not Answer.OK or not is_shown(expected, value):
             raise StoreError(
-                f"the store at {self._place} is that of another run",
-                notes=(f"this run is called {_shown(run_id)} here",),
-                do="give each run a MASTER_PORT of its own, and all ranks of a run one IRPAR_RUN_ID, if any",
+                f"the store at {self._place} is that of another run, or has another secret",
+                notes=(f"here it is called {_shown(self._run_id)}, and has {'a' if self._has_token else 'no'} secret",),
+                do="give each run its own MASTER_PORT, and all ranks of a run one IRPAR_TOKEN and one IRPAR_RUN_ID",
             )
 
     def _stranger(self) -> StoreError:
@@ -343,18 +399,33 @@ def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
     return bytes(data)
 
 
-def _listen(host: str, port: int, size: int) -> socket.socket:
-    """See `listen`.
+def _connected(places: list[tuple[str, int]], deadline: float) -> socket.socket:
+    """A connection to the first of these addresses that takes one.
 
     Raises:
-        StoreError: the port is in use, or may not be used.
+        OSError: none does.
     """
-    try:
-        return listen(host, port, size)
-    except OSError as error:
-        is_used = error.errno == errno.EADDRINUSE
-        raise StoreError(
-            f"port {port} of this host is in use" if is_used else f"cannot listen on port {port}: {_reason(error)}",
-            where="rank 0 has the store, at which all ranks meet",
-            do="set MASTER_PORT, or IRPAR_STORE_PORT, to a port that is free here, on all ranks",
-        ) from error
+    refused: OSError = OSError(errno.EADDRNOTAVAIL, "the name has no address")
+    for place in places:
+        left = max(deadline - time.monotonic(), 0.01)
+        try:
+            return socket.create_connection(place, min(left, _TRY_SECONDS))
+        except OSError as error:
+            refused = error
+    raise refused
+
+
+def _not_listening(host: str, port: int, error: OSError) -> StoreError:
+    """Why rank 0 has no store."""
+    do = "set MASTER_PORT, or IRPAR_STORE_PORT, to a port that is free here, on all ranks"
+    if error.errno == errno.EADDRINUSE:
+        what = f"port {port} of this host is in use"
+    elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        what = f"{host} is no address of this host, where rank 0 is: {_reason(error)}"
+        do = (
+            f"set MASTER_ADDR, on all ranks, to an address of the host of rank 0; where others reach it by that of a "
+            f"gateway, {LISTEN} on rank 0 to the address at which it listens"
+        )
+    else:
+        what = f"cannot listen on port {port}: {_reason(error)}"
+    return StoreError(what, where="rank 0 has the store, at which all ranks meet", do=do)

@@ -1,31 +1,31 @@
 """The store's server: a thread of rank 0, which holds the values and knows which ranks are there."""
 
 import asyncio
-import hmac
-import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from .proof import is_shown, nonce
 from .store_wire import (
     GREETING,
     HELLO,
     MOST_BYTES,
     MOST_KEY_BYTES,
-    NONCE_BYTES,
     RANK,
     REPLY,
     REQUEST,
     Answer,
     Ask,
     StoreError,
-    proof,
+    proof_of_rank,
 )
 
 _HELLO_SECONDS = 10.0
-"""Whoever connects and says nothing is let go after this."""
+"""Whoever connects and has not shown by then that it is a rank is let go."""
+_MOST_NEW = 64
+"""Beside the ranks, so many may be about to show it; then the one goes that has been at it longest."""
 
 Reply = tuple[Answer, bytes]
 
@@ -36,16 +36,16 @@ class StoreServer:
     Args:
         listener: a listening socket; the server's from here on.
         size: ranks of the run.
-        run_id: what clients must know.
+        key: what clients must know.
 
     Raises:
         StoreError: the server cannot start.
     """
 
-    def __init__(self, listener: socket.socket, size: int, run_id: str) -> None:
+    def __init__(self, listener: socket.socket, size: int, key: bytes) -> None:
         self._listener = listener
         self._size = size
-        self._run_id = run_id
+        self._key = key
         self._values: dict[str, bytes] = {}
         self._at_barrier: dict[str, set[int]] = {}
         self._gave_up: dict[str, set[int]] = {}
@@ -54,6 +54,7 @@ class StoreServer:
         self._left: set[int] = set()
         self._failure: Reply | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._new: dict[asyncio.Task[None], None] = {}
         self._linger = 0.0
         self._started = threading.Event()
         self._problem: BaseException | None = None
@@ -100,30 +101,41 @@ class StoreServer:
         """Serve one connection."""
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._admit(task)
         rank = None
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 rank = await self._greet(reader, writer)
+            del self._new[task]
             if rank is not None:
+                self._connections.add(task)
                 await self._answer_all(rank, reader, writer)
         except (OSError, EOFError, ValueError):
             pass  # Gone, or no client of ours.
         finally:
+            self._new.pop(task, None)
             self._connections.discard(task)
             if rank is not None and rank not in self._left:
                 self._fail(rank, f"rank {rank} ended without leaving the run")
             writer.close()
 
+    def _admit(self, task: asyncio.Task[None]) -> None:
+        """Let one more show who it is: those who only hold connections open keep no rank out."""
+        while len(self._new) >= _MOST_NEW + self._size:
+            oldest = next(iter(self._new))
+            del self._new[oldest]
+            oldest.cancel()
+        self._new[task] = None
+
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
-        """The rank of a client that knows the run id; None for all others, who are told so."""
-        own = os.urandom(NONCE_BYTES)
+        """The rank of a client that knows the run; None for all others, who are told so."""
+        own = nonce()
         writer.write(GREETING + own)
-        greeting, nonce, rank, size, shown = HELLO.unpack(await reader.readexactly(HELLO.size))
+        greeting, other, rank, size, shown = HELLO.unpack(await reader.readexactly(HELLO.size))
         if greeting != GREETING:
             return None
-        nonces = own + nonce
-        if not hmac.compare_digest(shown, proof(self._run_id, "client", nonces, rank, size)):
+        nonces = own + other
+        if not is_shown(proof_of_rank(self._key, "client", nonces, rank, size), shown):
             await _send(writer, (Answer.OTHER_RUN, b""))
             return None
         problem = self._misfit(rank, size)
@@ -131,7 +143,7 @@ class StoreServer:
             await _send(writer, _told(Answer.REFUSED, set(), problem))
             return None
         self._there.add(rank)
-        await _send(writer, (Answer.OK, proof(self._run_id, "server", nonces, rank, size)))
+        await _send(writer, (Answer.OK, proof_of_rank(self._key, "server", nonces, rank, size)))
         return int(rank)
 
     def _misfit(self, rank: int, size: int) -> str:
@@ -175,7 +187,7 @@ class StoreServer:
         if key in self._values:
             return Answer.OK, self._values[key]
         absent = set(range(self._size)) - self._there
-        return _told(Answer.TIMED_OUT, absent, f"nobody has set {key!r} in {seconds:g} s{_absent(absent)}")
+        return _told(Answer.TIMED_OUT, absent, f"nobody has set {key!r} in {_seconds_text(seconds)}{_absent(absent)}")
 
     async def _barrier(self, rank: int, name: str, _: bytes, seconds: float) -> Reply:
         came = self._at_barrier.setdefault(name, set())
@@ -196,7 +208,8 @@ class StoreServer:
         gave_up.add(rank)
         came.discard(rank)
         missing = everyone - came - gave_up or everyone - came - {rank}
-        told = f"{_ranks(missing)} did not come to {name!r} in {seconds:g} s{_absent(everyone - self._there)}"
+        absent = _absent(everyone - self._there)
+        told = f"{_ranks(missing)} did not come to {name!r} in {_seconds_text(seconds)}{absent}"
         return _told(Answer.TIMED_OUT, missing, told)
 
     async def _abort(self, rank: int, _: str, value: bytes, __: float) -> Reply:
@@ -256,6 +269,11 @@ async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
 def _told(answer: Answer, ranks: set[int], text: str) -> Reply:
     """An answer with a text, and the first of the ranks that are to blame."""
     return answer, RANK.pack(min(ranks, default=-1)) + text.encode(errors="replace")
+
+
+def _seconds_text(seconds: float) -> str:
+    """What is left of a bound is no round number."""
+    return f"{max(round(seconds, 1), 0.1):g} s"
 
 
 def _absent(absent: set[int]) -> str:

@@ -1,22 +1,19 @@
 """What the store's server and its clients say to each other: fixed headers, then bytes; nothing is ever unpickled.
 
 server: GREETING nonce
-client: GREETING nonce rank size proof        proof = HMAC-SHA256(run id, "client" both nonces rank size)
+client: GREETING nonce rank size proof        of the run's secret and id, see `proof`
 server: answer OK, its own proof              or another answer, and why
 client: request, key, value                   any number of times, each answered before the next
 server: answer, value
 """
 
-import hashlib
-import hmac
 import struct
 from enum import IntEnum
 
 from ..errors import RunError
+from .proof import NONCE_BYTES, PROOF_BYTES, proof
 
-GREETING = b"irpar-store/1\n"
-NONCE_BYTES = 16
-PROOF_BYTES = 32
+GREETING = b"irpar-store/2\n"
 HELLO = struct.Struct(f"!{len(GREETING)}s{NONCE_BYTES}sII{PROOF_BYTES}s")
 """Greeting, nonce, rank, size, proof."""
 REQUEST = struct.Struct("!BHdQ")
@@ -56,7 +53,6 @@ class Answer(IntEnum):
     OTHER_RUN = 4
 
 
-def proof(run_id: str, side: str, nonces: bytes, rank: int, size: int) -> bytes:
-    """That whoever says it knows the run id."""
-    told = side.encode() + nonces + struct.pack("!II", rank, size)
-    return hmac.digest(run_id.encode("utf-8", "surrogateescape"), told, hashlib.sha256)
+def proof_of_rank(key: bytes, side: str, nonces: bytes, rank: int, size: int) -> bytes:
+    """That whoever says it knows the run."""
+    return proof(key, side, nonces, struct.pack("!II", rank, size))

@@ -57,6 +57,7 @@ def run_ranks(
     nccl: bool = False,
     hanging: int | None = None,
     hosts: Sequence[tuple[str, Path]] = (),
+    token: str = "",
 ) -> list[Ended]:
     """Run `rank_programs` in so many processes.
 
@@ -67,6 +68,7 @@ def run_ranks(
         nccl: all on one GPU.
         hanging: a rank that does not end by itself; it is killed when the others have ended.
         hosts: address of each, and a program that runs a command there; none: all ranks here.
+        token: the secret of the run; without one ranks of several hosts do not meet.
 
     Raises:
         AssertionError: one does not end in time.
@@ -76,6 +78,7 @@ def run_ranks(
     for rank in range(count):
         environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
         environ |= {"LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environ |= {"IRPAR_TOKEN": token}
         paths = [*PLACES, *filter(None, [os.environ.get("PYTHONPATH")])]
         environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         if nccl:

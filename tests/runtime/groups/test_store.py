@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from hashlib import sha256
 
 import pytest
 
@@ -19,6 +21,7 @@ from irpar.runtime.environment import World
 from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups import store_wire
 from irpar.runtime.groups.store import Store, StoreError
+from irpar.runtime.token import TokenError
 
 
 @pytest.fixture
@@ -413,11 +416,100 @@ def test_the_loopback_serves_this_host_alone(port):
     assert rows == ["0100007F"]
 
 
-def test_other_names_of_this_host_reach_it(port):
-    with Store(socket.gethostname(), port, 0, 2, timeout=20) as first:
+def test_another_name_of_the_same_address_reaches_it(port):
+    with Store("127.0.0.1", port, 0, 2, timeout=20) as first:
         with Store("localhost", port, 1, 2, timeout=20) as second:
             second.set("a", b"1")
         assert first.get("a") == b"1"
+
+
+# -- the secret of a run ------------------------------------------------------------------------------------------
+
+SECRET = "correct horse battery staple"
+
+
+def test_ranks_that_know_the_secret_meet(port):
+    assert on_all(2, port, lambda store: store.barrier(), token=SECRET) == [None, None]
+
+
+@pytest.mark.parametrize("other", ["", "another secret of length"])
+def test_who_does_not_know_the_secret_is_sent_away(port, other):
+    def act(store):
+        if store.rank == 1:
+            with pytest.raises(StoreError, match="another run, or has another secret") as failure:
+                Store("127.0.0.1", port, 1, 2, token=other, timeout=20)
+            assert SECRET not in str(failure.value)
+            assert "IRPAR_TOKEN" in failure.value.do
+        store.barrier()
+        return True
+
+    assert on_all(2, port, act, token=SECRET) == [True, True]
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """The loopback counts as an address that other hosts reach."""
+    monkeypatch.setattr("irpar.runtime.groups.store.names_loopback", lambda _: False)
+
+
+def test_where_other_hosts_reach_the_store_a_secret_is_needed(port, outside):
+    for rank in range(2):
+        with pytest.raises(TokenError, match="which other hosts reach, and share no secret") as failure:
+            Store("127.0.0.1", port, rank, 2, timeout=20)
+        assert "IRPAR_TOKEN=$(openssl rand -hex 32)" in failure.value.do
+    assert on_all(2, port, lambda store: store.barrier(), token=SECRET) == [None, None]
+
+
+def test_the_secret_is_never_sent(port):
+    """What passes between a store and its client, read on the way."""
+    passed = bytearray()
+
+    def relay(door):
+        connection, _ = door.accept()
+        with connection, socket.create_connection(("127.0.0.1", port)) as onward, ThreadPoolExecutor(1) as pool:
+            back = pool.submit(copy, onward, connection)
+            copy(connection, onward)
+            back.result()
+
+    def copy(source, target):
+        while data := source.recv(4096):
+            passed.extend(data)
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor(1) as pool:
+        relaying = pool.submit(relay, door)
+        known = {"token": SECRET, "run_id": "this", "timeout": 20}
+        with (
+            Store("127.0.0.1", port, 0, 2, **known),
+            Store("127.0.0.1", door.getsockname()[1], 1, 2, **known) as second,
+        ):
+            second.set("a", b"value")
+        relaying.result()
+    assert b"value" in passed
+    assert SECRET.encode() not in passed
+    assert sha256(SECRET.encode()).digest() not in passed
+
+
+def test_an_address_of_another_host(port):
+    with pytest.raises(StoreError, match=r"198\.51\.100\.7 is no address of this host, where rank 0 is") as failure:
+        Store("198.51.100.7", port, 0, 2, token=SECRET, timeout=20)
+    assert "IRPAR_LISTEN" in failure.value.do
+
+
+def test_peers_that_drip_bytes_or_say_nothing_keep_no_rank_out(port, monkeypatch):
+    monkeypatch.setattr("irpar.runtime.groups.store_server._MOST_NEW", 8)
+    with Store("127.0.0.1", port, 0, 2, timeout=20) as first, ExitStack() as stack:
+        # More than may be about to say who they are: the first ones go.
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(30)]
+        for each in silent:
+            with suppress(OSError):
+                each.sendall(b"i")
+        with Store("127.0.0.1", port, 1, 2, timeout=20) as second:
+            second.set("a", b"1")
+        assert first.get("a") == b"1"
+        start = time.monotonic()
+    assert time.monotonic() - start < 8  # Nobody waits for those who never were ranks.
 
 
 def test_nothing_is_left_running(port):

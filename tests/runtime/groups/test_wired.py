@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -15,6 +17,7 @@ from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.groups import Call, Collective
 from irpar.runtime.groups.connect import ConnectError, connect
 from irpar.runtime.groups.control import Control, Frame
+from irpar.runtime.token import made_token
 from irpar.sharding import Axis, Mesh
 
 from .collective_cases import cases, check
@@ -392,8 +395,8 @@ def test_a_rank_that_does_not_connect_is_named() -> None:
     def run(rank: int) -> None:
         if rank == 1:
             gather = board.gather(1)
-            for mine in (b"host", b'{"host": "127.0.0.1", "port": 1, "token": "", "about": {}}'):
-                gather(mine)
+            gather(json.dumps({"name": socket.gethostname(), "address": ""}).encode())
+            gather(json.dumps({"host": "127.0.0.1", "port": 1, "nonce": "", "about": {}}).encode())
         else:
             connect(world(0, 2), board.gather(0), {}, 0.5)
 
@@ -500,13 +503,37 @@ def test_two_hosts_that_share_nothing_but_a_network(tmp_path: Path) -> None:
         pytest.skip(reason)
     with two_hosts(tmp_path) as hosts:
         places = [(address, hosts.enter) for address in ADDRESSES]
-        for rank in run_ranks(4, "hosts", "collectives", "a=2,b=2", "0-1:3", hosts=places):
+        for rank in run_ranks(4, "hosts", "collectives", "a=2,b=2", "0-1:3", hosts=places, token=made_token()):
             assert rank.code == 0, rank.err
             assert rank.out.endswith("collectives are right\n")
         assert hosts.received() > 100_000
-        ranks = run_ranks(4, "hosts", "mlp", "kill-before", hosts=places)
+        ranks = run_ranks(4, "hosts", "mlp", "kill-before", hosts=places, token=made_token())
         for number in (0, 1, 3):
             assert "rank 2 (dp=1, tp=0) failed: it ended without a word" in ranks[number].err
+
+
+_LISTENING = """
+import sys
+from irpar.runtime.groups.sockets import listen
+print(*(listen(name, 0, 2).getsockname()[0] for name in sys.argv[1:]))
+"""
+
+
+def test_hosts_that_share_no_secret_do_not_meet_and_each_listens_at_one_address(tmp_path: Path) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    with two_hosts(tmp_path) as hosts:
+        places = [(address, hosts.enter) for address in ADDRESSES]
+        for rank in run_ranks(2, "hosts", "collectives", "x=2", "0:1", hosts=places):
+            assert rank.code != 0
+            assert f"the ranks meet at {ADDRESSES[0]}:" in rank.err
+            assert "which other hosts reach, and share no secret" in rank.err
+        names = ("localhost", ADDRESSES[0])
+        inside = ["ip", "netns", "exec", hosts.names[0], sys.executable, "-c", _LISTENING, *names]
+        shown = subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+        assert shown.split() == ["127.0.0.1", ADDRESSES[0]]
+        elsewhere = subprocess.run([*inside[:-2], ADDRESSES[1]], capture_output=True, text=True)
+        assert "Cannot assign requested address" in elsewhere.stderr
 
 
 @pytest.mark.slow
