@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     elementwise,
     fourier,
     fused,
+    gated,
     generate,
     indexing,
     linear_attention,

@@ -84,7 +84,7 @@ graph @g(%x: f32[4, 8]) -> (%y, %n) opset 18 {
     inspected = inspect(module)
     assert {entry.op: entry.why for entry in inspected.unsharded} == {
         "NonZero": "the size of its result depends on data",
-        "custom.Thing": "custom.Thing has no sharding rule, and no engine knows it",
+        "custom.Thing": "custom.Thing has no sharding rule yet, and no engine knows it",
     }
     assert [note.split(" (")[0] for note in inspected.notes] == ["no engine can run custom.Thing"]
 

@@ -445,7 +445,7 @@ def why_whole(node: Node) -> str:
         reason = why_replicated(node.domain, node.op_type)
         if reason is not None:
             return reason
-        return f"{node.operator} has no sharding rule" + ("" if is_known(node) else ", and no engine knows it")
+        return f"{node.operator} has no sharding rule yet" + ("" if is_known(node) else ", and no engine knows it")
     return f"the rule of {node.operator} does not cover these attributes or shapes"
 
 

@@ -14,11 +14,9 @@ from .older import check_text, finish, prepare
 
 OLDEST_OPSET = 13
 NEWEST_OPSET = 28
-NEWEST_OPSET_OF_ORT = 26
-"""What ONNX Runtime 1.31 takes for released."""
 NEWEST_IR_READ = 14
 NEWEST_IR_WRITTEN = 13
-"""ONNX Runtime 1.31 loads up to this one."""
+"""The oldest ONNX Runtime that irpar allows, 1.31, loads up to this one."""
 
 MAX_PROTOBUF = (1 << 31) - 1
 """Bytes that a model file may have."""

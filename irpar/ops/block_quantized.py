@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from irpar.ir import Builder, DType, Node, TensorType, Type
+from irpar.ir import Builder, DType, Node, TensorType, Type, dtype_of_onnx
 
 from .facts import (
     CannotTellError,
@@ -156,3 +156,27 @@ def _rule_gather(node: Node) -> FactorRule:
 
 
 microsoft("GatherBlockQuantized", _infer_gather, _rule_gather, dtypes=2)
+
+
+# -- GatherPacked: a row of the table is blocks of a format that an attribute numbers ------------------------------
+
+
+def _packed_dtype(node: Node) -> DType:
+    found = dtype_of_onnx(int_attribute(node, "output_dtype", DType.BF16.value))
+    if found is None:
+        raise CannotTellError("the dtype")
+    return found
+
+
+def _infer_gather_packed(node: Node) -> Sequence[Type]:
+    return [TensorType(_packed_dtype(node), (*dims_of(node, 1), int_attribute(node, "K")))]
+
+
+def _rule_gather_packed(node: Node) -> FactorRule:
+    """`([v,.],[i,j])->([i,j,k])`: the looked-up dims pass; the table is whole."""
+    rule = RuleBuilder()
+    indices = rule.dims(shape_of(node, 1))
+    return rule.done([whole(2), indices], [[*indices, ()]])
+
+
+microsoft("GatherPacked", _infer_gather_packed, _rule_gather_packed, dtypes=lambda node: [_packed_dtype(node)])

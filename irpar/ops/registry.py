@@ -44,6 +44,7 @@ FAMILIES = (
     "fused",
     "fused_attention",
     "fused_products",
+    "gated",
     "block_quantized",
     "qlinear",
     "collectives",

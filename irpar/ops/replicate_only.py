@@ -3,8 +3,9 @@
     NonZero                      the size of its result depends on data
     com.microsoft.BeamSearch     it runs other graphs in a loop of its own
 
-Every operator of ONNX, and of ONNX Runtime's com.microsoft, has a rule or stands here, but those of OPEN_BODIES, which
-are as their bodies are.
+Every operator of ONNX 1.23, and of com.microsoft in ONNX Runtime 1.32, has a rule or stands here, but those of
+OPEN_BODIES, which are as their bodies are. What a later release brings has no rule yet: it runs whole, and the plan
+says so.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ WEIGHTS = "its weights are packed for one device"
 PADS = "its padding is computed, and so is the size of its result"
 OLD = "it is an old name of FusedMatMul, which has a rule"
 RARE = "no exporter is known to write it"
+MEMORY = "it writes into memory of one device, at addresses or offsets that data give"
 SPARSE = "its operand is a sparse tensor"
 
 _ONNX: dict[str, tuple[str, ...]] = {
@@ -66,12 +68,14 @@ _MICROSOFT: dict[str, tuple[str, ...]] = {
     ),
     PADS: ("ConvTransposeWithDynamicPads",),
     OLD: ("TransposeMatMul",),
+    MEMORY: ("ConvStateReplay", "GatedDeltaNetStateReplay", "SpeculativePrefixCommit"),
     SPARSE: ("SparseToDenseMatMul",),
     NO_KERNEL: (
         *("BiasSoftmax", "DecoderAttention", "DynamicSparseAttention", "FusedMatMulActivation", "GatedDeltaNet"),
         *("GatedRelativePositionBias", "GemmFastGelu", "GemmFloat8", "GemmaRotaryEmbedding", "IsAllFinite"),
-        *("LongformerAttention", "MulInteger", "QLinearReduceMean", "ReduceSumInteger", "SparseAttentionIndexer"),
-        "TorchEmbedding",
+        *("HyperConnectionLowRankMix", "LongformerAttention", "Mamba2Verify", "MatMulNBitsQLoRA", "MatMulPacked"),
+        *("MoEPacked", "MulInteger", "PackedSparseAttentionIndexerMerge", "QLinearReduceMean", "RMSNormRotary"),
+        *("ReduceSumInteger", "SparseAttentionIndexer", "TorchEmbedding"),
     ),
     RARE: (
         *("EngramGate", "HyperConnectionPostMix", "HyperConnectionPreMix", "MaxpoolWithMask", "NGramHashMapping"),

@@ -31,7 +31,6 @@ from irpar.ir import (
 )
 from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
-from irpar.onnx_io.versions import NEWEST_OPSET_OF_ORT
 
 from .arrays import ON_HOST, Arrays
 from .control_flow import CONTROL_FLOW
@@ -40,6 +39,7 @@ from .errors import EngineError, NodeError
 from .memory import check_memory
 from .ort_batch_norm import trains, write_out
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
+from .ort_versions import ALWAYS_LOADED, newest_opset
 from .program import Segment
 from .sequences import SEQUENCE_OPS
 
@@ -209,11 +209,11 @@ def _spare_empty_operands(scan: Node) -> None:
 
 def _known_opsets(graph: Graph, opsets: dict[str, int]) -> dict[str, int]:
     """The operator sets of a segment; ONNX's own in a version that ONNX Runtime loads, if operators are the same."""
-    if opsets.get("", 0) <= NEWEST_OPSET_OF_ORT:
+    if opsets.get("", 0) <= ALWAYS_LOADED or opsets[""] <= newest_opset():
         return opsets
     schemas = [schema_of("", node.op_type, node.version) for node in graph.walk() if node.domain == ""]
-    is_known = all(schema is not None and schema.since_version <= NEWEST_OPSET_OF_ORT for schema in schemas)
-    return {**opsets, "": NEWEST_OPSET_OF_ORT} if is_known else opsets
+    is_known = all(schema is not None and schema.since_version <= newest_opset() for schema in schemas)
+    return {**opsets, "": newest_opset()} if is_known else opsets
 
 
 def _strip_node(node: Node, names: Counter[str]) -> None:

@@ -47,7 +47,7 @@ def test_every_operator_of_onnx_that_has_a_kernel_is_known() -> None:
 
 def test_partitioning_goes_on_and_says_so() -> None:
     made = api.partition(florp(), "tp=2")
-    assert made.plan.replicated[0]["why"] == "my.Florp has no sharding rule, and no engine knows it"
+    assert made.plan.replicated[0]["why"] == "my.Florp has no sharding rule yet, and no engine knows it"
     assert made.passes is not None
     assert any("no engine can run my.Florp" in note for note in made.passes.notes)
     assert "no engine can run my.Florp" in inspection.inspect(florp()).notes[-1]

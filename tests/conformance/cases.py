@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from irpar.onnx_io.versions import NEWEST_IR_WRITTEN
+from irpar.runtime.ort_versions import ALWAYS_LOADED
+
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 """Kinds whose models and data are in the package; the `real` ones are in tests/test_light_networks.py."""
-NEWEST_OPSET_OF_ORT = 26
-NEWEST_IR_OF_ORT = 13
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,11 @@ def within_range(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    made.ir_version = min(made.ir_version, NEWEST_IR_OF_ORT)
+    made.ir_version = min(made.ir_version, NEWEST_IR_WRITTEN)
     imports = [entry for holder in (made, *made.functions) for entry in holder.opset_import]
-    newer = [entry for entry in imports if entry.domain == "" and entry.version > NEWEST_OPSET_OF_ORT]
+    newer = [entry for entry in imports if entry.domain == "" and entry.version > ALWAYS_LOADED]
     for entry in newer:
-        entry.version = NEWEST_OPSET_OF_ORT
+        entry.version = ALWAYS_LOADED
     if newer:
         try:
             onnx.checker.check_model(made, full_check=True)

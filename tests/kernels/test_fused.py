@@ -62,6 +62,32 @@ def test_a_split_gelu_is_half_times_gelu_of_half() -> None:
     np.testing.assert_allclose(computed("BiasAdd", x, bias, x)[0], x + bias + x, rtol=1e-6)
 
 
+def test_a_clamped_swiglu() -> None:
+    gate, up = normal(3, 8) * 3, normal(3, 8)[::-1] * 3
+    left, right = np.minimum(gate, 1), np.clip(up, -1, 1)
+    expected = left / (1 + np.exp(-1.7 * left)) * (right + 0.5)
+    settings = {"activation_alpha": 1.7, "activation_beta": 0.5, "limit": 1.0}
+    np.testing.assert_allclose(computed("SwiGLU", gate, up, **settings)[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(computed("SwiGLU", np.concatenate([gate, up], -1), **settings)[0], expected, rtol=1e-5)
+    (plain,) = computed("SwiGLU", gate, up, domain="", version=28, alpha=1.7)
+    np.testing.assert_array_equal(computed("SwiGLU", gate, up, activation_alpha=1.7)[0], plain)
+    half = computed("SwiGLU", gate.astype(np.float16), up.astype(np.float16), round_activation=1)[0]
+    gated = computed("QuickGelu", gate.astype(np.float16), alpha=1.0)[0]
+    np.testing.assert_array_equal(half, gated * up.astype(np.float16))
+    with pytest.raises(KernelError, match="two halves"):
+        computed("SwiGLU", normal(3, 5))
+
+
+def test_the_first_product_of_experts_is_matmul_split_and_swiglu() -> None:
+    x, weight = normal(2, 3, 4), normal(4, 3 + 2 * 5)
+    columns = x @ weight
+    router, activated = computed("RouterGateUpProj", x, weight, results=2, router_size=3, limit=1.0)
+    np.testing.assert_allclose(router, columns[..., :3], rtol=1e-5)
+    np.testing.assert_allclose(activated, computed("SwiGLU", columns[..., 3:], limit=1.0)[0], rtol=1e-5, atol=1e-6)
+    with pytest.raises(KernelError, match="two halves"):
+        computed("RouterGateUpProj", x, weight, results=2, router_size=4)
+
+
 def test_complex_products() -> None:
     a, b = normal(3, 4, 2), normal(3, 4, 2)[::-1].copy()
     x, y = (parts[..., 0] + 1j * parts[..., 1] for parts in (a, b))

@@ -18,6 +18,7 @@ from irpar.kernels import lookup
 from irpar.ops import FactorRule, Kind
 from irpar.ops.coords import COORDS
 from irpar.ops.local_node import localized
+from irpar.runtime.ort_versions import ALWAYS_LOADED
 from irpar.sharding import Axis, Mesh, Reduction, Sharding, filled_blocks, local_region
 
 Array = np.ndarray[Any, Any]
@@ -124,8 +125,8 @@ class Sample:
 # -- running a graph ------------------------------------------------------------------------------------------------
 
 
-NEWEST = 26
-"""Of ONNX's operator sets the newest that ONNX Runtime knows."""
+NEWEST = ALWAYS_LOADED
+"""Of ONNX's operator sets the newest that is tried in ONNX Runtime: with each that irpar allows the same."""
 
 
 class NoKernelError(Exception):

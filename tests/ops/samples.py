@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 import numpy as np
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
+from irpar.kernels import lookup
 from irpar.ops import elementwise, recurrent, reduction
 
 from .draws import bools, const, floats, ints, scalar
@@ -348,7 +350,7 @@ def _recurrent() -> Iterator[Sample]:
         yield Sample(name, (floats(4, 6, 5), *both, lengths, *states), attributes, results=results)
 
 
-SAMPLES = [
+_ALL = [
     *_unary(),
     *_binary(),
     *_many(),
@@ -367,3 +369,15 @@ SAMPLES = [
     *MICROSOFT,
     *HEADS,
 ]
+
+
+def _runs(sample: Sample) -> bool:
+    """Whether there is something that runs it: ONNX Runtime lacks operators of com.microsoft that later ones have."""
+    known = sample.domain != "com.microsoft" or sample.op in _OF_ONNX_RUNTIME
+    return known or lookup(sample.domain, sample.op, sample.version) is not None
+
+
+_OF_ONNX_RUNTIME = {schema.name for schema in runtime.get_all_operator_schema() if schema.domain == "com.microsoft"}
+SAMPLES = [sample for sample in _ALL if _runs(sample)]
+NOT_RUN = {(sample.domain, sample.op) for sample in _ALL if not _runs(sample)}
+"""Operators that nothing here runs."""

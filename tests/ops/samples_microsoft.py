@@ -29,6 +29,8 @@ def _elementwise() -> Iterator[Sample]:
     yield made("GatedAdd", floats(5, 3, 4), floats(5, 3, 4), floats(5, 3, 1))
     yield made("ComplexMul", floats(5, 4, 2), floats(5, 4, 2))
     yield made("ComplexMulConj", floats(5, 4, 2), floats(4, 2))
+    yield made("SwiGLU", floats(5, 3, 4), floats(5, 3, 4), activation_alpha=1.7, activation_beta=1.0, limit=1.0)
+    yield made("SwiGLU", floats(5, 3, 8))
     yield made("MurmurHash3", ints(5, 4, dtype=np.int32))
     yield made("MurmurHash3", ints(5, 4, dtype=np.int32), positive=0)
     gate = (floats(3, 5, 4), floats(4), floats(4))
@@ -125,6 +127,15 @@ def _experts() -> Iterator[Sample]:
     fused: dict[str, Any] = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1}
     yield made("MoE", floats(3, 4, size), floats(12, count), floats(count, 2 * inter, size), None, second, **fused)
 
+    for rows_shape in ((5,), (3, 5)):  # of which there is no float32
+        data, weight = (floats(*shape, dtype=np.float16) for shape in ((*rows_shape, size), (size, count + 2 * inter)))
+        yield made(
+            "RouterGateUpProj", data, weight, results=2, tolerance=1e-2, router_size=count, limit=len(rows_shape) / 2
+        )
+    groups: dict[str, Any] = {"top_k": 2, "n_group": 4, "topk_group": 2}
+    yield made("MoEGroupRouter", floats(5, 8), floats(8), **groups)
+    yield made("MoEGroupRouter", floats(3, 4, 6), floats(6), top_k=3)
+
     wide, columns = 32, 64
     packed = (
         ints(count, columns, wide // 2, dtype=np.uint8, low=0, high=256),
@@ -155,6 +166,10 @@ def _blocks() -> Iterator[Sample]:
     table: dict[str, Any] = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 2}
     data, rows = ints(7, 3, 24, dtype=np.uint8, low=0, high=256), ints(5, low=0, high=7)
     yield made("GatherBlockQuantized", data, rows, floats(7, 3, 3), **table)
+    # 256 numbers in 144 bytes, of the format 2; its scales, each two bytes at the start of 18, are no NaN
+    bytes_ = ints(7, 8, 18, dtype=np.uint8, low=0, high=60).reshape(7, 144)
+    yield made("GatherPacked", bytes_, ints(3, 5, low=0, high=7), packed_type=2, K=256, output_dtype=1)
+    yield made("GatherPacked", bytes_, ints(5, low=-3, high=12), packed_type=2, K=256, output_dtype=10)
 
 
 def _quantised() -> Iterator[Sample]:

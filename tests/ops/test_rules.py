@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import onnx.defs
+import onnxruntime
 import pytest
 
 from irpar.ops import FactorRule, Kind, definitions, factor_rule, program_factors, program_of
@@ -21,7 +22,7 @@ from .rule_proof import (
     with_factor,
     works_by,
 )
-from .samples import SAMPLES
+from .samples import NOT_RUN, SAMPLES
 
 PARTS = (2, 3)
 
@@ -37,7 +38,8 @@ CONSERVATIVE: dict[Place, str] = {
 
 def test_every_ruled_operator_has_samples() -> None:
     ruled = {(found.domain, found.name) for found in definitions() if found.rule is not None}
-    assert ruled == {(sample.domain, sample.op) for sample in SAMPLES}
+    assert ruled - NOT_RUN == {(sample.domain, sample.op) for sample in SAMPLES}
+    assert onnxruntime.__version__.split(".") < ["1", "32"] or set() == NOT_RUN
 
 
 def test_every_factor_can_be_tried() -> None:

@@ -12,11 +12,13 @@ import pytest
 from irpar import models
 from irpar.ir import ArrayTensor, DType, ExternalTensor, Module
 from irpar.onnx_io import load, to_module
+from irpar.runtime import ort_engine, ort_versions
 from irpar.runtime.engine import Constants
 from irpar.runtime.errors import EngineError
 from irpar.runtime.executor import Executor
 from irpar.runtime.inputs import random_inputs
 from irpar.runtime.ort_engine import _Weights, segment_model
+from irpar.runtime.ort_versions import ALWAYS_LOADED, newest_opset
 from irpar.runtime.program import build_program
 from irpar.sharding import Mesh
 
@@ -249,18 +251,40 @@ def test_a_zero_point_that_is_left_out_by_an_empty_name() -> None:
     np.testing.assert_array_equal(found, [[[0, 1], [0.5, 1.5]]])
 
 
-def test_an_operator_set_that_onnx_runtime_does_not_know_yet() -> None:
-    text = """
-        graph @g(%x: f32[8]) -> (%y) opset 28 {
+def _of_opset_28(operator: str) -> Module:
+    return module(f"""
+        graph @g(%x: f32[8]) -> (%y) opset 28 {{
           %a = Relu(%x) : f32[8]
-          %y = OPERATOR(%a) : f32[8]
-        }
-    """
+          %y = {operator}(%a) : f32[8]
+        }}
+    """)
+
+
+@pytest.mark.parametrize("newest", [26, 27, newest_opset()])
+def test_an_operator_set_that_onnx_runtime_does_not_know_yet(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in one that it loads runs; what is new in 28 runs where it knows 28, and is left to it otherwise."""
+    monkeypatch.setattr(ort_engine, "newest_opset", lambda: newest)
     x = np.arange(-4, 4, dtype=np.float32)
-    with Executor(module(text.replace("OPERATOR", "Neg")), ONE, engine="ort") as executor:
+    with Executor(_of_opset_28("Neg"), ONE, engine="ort") as executor:
         np.testing.assert_array_equal(executor.run({"x": x})["y"], -np.maximum(x, 0))
-    with pytest.raises(EngineError, match=r"(?s)support for domain ai.onnx is till opset.*numpy"):
-        Executor(module(text.replace("OPERATOR", "Celu")), ONE, engine="ort").run({"x": x})
+    if newest_opset() >= 28:
+        with Executor(_of_opset_28("Celu"), ONE, engine="ort") as executor:
+            np.testing.assert_array_equal(executor.run({"x": x})["y"], np.maximum(x, 0))
+    else:
+        with pytest.raises(EngineError, match=r"(?s)support for domain ai.onnx is till opset.*numpy"):
+            Executor(_of_opset_28("Celu"), ONE, engine="ort").run({"x": x})
+
+
+def test_an_operator_set_that_onnx_runtime_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_versions, "_loads", lambda opset: opset <= 27)
+    newest_opset.cache_clear()
+    try:
+        assert newest_opset() == 27
+    finally:
+        newest_opset.cache_clear()
+    monkeypatch.undo()
+    assert ort_versions._loads(ALWAYS_LOADED)
+    assert not ort_versions._loads(1000)
 
 
 def test_an_attention_may_make_a_cache_that_nothing_reads() -> None:
