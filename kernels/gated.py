@@ -85,5 +85,5 @@ def router_gate_up_proj(
         raise ValueError(f"{weight.shape[-1]} columns are not {router_size} of the router and two halves")
     columns = product(xp, x, weight)
     gate, up = xp.split(columns[..., router_size:], 2, axis=-1)
-    settings = {"alpha": activation_alpha, "beta": activation_beta, "limit": limit}
-    return columns[..., :router_size], _gated(xp, gate, up, x.dtype, **settings)
+    activated = _gated(xp, gate, up, x.dtype, alpha=activation_alpha, beta=activation_beta, limit=limit)
+    return columns[..., :router_size], activated

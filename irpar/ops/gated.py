@@ -104,7 +104,8 @@ def _rule_router(node: Node) -> FactorRule:
     rows = rule.dims(shape_of(node, 0)[:-1])
     (experts,) = rule.dims(shape_of(node, 1), Kind.REPLICATE)
     together: DimFactors = tuple(factor for dim in rows for factor in dim)
-    inner, projection = experts, [[] for _ in node.operands[2:]]
+    inner = experts
+    projection: list[list[DimFactors]] = [[] for _ in node.operands[2:]]
     if _is_projected(node):
         (inner,) = rule.dims(shape_of(node, 0)[-1:], Kind.REPLICATE)
         projection = [[experts, inner]]

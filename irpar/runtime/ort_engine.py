@@ -184,9 +184,12 @@ def _spare_empty(scan: Node, copies: dict[Value, Value]) -> None:
 def _name_unread_results(graph: Graph) -> None:
     """Let results that nothing reads have names where later ones of the node are read, or it is an Attention.
 
-    ONNX Runtime (1.31) refuses an Attention that reads a cache and leaves out that which it makes of it.
+    ONNX Runtime (1.31) refuses an Attention that reads a cache and leaves out that which it makes of it. Its own
+    operators stay as the model has them: some mean something else by a result that is there.
     """
     for node in graph.walk():
+        if node.domain == "com.microsoft":
+            continue
         read = [value.has_uses for value in node.results]
         for index, value in enumerate(node.results):
             if not read[index] and (any(read[index + 1 :]) or node.op_type == "Attention"):
