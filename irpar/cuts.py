@@ -12,6 +12,7 @@ from irpar.ir import Node, Value, tensor_type
 from irpar.ir.annotate import spec_json
 from irpar.ops import factor_rule
 from irpar.sharding import DimSpec, IrparError, Mesh
+from irpar.spellings.device_matrix import axes_by_device_matrix
 
 Counts = tuple[int, ...]
 """Per dim, into how many blocks it is cut."""
@@ -46,7 +47,8 @@ def match_cuts(node: Node, given: Sequence[tuple[Value, int, Counts]], mesh: Mes
 
     Dims that are one factor of the operator's rule get the same axes, different factors different axes: the operator
     then runs without communication. Where several choices of axes have the right sizes, the one whose axes come in the
-    order of the mesh from the first cut dim to the last is meant. Without a rule each tensor is matched by itself.
+    order of the mesh from the first cut dim to the last is meant. Where there is no such choice, the counts mean the
+    devices that MindSpore gives them, along parts of axes where need be. Without a rule each tensor is matched by itself.
 
     Args:
         node: the operator.
@@ -86,15 +88,22 @@ def _solve(node: Node, tensors: Sequence[CutTensor], mesh: Mesh) -> Mapping[Hash
     """The axes of each cut dim."""
     counts = _agreed_counts(tensors)
     axes = {axis: size for axis, size in mesh.axes.items() if size > 1}
-    choices = list(_choices(list(counts.items()), axes))
-    if not choices:
-        raise _none(node, tensors, mesh)
+    choices: list[dict[Hashable, Axes]] = list(_choices(list(counts.items()), axes))
     if len(choices) == 1:
         return choices[0]
     ordered = [choice for choice in choices if _is_row_major(choice, mesh)]
     if len(ordered) == 1:
         return ordered[0]
-    raise _ambiguous(node, tensors, mesh, ordered or choices)
+    known = [dim for tensor in tensors for dim in tensor.dims]
+    by_devices = [
+        {dim: tuple(map(str, of_dim)) for dim, of_dim in placed.items()}
+        for placed in axes_by_device_matrix(node, counts, known, mesh)
+    ]
+    if len(by_devices) == 1:
+        return by_devices[0]
+    if by_devices or choices:
+        raise _ambiguous(node, tensors, mesh, by_devices or ordered or choices)
+    raise _none(node, tensors, mesh)
 
 
 def _agreed_counts(tensors: Sequence[CutTensor]) -> dict[Hashable, int]:

@@ -296,9 +296,9 @@ UNFITTING = [
     ("ops:\n  up: {in: [[1, 2], [4, 1]]}\n", "dim 1 of x is cut into 2, dim 0 of h.0.w into 4", "s.yaml, line 3"),
     ("ops:\n  up: {in: [[3, 1], [1, 1]]}\n", "no axes of the mesh dp=2,tp=2", "sub-axes"),
     (
-        "ops:\n  up: {in: [[2, 1], [1, 1]]}\n",
-        "the cuts [2, 1], [1, 1] of up fit the mesh dp=2,tp=2 in 2 ways",
-        '  "x": [["dp"], null], "h.0.w": [null, null]\n  "x": [["tp"], null], "h.0.w": [null, null]\n',
+        "ops:\n  up: {in: [null, [1, 2]]}\n",
+        "the cuts [1, 2] of up fit the mesh dp=2,tp=2 in 2 ways",
+        '  "h.0.w": [null, ["dp"]]\n  "h.0.w": [null, ["tp"]]\n',
     ),
 ]
 
