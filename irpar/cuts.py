@@ -48,7 +48,8 @@ def match_cuts(node: Node, given: Sequence[tuple[Value, int, Counts]], mesh: Mes
     Dims that are one factor of the operator's rule get the same axes, different factors different axes: the operator
     then runs without communication. Where several choices of axes have the right sizes, the one whose axes come in the
     order of the mesh from the first cut dim to the last is meant. Where there is no such choice, the counts mean the
-    devices that MindSpore gives them, along parts of axes where need be. Without a rule each tensor is matched by itself.
+    devices that MindSpore gives them, along parts of axes where need be. Without a rule each tensor is matched by
+    itself.
 
     Args:
         node: the operator.

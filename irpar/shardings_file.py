@@ -4,6 +4,8 @@ mesh: {dp: 2, tp: 4}
 tensors:
   x: [[dp], null]
   h.*.fc.weight: [null, [tp]]
+  h.*.fc.bias: {placements: [Replicate(), Shard(0)]}
+  y: {layout: [dp, unsharded]}
 ops:
   /fc1/MatMul: {in: [[2, 1], [1, 4]]}
 layout: {rules: {batch: dp, hidden: tp}, names: {h.*.fc.weight: [embed, hidden]}}
@@ -21,20 +23,28 @@ from irpar.ir import Annotation, Module
 from irpar.ir.annotate import apply_to
 from irpar.sharding import DimSpec, IrparError, Mesh, is_priority, with_priority
 from irpar.sharding.sharding import MOST_PRIORITY
+from irpar.spellings.devices import SpellingError
 from irpar.spellings.mesh_tensorflow import DimNames, LayoutRules, Names, read_rules
 from irpar.spellings.named import infer_types, rank_of
+from irpar.spellings.pytorch_dtensor import Placements, read_placements
 from irpar.spellings.strategies import OpCuts, Strategy, annotate_ops, named_nodes
+from irpar.spellings.tensorflow_dtensor import SpecLayout, read_layout
 
 from .yaml_nodes import TAG, Tables, Words, compose, is_null, text_of
 
 SECTIONS = ("mesh", "tensors", "ops", "layout")
 PLACES = ("in", "out")
 _TENSOR_FORM = 'write one entry for each dim: null, an axis, or a list of axes such as ["dp", "tp"] or ["tp", "?"]'
-_PRIORITY_FORM = 'write {"cut": [null, ["tp"]], "priority": 1}'
+_PRIORITY_FORM = (
+    'write {"cut": [null, ["tp"]], "priority": 1}, {"placements": ["Replicate()", "Shard(1)"]} '
+    'or {"layout": ["unsharded", "tp"]}'
+)
+TENSOR_KEYS = ("cut", "placements", "layout")
 _PRIORITY_DO = f'write a whole number from 0 (first) to {MOST_PRIORITY}, such as "priority": 1'
 _OP_FORM = 'write the cuts of each operand and result, such as {"in": [[2, 1], [1, 4]], "out": [[2, 4]]}'
 _MESH_FORM = (
-    'write each axis with its size, such as {"dp": 2, "tp": 4}; device ids, where wanted: "devices": [3, 1, ...]'
+    'write each axis with its size, such as {"dp": 2, "tp": 4}; device ids, where wanted: "devices": [3, 1, ...]; '
+    "or only how many devices there are: 8"
 )
 _LAYOUT_FORM = (
     'write {"rules": {"batch": "dp"}, "names": {"h.*.fc.weight": ["embed", "hidden"]}}, or "batch:dp;hidden:tp"'
@@ -58,6 +68,8 @@ class ShardingsFile:
         tensors: the entries of `tensors`.
         ops: the entries of `ops`.
         layout: the rules of `layout`; None where the file has none.
+        others: the entries of `tensors` that are placements or layouts.
+        is_count: whether the mesh is only a number of devices, with which every mesh of so many agrees.
     """
 
     mesh: Mesh | None
@@ -65,11 +77,18 @@ class ShardingsFile:
     tensors: tuple[Annotation, ...]
     ops: tuple[OpCuts, ...]
     layout: LayoutRules | None = None
+    others: tuple[Placements | SpecLayout, ...] = ()
+    is_count: bool = False
 
     @property
     def entries(self) -> int:
         """How many annotations the file has, each layout rule counted as one."""
-        return len(self.tensors) + len(self.ops) + (0 if self.layout is None else len(self.layout.rules))
+        return (
+            len(self.tensors)
+            + len(self.others)
+            + len(self.ops)
+            + (0 if self.layout is None else len(self.layout.rules))
+        )
 
     def agreed_mesh(self, given: Mesh | None) -> Mesh | None:
         """The mesh of the file or the one that was given; None where there is neither.
@@ -79,6 +98,8 @@ class ShardingsFile:
         """
         if self.mesh is None or given is None or self.mesh == given:
             return given or self.mesh
+        if self.is_count and self.mesh.size == given.size:
+            return given
         raise ShardingsError(
             f"--mesh {given} does not agree with the mesh {self.mesh} of the shardings",
             where=self.mesh_where,
@@ -99,10 +120,12 @@ class ShardingsFile:
             infer_types(module)
         for annotation, values in found:
             apply_to(module, annotation, module.mesh, values)
+        for entry in self.others:
+            entry.annotate(module)
         if self.ops:
             nodes = named_nodes(module)
-            for entry in self.ops:
-                annotate_ops(module, entry, nodes)
+            for cuts in self.ops:
+                annotate_ops(module, cuts, nodes)
         if self.layout is not None:
             self.layout.annotate(module)
 
@@ -132,17 +155,22 @@ class _Reader(Tables):
             if name not in SECTIONS:
                 raise self.error(f'there is no section "{name}"', node, f"choose from {', '.join(SECTIONS)}")
         mesh_node, mesh_table = sections.get("mesh", (None, None))
+        tensors = tuple(self.tensors(sections["tensors"][1])) if "tensors" in sections else ()
         return ShardingsFile(
             mesh=None if mesh_node is None else self.mesh(mesh_table),
             mesh_where="" if mesh_node is None else self.where(mesh_node),
-            tensors=tuple(self.tensors(sections["tensors"][1])) if "tensors" in sections else (),
+            tensors=tuple(entry for entry in tensors if isinstance(entry, Annotation)),
             ops=tuple(self.ops(sections["ops"][1])) if "ops" in sections else (),
             layout=self.layout(*sections["layout"]) if "layout" in sections else None,
+            others=tuple(entry for entry in tensors if not isinstance(entry, Annotation)),
+            is_count=isinstance(mesh_table, ScalarNode),
         )
 
     def mesh(self, table: Any) -> Mesh:
         axes: dict[str, int] = {}
         devices: tuple[int, ...] | None = None
+        if isinstance(table, ScalarNode) and (count := self.integer(table)) is not None:
+            return self.made_mesh({"d0": count}, None, table)
         for axis, _, size in self.table(table, "the mesh", _MESH_FORM):
             if axis == "devices" and isinstance(size, SequenceNode):
                 devices = self.devices(size)
@@ -153,10 +181,13 @@ class _Reader(Tables):
             axes[axis] = number
         if not axes:
             raise self.error("the mesh has no axes", table, _MESH_FORM)
+        return self.made_mesh(axes, devices, table)
+
+    def made_mesh(self, axes: dict[str, int], devices: tuple[int, ...] | None, node: Any) -> Mesh:
         try:
             return Mesh(axes, devices)
         except IrparError as error:
-            raise self.error(error.what, table, error.do) from None
+            raise self.error(error.what, node, error.do) from None
 
     def devices(self, listed: Any) -> tuple[int, ...]:
         """Device ids, rank by rank."""
@@ -211,9 +242,12 @@ class _Reader(Tables):
 
     # -- tensors ---------------------------------------------------------------------------------------------------
 
-    def tensors(self, table: Any) -> Iterator[Annotation]:
+    def tensors(self, table: Any) -> Iterator[Annotation | Placements | SpecLayout]:
         for pattern, key, value in self.table(table, "tensors", 'write name: [...], such as "x": [["dp"], null]'):
-            dims, priority = self.cut_and_priority(pattern, value) if isinstance(value, MappingNode) else (value, 0)
+            kind, dims, priority = self.said(pattern, value) if isinstance(value, MappingNode) else ("cut", value, 0)
+            if kind != "cut":
+                yield self.as_elsewhere(kind, pattern, key, dims, priority)
+                continue
             if not isinstance(dims, SequenceNode):
                 raise self.error(
                     f'"{pattern}" has no list of dims', key, _TENSOR_FORM, f'"{pattern}": {text_of(value)}'
@@ -221,16 +255,35 @@ class _Reader(Tables):
             spec = with_priority([self.dim(dim, pattern, dims) for dim in dims.value], priority)
             yield Annotation(pattern, tuple(spec), self.where(key))
 
-    def cut_and_priority(self, pattern: str, entry: Any) -> tuple[Any, int]:
-        """The list of dims and the number of `{cut: [...], priority: 1}`."""
+    def said(self, pattern: str, entry: Any) -> tuple[str, Any, int]:
+        """Of `{cut: [...], priority: 1}`, `{placements: [...]}`, `{layout: [...]}`, which; the list; the number."""
         text = f'"{pattern}": {text_of(entry)}'
         parts = {name: (key, value) for name, key, value in self.table(entry, f'"{pattern}"', _PRIORITY_FORM)}
         for name, (key, _) in parts.items():
-            if name not in ("cut", "priority"):
+            if name not in (*TENSOR_KEYS, "priority"):
                 raise self.error(f'"{pattern}" has no "{name}"', key, _PRIORITY_FORM, text)
-        if "cut" not in parts:
-            raise self.error(f'"{pattern}" has no "cut"', entry, _PRIORITY_FORM, text)
-        return parts["cut"][1], self.priority(parts["priority"][1], text) if "priority" in parts else 0
+        kinds = [name for name in TENSOR_KEYS if name in parts]
+        if len(kinds) != 1:
+            what = f"has {' and '.join(kinds)}" if kinds else 'has no "cut"'
+            raise self.error(f'"{pattern}" {what}', entry, _PRIORITY_FORM, text)
+        priority = self.priority(parts["priority"][1], text) if "priority" in parts else 0
+        return kinds[0], parts[kinds[0]][1], priority
+
+    def as_elsewhere(self, kind: str, pattern: str, key: Any, node: Any, priority: int) -> Placements | SpecLayout:
+        """An entry in PyTorch's or TensorFlow's words: a list of texts, or one text as these print it."""
+        text, where = f'"{pattern}": {{"{kind}": {text_of(node)}}}', self.where(key)
+        items = node.value if isinstance(node, SequenceNode) else []
+        given: Any = [None if is_null(item) else getattr(item, "value", None) for item in items]
+        if isinstance(node, ScalarNode) and node.tag == TAG + "str":
+            given = str(node.value)
+        elif not isinstance(node, SequenceNode) or not all(isinstance(item, ScalarNode) for item in items):
+            raise self.error(f'"{kind}" of "{pattern}" is no list', key, _PRIORITY_FORM, text)
+        try:
+            if kind == "layout":
+                return read_layout(pattern, given, text, where, priority)
+            return Placements(pattern, read_placements(given, ""), text, where, priority)
+        except SpellingError as error:
+            raise self.error(error.what, key, error.do, text) from None
 
     def priority(self, node: Any, text: str) -> int:
         """A priority; `text` is the entry that has it."""

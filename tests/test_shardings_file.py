@@ -119,6 +119,40 @@ def test_types_of_inner_values_are_inferred_when_they_are_named(tmp_path, module
     assert annotate(module, file) == {"a": "[@dp, _]"}
 
 
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [
+        ("{cut: [dp, null]}", "{cut: [null, tp]}"),
+        ("{placements: [Shard(0), Replicate()]}", "{placements: [Replicate(), Shard(dim=1)]}"),
+        ('{placements: "(Shard(dim=0), Replicate())"}', '{placements: "[R, S(-1)]"}'),
+        ("{layout: [dp, unsharded]}", "{layout: [unsharded, tp]}"),
+        ("{layout: [dp, null]}", '{layout: "sharding_specs:unsharded,tp, mesh:|dp=2,tp=4|0,1,2,3,4,5,6,7|"}'),
+    ],
+)
+def test_placements_and_layouts_are_the_same_annotations(tmp_path, module, x, w):
+    file = read(tmp_path, f"mesh: {{dp: 2, tp: 4}}\ntensors:\n  x: {x}\n  h.0.w: {w}\n")
+    assert file.entries == 2
+    assert annotate(module, file) == {"x": "[@dp, _]", "h.0.w": "[_, @tp]"}
+    assert module.decision("x").why.endswith("in s.yaml, line 3")
+
+
+def test_placements_and_layouts_have_priorities(tmp_path, module):
+    text = "tensors:\n  x: {placements: [Shard(0)], priority: 2}\n  h.0.w: {layout: [unsharded, d], priority: 1}\n"
+    assert annotate(module, read(tmp_path, "mesh: {d: 2}\n" + text)) == {"x": "[@d!2, _]", "h.0.w": "[_, @d!1]"}
+
+
+def test_a_mesh_may_be_a_number_of_devices(tmp_path, module):
+    text = "mesh: 8\nops:\n  up: {in: [[2, 1], [1, 4]]}\n"
+    assert annotate(module, read(tmp_path, text)) == {"x": "[@d0:(1)2, _]", "h.0.w": "[_, @d0:(2)4]"}
+
+
+def test_a_number_of_devices_agrees_with_every_mesh_of_so_many(tmp_path, module):
+    file = read(tmp_path, "mesh: 8\nops:\n  up: {in: [[2, 1], [1, 4]]}\n")
+    assert annotate(module, file, irpar.Mesh({"dp": 2, "tp": 4})) == {"x": "[@dp, _]", "h.0.w": "[_, @tp]"}
+    with pytest.raises(ShardingsError, match="--mesh dp=2 does not agree with the mesh d0=8"):
+        file.agreed_mesh(irpar.Mesh({"dp": 2}))
+
+
 def test_cut_counts_of_ops_are_matched_to_axes(tmp_path, module):
     file = read(
         tmp_path,
@@ -214,6 +248,15 @@ UNREADABLE = [
     ("tensors:\n  x: {priority: 1}\n", '"x" has no "cut"', "line 2"),
     ("tensors:\n  x: {cut: dp, priority: 1}\n", '"x" has no list of dims', "line 2"),
     ("tensors:\n  x: {cut: [dp], order: 1}\n", '"x" has no "order"', "line 2"),
+    ("tensors:\n  x: {cut: [dp], layout: [dp]}\n", '"x" has cut and layout', "line 2"),
+    ("tensors:\n  x: {placements: 3}\n", '"placements" of "x" is no list', "line 2"),
+    ("tensors:\n  x: {placements: [[Shard(0)]]}\n", '"placements" of "x" is no list', "line 2"),
+    ("tensors:\n  x: {placements: [dp]}\n", "'dp' is no placement", "line 2"),
+    ("tensors:\n  x: {placements: [Shard(0), Partial()]}\n", "Partial(): no input and no weight holds parts", "line 2"),
+    ("tensors:\n  x: {placements: '(_StridedShard(dim=0, sf=2), S(0))'}\n", "strided blocks", "line 2"),
+    ("tensors:\n  x: {layout: 'dp, unsharded'}\n", "'dp, unsharded' is no layout", "line 2"),
+    ("mesh: 0\n", "mesh axis d0 has size 0", "line 1"),
+    ("mesh: many\n", "the mesh must be a table", "line 1"),
     ("ops:\n  up: {in: [[2, 1]], priority: [1]}\n", "[1] is no priority", "line 2"),
     ("layout:\n  rules: {a: [dp, priority=1]}\n", 'the rule of "a" is no axis', "line 2"),
     ("ops:\n  up: [[2, 1]]\n", '"up" must be a table', "line 2"),
@@ -295,6 +338,16 @@ UNFITTING = [
     ("ops:\n  up: {in: [[2], [1, 2]]}\n", "the cuts [2] are for 1 dims, but x is f32[8, 64]", "s.yaml, line 3"),
     ("ops:\n  up: {in: [[1, 2], [4, 1]]}\n", "dim 1 of x is cut into 2, dim 0 of h.0.w into 4", "s.yaml, line 3"),
     ("ops:\n  up: {in: [[3, 1], [1, 1]]}\n", "no axes of the mesh dp=2,tp=2", "sub-axes"),
+    ("tensors:\n  x: {placements: [Shard(2), Replicate()]}\n", "Shard(2) is out of range", "s.yaml, line 3"),
+    ("tensors:\n  x: {placements: [Shard(0)]}\n", "there are 1 placements, the mesh dp=2,tp=2 has 2", "line 3"),
+    ("tensors:\n  z: {placements: [Shard(0), Replicate()]}\n", 'no tensor matches "z"', "s.yaml, line 3"),
+    ("tensors:\n  x: {layout: [mp, unsharded]}\n", 'no axis "mp" in mesh dp=2,tp=2', "s.yaml, line 3"),
+    ("tensors:\n  x: {layout: [dp]}\n", "the annotation has 1 dims, but x is f32[8, 64]", "s.yaml, line 3"),
+    (
+        "tensors:\n  'x*': {layout: [dp, unsharded]}\n  '[xz]': {placements: [Replicate(), Shard(0)]}\n",
+        "%x is annotated twice: [@dp, _] and [@tp, _]",
+        "s.yaml, line 4",
+    ),
     (
         "ops:\n  up: {in: [null, [1, 2]]}\n",
         "the cuts [1, 2] of up fit the mesh dp=2,tp=2 in 2 ways",

@@ -1,7 +1,7 @@
 """MindSpore's device matrix: which devices a strategy of cut counts means.
 
-MindSpore gives the ranks, in their order, the form of a matrix with a dim for each dim of the operator, as long as that is
-cut, and a last one for the devices that repeat the computation: `((2, 1), (1, 4))` of a MatMul on 16 devices is the
+MindSpore gives the ranks, in their order, the form of a matrix with a dim for each dim of the operator, as long as that
+is cut, and a last one for the devices that repeat the computation: `((2, 1), (1, 4))` of a MatMul on 16 devices is the
 matrix [2, 1, 4, 2] of rows, contracted dim, columns and repetition. So a strategy means the same devices whatever the
 axes of the mesh are called. The order of an operator's dims is what its distributed operators do (MindSpore 2, parallel
 operators MatMul, Gather, Conv2D and the elementwise ones).
@@ -28,8 +28,8 @@ def axes_by_device_matrix(
 ) -> list[Placed]:
     """What the counts of an operator's dims may mean: one answer, unless the strategy leaves out what decides it.
 
-    >>> axes_by_device_matrix(matmul, {rows: 2, columns: 4}, [rows, contracted, columns], Mesh({"d": 8}))  # doctest: +SKIP
-    [{rows: (d:(1)2,), columns: (d:(2)4,)}]
+    >>> axes_by_device_matrix(matmul, {0: 2, 1: 4}, [0, 1, 2], Mesh({"d": 8}))             # doctest: +SKIP
+    [{0: (d:(1)2,), 1: (d:(2)4,)}]
 
     A dim that no tensor of the strategy has may be cut in any way; where that comes before another dim in the matrix,
     it decides which devices that one means.
@@ -77,7 +77,7 @@ def _order(node: Node, rule: FactorRule) -> list[Hashable]:
 
 
 def _repeats_left(node: Node, rule: FactorRule, counts: Mapping[Hashable, int], mesh: Mesh) -> bool:
-    """Whether repetition is the first dim of the matrix: in a Gather from cut rows, not where the table takes all devices."""
+    """Whether repetition is the first dim: in a Gather from cut rows, but where the table takes all devices."""
     table = [counts.get(factor, 1) for factor in _major(rule.operands[0])] if rule.operands else []
     is_cut = any(factor in counts for factor, kind in enumerate(rule.kinds) if kind is Kind.REDUCE)
     return node.op_type in _GATHERS and is_cut and math.prod(table) != mesh.size
@@ -127,8 +127,6 @@ def _axes(mesh: Mesh, matrix: Sequence[tuple[Hashable | None, int]]) -> Placed |
             dims.append(dim)
             counts.append(size)
             strides.append(stride)
-    blocks = [
-        [rank // step % count for step, count in zip(strides, counts, strict=True)] for rank in range(mesh.size)
-    ]
+    blocks = [[rank // step % count for step, count in zip(strides, counts, strict=True)] for rank in range(mesh.size)]
     axes = axes_of_blocks(mesh, blocks, counts)
     return None if axes is None else dict(zip(dims, axes, strict=True))

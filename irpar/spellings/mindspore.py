@@ -144,7 +144,8 @@ def shard(
     >>> shard(module, "/fc1/MatMul", ((2, 1), (1, 4)))                              # doctest: +SKIP
     >>> shard(module, "/fc1/MatMul", (layout("dp", "None"), layout("None", "mp")))  # doctest: +SKIP
 
-    Counts are matched to the axes of the mesh: dims that the operator holds to be the same get the same axes.
+    Counts are matched to the axes of the mesh: dims that the operator holds to be the same get the same axes. Where no
+    axes have their sizes, they mean the devices that MindSpore gives them, along parts of axes.
 
     Args:
         module: the module. Layouts give it their mesh where it has none; counts need one.

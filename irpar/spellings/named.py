@@ -10,7 +10,12 @@ from .devices import SpellingError
 
 
 def annotate_named(
-    module: Module, pattern: str, spec: Callable[[int], Sequence[DimSpec]], said: str, mesh: Mesh | None = None
+    module: Module,
+    pattern: str,
+    spec: Callable[[int], Sequence[DimSpec]],
+    said: str,
+    mesh: Mesh | None = None,
+    where: str = "",
 ) -> int:
     """Annotate the tensors that a name or glob matches.
 
@@ -20,6 +25,7 @@ def annotate_named(
         spec: gives the annotation of a tensor with that many dims.
         said: what was written, for reasons and messages.
         mesh: the mesh that the annotation is written for; the module gets it once all fits.
+        where: file and line; empty where there is none.
 
     Returns:
         How many tensors match.
@@ -27,26 +33,27 @@ def annotate_named(
     Raises:
         IrparError: none matches, or the annotation does not fit.
     """
-    matched = _matched(module, pattern)
+    matched = _matched(module, pattern, where)
     if any(rank_of(value) is None for value in matched):
         infer_types(module)
-        matched = _matched(module, pattern)
+        matched = _matched(module, pattern, where)
     by_rank: dict[int, list[Value]] = {}
+    written = f"{said}      {where}" if where else said
     for value in matched:
-        by_rank.setdefault(_known_rank(value, said), []).append(value)
+        by_rank.setdefault(_known_rank(value, written), []).append(value)
     specs = {rank: tuple(spec(rank)) for rank in by_rank}
     for rank, dims in specs.items():
         if len(dims) != rank:
             first = by_rank[rank][0]
             raise SpellingError(
                 f"the annotation has {len(dims)} dims, but {first.name} is {first.type}",
-                where=said,
+                where=written,
                 do=f"write one entry for each of its {rank} dims",
             )
     if mesh is not None:
         module.set_mesh(mesh)
     for rank, values in by_rank.items():
-        place(module, pattern, specs[rank], values, said, is_alone=len(by_rank) == 1)
+        place(module, pattern, specs[rank], values, said, where=where, is_alone=len(by_rank) == 1)
     return len(matched)
 
 
@@ -61,8 +68,8 @@ def _known_rank(value: Value, said: str) -> int:
     return rank
 
 
-def _matched(module: Module, pattern: str) -> list[Value]:
-    return module.named_values.matches(Annotation(pattern, ()))
+def _matched(module: Module, pattern: str, where: str) -> list[Value]:
+    return module.named_values.matches(Annotation(pattern, (), where))
 
 
 def place(
