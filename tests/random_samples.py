@@ -31,7 +31,7 @@ CLASSIC, MICROSOFT, TRAINING = "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.t
 KERNELS_ONLY = frozenset(
     {
         *((MICROSOFT, name) for name in ("BiasAdd", "BiasSplitGelu", "ComplexMul", "ComplexMulConj", "GroupNorm")),
-        *((MICROSOFT, name) for name in ("SkipGroupNorm", "Rfft", "Irfft")),
+        *((MICROSOFT, name) for name in ("SkipGroupNorm", "Rfft", "Irfft", "SwiGLU", "RouterGateUpProj")),
         *((TRAINING, name) for name in ("Adagrad", "Adam", "Momentum")),
         *(("", name) for name in ("SwiGLU", "LinearAttention", "CausalConvWithState")),
     }

@@ -149,6 +149,8 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
                 # ONNX Runtime infers it, and the model stays small. Its own operators do not take a size that it cannot
                 # infer, such as that of a block which is cut by coordinates.
                 copy.type = UNKNOWN
+            elif value.source is None and not value.has_uses and node.domain == "com.microsoft":
+                copy.type = UNKNOWN  # The model leaves it out, and so may the session: some mean something else by it.
     graph.set_outputs([copies[value] for value in segment.outputs], [value.name for value in segment.outputs])
     _name_unread_results(graph)
     module = Module(graph, opsets=_known_opsets(graph, opsets))
@@ -185,7 +187,7 @@ def _name_unread_results(graph: Graph) -> None:
     """Let results that nothing reads have names where later ones of the node are read, or it is an Attention.
 
     ONNX Runtime (1.31) refuses an Attention that reads a cache and leaves out that which it makes of it. Its own
-    operators stay as the model has them: some mean something else by a result that is there.
+    operators stay as the model has them.
     """
     for node in graph.walk():
         if node.domain == "com.microsoft":
