@@ -169,7 +169,8 @@ def make_plan(
                 "model": f"part{part.index}/model.onnx",
                 "weight_bytes": peaks[part.graph].constant_bytes,
                 "flops": costs[part.graph],
-                "weights": None,  # Known when they are written.
+                "program": None,  # Known when they are written.
+                "weights": None,
             }
             for part in parts
         ],

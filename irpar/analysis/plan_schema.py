@@ -51,8 +51,8 @@ class Rank(TypedDict):
     peak_bytes: int
 
 
-class Weights(TypedDict):
-    """A weights.bin."""
+class Written(TypedDict):
+    """A model.onnx or weights.bin."""
 
     size: int
     digest: str
@@ -64,7 +64,8 @@ class PartFields(TypedDict):
     model: str
     weight_bytes: int
     flops: int
-    weights: Weights | None
+    program: NotRequired[Written | None]
+    weights: Written | None
 
 
 class Spec(TypedDict):

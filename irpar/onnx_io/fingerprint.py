@@ -1,4 +1,4 @@
-"""A digest of a large file from samples of it: cheap enough to be compared whenever the file is opened."""
+"""Digests of a file: of all of it, and of samples of a large one, cheap enough to be compared whenever it is opened."""
 
 import hashlib
 import os
@@ -13,6 +13,21 @@ _WHOLE_BYTES = (SAMPLES + 2) * BLOCK_BYTES
 _DIGEST_BYTES = 16
 ALGORITHM = "blake2b-128-sampled"
 """What stands before the digest; another way to sample needs another name."""
+
+
+WHOLE = "blake2b-128"
+"""As `ALGORITHM`, of the digest over all bytes."""
+
+
+def whole_digest(path: Path) -> str:
+    """A digest over all bytes of a file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        made = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES))
+    return f"{WHOLE}:{made.hexdigest()}"
 
 
 def fingerprint(path: Path) -> str:

@@ -21,7 +21,7 @@ from irpar.atomic import new_folder
 from irpar.ir import DType, Module, Value
 
 from .data_file import DataFile
-from .fingerprint import fingerprint
+from .fingerprint import fingerprint, whole_digest
 from .proto import replace_metadata, set_metadata, to_proto
 from .save import EXTERNAL_BYTES, external_tensor, serialized
 from .target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE, OutputError, check_target, source_files
@@ -63,7 +63,7 @@ def write_partition(
         progress: told about written bytes.
 
     Returns:
-        The plan as written: with the partition's id, and the size and digest of each part's weights.
+        The plan as written: with the partition's id, and the size and digest of each part's program and weights.
 
     Raises:
         OutputError: the target exists (and is not to be replaced), or there is not enough room.
@@ -82,10 +82,14 @@ def write_partition(
             target.mkdir()
             programs.update(_write_model(target / MODEL_FILE, module, layout))
         written = replace(plan, id=_partition_id(plan, programs.digest()))
-        for layout in layouts:
-            _append_id(fresh / f"part{layout.part.index}" / MODEL_FILE, written)
+        models = [fresh / f"part{layout.part.index}" / MODEL_FILE for layout in layouts]
+        for path in models:
+            _append_id(path, written)
         facts = _write_weights(layouts, fresh, report) if weights == "copy" else [None] * len(layouts)
-        written.parts = [{**entry, "weights": fact} for entry, fact in zip(plan.parts, facts, strict=True)]
+        written.parts = [
+            {**entry, "program": {"size": path.stat().st_size, "digest": whole_digest(path)}, "weights": fact}
+            for entry, path, fact in zip(plan.parts, models, facts, strict=True)
+        ]
         (fresh / PLAN_FILE).write_text(written.to_json(), encoding="utf-8")
         # Others may have written to the target in the meantime.
         check_target(folder, force, sources)
@@ -94,7 +98,7 @@ def write_partition(
 
 def _partition_id(plan: Plan, programs: bytes) -> str:
     """A digest over the plan and the programs: equal where all of both is equal."""
-    bare = replace(plan, id=None, parts=[{**entry, "weights": None} for entry in plan.parts])
+    bare = replace(plan, id=None, parts=[{**entry, "program": None, "weights": None} for entry in plan.parts])
     return hashlib.blake2b(bare.to_json().encode() + programs, digest_size=_ID_BYTES).hexdigest()
 
 

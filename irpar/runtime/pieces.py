@@ -12,7 +12,7 @@ from irpar.analysis.plan import Plan, PlanError, read_plan, sha256_of
 from irpar.ir import ExternalTensor, Module
 from irpar.onnx_io import check_external, load
 from irpar.onnx_io.checksums import read_sums, sums_file
-from irpar.onnx_io.fingerprint import fingerprint
+from irpar.onnx_io.fingerprint import fingerprint, whole_digest
 from irpar.onnx_io.partition import PART, PARTITION
 from irpar.onnx_io.target import PLAN_FILE, WEIGHTS_FILE
 from irpar.ops.collective_checks import check_collective
@@ -46,7 +46,8 @@ class OpenedParts(NamedTuple):
 def open_parts(folder: str | os.PathLike[str], ranks: Collection[int] | None = None) -> OpenedParts:
     """Open the parts of some ranks; those of others need not be there, as in a folder that `irpar pack` was used for.
 
-    Where a checksum file stands beside a part, every file of the part is compared with it, once, here.
+    The model of a part is compared with the plan byte by byte, its weights by samples. Where a checksum file stands
+    beside a part, every file of the part is compared with it, once, here.
 
     Args:
         folder: what `irpar partition` wrote, or what a pack of it was unpacked to.
@@ -61,6 +62,8 @@ def open_parts(folder: str | os.PathLike[str], ranks: Collection[int] | None = N
     _check_there(folder, plan, members, ranks)
     for index in members:
         _check_sums(folder, plan, index)
+    for index in members:
+        _check_program(folder, plan, index)
     modules = {index: load(folder / plan.parts[index]["model"]) for index in members}
     check_pieces(folder, plan, modules)
     mesh = plan.mesh_of_ranks
@@ -163,6 +166,25 @@ def _check_sums(folder: Path, plan: Plan, index: int) -> None:
     for name in names[2:]:
         _check_size(folder, name, entry["weights"]["size"])
         _check_sum(folder, name, sums.get(name), listing)
+
+
+def _check_program(folder: Path, plan: Plan, index: int) -> None:
+    """Compare the model of a part, byte by byte, with what the plan says of it; plans of before do not say it."""
+    name, planned = plan.parts[index]["model"], plan.parts[index].get("program")
+    if planned is None:
+        return
+    try:
+        found, size = whole_digest(folder / name), (folder / name).stat().st_size
+    except OSError as error:
+        raise RunError(f"cannot read {name}: {error.strerror}", where=str(folder), do=_COPY_AGAIN) from error
+    if found != planned["digest"]:
+        _say_whose(folder, plan, index)
+        raise ProgramError(
+            f"{name} is not the file that was written here",
+            where=str(folder),
+            notes=(f"{size:,} bytes, digest {found}; the plan has {planned['size']:,} bytes, {planned['digest']}",),
+            do=f'{_COPY_AGAIN}; where you changed it yourself, write "program": null for its part in plan.json',
+        )
 
 
 def _say_whose(folder: Path, plan: Plan, index: int) -> None:

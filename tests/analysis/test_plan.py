@@ -135,7 +135,7 @@ def changed(plan: dict, place: tuple, *value: object) -> dict:
     return made
 
 
-OPTIONAL = {"values", "network", "predicted", "sections"}
+OPTIONAL = {"program", "values", "network", "predicted", "sections"}
 FREE = {("mesh", "axes"), ("totals", "by_kind")}
 """Tables whose keys are names of their own; what is in lists may be left out too, and `original` may be empty."""
 
@@ -169,7 +169,13 @@ def test_null_stands_only_where_nothing_may_be_known(folder: Path, tmp_path: Pat
         (tmp_path / "plan.json").write_text(json.dumps(changed(plan, place, None)))
         with pytest.raises(PlanError, match=r"is null, expected"):
             read_plan(tmp_path)
-    for place in (("source", "sha256"), ("collectives", 0, "phase"), ("parts", 0, "weights"), ("mesh", "devices")):
+    for place in (
+        ("source", "sha256"),
+        ("collectives", 0, "phase"),
+        ("parts", 0, "program"),
+        ("parts", 0, "weights"),
+        ("mesh", "devices"),
+    ):
         (tmp_path / "plan.json").write_text(json.dumps(changed(plan, place, None)))
         read_plan(tmp_path)
 

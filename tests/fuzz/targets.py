@@ -21,6 +21,7 @@ from tests.conformance.cases import cases, within_range
 from tests.hostile.models import MODELS
 from tests.hostile.shardings import SHARDINGS
 
+from ..older_plans import forget_programs
 from .mutations import change_bytes, change_data, change_message, change_text
 
 MOST_BYTES = 20_000
@@ -197,6 +198,7 @@ def change_part(random: Random, here: Path) -> None:
     for _ in range(random.choice((1, 1, 2, 3))):
         change_message(random, made, made)
     path.write_bytes(made.SerializePartialToString())
+    forget_programs(here / "out")
 
 
 def _restore(here: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import onnx
 
+from ..older_plans import forget_programs
+
 Damage = Callable[[Path], object]
 Plan = dict[str, Any]
 
@@ -43,6 +45,7 @@ def model_changed(statement: str) -> Damage:
         made = onnx.load(path, load_external_data=False)
         exec(statement, {"m": made, "g": made.graph, "onnx": onnx, "json": json})
         path.write_bytes(made.SerializeToString())
+        forget_programs(out)
 
     return damage
 
@@ -85,8 +88,17 @@ FILES: dict[str, Damage] = {
     "part0/weights.bin is not there": lambda out: (out / "part0" / "weights.bin").unlink(),
     "is a symbolic link that leaves": weights_link,
     " part1 (rank": lambda out: shutil.rmtree(out / "part1"),
-    "not an ONNX model": lambda out: (out / "part0" / "model.onnx").write_bytes(b"hello"),
-    "not an ONNX model, or a damaged one": lambda out: os.truncate(out / "part1" / "model.onnx", 3000),
+    "not an ONNX model": lambda out: (
+        (out / "part0" / "model.onnx").write_bytes(b"hello"),
+        forget_programs(out),
+    ),
+    "not an ONNX model, or a damaged one": lambda out: (
+        os.truncate(out / "part1" / "model.onnx", 3000),
+        forget_programs(out),
+    ),
+    "part1/model.onnx is not the file that was written here": lambda out: os.truncate(
+        out / "part1" / "model.onnx", 3000
+    ),
     "part0/model.onnx is no part of a partition": lambda out: shutil.copy(
         out.parent / "gpt.onnx", out / "part0" / "model.onnx"
     ),

@@ -15,6 +15,8 @@ from irpar import models
 from irpar.runtime.executor import Executor
 from irpar.sharding import IrparError
 
+from ..older_plans import forget_programs
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -52,6 +54,13 @@ def zeroed(out: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def flip_bits(out: Path) -> None:
+    path = out / "part1" / "model.onnx"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def from_other(name: str) -> Callable[[Path], object]:
     return lambda out: shutil.copy(out.parent / "other" / name, out / name)
 
@@ -62,6 +71,7 @@ MIXED: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights swapped": (lambda out: swap(out, "weights.bin"), r"part0/weights.bin is not the file"),
     "weights zeroed": (zeroed, r"part0/weights.bin is not the file"),
     "weights of another": (from_other("part1/weights.bin"), r"part1/weights.bin is not the file"),
+    "a bit of a model flipped": (flip_bits, r"part1/model.onnx is not the file that was written here"),
     "model of another": (from_other("part1/model.onnx"), r"part1/model.onnx is of another partition"),
     "plan of another": (from_other("plan.json"), r"part0/model.onnx is of another partition"),
     "rank to another part": (
@@ -111,6 +121,35 @@ def test_pieces_that_do_not_belong_together(written: Path, tmp_path: Path, mixed
 def test_a_moved_folder_is_whole(written: Path, tmp_path: Path) -> None:
     shutil.copytree(written / "other", tmp_path / "moved")
     irpar.Partition.open(tmp_path / "moved").verify(model=written / "gpt.onnx").check()
+
+
+def test_any_flipped_bit_of_a_model_is_told(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "out", tmp_path / "out")
+    path = tmp_path / "out" / "part0" / "model.onnx"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        data = bytearray(whole)
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        with pytest.raises(IrparError, match=r"part0/model.onnx is ") as caught:
+            Executor.open(tmp_path / "out")
+        assert caught.value.do
+
+
+def test_a_model_that_was_changed_by_hand_runs_where_the_plan_says_nothing_of_it(written: Path, tmp_path: Path) -> None:
+    """As plans do that were written before they said it."""
+    shutil.copytree(written / "out", tmp_path / "out")
+    path = tmp_path / "out" / "part0" / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    model.doc_string = "changed by hand"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(IrparError, match="is not the file that was written here") as caught:
+        Executor.open(tmp_path / "out")
+    assert '"program": null' in str(caught.value.do)
+    edit(tmp_path / "out", lambda plan: plan["parts"][0].update(program=None))
+    Executor.open(tmp_path / "out").close()
+    forget_programs(tmp_path / "out")
+    Executor.open(tmp_path / "out").close()
 
 
 def test_the_id_is_that_of_the_contents(written: Path, tmp_path: Path) -> None:
