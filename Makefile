@@ -1,10 +1,17 @@
-# Every target makes its own virtual environment when there is none, and renews it when pyproject.toml changes.
+# Every target makes its own virtual environment when there is none, and renews it when what is to be in there changes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check view exports bench clean
+LOCK := requirements/dev.lock
+# A resolver that locks for all platforms, and that finds the lowest releases; pip does neither.
+RESOLVER := build/resolver/bin/uv
+# The Python of test-oldest: the lowest that pyproject.toml allows.
+OLDEST_PYTHON ?= python3.11
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-all test-newest test-oldest check view exports bench lock clean
 
 demo: $(READY)
 	$(BIN)/irpar demo
@@ -14,6 +21,33 @@ test: $(READY)
 
 test-all: $(READY) check
 	$(BIN)/python -m pytest -m "not gpu"
+
+# The newest releases that pyproject.toml allows; the lowest, on the lowest Python.
+test-newest:
+	rm -rf build/newest
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/python $(PIP_INSTALL) --upgrade --editable ".[test]"
+	build/newest/bin/python -m pytest
+
+test-oldest: $(RESOLVER)
+	rm -rf build/oldest
+	$(OLDEST_PYTHON) -m venv build/oldest
+	$(RESOLVER) pip compile --quiet --no-header --resolution lowest-direct --extra test \
+		--python build/oldest/bin/python pyproject.toml --output-file build/oldest.txt
+	build/oldest/bin/python $(PIP_INSTALL) --requirement build/oldest.txt
+	build/oldest/bin/python $(PIP_INSTALL) --no-deps --editable .
+	build/oldest/bin/python -m pytest
+
+# What development and CI install: each release with the hashes of its files, of all platforms and Pythons.
+lock: $(RESOLVER)
+	mkdir -p $(dir $(LOCK))
+	$(RESOLVER) pip compile --quiet --universal --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--python-version 3.11 --extra dev --custom-compile-command "make lock" pyproject.toml --output-file $(LOCK)
+	! grep --line-number "://" $(LOCK)
+
+$(RESOLVER):
+	$(PYTHON) -m venv build/resolver
+	build/resolver/bin/python $(PIP_INSTALL) "uv>=0.9,<1"
 
 check: $(READY) view
 	$(BIN)/ruff format --check .
@@ -32,13 +66,14 @@ exports: $(READY)
 	$(EXPORT_PYTHON) tools/export_pytorch.py --out tests/fixtures
 
 bench: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable ".[bench]"
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-$(READY): pyproject.toml
+# Building irpar needs setuptools, which the lock has: nothing comes from elsewhere.
+$(READY): pyproject.toml $(LOCK)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python $(PIP_INSTALL) --require-hashes --requirement $(LOCK)
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
 
 clean:
