@@ -6,14 +6,17 @@ classes those are cut that together save most, in FLOPs and weights against sent
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from irpar.analysis.control_flow import trip_count
 from irpar.analysis.cost import graph_flops, node_flops
 from irpar.analysis.cut_choice import heaviest
-from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, Views, worth
+from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, worth
 from irpar.analysis.cut_rest import SingleCut, single_cuts
+from irpar.analysis.flow import Flow
 from irpar.analysis.liveness import constant_bytes
 from irpar.analysis.parts import parts_of
 from irpar.analysis.placement import has_rank
@@ -29,7 +32,7 @@ from .default_pipeline import NORMALISE, SHARD, know_ranks
 from .display import share_text
 from .suggestion_file import Spec, lines_of
 from .suggestion_report import Groups, TensorGroup
-from .suggestion_words import CutWords
+from .suggestion_words import CutWords, why_no_batch
 
 _DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
 _LEAST_SHARE = 0.02
@@ -140,7 +143,7 @@ class _Suggester:
         known = dict(named_values(module))
         self.sources = {name for name, value in known.items() if value.is_constant}
         self.names = set(known)
-        self.views: Views = {}
+        self.flow = Flow(self.work.graph, mesh)
         self.notes: list[str] = []
 
     @cached_property
@@ -160,7 +163,7 @@ class _Suggester:
         if self.mesh.group_size(other) == 1:
             variant = self._try(entries)
             return self._told(variant, None)
-        classes = CutClasses(self.work.graph, self.mesh, other, shares, self.views)
+        classes = CutClasses(self.work.graph, self.mesh, other, shares, self.flow)
         chosen = self._choose(classes)
         variant = self._best(classes, chosen, entries)
         if variant.prediction.gain <= 0:
@@ -171,7 +174,7 @@ class _Suggester:
 
     def _cut_batch(self, axes: tuple[Axis, ...]) -> tuple[dict[str, Spec], Shares]:
         """The inputs' dims that go through the model side by side."""
-        classes = CutClasses(self.work.graph, self.mesh, axes, views=self.views)
+        classes = CutClasses(self.work.graph, self.mesh, axes, flow=self.flow)
         able = {
             number: held
             for number, held in sorted(classes.classes.items())
@@ -183,7 +186,7 @@ class _Suggester:
         chosen = self._with_others(able, {number: able[number] for number in sorted(numbers)}, axes)
         if not chosen:
             cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
-            self.notes.append(f"{cut} cuts nothing: {self._why_no_batch(classes)}")
+            self.notes.append(f"{cut} cuts nothing: {why_no_batch(classes)}")
         return self._of_inputs(chosen, axes), classes.shares_of(chosen)
 
     def _of_inputs(self, chosen: Mapping[int, CutClass], axes: tuple[Axis, ...]) -> dict[str, Spec]:
@@ -210,14 +213,6 @@ class _Suggester:
                 chosen, best = more, variant
                 taken |= set(held.inputs)
         return chosen
-
-    def _why_no_batch(self, classes: CutClasses) -> str:
-        inputs = [f"{value.name} {value.type}" for value in self.work.graph.inputs]
-        if not inputs:
-            return "the model has no inputs"
-        fits = any(classes.class_of(value, 0) for value in self.work.graph.inputs if value.is_static and value.shape)
-        why = "of which each node can compute a part by itself" if fits else f"that divides by {classes.parts}"
-        return f"the inputs ({', '.join(inputs)}) have no batch {why}"
 
     # -- the weights --------------------------------------------------------------------------------------------
 
@@ -282,7 +277,7 @@ class _Suggester:
     ) -> dict[str, Spec]:
         """The choice with the part of the axes that makes `count` parts, for all that hangs together with `partly`."""
         axes = _major_part(self.mesh, classes.axes, count)
-        lesser = CutClasses(self.work.graph, self.mesh, axes, classes.shares, self.views)
+        lesser = CutClasses(self.work.graph, self.mesh, axes, classes.shares, self.flow)
         wanted = {place for held in partly.values() for place in held.weights.items()}
         able = {
             number: held for number, held in self._able(lesser).items() if not wanted.isdisjoint(held.weights.items())
@@ -332,7 +327,7 @@ class _Suggester:
         PassManager.parse(pipeline, Instrumentation(reproducer=None)).run(work)
         plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
         shardings: dict[str, Spec] = {}
-        for value in (*work.graph.constants, *work.graph.inputs):
+        for value in (*(value for graph in work.graph.graphs() for value in graph.constants), *work.graph.inputs):
             if value.sharding is not None:
                 spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
                 name = value.source_name
@@ -397,10 +392,17 @@ def _major_part(mesh: Mesh, axes: Sequence[Axis], count: int) -> tuple[Axis, ...
     return tuple(part)
 
 
-def _flops_by_operator(graph: Graph) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _flops_by_operator(graph: Graph) -> Counter[str]:
+    """Of a graph and of the bodies in it, counted as `node_flops` counts them."""
+    found: Counter[str] = Counter()
     for node in graph:
-        found[node.operator] = found.get(node.operator, 0) + node_flops(node)
+        bodies = list(node.nested_graphs())
+        if not bodies:
+            found[node.operator] += node_flops(node)
+            continue
+        times = trip_count(node) or 1
+        for operator, flops in _flops_by_operator(max(bodies, key=graph_flops)).items():
+            found[operator] += times * flops
     return found
 
 

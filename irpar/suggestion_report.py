@@ -43,7 +43,7 @@ Found = dict[tuple[object, ...], TensorGroup]
 
 
 class Groups:
-    """Groups of the inputs and weights of one graph.
+    """Groups of the inputs and weights of one graph and the bodies in it.
 
     Args:
         graph: that the choice was made for.
@@ -53,6 +53,7 @@ class Groups:
 
     def __init__(self, graph: Graph, sources: Collection[str], words: CutWords | None) -> None:
         self.graph = graph
+        self.constants = [value for inner in graph.graphs() for value in inner.constants]
         self.sources = sources
         self.words = words
         self._of_parts: dict[tuple[Axis, ...], CutWords] = {}
@@ -68,7 +69,7 @@ class Groups:
         """
         cut: Found = {}
         whole: Found = {}
-        for value in (*self.graph.inputs, *self.graph.constants):
+        for value in (*self.graph.inputs, *self.constants):
             spec = shardings.get(value.source_name)
             if spec is None or not (value.is_input or value.source_name in self.sources):
                 continue
@@ -96,7 +97,7 @@ class Groups:
         assert self.words is not None
         if axes not in self._of_parts:
             known = self.words.classes
-            classes = CutClasses(self.graph, known.mesh, axes, known.shares, known.views)
+            classes = CutClasses(self.graph, known.mesh, axes, known.shares, known.flow)
             self._of_parts[axes] = CutWords(classes, {}, axes)
         return self._of_parts[axes]
 
@@ -108,7 +109,7 @@ class Groups:
             groups: of tensors that are cut in the end; other lines keep one whole, or cut one that ends up whole.
         """
         group_of = {name: group for group in groups for name in (group.pattern, *group.names)}
-        values = {value.source_name: value for value in self.graph.constants}
+        values = {value.source_name: value for value in self.constants}
         comments = {}
         for line, spec in lines.items():
             group = group_of.get(line)

@@ -4,8 +4,9 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from irpar.analysis.cut_classes import Cut, CutClass, CutClasses, is_shared_vector
+from irpar.analysis.unknown_shapes import shape_lost_at
 from irpar.analysis.uses import where
-from irpar.ir import Value
+from irpar.ir import Node, Value
 from irpar.ir.annotate import glob_of
 from irpar.ops import Kind
 from irpar.sharding import Axis, ceil_div
@@ -33,8 +34,9 @@ class CutWords:
         self.axes = tuple(axes)
         self.said = " and ".join(dict.fromkeys(axis.name for axis in axes))
         self._heads_of: dict[int, int | None] = {}
-        order = {node: place for place, node in enumerate(classes.graph)}
-        self._order = {value: order.get(value.users[0], 0) for value in classes.graph.constants if value.has_uses}
+        order = {node: place for place, node in enumerate(classes.flow.nodes)}
+        constants = (value for value in classes.flow.values() if value.is_constant and value.has_uses)
+        self._order = {value: order.get(value.users[0], 0) for value in constants}
         self._beside = self._conflicts()
 
     def _conflicts(self) -> dict[int, tuple[list[int], list[_Beside]]]:
@@ -80,10 +82,9 @@ class CutWords:
         if held is None or held.number not in self.chosen:
             return ""
         for other in held.gathered:
-            for place in range(len(other.shape)):
-                node = self.classes.needed_by(other, place)
-                if node is not None and self.classes.class_of(other, place) is held:
-                    return f"; brought together for {node.operator}"
+            node = _reader(self.classes, other, held)
+            if node is not None:
+                return f"; brought together for {node.operator}"
         return ""
 
     def _noun(self, cut: Cut, value: Value, dim: int) -> tuple[str, int]:
@@ -134,7 +135,7 @@ class CutWords:
         size = value.shape[dim]
         if held is None:
             if size % self.classes.parts and not self._cuts(value, dim):
-                return 5, f"no dim that {self.classes.parts} divides"
+                return 7, f"no dim that {self.classes.parts} divides"
             return 6, self._needed(value, dim)
         if held.number in self.chosen:
             return 8, "its readers need all of it"
@@ -165,13 +166,59 @@ class CutWords:
 
     def _needed(self, value: Value, dim: int) -> str:
         node = self.classes.needed_by(value, dim)
-        return "its readers need it whole" if node is None else f"{node.operator} needs it whole"
+        return "its readers need it whole" if node is None else _need(node)
+
+
+def why_no_batch(classes: CutClasses) -> str:
+    """Why no dim of the inputs is cut as a batch, by what comes closest to it."""
+    inputs = classes.graph.inputs
+    if not inputs:
+        return "the model has no inputs"
+    named = ", ".join(f"{value.name} {value.type}" for value in inputs)
+    places = [
+        (value, dim)
+        for value in inputs
+        if value.is_static
+        for dim, size in enumerate(value.shape)
+        if size >= classes.parts
+    ]
+    if not places:
+        return f"the inputs ({named}) have no dim of {classes.parts} elements or more"
+    reasons = sorted((_why_no_batch(classes, *place) for place in places), key=lambda reason: reason[0])
+    return f"the inputs ({named}) have no batch: {reasons[0][1]}"
+
+
+def _why_no_batch(classes: CutClasses, value: Value, dim: int) -> tuple[int, str]:
+    """How far a dim of an input is from being a batch, and why it is none."""
+    held, cut = classes.class_of(value, dim), f"cutting dim {dim} of {value.name}"
+    if held is None:
+        node = classes.needed_by(value, dim)
+        return 4, f"dim {dim} of {value.name}: " + ("nothing reads it" if node is None else _need(node))
+    if held.twice is not None:
+        return 3, f"{cut} would cut two dims of {glob_of(held.twice.source or held.twice.name)} at once"
+    if held.sums_weights:
+        return 2, f"the products with weights sum over dim {dim} of {value.name}"
+    needed = next((node for other in held.gathered if (node := _reader(classes, other, held))), None)
+    why = "" if needed is None else f": {_need(needed)}"
+    return 1, f"{cut} would send {bytes_text(held.sent_bytes)} in every step, {_saved(held)}{why}"
+
+
+def _reader(classes: CutClasses, value: Value, held: CutClass) -> Node | None:
+    """The node that needs a value whole in the dim that is in a class."""
+    dims = (dim for dim in range(len(value.shape)) if classes.class_of(value, dim) is held)
+    return next((node for dim in dims if (node := classes.needed_by(value, dim)) is not None), None)
+
+
+def _need(node: Node) -> str:
+    """That a node needs a tensor whole; or where the shapes are lost, without which it has no rule."""
+    lost = shape_lost_at(node)
+    return f"{node.operator} needs it whole" if lost is None else f"shape unknown behind {glob_of(where(lost))}"
 
 
 def _saved(held: CutClass) -> str:
     """What cutting a class would save: `to hold 32.8 kB less`."""
     saved = [f"hold {bytes_text(held.weight_bytes)} less"] if held.weight_bytes else []
-    if held.flops:
+    if held.flops or not saved:
         saved.append(f"compute {flops_text(held.flops)} less")
     return f"to {' and '.join(saved)}"
 

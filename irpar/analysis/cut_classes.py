@@ -5,6 +5,7 @@ classes         {x.0, h.0, a.0, y.0}  {x.1, h.1, a.1, y.1}  {x.2, w1.0}  {w1.1, 
 
 Cutting the fourth divides both products and sends the sums y; it excludes the third and the fifth, which hold another
 dim of the same weights. A factor that the axes do not fit links nothing: where it stands, the class is needed whole.
+What passes the boundary of a body of If, Loop or Scan lies alike on both sides of it, so that classes go through.
 """
 
 import math
@@ -17,15 +18,15 @@ from irpar.ir import Graph, Node, Value
 from irpar.ops import Kind
 from irpar.sharding import Axis, Mesh, ceil_div
 
+from .control_flow import trip_count
 from .cost import node_flops
+from .flow import USUAL_TRIPS, Flow
 from .liveness import value_bytes
-from .moves import captured
-from .placement import RuleView, rule_view
+from .moves import captured_whole
+from .placement import RuleView
 
 Place = tuple[Value, int]
 """A dim of a value."""
-Views = dict[Node, RuleView | None]
-"""The rule of each node, on one mesh; None where it runs whole."""
 
 FLOPS_PER_BYTE = 4
 """How many FLOPs are worth sending a byte for; devices of today do 100 and more while their links send one."""
@@ -108,29 +109,42 @@ class CutClass:
 
 
 class Shares:
-    """Which share of its values and nodes one device has already, by axes that were decided before."""
+    """Which share of its values and nodes one device has already, by axes that were decided before.
+
+    What a body does counts for each trip, so far as that is known or usual; of an If each branch as if it were taken.
+    """
 
     def __init__(self) -> None:
         self.values: dict[Value, float] = {}
         self.nodes: dict[Node, float] = {}
+        self._times: dict[Graph, int] = {}
 
     def bytes_of(self, value: Value) -> float:
-        """Bytes of a device's part."""
-        return value_bytes(value) * self.values.get(value, 1.0)
+        """Bytes of a device's part, each time that it is made."""
+        return value_bytes(value) * self.values.get(value, 1.0) * self.times(value.owner)
 
     def flops_of(self, node: Node) -> float:
-        """FLOPs of a device's part."""
-        return node_flops(node) * self.nodes.get(node, 1.0)
+        """FLOPs of a device's part, each time that it runs."""
+        return node_flops(node) * self.nodes.get(node, 1.0) * self.times(node.graph)
+
+    def times(self, graph: Graph | None) -> int:
+        """How often a graph runs in a step."""
+        if graph is None or graph.parent is None:
+            return 1
+        if graph not in self._times:
+            each = 1 if graph.parent.op_type == "If" else trip_count(graph.parent)
+            self._times[graph] = (USUAL_TRIPS if each is None else max(1, each)) * self.times(graph.parent.graph)
+        return self._times[graph]
 
 
 class CutClasses:
     """The classes of a graph in global view with static types, for one list of axes.
 
     Args:
-        graph: after the normalising passes; bodies of its nodes run whole.
+        graph: after the normalising passes.
         mesh, axes: what would cut, major first; their product is `parts`.
         shares: what other axes cut.
-        views: the rules of the nodes, where they are known; those that are not are added.
+        flow: of the graph over the mesh, where it is there already.
     """
 
     def __init__(
@@ -139,14 +153,14 @@ class CutClasses:
         mesh: Mesh,
         axes: tuple[Axis, ...],
         shares: Shares | None = None,
-        views: Views | None = None,
+        flow: Flow | None = None,
     ) -> None:
         self.graph = graph
         self.mesh = mesh
         self.axes = axes
         self.parts = mesh.group_size(axes)
         self.shares = shares or Shares()
-        self.views = {} if views is None else views
+        self.flow = flow or Flow(graph, mesh)
         self.cuts: dict[Node, list[Cut]] = {}
         self.fitting: dict[Place, int] = {}
         """Dims that all axes together cannot cut, and how many parts they could be cut into."""
@@ -155,10 +169,11 @@ class CutClasses:
         self._parent: list[int] = []
         self._needed: dict[int, Node] = {}
         self._given: set[int] = set()
-        for value in graph.values():
+        for value in self.flow.values():
             self._add(value)
-        for node in graph:
-            self._visit(node)
+        for node in self.flow.nodes:
+            if not node.is_return:  # What a body gives lies as its holder does.
+                self._visit(node)
         self.classes = self._collect()
 
     # -- what is linked -----------------------------------------------------------------------------------------
@@ -187,21 +202,32 @@ class CutClasses:
             self._parent[root] = least
 
     def _visit(self, node: Node) -> None:
-        if node not in self.views:
-            self.views[node] = rule_view(node, self.mesh)
-        view = self.views[node]
-        cuts = [] if view is None else list(self._cuts_of(node, view))
+        cuts = [cut for view in self.flow.views(node) for cut in self._cuts_of(node, view)]
         covered: set[int] = set()
         for cut in cuts:
             elements = [self._element(place) for place in cut.places]
             covered.update(elements)
             self._link(elements)
         self.cuts[node] = cuts
-        for value in _read(node):
+        for value in self._read(node):
             for element in self._elements(value):
                 if element not in covered:
                     self._needed.setdefault(element, node)
-        self._given.update(element for value in node.results for element in self._elements(value) if element in covered)
+        for value in self._given_by(node):
+            self._given.update(element for element in self._elements(value) if element in covered)
+
+    def _read(self, node: Node) -> Iterator[Value]:
+        """What a node reads, what bodies that run whole read of the graphs around them, and what open ones give."""
+        yield from node.inputs
+        yield from (value for value, _ in captured_whole(self.flow, node))
+        if node in self.flow.ties:
+            yield from (value for body in node.nested_graphs() for value in body.outputs)
+
+    def _given_by(self, node: Node) -> Iterator[Value]:
+        """What a node gives, to its bodies too."""
+        yield from node.results
+        if node in self.flow.ties:
+            yield from (value for body in node.nested_graphs() for value in body.inputs)
 
     def _elements(self, value: Value) -> range:
         first = self._first.get(value)
@@ -236,9 +262,10 @@ class CutClasses:
             return found.setdefault(root, CutClass(root))
 
         for node, cuts in self.cuts.items():
-            flops = self.shares.flops_of(node) if cuts else 0
+            flops = self._flops(node) if cuts else 0
             for cut in cuts:
                 self._count(of(self._element(cut.places[0])), cut, flops)
+        given = set(self.graph.inputs)
         for value in self._first:
             roots = Counter(self._root(element) for element in self._elements(value))
             for dim, element in enumerate(self._elements(value)):
@@ -251,9 +278,9 @@ class CutClasses:
                     held.weights[value] = dim
                     held.weight_bytes += self._saved(value_bytes(value), value.shape[dim])
                     continue
-                if value.is_input:
+                if value in given:
                     held.inputs[value] = dim
-                if element in self._needed and (element in self._given or value.is_input):
+                if element in self._needed and (element in self._given or value in given):
                     held.gathered[value] = None
                     held.gathered_bytes += self.gather_bytes(value)
         return found
@@ -272,7 +299,11 @@ class CutClasses:
 
     def saved_flops(self, cut: Cut) -> float:
         """FLOPs of its node that one device no longer computes."""
-        return self._saved(self.shares.flops_of(cut.node), cut.size)
+        return self._saved(self._flops(cut.node), cut.size)
+
+    def _flops(self, node: Node) -> float:
+        """Of a node itself; what is in its open bodies counts there."""
+        return 0 if node in self.flow.ties else self.shares.flops_of(node)
 
     def saved_bytes(self, value: Value, dim: int) -> float:
         """Bytes of a constant that one device no longer holds."""
@@ -342,9 +373,3 @@ class CutClasses:
 def is_shared_vector(value: Value) -> bool:
     """True for a list of numbers that several nodes read: each may have a copy that lies as it needs it."""
     return value.is_constant and len(value.uses) > 1 and value.is_static and len(value.shape) < 2
-
-
-def _read(node: Node) -> Iterator[Value]:
-    """The operands of a node, and what its bodies read of its graph."""
-    yield from node.inputs
-    yield from (value for value, _ in captured(node))

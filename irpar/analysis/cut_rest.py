@@ -39,7 +39,9 @@ def single_cuts(
     """
     taken = {value for value, _ in classes.cut_places(chosen)}
     found = []
-    for cuts in classes.cuts.values():
+    for node, cuts in classes.cuts.items():
+        if node in classes.flow.ties:
+            continue
         held = [classes.class_of(*cut.places[0]) for cut in cuts]
         if any(one is not None and one.number in chosen for one in held):
             continue

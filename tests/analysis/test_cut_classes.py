@@ -4,6 +4,7 @@ import pytest
 
 from irpar.analysis.cut_classes import CutClass, CutClasses
 from irpar.analysis.cut_rest import single_cuts
+from irpar.analysis.flow import USUAL_TRIPS
 from irpar.ir import Value
 from irpar.ir.text import parse_module
 from irpar.sharding import Axis, Mesh
@@ -125,15 +126,16 @@ graph @g(%x: f32[4, 8]) -> (%y) opset 18 {
     assert find(classes, "w", 0).twice is classes.graph.value("w")
 
 
-def test_what_a_body_reads_is_needed_whole() -> None:
+def test_classes_go_through_bodies() -> None:
     classes = classes_of(
         """
 graph @g(%x: f32[4, 8], %p: bool[]) -> (%y) opset 18 {
   %w = constant : f32[8, 8] data("w.bin", 0, 256)
+  %v = constant : f32[8, 8] data("w.bin", 256, 256)
   %a = MatMul(%x, %w) : f32[4, 8]
   %y = If(%p) {
     then_branch = graph @t() -> (%t) {
-      %t = Relu(%a) : f32[4, 8]
+      %t = MatMul(%a, %v) : f32[4, 8]
     },
     else_branch = graph @e() -> (%e) {
       %e = Neg(%a) : f32[4, 8]
@@ -142,7 +144,30 @@ graph @g(%x: f32[4, 8], %p: bool[]) -> (%y) opset 18 {
 }
 """
     )
-    assert [value.name for value in find(classes, "w", 1).gathered] == ["a"]
+    rows = find(classes, "x", 0)
+    assert rows.flops == (2 * 2 * 4 * 8 * 8 + 4 * 8) / 2  # Both branches; the If itself does nothing.
+    assert not rows.gathered
+    # What one branch gives lies as what the other gives: the columns of a are those of y, and v has both.
+    assert find(classes, "w", 1).twice is classes.graph.value("v")
+
+
+def test_what_a_loop_does_counts_for_each_trip() -> None:
+    classes = classes_of(
+        """
+graph @g(%x: f32[4, 8], %n: i64[], %go: bool[]) -> (%y) opset 18 {
+  %w = constant : f32[8, 8] data("w.bin", 0, 256)
+  %y = Loop(%n, %go, %x) {
+    body = graph @b(%i: i64[], %c: bool[], %h: f32[4, 8]) -> (%c, %m) {
+      %m = MatMul(%h, %w) : f32[4, 8]
+    }
+  } : f32[4, 8]
+}
+"""
+    )
+    rows = find(classes, "x", 0)
+    assert rows.flops == USUAL_TRIPS * 2 * 4 * 8 * 8 / 2
+    # Columns of a trip are rows of the next: they are one class with what the loop begins with, and so are both dims.
+    assert find(classes, "w", 1).twice is classes.graph.value("w")
 
 
 def test_a_node_that_is_left_whole_may_be_cut_alone() -> None:
