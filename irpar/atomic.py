@@ -2,6 +2,10 @@
 
 Each is written as `.NAME.<8 hex digits>.new` beside its place, under a lock that ends with its process. What a killed
 process left of that kind is removed when the same target is written again: a lock that can be had has no owner.
+
+A folder and the one that it replaces exchange their names in one step, where the file system can do that (Linux,
+renameat2). Elsewhere the old one is `.NAME.<8 hex digits>.old` for a moment; `left_aside` finds it, should the process
+be killed in that moment.
 """
 
 import errno
@@ -9,8 +13,9 @@ import os
 import re
 import shutil
 import stat
+import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,6 +36,8 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 _FULL = {
     errno.ENOSPC: "free some room, or write to another disk",
     errno.EDQUOT: "free some of your quota, or write to another disk",
@@ -144,17 +151,37 @@ def new_folder(path: Path) -> Iterator[Path]:
         OSError: the system refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path, ".new")
-    if path.exists():
-        # Without the target it would be the last copy: the process was killed between two renames.
+    if path.exists() or not left_aside(path):
+        # Without the target they would be the last copies: the process was killed between two renames.
+        _sweep(path, ".new")
         _sweep(path, ".old")
     with _locked(_new_folder, path) as fresh:
         yield fresh
         _exchange(fresh, path)
 
 
+def left_aside(path: Path) -> list[Path]:
+    """Folders that were to be replaced, and those to replace them, of a process that was killed between two renames.
+
+    Returns:
+        What is now called `.old` and `.new`, the old ones first; nothing where the target is there.
+    """
+    if os.path.lexists(path):
+        return []
+    old = _leftovers(path, ".old")
+    return [*old, *_leftovers(path, ".new")] if old else []
+
+
+def notes_on_aside(paths: Sequence[Path]) -> tuple[str, ...]:
+    """What messages say of `left_aside`."""
+    said = {".old": "what was there is now", ".new": "what was to take its place is"}
+    return tuple(f"{said[path.suffix]} {path}" for path in paths)
+
+
 def _exchange(fresh: Path, path: Path) -> None:
-    """Give a folder its place, and remove the one that is there."""
+    """Give a folder its place; the one that is there gets the fresh name, or goes."""
+    if path.exists() and _exchange_names(fresh, path):
+        return
     old = _beside(path, ".old")
     if path.exists():
         os.rename(path, old)
@@ -165,6 +192,18 @@ def _exchange(fresh: Path, path: Path) -> None:
             os.rename(old, path)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange_names(one: Path, other: Path) -> bool:
+    """Let two folders exchange their names in one step; False where that cannot be, and nothing was done."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and not rename(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
+    )
 
 
 def _beside(path: Path, ending: str) -> Path:
@@ -218,10 +257,16 @@ def _sweep(target: Path, ending: str) -> None:
     """Remove what killed processes left beside a target."""
     if fcntl is None:
         return
+    for path in _leftovers(target, ending):
+        with suppress(OSError):
+            _remove_ownerless(path)
+
+
+def _leftovers(target: Path, ending: str) -> list[Path]:
+    """What is called as files and folders that are not complete yet, or not removed yet."""
     prefix, length = _prefix(target), len(_prefix(target)) + 8 + len(ending)
-    found: list[Path] = []
     with suppress(OSError), os.scandir(target.parent) as entries:
-        found = [
+        return [
             Path(entry.path)
             for entry in entries
             if len(entry.name) == length
@@ -229,9 +274,7 @@ def _sweep(target: Path, ending: str) -> None:
             and entry.name.endswith(ending)
             and is_leftover(entry.name)
         ]
-    for path in found:
-        with suppress(OSError):
-            _remove_ownerless(path)
+    return []
 
 
 def lock_ownerless(path: Path) -> int:

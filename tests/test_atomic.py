@@ -4,11 +4,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from irpar.atomic import WriteError, check_file, is_leftover, new_file, new_folder, new_pair
+from irpar import atomic
+from irpar.atomic import (
+    WriteError,
+    _exchange_names,
+    check_file,
+    is_leftover,
+    left_aside,
+    new_file,
+    new_folder,
+    new_pair,
+    notes_on_aside,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -129,3 +141,80 @@ def test_an_old_folder_goes_only_when_the_new_one_is_there(tmp_path):
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(WriteError, match="cannot write it: No such file"), new_file(tmp_path / "no" / "a", "it"):
         pass
+
+
+def replaceable(folder: Path) -> Path:
+    """A folder that holds `old`."""
+    (folder / "d").mkdir()
+    (folder / "d" / "old").touch()
+    return folder / "d"
+
+
+def test_two_folders_exchange_their_names_in_one_step(tmp_path):
+    target = replaceable(tmp_path)
+    (tmp_path / "e").mkdir()
+    if not _exchange_names(target, tmp_path / "e"):
+        pytest.skip("this file system cannot exchange names")
+    assert names(tmp_path / "e") == ["old"]
+    assert _exchange_names(target, tmp_path / "e")
+    assert not _exchange_names(target, tmp_path / "none")
+    over, absent = threading.Event(), []
+
+    def look():
+        while not over.is_set():
+            if not target.is_dir():
+                absent.append(True)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for number in range(200):
+        with new_folder(target) as fresh:
+            (fresh / str(number)).touch()
+        assert names(target) == [str(number)]
+    over.set()
+    reader.join()
+    assert absent == []
+    assert names(tmp_path) == ["d", "e"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from irpar import atomic
+atomic._exchange_names = lambda one, other: False
+rename = os.rename
+def once(source, target):
+    rename(source, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.rename = once
+with atomic.new_folder(Path(sys.argv[1])) as fresh:
+    (fresh / "new").touch()
+"""
+
+
+def test_a_process_that_is_killed_between_two_renames(tmp_path):
+    """Where names cannot be exchanged: what it left is found, and stays until the target is there."""
+    target = replaceable(tmp_path)
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(target)])
+    assert ended.returncode == -signal.SIGKILL
+    old, new = left_aside(target)
+    assert (old.suffix, names(old)) == (".old", ["old"])
+    assert (new.suffix, names(new)) == (".new", ["new"])
+    assert notes_on_aside([old, new]) == (f"what was there is now {old}", f"what was to take its place is {new}")
+    with pytest.raises(RuntimeError), new_folder(target):
+        raise RuntimeError
+    assert left_aside(target) == [old, new]
+    with new_folder(target) as fresh:
+        (fresh / "newer").touch()
+    assert left_aside(target) == []
+    with new_folder(target):
+        pass
+    assert names(tmp_path) == ["d"]
+
+
+def test_a_system_that_cannot_exchange_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic, "_exchange_names", lambda *_: False)
+    target = replaceable(tmp_path)
+    with new_folder(target) as fresh:
+        (fresh / "new").touch()
+    assert (names(tmp_path), names(target)) == (["d"], ["new"])

@@ -271,3 +271,21 @@ def test_a_demo_on_a_full_disk_leaves_nothing(capsys, tmp_path, monkeypatch, fil
     refused(capsys, "No space left on device", "demo", "-o", folder)
     assert content(tmp_path) == before
     assert folder.exists() == is_there
+
+
+def test_a_partition_that_was_being_replaced_when_its_process_was_killed(capsys, tmp_path, base):
+    """Where folders cannot exchange their names: both are named, whatever is asked for next."""
+    out = tmp_path / "out"
+    words = partition_words(base, out)[:-1]
+    assert call(capsys, *words)[0] == 0
+    old, new = tmp_path / ".out.01234567.old", tmp_path / ".out.76543210.new"
+    shutil.copytree(out, new)
+    out.rename(old)
+    for command in (words, ["verify", out], ["explain", out]):
+        code, _, err = call(capsys, *command)
+        assert code == 2
+        assert f"  what was there is now {old}\n  what was to take its place is {new}\n" in err
+    assert f"mv {old} {out}" in call(capsys, *words)[2]
+    assert call(capsys, *words, "--force")[0] == 0
+    assert call(capsys, *words, "--force")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from irpar.atomic import left_aside, notes_on_aside
 from irpar.ir import (
     DEFAULT_NETWORK,
     Conflict,
@@ -331,6 +332,7 @@ def read_plan(folder: Path) -> Plan:
         raise PlanError(
             f"cannot read the plan: {error.strerror}",
             where=str(path),
+            notes=notes_on_aside(left_aside(folder)),
             do="give the folder that `irpar partition -o` made",
         ) from error
     except ValueError as error:

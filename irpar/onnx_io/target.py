@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from irpar.analysis.plan import FORMAT
-from irpar.atomic import is_leftover
+from irpar.atomic import is_leftover, left_aside, notes_on_aside
 from irpar.ir import ExternalTensor, Module
 from irpar.sharding import IrparError
 
@@ -36,6 +36,8 @@ def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> Non
     """
     _refuse_current_folder(folder)
     if not folder.exists() and not folder.is_symlink():
+        if not force:
+            _refuse_left_aside(folder)
         return
     if not force:
         do = "give another folder, or --force (in Python force=True) to replace a partition"
@@ -54,6 +56,17 @@ def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> Non
         raise OutputError(
             f"{folder} holds more than a partition, which --force would remove: {named}{more}",
             do="move that elsewhere, or give another folder",
+        )
+
+
+def _refuse_left_aside(folder: Path) -> None:
+    """Tell where a partition is that was being replaced when its process was killed, before it is forgotten."""
+    aside = left_aside(folder)
+    if aside:
+        raise OutputError(
+            f"{folder} is not there: a run with --force was killed while it exchanged two folders",
+            notes=notes_on_aside(aside),
+            do=f"take one of them back (mv {aside[0]} {folder}), or --force (in Python force=True) to replace both",
         )
 
 
