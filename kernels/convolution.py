@@ -144,7 +144,8 @@ def _transposed_geometry(
     """Of one spatial dim of a transposed convolution: elements cut off in front, and the result's size."""
     full = stride * (size - 1) + reach
     if auto_pad in ("SAME_UPPER", "SAME_LOWER") and wanted is None:
-        wanted = size * stride
+        # Where windows leave out places there is nothing to cut off: as ONNX Runtime has it, nothing is added either.
+        wanted = min(size * stride, full + extra)
     if wanted is None:
         return pads[0], full + extra - sum(pads)
     total = max(full + extra - wanted, 0)

@@ -68,9 +68,12 @@ def rms_normalization(
 
 
 def _per_channel(x: Array, vector: Array) -> Array:
-    """A vector over dim 1 of x, shaped to broadcast against x."""
-    if vector.shape != (x.shape[1],):
-        raise ValueError(f"expected one value for each of {x.shape[1]} channels, not shape {vector.shape}")
+    """A vector over dim 1 of x, shaped to broadcast against x; a vector x is a batch of one channel."""
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if vector.shape != (channels,):
+        raise ValueError(f"expected one value for each of {channels} channels, not shape {vector.shape}")
+    if x.ndim == 1:
+        return widen(vector)
     return widen(vector).reshape((-1,) + (1,) * (x.ndim - 2))
 
 
@@ -91,7 +94,7 @@ def batch_normalization(
     if not training_mode:
         return (_batch_normalized(xp, x, scale, bias, mean, variance, epsilon),)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
-    batch_mean, batch_variance = widen(x).mean(axis=axes), widen(x).var(axis=axes)
+    batch_mean, batch_variance = (found(axis=axes).reshape(-1) for found in (widen(x).mean, widen(x).var))
     y = _batch_normalized(xp, x, scale, bias, batch_mean, batch_variance, epsilon)
     new_mean = widen(mean) * momentum + batch_mean * (1 - momentum)
     new_variance = widen(variance) * momentum + batch_variance * (1 - momentum)

@@ -23,11 +23,7 @@ def _product(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
 
 
 def _mean(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
-    count = _count(x, axes)
-    if not is_integer(x.dtype):
-        return total(xp, x, axes, keepdims) / x.dtype.type(count)
-    summed = xp.sum(x, axis=axes, keepdims=keepdims, dtype=np.int64)
-    return xp.trunc(summed / count)
+    return total(xp, x, axes, keepdims) / x.dtype.type(_count(x, axes))
 
 
 def _l1(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
@@ -48,8 +44,6 @@ def _log_sum(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
 
 def log_sum_exp(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
     """log(sum(exp(x))), shifted by the greatest element so that nothing overflows."""
-    if is_integer(x.dtype):
-        x = x.astype(np.float64)
     peak = _max(xp, x, axes, True)
     peak = xp.where(xp.isfinite(peak), peak, xp.zeros_like(peak))
     result = xp.log(total(xp, xp.exp(x - peak), axes, True)) + peak
@@ -103,8 +97,21 @@ _REDUCERS: dict[str, tuple[int, Reducer]] = {
 
 
 def _reduce(xp: ArrayModule, reducer: Reducer, x: Array, axes: Axes, keepdims: int) -> Array:
-    result = reducer(xp, widen(x), normalize_axes(axes, x.ndim), bool(keepdims))
-    return narrow(xp.asarray(result), x.dtype)
+    axes = normalize_axes(axes, x.ndim)
+    if not is_integer(x.dtype) or reducer in (_max, _min):
+        return narrow(xp.asarray(reducer(xp, widen(x), axes, bool(keepdims))), x.dtype)
+    # As ONNX Runtime has it: in double precision, and no further than the type goes.
+    result = reducer(xp, x.astype(np.float64), axes, bool(keepdims))
+    return _as_integers(xp, xp.asarray(result), x.dtype)
+
+
+def _as_integers(xp: ArrayModule, x: Array, dtype: np.dtype[Any]) -> Array:
+    """Numbers in double precision without their fractions; beyond the range of the dtype its bounds, for NaN the lower."""
+    limits = ml_dtypes.iinfo(dtype)
+    least, most = int(limits.min), int(limits.max)
+    beyond = float(most) + (most < 2**53)  # A power of 2; beside it the doubles are not all integers that fit.
+    inside = xp.where(x >= least, xp.minimum(x, np.nextafter(beyond, 0)), least).astype(dtype)
+    return xp.where(x >= beyond, dtype.type(most), inside)
 
 
 def _by_attribute(reducer: Reducer) -> Callable[..., Array]:

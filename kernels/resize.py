@@ -152,7 +152,7 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Array:
-    """Resample some axes to given sizes or by given scales."""
+    """Resample some axes to given sizes or by given scales; a copy where no size changes, as ONNX Runtime has it."""
     one_of("mode", mode, ("nearest", "linear", "cubic"))
     one_of("nearest_mode", nearest_mode, _NEAREST)
     one_of("coordinate_transformation_mode", coordinate_transformation_mode, _COORDINATES)
@@ -160,13 +160,15 @@ def resize(
     crop = coordinate_transformation_mode == "tf_crop_and_resize"
     regions = _regions(roi, len(dims)) if crop else None
     axes_of = plan([x.shape[dim] for dim in dims], scales, sizes, keep_aspect_ratio_policy, regions)
+    if all(axis.length == axis.resized for axis in axes_of):
+        return x
     interpolation = Filter(mode, nearest_mode, cubic_coeff_a, bool(antialias), bool(exclude_outside))
 
     result = x if mode == "nearest" else x.astype(np.float64) if is_integer(x.dtype) else widen(x)
     outside = []
     for dim, axis in zip(dims, axes_of, strict=True):
-        if axis.length == axis.resized and axis.scale == 1 and not crop:
-            continue
+        if axis.length == axis.resized and axis.scale == 1:
+            continue  # Of a crop too, as ONNX Runtime has it.
         coordinates = axis.coordinates(coordinate_transformation_mode)
         result = _resize_axis(xp, result, dim, *interpolation.taps(coordinates, axis))
         if crop:
@@ -212,10 +214,10 @@ def plan(
     else:
         assert scales is not None
         ratios = [float(scale) for scale in scales.reshape(-1).tolist()]
-        shares = [end - start for start, end in taken]
-        # In single precision: 10 times 0.7 is 7 there.
-        exact = zip(*(np.asarray(numbers, np.float32) for numbers in (lengths, shares, ratios)), strict=True)
-        resized = tuple(int(length * share * ratio) for length, share, ratio in exact)
+        # In single precision: 10 times 0.7 is 7 there. As ONNX Runtime has it, a crop has the size of the whole: the
+        # operator's text multiplies by the region's share too.
+        exact = zip(*(np.asarray(numbers, np.float32) for numbers in (lengths, ratios)), strict=True)
+        resized = tuple(int(length * ratio) for length, ratio in exact)
     return [Axis(n, m, ratio, region) for n, m, ratio, region in zip(lengths, resized, ratios, taken, strict=True)]
 
 

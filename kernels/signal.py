@@ -96,7 +96,9 @@ _WINDOWS = {
 def _window(coefficients: tuple[float, ...]) -> Callable[..., Array]:
     def window(xp: ArrayModule, size: HostArray, *, output_datatype: int = 1, periodic: int = 1) -> Array:
         n = to_int(size)
-        angle = xp.arange(n).astype(np.float64) * (2 * math.pi / (n if periodic else max(n - 1, 1)))
+        period = n if periodic else n - 1
+        # Of a single element that is not periodic the operator's definition makes 0 / 0.
+        angle = xp.arange(n).astype(np.float64) * (2 * math.pi / period if period else math.nan)
         values = sum(c * xp.cos(k * angle) for k, c in enumerate(coefficients))
         return values.astype(dtype_of(output_datatype))
 

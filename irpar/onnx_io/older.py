@@ -41,6 +41,8 @@ def prepare(model: onnx.ModelProto, version: int) -> None:
     _flatten_hardmax(model.graph)
     if version < 9:
         rewrite_scans(model.graph)
+    if version < 11:
+        _drop_unread_values(model.graph)
     if version < 7:
         _unsqueeze_slopes(model)
 
@@ -101,6 +103,17 @@ def _flatten_hardmax(graph: onnx.GraphProto) -> None:
             nodes.append(helper.make_node("Hardmax", [rows], [flat], name=node.name, axis=1))
             nodes.append(helper.make_node("Reshape", [flat, shape], [result]))
         _replace_nodes(inner, nodes)
+
+
+def _drop_unread_values(graph: onnx.GraphProto) -> None:
+    """Take from Pad what it would fill with where its mode fills with elements; the converter leaves it in the node."""
+    for inner in _graphs(graph):
+        for node in inner.node:
+            modes = [attribute.s for attribute in node.attribute if attribute.name == "mode"]
+            if node.op_type == "Pad" and node.domain in _OWN_DOMAIN and modes and modes[0] != b"constant":
+                kept = [attribute for attribute in node.attribute if attribute.name != "value"]
+                del node.attribute[:]
+                node.attribute.extend(kept)
 
 
 def _replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:

@@ -119,9 +119,18 @@ def upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
         raise _refusal(model, version, str(error), _named_ops(model, str(error))) from None
     finish(slim, converted, version)
     _restore(model, converted, large)
+    _forget_types(converted, model)
     if _interface(converted) != _interface(model):
         raise _refusal(model, version, "it changes the types of the model's inputs or results", [])
     return converted
+
+
+def _forget_types(converted: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    """Leave results without a type that had none: what the converter inferred is inferred again."""
+    untyped = {value.name for value in model.graph.output if not value.type.WhichOneof("value")}
+    for value in converted.graph.output:
+        if value.name in untyped:
+            value.ClearField("type")
 
 
 def _interface(model: onnx.ModelProto) -> list[tuple[str, bytes]]:

@@ -174,13 +174,15 @@ def _spread(node: Node, dim: int, size: Dim, window: Sequence[Dim]) -> Dim:
         return None
     stride = (ints_attribute(node, "strides") or (1,) * rank)[dim]
     auto_pad = text_attribute(node, "auto_pad", "NOTSET")
-    if auto_pad.startswith("SAME"):
-        return size * stride
     pads = ints_attribute(node, "pads") or (0,) * (2 * rank)
-    padding = 0 if auto_pad == "VALID" else pads[dim] + pads[dim + rank]
     dilation = (ints_attribute(node, "dilations") or (1,) * rank)[dim]
     extra = (ints_attribute(node, "output_padding") or (0,) * rank)[dim]
-    return size * stride + (dilation * (reach - 1) + 1 + extra - padding - stride)
+    beyond = dilation * (reach - 1) + 1 + extra - stride
+    if auto_pad.startswith("SAME"):
+        # ONNX Runtime adds nothing where windows leave out places, and the result is smaller than places * stride.
+        return size * stride + min(beyond, 0)
+    padding = 0 if auto_pad == "VALID" else pads[dim] + pads[dim + rank]
+    return size * stride + (beyond - padding)
 
 
 def _rule_conv_transpose(node: Node) -> FactorRule:

@@ -179,9 +179,14 @@ def _rule_batch_norm(node: Node) -> FactorRule | None:
 
 
 def _batch_program() -> LocalProgram:
-    """In inference it has no dims of its own."""
+    """In inference it has no dims of its own; nor of a vector, which is a batch of one channel."""
     found = LOCAL_PROGRAMS["BatchNormalization"]
-    return replace(found, dims=lambda node: found.dims(node) if int_attribute(node, "training_mode", 0) else None)
+
+    def dims(node: Node) -> Sequence[int] | None:
+        trains = int_attribute(node, "training_mode", 0) and len(shape_of(node, 0)) > 1
+        return found.dims(node) if trains else None
+
+    return replace(found, dims=dims)
 
 
 define(OpDef("", "GroupNormalization", same_type, _rule_group_norm, cost_per_element, _localize_group_norm, GROUPS))

@@ -25,6 +25,7 @@ from .facts import (
     tensor_of,
 )
 from .local import typed_like
+from .local_programs.integer_reductions import INTEGERS, integer_reduction
 from .local_programs.normalization import reductions
 from .local_programs.search import LOCAL_PROGRAMS
 from .registry import OpDef, define
@@ -70,10 +71,13 @@ def _without(dims: Sequence[Dim], axes: Sequence[int], keep: int) -> tuple[Dim, 
 
 
 def _rule_reduce(node: Node) -> FactorRule:
-    """Kept dims pass; reduced dims give partial results where these combine, else they are whole."""
+    """Kept dims pass; reduced dims give partial results where these combine, else they are whole.
+
+    Sums of integers do not: they end where the type ends (`local_programs/integer_reductions.py`).
+    """
     dtype = tensor_of(node, 0).dtype
     reduce = PARTIAL.get(node.op_type, "sum")
-    combines = node.op_type in PARTIAL and not (node.op_type == "ReduceMean" and not dtype.is_float)
+    combines = node.op_type in PARTIAL and not (reduce in ("sum", "prod") and dtype in INTEGERS)
     return _axes_rule(
         node,
         _reduced_axes(node),
@@ -112,6 +116,7 @@ def _localize_mean(whole_node: Node, local: Node, builder: Builder) -> list[Valu
     return [typed_like(result, "Mul", [mean, share], None, builder)]
 
 
+_INTEGERS = integer_reduction(_reduced_axes)
 for _name in PARTIAL:
     define(
         OpDef(
@@ -121,6 +126,7 @@ for _name in PARTIAL:
             _rule_reduce,
             _cost_reduce,
             _localize_mean if _name == "ReduceMean" else None,
+            None if PARTIAL[_name] in ("max", "min") else _INTEGERS,
         )
     )
 for _name in NONLINEAR:

@@ -48,7 +48,8 @@ def write_out(node: Node, opsets: Mapping[str, int]) -> dict[Value, Value]:
             return builder.op("ReduceMean", [value], {"axes": tuple(dims), "keepdims": 1})
         return builder.op("ReduceMean", [value, builder.constant(dims)], {"keepdims": 1})
 
-    channels = builder.constant([1, -1, *[1] * (len(dims) - 1)])
+    # A vector is a batch of one channel.
+    channels = builder.constant([1, -1, *[1] * (len(dims) - 1)] if batch.tensor_type.rank != 1 else [-1])
     data = cast(batch, wide)
     middle = mean(data)
     centred = builder.op("Sub", [data, middle])

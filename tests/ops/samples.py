@@ -132,7 +132,9 @@ def _reductions() -> Iterator[Sample]:
         if name != "ReduceSum":
             yield Sample(name, (data,), {"axes": [0, 2]}, version=17)
         if name not in reduction.NONLINEAR:
-            yield Sample(name, (ints(5, 6, dtype=np.int32), const(0)))
+            # Large enough to go beyond the type.
+            large = 2**12 if name == "ReduceSumSquare" else 2**27
+            yield Sample(name, (ints(5, 6, low=-8, dtype=np.int32) * large, const(0)))
     yield Sample("ReduceMean", (floats(7, 4, dtype=np.float16), const(0)), tolerance=1e-2)
     yield Sample("ReduceMax", (bools(5, 6), const(0)))
     yield Sample("ReduceMin", (bools(5, 6), const(0)))

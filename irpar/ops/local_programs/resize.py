@@ -84,7 +84,10 @@ def policy_of(node: Node) -> str:
 
 
 def resized_dims(node: Node) -> dict[int, Resized]:
-    """The dims whose places change. A scale of 1 keeps them; 5 places at scale 1.1 are 5 places with other numbers.
+    """The dims whose places change.
+
+    None does where no size changes, whatever the scales: ONNX Runtime copies. Beside a dim that does, a scale of 1 keeps
+    the places; 5 places at scale 1.1 are 5 places with other numbers.
 
     Raises:
         CannotTellError: it crops, or sizes and scales are not constant.
@@ -96,6 +99,8 @@ def resized_dims(node: Node) -> dict[int, Resized]:
     lengths = [shape[dim] for dim in dims]
     scales = None if sizes is not None else np.asarray(scales_of(node), np.float32)
     axes = plan(lengths, scales, None if sizes is None else np.asarray(sizes), policy=policy_of(node))
+    if all(axis.length == axis.resized for axis in axes):
+        return {}
     return {dim: axis for dim, axis in zip(dims, axes, strict=True) if axis.scale != 1 or axis.length != axis.resized}
 
 
@@ -143,9 +148,7 @@ def _is_clear(node: Node, axis: Resized) -> bool:
 def _dims(node: Node) -> Sequence[int] | None:
     resized = resized_dims(node)
     if _mode(node) == "nearest":
-        # ONNX Runtime copies where no size changes, whatever the scales.
-        is_copied = shape_of(node, 0) == result_shape(node)
-        dims = [dim for dim, axis in resized.items() if not is_copied and _is_clear(node, axis)]
+        dims = [dim for dim, axis in resized.items() if _is_clear(node, axis)]
         if len(dims) < len(resized) and policy_of(node) != "stretch":
             return None
     elif _mode(node) in ("linear", "cubic") and tensor_of(node, 0).dtype in FLOATS:

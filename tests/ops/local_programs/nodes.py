@@ -27,6 +27,8 @@ Drawn = tuple[onnx.NodeProto, Operands, int]
 Cuts = int | dict[str, list[list[str] | None]]
 """A dim of x that all axes of the mesh cut; or how each of some operands is cut."""
 
+INTEGER_REDUCTIONS = ("ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceMean", "ReduceProd")
+"""Of floats they give partial results."""
 OPSETS = {"RMSNormalization": 23, "CumProd": 26, "Attention": 24, "Upsample": 9}
 
 
@@ -66,7 +68,7 @@ def reducing(draw: st.DrawFn, name: str) -> Drawn:
             others = {"scale": normals(shape[1]), "shift": normals(shape[1])}
         case "MeanVarianceNormalization":
             attributes = {"axes": sorted({axis, draw(st.integers(0, rank - 1))})}
-        case "ReduceL2" | "ReduceLogSum" | "ReduceLogSumExp":
+        case _ if name.startswith("Reduce"):
             attributes = {"keepdims": draw(st.integers(0, 1))}
             others = {"axes": np.array(sorted({axis, draw(st.integers(0, rank - 1))}))}
         case "LpNormalization":
@@ -91,6 +93,8 @@ def reducing(draw: st.DrawFn, name: str) -> Drawn:
         data = np.round(data * 2)  # with equal elements
     if name == "ReduceLogSum":
         data = np.abs(data)
+    if name in INTEGER_REDUCTIONS:
+        data = (data * draw(st.sampled_from([2, 2**28]))).astype(np.int32)
     if name == "CumProd":
         data = np.clip(np.abs(data), 0.7, 1.3).astype(np.float32)
     node = helper.make_node(name, ["x", *others], results, **attributes)
@@ -438,7 +442,9 @@ def partitioned(
 ) -> irpar.Partition:
     """The partition of a model of the node alone."""
     opset = OPSETS.get(node.op_type, 21)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, operands["x"].shape)]
+    inputs = [
+        helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(operands["x"].dtype), operands["x"].shape)
+    ]
     inputs += [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape)
         for name, array in operands.items()

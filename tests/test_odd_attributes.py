@@ -1,0 +1,183 @@
+"""Operators with attributes and operands that models rarely have: the partition gives what ONNX Runtime computes.
+
+Each of these was wrong, crashed or was refused once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import irpar
+from irpar.onnx_io import to_module
+
+Array = np.ndarray[Any, Any]
+Spec = Sequence[str | list[str] | None]
+ENGINES = ("ort", "numpy")
+
+
+def floats(*shape: int) -> Array:
+    """The same numbers in every run."""
+    return np.random.default_rng([7, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Array],
+    constants: Mapping[str, Array] | None = None,
+    *,
+    opset: int = 21,
+) -> onnx.ModelProto:
+    """A model whose outputs, of no declared type, are what no node reads."""
+    read = {name for node in nodes for name in node.input}
+    outputs = [name for node in nodes for name in node.output if name not in read]
+    graph = helper.make_graph(
+        nodes,
+        "odd",
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in inputs.items()
+        ],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def original(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
+    """What ONNX Runtime computes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(inputs)))
+
+
+def check(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    shardings: Mapping[str, Spec],
+    engines: Sequence[Any] = ENGINES,
+) -> irpar.Partition:
+    """Partition a model over two devices and compare every output in every engine."""
+    expected = original(model, inputs)
+    module = to_module(model)
+    for name, spec in shardings.items():
+        module.shard(name, spec)
+    partition = irpar.partition(module, irpar.Mesh({"x": 2}))
+    for engine in engines:
+        found = partition.executor(engine).run(dict(inputs))
+        for array, wanted in zip(found.values(), expected, strict=True):
+            assert (array.dtype, array.shape) == (wanted.dtype, wanted.shape), engine
+            np.testing.assert_allclose(array, wanted, 1e-4, 1e-5, err_msg=engine)
+    return partition
+
+
+def _cuts(rank: int) -> list[Spec]:
+    return [["x" if dim == at else None for dim in range(rank)] for at in range(rank)]
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("size", "stride", "extra"), [(1, 2, 0), (2, 3, 0), (1, 3, 1), (2, 3, 1), (3, 2, 0)])
+def test_conv_transpose_whose_windows_leave_out_places(auto_pad: str, size: int, stride: int, extra: int) -> None:
+    inputs = {"x": floats(2, 4, 5)}
+    attributes = {"strides": [stride], "auto_pad": auto_pad, "output_padding": [extra]}
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **attributes)
+    for opset in (11, 21):
+        model = model_of([node], inputs, {"w": floats(4, 3, size)}, opset=opset)
+        for cut in _cuts(3):
+            check(model, inputs, {"x": cut})
+
+
+@pytest.mark.parametrize("opset", [10, 12, 13, 21, 22])
+@pytest.mark.parametrize("size", [4, 5])
+def test_positions_of_max_pool_that_rounds_up(opset: int, size: int) -> None:
+    inputs = {"x": floats(2, 4, size, size)}
+    attributes = {"kernel_shape": [1, 1], "strides": [2, 2], "ceil_mode": 1}
+    node = helper.make_node("MaxPool", ["x"], ["y", "places"], **attributes)
+    model = model_of([node], inputs, opset=opset)
+    # ONNX's own inference before opset 22 has a window more.
+    for form in (model, onnx.shape_inference.infer_shapes(model)):
+        for cut in _cuts(4)[:3]:
+            check(form, inputs, {"x": cut})
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+@pytest.mark.parametrize("opset", [7, 10])
+def test_pad_with_a_value_that_its_mode_does_not_read(mode: str, opset: int) -> None:
+    inputs = {"x": floats(2, 4, 5)}
+    node = helper.make_node("Pad", ["x"], ["y"], pads=[0, 1, 1, 0, 1, 2], mode=mode, value=1.5)
+    for cut in _cuts(3):
+        check(model_of([node], inputs, opset=opset), inputs, {"x": cut})
+
+
+@pytest.mark.parametrize("op_type", ["HannWindow", "HammingWindow", "BlackmanWindow"])
+@pytest.mark.parametrize("periodic", [0, 1])
+def test_windows_of_one_element(op_type: str, periodic: int) -> None:
+    """0 / 0 by the operators' definitions, where they are not periodic."""
+    window = helper.make_node(op_type, ["n"], ["w"], periodic=periodic)
+    nodes = [window, helper.make_node("Add", ["x", "w"], ["y"])]
+    size = np.asarray(1, np.int64)
+    inputs = {"x": floats(4, 3)}
+    check(model_of(nodes, inputs, {"n": size}), inputs, {"x": ["x", None]})
+    check(model_of(nodes, {**inputs, "n": size}), {**inputs, "n": size}, {"x": ["x", None]})
+
+
+@pytest.mark.parametrize(("opset", "trains"), [(9, None), (15, 0), (15, 1)])
+@pytest.mark.parametrize("count", [4, 5])
+def test_batch_normalization_of_a_vector(opset: int, trains: int | None, count: int) -> None:
+    """A vector is a batch of one channel."""
+    inputs = {"x": floats(count)}
+    attributes = {} if trains is None else {"training_mode": trains}
+    results = ["y", "mean", "variance"] if trains else ["y"]
+    node = helper.make_node("BatchNormalization", ["x", *"sbmv"], results, **attributes)
+    constants = {name: np.abs(floats(1)) + number for number, name in enumerate("sbmv")}
+    check(model_of([node], inputs, constants, opset=opset), inputs, {"x": ["x"]})
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("scales", [(0.5, 1.5), (2, 1), (1, 1), (1, 1.1)])
+@pytest.mark.parametrize("opset", [11, 19])
+def test_resize_of_a_crop_by_scales(mode: str, scales: tuple[float, float], opset: int) -> None:
+    """ONNX Runtime gives it the size of the whole times the scales, and leaves alone what keeps its size."""
+    inputs = {"x": floats(2, 4, 4, 6)}
+    attributes: dict[str, Any] = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 9.0}
+    node = helper.make_node("Resize", ["x", "region", "scales"], ["y"], mode=mode, **attributes)
+    region = np.asarray([0, 0, 0.2, 0.1, 1, 1, 0.9, 1.2], np.float32)
+    constants = {"region": region, "scales": np.asarray([1, 1, *scales], np.float32)}
+    for cut in _cuts(4)[1:3]:
+        check(model_of([node], inputs, constants, opset=opset), inputs, {"x": cut})
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_resize_that_keeps_every_size(mode: str) -> None:
+    """ONNX Runtime copies, whatever the scales."""
+    inputs = {"x": floats(2, 4, 6, 5)}
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=mode)
+    model = model_of([node], inputs, {"scales": np.asarray([1, 1, 1.1, 1], np.float32)})
+    for cut in _cuts(4)[:3]:
+        assert check(model, inputs, {"x": cut}).plan.collectives == []
+
+
+REDUCTIONS = ("ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceProd", "ReduceMean", "ReduceL2", "ReduceLogSum")
+
+
+@pytest.mark.parametrize("op_type", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_reductions_of_integers_end_where_the_type_ends(op_type: str, dtype: Any) -> None:
+    """ONNX Runtime computes them in double precision. Blocks may go beyond the type where the whole does not."""
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    rows = [[least] * 4, [most] * 4, [most, most, least, least], [2, -3, 4, 1], [-7, 2, 0, 0], [most // 2] * 4]
+    inputs = {"x": np.asarray(rows, dtype)}
+    axes = np.asarray([1], np.int64)
+    for opset, keep in ((13, 0), (18, 1)):
+        if opset < 18 and op_type != "ReduceSum":
+            node = helper.make_node(op_type, ["x"], ["y"], axes=[1], keepdims=keep)
+        else:
+            node = helper.make_node(op_type, ["x", "axes"], ["y"], keepdims=keep)
+        model = model_of([node], inputs, {"axes": axes}, opset=opset)
+        for cut in _cuts(2):
+            check(model, inputs, {"x": cut})
