@@ -106,7 +106,7 @@ def _reduce(xp: ArrayModule, reducer: Reducer, x: Array, axes: Axes, keepdims: i
 
 
 def _as_integers(xp: ArrayModule, x: Array, dtype: np.dtype[Any]) -> Array:
-    """Numbers in double precision without their fractions; beyond the range of the dtype its bounds, for NaN the lower."""
+    """Numbers of double precision without their fractions; beyond the dtype its bounds, for NaN the lower."""
     limits = ml_dtypes.iinfo(dtype)
     least, most = int(limits.min), int(limits.max)
     beyond = float(most) + (most < 2**53)  # A power of 2; beside it the doubles are not all integers that fit.

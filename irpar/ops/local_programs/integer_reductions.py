@@ -1,7 +1,7 @@
 """Local programs of sums and products of integers over dims that are cut.
 
-y = ReduceSum(x : i32[8, 256@tp])   each device sums its block in double precision, and these sums are reduced; the whole
-                                    becomes i32, where it is beyond i32 the nearest that i32 has
+y = ReduceSum(x : i32[8, 256@tp])   each device sums its block in double precision, and these sums are reduced; the
+                                    whole becomes i32, where it is beyond i32 the nearest that i32 has
 
 That is how ONNX Runtime reduces integers. Sums of blocks in i32 would not do: one may be beyond i32 though the whole is
 not, and what goes beyond by adding up would come out at the other end.

@@ -27,7 +27,6 @@ from ..facts import (
     ints_operand,
     needed,
     operand,
-    result_shape,
     shape_of,
     tensor_of,
     text_attribute,
@@ -86,8 +85,8 @@ def policy_of(node: Node) -> str:
 def resized_dims(node: Node) -> dict[int, Resized]:
     """The dims whose places change.
 
-    None does where no size changes, whatever the scales: ONNX Runtime copies. Beside a dim that does, a scale of 1 keeps
-    the places; 5 places at scale 1.1 are 5 places with other numbers.
+    None does where no size changes, whatever the scales: ONNX Runtime copies. Beside a dim that does, a scale of 1
+    keeps the places; 5 places at scale 1.1 are 5 places with other numbers.
 
     Raises:
         CannotTellError: it crops, or sizes and scales are not constant.
