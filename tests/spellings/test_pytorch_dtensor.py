@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import irpar
+from irpar.models import save
 from irpar.sharding import IrparError, Mesh
 from irpar.spellings.pytorch_dtensor import distribute_tensor
 
@@ -115,7 +116,7 @@ def test_other_devices(meshed):
 
 
 def test_what_placements_say_is_computed(tmp_path):
-    irpar.models.save(tmp_path / "mlp.onnx", "mlp")
+    save(tmp_path / "mlp.onnx", "mlp")
     module = irpar.load(tmp_path / "mlp.onnx")
     distribute_tensor(module, "x", DeviceMesh(np.arange(4).reshape(2, 2), ("dp", "tp")), [Shard(0), Replicate()])
     distribute_tensor(module, "fc1.weight", placements=[Replicate(), Shard(1)])
