@@ -326,10 +326,12 @@ class Partition:
         """Compare the partition with ONNX Runtime on the original model.
 
         Args:
-            inputs: whole arrays by input name; None draws plausible random ones.
+            inputs: whole arrays by input name; those that are left out are drawn at random, several times where one
+                draw does not reach all branches and loops.
             engine: what runs the partition; see `executor`.
             group: what moves data between ranks; see `executor`.
-            tolerance: largest |a - b| / (1 + |b|) that counts as equal; None: by dtype (1e-4 for f32, 3e-2 for f16).
+            tolerance: largest |a - b| / (1 + |b|) that counts as equal; None: what rounding explains, as
+                `irpar.verification.yardstick` finds it out.
             seed: for the random inputs.
             model: where the original is, if not where it was.
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import irpar
-from irpar.comparison import compare
 from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.pass_manager import Instrumentation, PassFailure, PassManager
 from irpar.sharding import Axis, join_axes
+from irpar.verification.comparison import compare
 
 from .random_graphs import Array, GraphMaker, Tensor, model_of, onnx_type, run_model
 from .random_operators import COMMON, OPERATORS

@@ -247,8 +247,12 @@ def test_verify_says_what_the_bound_is_of(capsys, folder):
     (logits,) = found["outputs"]
     assert logits["relative"] <= logits["largest"]
     title, row, *_ = call(capsys, "verify", folder / "out")[1].splitlines()
-    assert title.split("  ") == ["output", "difference", "relative", "relative allowed"]
-    assert row.split()[:4] == ["logits", f"{logits['largest']:.2g}", f"{logits['relative']:.2g}", "0.0001"]
+    assert title.split() == ["output", "difference", "error", "allowed"]
+    assert logits["measure"] in ("rounding", "float64")
+    assert row.split() == ["logits", *(f"{logits[name]:.2g}" for name in ("largest", "error", "allowed")), "equal"]
+    title, row, *_ = call(capsys, "verify", folder / "out", "--tolerance", "1e-3")[1].splitlines()
+    assert title.split() == ["output", "difference", "relative", "allowed"]
+    assert row.split() == ["logits", f"{logits['largest']:.2g}", f"{logits['relative']:.2g}", "0.001", "equal"]
 
 
 def test_bisect_names_the_first_tensor_that_differs(capsys, damaged):

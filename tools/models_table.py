@@ -31,7 +31,7 @@ Every family of models that irpar is tested with, built by `irpar.models` and ex
 (see tests/fixtures), over three meshes: `python tools/models_table.py` writes this page. Only weights and inputs are
 annotated, the Megatron way: rows of the batch over dp, heads, feed-forward, channels or experts over tp.
 
-- **difference**: the largest |a - b| / (1 + |b|) from ONNX Runtime on the original; up to 1e-4 (f16: 3e-2) is equal.
+- **difference**: the largest |a - b| / (1 + |b|) from ONNX Runtime on the original; see [verify.md](verify.md).
 - **FLOPs**: what a rank computes, times the number of ranks, by what the model computes; 1.0 is an even division.
 - **sent**: the most that one rank sends in one step; these models are small (batch 4, one or two layers).
 - **whole on every rank**: the largest of what no axis cuts.

@@ -61,6 +61,15 @@ Inputs = Annotated[
     Path | None,
     typer.Option("--inputs", metavar="FILE", help="An .npz file with an array for each input.", show_default=False),
 ]
+Input = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=VALUE",
+        help="An input: a number or a list in JSON's form, one number for a whole tensor, or FILE.npy. "
+        "May be repeated; goes before what --inputs says.",
+    ),
+]
 
 PrintIrBefore = Annotated[
     list[str] | None,

@@ -1,7 +1,7 @@
 """irpar run: all ranks of a partition."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from irpar.display import bytes_text, count_text, output, print_json, table
 from irpar.sharding import IrparError
 
-from .options import Engine, Inputs, Json, Out, Strict
+from .options import Engine, Input, Inputs, Json, Out, Strict
 from .ranks import GroupName, Timeout, on_ranks
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def run_command(
     context: typer.Context,
     out: Out,
     inputs: Inputs = None,
+    given: Input = None,
     outputs: Outputs = None,
     engine: Engine = None,
     group: GroupName = None,
@@ -40,19 +41,25 @@ def run_command(
     """
 
     def work(partition: "Partition", options: dict[str, Any]) -> None:
-        _run(partition, options, inputs, outputs, as_json)
+        from .input_values import given_inputs
+
+        _run(partition, options, lambda: given_inputs(partition.plan.inputs, inputs, given), outputs, as_json)
 
     on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)
 
 
 def _run(
-    partition: "Partition", options: dict[str, Any], inputs: Path | None, outputs: Path | None, as_json: bool
+    partition: "Partition",
+    options: dict[str, Any],
+    read: Callable[[], Mapping[str, Any] | None],
+    outputs: Path | None,
+    as_json: bool,
 ) -> None:
     from irpar.npz_file import check_npz_target, write_npz
 
     if outputs is not None:
         check_npz_target(outputs)
-    arrays = _inputs(partition, inputs)
+    arrays = _inputs(partition, read())
     executor = partition.executor(**options)
     start = time.perf_counter()
     results = executor.run(arrays)
@@ -88,18 +95,16 @@ def _run(
         console.print(f"written to {outputs}", soft_wrap=True)
 
 
-def _inputs(partition: "Partition", inputs: Path | None) -> Mapping[str, Any]:
-    from irpar.npz_file import read_npz
-
+def _inputs(partition: "Partition", inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if inputs is not None:
-        return read_npz(inputs, partition.plan.inputs)
+        return inputs
     if not partition.plan.inputs:
         return {}
     names = ", ".join(f"{spec['name']} {spec['dtype']}{spec['shape']}" for spec in partition.plan.inputs)
     raise IrparError(
         "the program takes inputs, and none are given",
         notes=(f"inputs: {names}",),
-        do="give them: --inputs in.npz",
+        do="give them: --inputs in.npz, or --input NAME=VALUE",
     )
 
 

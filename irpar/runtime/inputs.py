@@ -1,71 +1,119 @@
 """Plausible random inputs: floats from a normal distribution, integers that are valid where they index something."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from irpar.ir import DType, Graph, Node, Value, tensor_type
+from irpar.ir import DType, Graph, Value
 from irpar.sharding import IrparError
 
+from .input_bounds import Bounds, index_bounds, thresholds
 from .layout import Array, TensorSpec
 
-FREE_INTEGERS = 2
-"""Integers that index nothing are 0 or 1: many are masks, and models multiply those by large numbers."""
-
-_DATA_MOVERS = frozenset(
-    {
-        *("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand", "Tile"),
-        *("Concat", "Split", "Gather", "GatherND", "GatherElements", "Where", "Pad", "Max", "Min", "Trilu"),
-    }
-)
-"""Ops whose results hold elements of their operands."""
+NARROW_INTEGERS = 2
+"""Integers that something unknown reads are 0 or 1: they may be sizes, or places in what is small."""
+WIDE_INTEGERS = 1000
+"""Integers that only arithmetic reads are between minus this and this; those of 8 bits any."""
+_SCALES = (1.0, 1.0, 10.0, 0.1, 100.0, 1000.0)
+_MOST_SPAN = 4096
+_MOST_SIZE = 1_000_000
+"""What may be a size is not drawn larger."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What the uses of an integer input say.
-
-    Attributes:
-        low, high: valid values are low .. high - 1; high is None where nothing bounds them.
-        is_mask: something reads it as a truth value or a number between 0 and 1.
-    """
-
-    low: int = 0
-    high: int | None = None
-    is_mask: bool = False
-
-    def meet(self, other: "Bounds") -> "Bounds":
-        """What satisfies both."""
-        highs = [bound for bound in (self.high, other.high) if bound is not None]
-        return Bounds(max(self.low, other.low), min(highs, default=None), self.is_mask or other.is_mask)
-
-
-def random_inputs(specs: Sequence[TensorSpec], graph: Graph, seed: int = 0) -> dict[str, Array]:
+def random_inputs(
+    specs: Sequence[TensorSpec], graph: Graph, seed: int = 0, *, variant: int = 0, narrow: bool = False
+) -> dict[str, Array]:
     """Random whole inputs for a program.
 
     Floats are standard normal, bools fair, strings "a" or "b". Integers that reach indices of Gather and its like in
-    `graph` lie in the range that these allow; those that are read as masks are 0 or 1, the first of each row 1; others
-    are small and not negative.
+    `graph` lie in the range that these allow; those that are read as masks are 0 or 1, the first of each row 1; those
+    that are compared with numbers lie around these; those that only arithmetic reads are wide; others are 0 or 1.
 
     Args:
         specs: what the program takes; shapes must be static.
         graph: the original graph in global view, with inputs of these names.
         seed: equal seeds give equal inputs.
+        variant: 0 draws all as said; others also draw bools that are all alike, and floats of another size or sign, or
+            around numbers that the model compares floats with, so as to reach what the first does not.
+        narrow: integers without a known bound are 0 or 1, whatever reads them.
 
     Raises:
         IrparError: an input is no tensor, or has a symbolic dim.
     """
     inputs = {value.source_name: value for value in graph.inputs}
+    found = thresholds(graph) if variant else ()
     return {
-        spec.name: _draw(spec, inputs.get(spec.name), np.random.default_rng([seed, index]))
+        spec.name: _Drawer(np.random.default_rng([seed, index, *([variant] if variant else [])]), variant, found).draw(
+            spec, inputs.get(spec.name), narrow
+        )
         for index, spec in enumerate(specs)
     }
 
 
-def _draw(spec: TensorSpec, value: Value | None, random: np.random.Generator) -> Array:
+class _Drawer:
+    """Draws one input."""
+
+    def __init__(self, random: np.random.Generator, variant: int, found: tuple[float, ...]) -> None:
+        self._random = random
+        self._variant = variant
+        self._thresholds = found
+
+    def draw(self, spec: TensorSpec, value: Value | None, narrow: bool) -> Array:
+        """One input.
+
+        Raises:
+            IrparError: it is no tensor, or has a symbolic dim.
+        """
+        shape = _static_shape(spec)
+        assert spec.dtype is not None
+        if spec.dtype is DType.STR:
+            return np.asarray(self._random.choice(np.asarray(["a", "b"], object), shape), object).reshape(shape)
+        if spec.dtype is DType.BOOL:
+            return self._bools(shape)
+        if spec.dtype.is_integer:
+            bounds = index_bounds(value) if value is not None else Bounds(is_free=False)
+            return self._integers(bounds, shape, spec.dtype, narrow)
+        numbers = self._floats(shape)
+        if spec.dtype in (DType.C64, DType.C128):
+            numbers = numbers + 1j * self._random.standard_normal(shape)
+        return np.asarray(numbers).astype(spec.dtype.numpy)
+
+    def _bools(self, shape: tuple[int, ...]) -> Array:
+        kind = self._random.integers(3) if self._variant else 0
+        if kind:
+            return np.full(shape, kind == 1)
+        return np.asarray(self._random.integers(0, 2, shape)).astype(np.bool_)
+
+    def _floats(self, shape: tuple[int, ...]) -> Array:
+        numbers: Array = np.asarray(self._random.standard_normal(shape))
+        if not self._variant:
+            return numbers
+        numbers = numbers * self._random.choice(_SCALES)
+        sign = self._random.integers(4)
+        numbers = (numbers, np.abs(numbers), -np.abs(numbers), numbers * 0)[sign]
+        if self._thresholds and self._random.integers(2):
+            # Around the number, or it alone.
+            center = self._random.choice(self._thresholds)
+            numbers = numbers * 0 + center if self._random.integers(2) else numbers * max(abs(center), 1e-3) + center
+        return numbers
+
+    def _integers(self, bounds: Bounds, shape: tuple[int, ...], dtype: DType, narrow: bool) -> Array:
+        random = self._random
+        low, high = _range(bounds, dtype, narrow)
+        if bounds.points and not narrow:
+            numbers = _around(bounds, low, high, shape, random)
+        elif bounds.high is None and bounds.is_mask and (dtype.bits > 8 or narrow):
+            numbers = np.asarray(random.integers(0, 2, shape))
+            if shape and shape[-1]:
+                numbers[..., 0] = 1  # A row without anything unmasked would be all NaN after Softmax.
+        else:
+            numbers = np.asarray(random.integers(low, high, shape))
+        if bounds.is_divisor:
+            numbers = np.where(numbers == 0, 1, numbers)
+        return numbers.astype(dtype.numpy)
+
+
+def _static_shape(spec: TensorSpec) -> tuple[int, ...]:
     if spec.dtype is None:
         raise IrparError(
             f"cannot make up input {spec}",
@@ -74,125 +122,38 @@ def _draw(spec: TensorSpec, value: Value | None, random: np.random.Generator) ->
             + ": ...})",
         )
     if spec.shape is None or not all(isinstance(dim, int) for dim in spec.shape):
-        raise IrparError(f"cannot make up input {spec}", do="give inputs in a file, or bind all symbols")
+        raise IrparError(
+            f"cannot make up input {spec}", do="give it (--input NAME=VALUE, or --inputs FILE), or bind all symbols"
+        )
     shape: tuple[int, ...] = spec.shape  # type: ignore[assignment]
-    if spec.dtype is DType.STR:
-        return np.asarray(random.choice(np.asarray(["a", "b"], object), shape), object).reshape(shape)
-    if spec.dtype is DType.BOOL:
-        return np.asarray(random.integers(0, 2, shape)).astype(np.bool_)
-    if spec.dtype.is_integer:
-        return _integers(index_bounds(value) if value is not None else Bounds(), shape, spec.dtype, random)
-    numbers = np.asarray(random.standard_normal(shape))
-    if spec.dtype in (DType.C64, DType.C128):
-        numbers = numbers + 1j * random.standard_normal(shape)
-    return np.asarray(numbers).astype(spec.dtype.numpy)
+    return shape
 
 
-def _integers(bounds: Bounds, shape: tuple[int, ...], dtype: DType, random: np.random.Generator) -> Array:
-    if bounds.high is None and bounds.is_mask:
-        numbers = np.asarray(random.integers(0, 2, shape))
-        if shape and shape[-1]:
-            numbers[..., 0] = 1  # A row without anything unmasked would be all NaN after Softmax.
-        return numbers.astype(dtype.numpy)
-    low = max(bounds.low, 0)
-    high = FREE_INTEGERS if bounds.high is None else bounds.high
-    largest = (1 << (dtype.bits - (0 if dtype.text.startswith("u") else 1))) - 1
-    high = max(min(high, largest + 1), low + 1)
-    return np.asarray(random.integers(low, high, shape)).astype(dtype.numpy)
+def _range(bounds: Bounds, dtype: DType, narrow: bool) -> tuple[int, int]:
+    """The half-open range that is drawn from where nothing else counts."""
+    unsigned = dtype.text.startswith("u")
+    least, most = (0, 1 << dtype.bits) if unsigned else (-(1 << (dtype.bits - 1)), 1 << (dtype.bits - 1))
+    if bounds.high is not None:
+        low = max(bounds.low, 0)
+        return low, max(min(bounds.high, most), low + 1)
+    if narrow or not bounds.is_free:
+        low = max(bounds.low, 0)
+        return low, max(NARROW_INTEGERS, low + 1)
+    if dtype.bits <= 8:
+        return least, most
+    return max(-WIDE_INTEGERS, least), min(WIDE_INTEGERS + 1, most)
 
 
-def index_bounds(value: Value) -> Bounds:
-    """What the uses of an integer value say of its range, followed through ops that move or shift elements."""
-    return _trace(value, set())
-
-
-def _trace(value: Value, seen: set[Value]) -> Bounds:
-    if value in seen:
-        return Bounds()
-    seen.add(value)
-    found = Bounds()
-    for node, index in value.uses:
-        if not node.is_return:
-            found = found.meet(_of_use(node, index, seen))
-    return found
-
-
-def _of_use(node: Node, index: int, seen: set[Value]) -> Bounds:
-    if node.callee is not None:
-        inputs = node.callee.graph.inputs
-        return _trace(inputs[index], seen) if index < len(inputs) else Bounds()
-    limit = _INDEXED.get((node.op_type, index)) if node.domain == "" else None
-    if limit is not None:
-        return Bounds(high=limit(node))
-    if node.op_type == "Cast":
-        target = node.results[0].type
-        type_ = tensor_type(target)
-        if type_ is not None and (type_.dtype is DType.BOOL or type_.dtype.is_float):
-            return Bounds(is_mask=True)
-    if node.op_type in ("Add", "Sub"):
-        return _of_shift(node, index, seen)
-    if node.op_type in _DATA_MOVERS:
-        found = Bounds()
-        for result in node.results:
-            found = found.meet(_trace(result, seen))
-        return found
-    return Bounds()
-
-
-def _of_shift(node: Node, index: int, seen: set[Value]) -> Bounds:
-    """`x + c` and `x - c` with a constant c: the bounds of the result, shifted back."""
-    other = node.operands[1 - index]
-    bounds = _trace(node.results[0], seen)
-    if other is None or other.data is None or bounds.high is None or (node.op_type == "Sub" and index == 1):
-        return Bounds(is_mask=bounds.is_mask)
-    shift = other.data.numpy().astype(np.int64)
-    if not shift.size:
-        return bounds
-    shift = -shift if node.op_type == "Sub" else shift
-    return Bounds(bounds.low - int(shift.min()), bounds.high - int(shift.max()), bounds.is_mask)
-
-
-def _dim_of_data(node: Node) -> int | None:
-    """Size of the indexed dim (attribute `axis`, default 0) of operand 0."""
-    shape = _shape(node.operands[0])
-    axis = node.attributes.get("axis", 0)
-    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
-        return None
-    return shape[axis]
-
-
-def _smallest_dim(node: Node) -> int | None:
-    """GatherND and ScatterND index several dims with one tensor: what all of these allow."""
-    shape = _shape(node.operands[0])
-    indices = _shape(node.operands[1])
-    if shape is None or not indices or indices[-1] is None:
-        return None
-    first = node.attributes.get("batch_dims", 0)
-    if not isinstance(first, int):
-        return None
-    sizes = shape[first : first + indices[-1]]
-    return None if any(size is None for size in sizes) else min((s for s in sizes if s is not None), default=None)
-
-
-def _depth(node: Node) -> int | None:
-    depth = node.operands[1]
-    return None if depth is None or depth.data is None else math.floor(depth.data.numpy().reshape(-1)[0])
-
-
-def _shape(value: Value | None) -> tuple[int | None, ...] | None:
-    type_ = None if value is None else tensor_type(value.type)
-    if type_ is None or type_.shape is None:
-        return None
-    return tuple(dim if isinstance(dim, int) else None for dim in type_.shape)
-
-
-_INDEXED: Mapping[tuple[str, int], Callable[[Node], Any]] = {
-    ("Gather", 1): _dim_of_data,
-    ("GatherElements", 1): _dim_of_data,
-    ("ScatterElements", 1): _dim_of_data,
-    ("Scatter", 1): _dim_of_data,
-    ("GatherND", 1): _smallest_dim,
-    ("ScatterND", 1): _smallest_dim,
-    ("OneHot", 0): _depth,
-}
-"""(op, operand) that holds indices: how many values they may have."""
+def _around(bounds: Bounds, low: int, high: int, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+    """Numbers at and beside the points, and some between and beyond them, all in the range that is known."""
+    usable = [point for point in bounds.points if bounds.is_free or abs(point) <= _MOST_SIZE]
+    points = {near for point in usable for near in (point - 1, point, point + 1)} or {low}
+    least, most = min(points), max(points)
+    if bounds.high is not None or bounds.low:
+        points = {point for point in points if bounds.low <= point and (bounds.high is None or point < bounds.high)}
+        least, most = low, high - 1
+    elif most - least > _MOST_SPAN or not bounds.is_free:
+        least, most = low, high - 1
+    chosen = np.asarray(random.choice(sorted(points) or [low], shape))
+    others = np.asarray(random.integers(least, most + 1, shape))
+    return np.where(random.integers(0, 4, shape) == 0, others, chosen)

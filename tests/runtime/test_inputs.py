@@ -6,7 +6,8 @@ import pytest
 
 from irpar import models
 from irpar.onnx_io import to_module
-from irpar.runtime.inputs import Bounds, index_bounds, random_inputs
+from irpar.runtime.input_bounds import index_bounds
+from irpar.runtime.inputs import random_inputs
 from irpar.runtime.specs import input_specs
 from irpar.sharding import IrparError
 
@@ -27,7 +28,7 @@ def test_each_dtype() -> None:
     assert set(inputs["b"].tolist()) == {True, False}
     assert set(inputs["s"].tolist()) == {"a", "b"}
     assert inputs["c"].dtype == np.complex64
-    assert set(inputs["u"].tolist()) == {0, 1}
+    assert len(set(inputs["u"].tolist())) > 200
     assert inputs["z"].shape == (0,)
     assert inputs["n"].shape == ()
 
@@ -54,7 +55,7 @@ def test_equal_seeds_give_equal_inputs() -> None:
         ("%a = Gather(%t, %i) {axis=2} : f32[3, 5, 20]\n %y = Gather(%t, %i) : f32[20, 5, 7]", 0, 3),
         ("%u = Unsqueeze(%i, %one) : i32[20, 1]\n %y = GatherND(%t, %u) : f32[20, 5, 7]", 0, 3),
         ("%y = OneHot(%i, %depth, %values) : f32[20, 6]", 0, 6),
-        ("%y = Add(%i, %i) : i32[20]", 0, 2),
+        ("%y = Custom(%i) : i32[20]", 0, 2),
     ],
 )
 def test_indices_stay_in_range(use: str, low: int, high: int) -> None:
@@ -88,7 +89,8 @@ def test_masks_are_zeros_and_ones_with_a_one_in_each_row() -> None:
 
 def test_token_ids_of_models() -> None:
     graph = to_module(models.build("gpt", vocab=50)).graph
-    assert index_bounds(graph.inputs[0]) == Bounds(0, 50)
+    found = index_bounds(graph.inputs[0])
+    assert (found.low, found.high) == (0, 50)
 
 
 def test_what_cannot_be_made_up() -> None:

@@ -1,0 +1,184 @@
+"""The whole model as ONNX Runtime runs it: what a partition is compared with."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from irpar.analysis.plan import Plan, sha256_of
+from irpar.ir import Module, dtype_of_numpy
+from irpar.process import import_native
+from irpar.sharding import IrparError
+
+from .comparison import Array, Arrays
+
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_NUMPY_TYPES = frozenset(f"tensor({name})" for name in ("float", "float16", "double", "bool", "string", *_INTEGERS))
+"""Types, as ONNX Runtime writes them, that it takes and gives as numpy arrays."""
+
+
+_NO_KERNEL = "ONNX Runtime has no CPU kernel for this dtype: verify a float32 version of the model instead"
+_CHECK_MODEL = "check the inputs, and that the model runs in ONNX Runtime by itself"
+
+
+class VerificationError(IrparError):
+    """The comparison cannot be made."""
+
+
+class Original:
+    """The whole model, run by ONNX Runtime."""
+
+    def __init__(self, model: str | bytes, module: Module, name: str, notes: tuple[str, ...] = ()) -> None:
+        self.model = model
+        self.module = module
+        self.name = name
+        self.notes = notes
+
+    @classmethod
+    def of_file(cls, path: str | Path | None, source: Mapping[str, Any]) -> "Original":
+        """The model in a file.
+
+        Args:
+            path: the file; None: where it was when it was partitioned.
+            source: what plan.json says of it.
+
+        Raises:
+            VerificationError: it is missing, or not the file that was partitioned.
+        """
+        path = path or source.get("model")
+        if path is None:
+            raise VerificationError(
+                "the plan does not say which file the model came from", do="name it: irpar verify OUT --model MODEL"
+            )
+        path = Path(path)
+        if not path.is_file():
+            raise VerificationError(
+                "the original model is not there any more",
+                where=str(path),
+                do="name it: irpar verify OUT --model MODEL",
+            )
+        if source.get("sha256") is not None and sha256_of(path) != source["sha256"]:
+            raise VerificationError(
+                "this is not the model that was partitioned: its sha256 is another",
+                where=str(path),
+                do="partition it again, or name the right file: irpar verify OUT --model MODEL",
+            )
+        from irpar.onnx_io import load
+
+        return cls(str(path), load(path), str(path), _external_notes(path, source.get("external") or ()))
+
+    @classmethod
+    def of_module(cls, module: Module) -> "Original":
+        """A model that was built in memory."""
+        from irpar.onnx_io import to_proto
+
+        return cls(to_proto(module).SerializeToString(), module, "the module in memory")
+
+    def run(self, inputs: Arrays, fetch: Sequence[str] | None = None, *, optimized: bool = True) -> dict[str, Array]:
+        """Run it.
+
+        Args:
+            inputs: whole arrays by name.
+            fetch: intermediate values to return instead of the outputs.
+            optimized: whether ONNX Runtime may fuse and fold.
+
+        Raises:
+            VerificationError: ONNX Runtime refuses the model or the inputs.
+        """
+        onnxruntime = import_native("onnxruntime")
+
+        from irpar.runtime.ort_values import exact_options
+
+        options = exact_options(value.dtype for graph in self.module.all_graphs() for value in graph.constants)
+        if not optimized:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        model = self.model if fetch is None else self._with_outputs(fetch, options)
+        try:
+            session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            names = [output.name for output in session.get_outputs()] if fetch is None else list(fetch)
+            return dict(zip(names, run_session(session, names, inputs), strict=True))
+        except Exception as error:
+            raise VerificationError(
+                f"ONNX Runtime does not run the original: {first_line(error)}",
+                where=self.name,
+                do=_NO_KERNEL if "NOT_IMPLEMENTED" in str(error) else _CHECK_MODEL,
+            ) from error
+
+    def computed(self) -> set[str]:
+        """Names of what the nodes of the model as it is give; conversion on loading may have added others."""
+        return {name for node in self.proto().graph.node for name in node.output if name}
+
+    def proto(self) -> onnx.ModelProto:
+        """The model as it is written; weights in files of their own are not read."""
+        if isinstance(self.model, bytes):
+            return onnx.load_from_string(self.model)
+        return onnx.load(self.model, load_external_data=False)
+
+    def _with_outputs(self, fetch: Sequence[str], options: Any) -> bytes:
+        proto = self.proto()
+        self.find_weights(options)
+        present = {output.name for output in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetch if name not in present)
+        return bytes(proto.SerializeToString())
+
+    def find_weights(self, options: Any) -> None:
+        """Let a session of what was made of `proto` find the weights that lie in files."""
+        if isinstance(self.model, str):
+            folder = str(Path(self.model).resolve().parent)
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
+def run_session(session: Any, names: Sequence[str], inputs: Arrays) -> list[Any]:
+    """Run a session on arrays of any dtype."""
+    from irpar.runtime.ort_values import from_ort, to_ort
+
+    ends = (*session.get_inputs(), *(output for output in session.get_outputs() if output.name in names))
+    if all(end.type in _NUMPY_TYPES or not end.type.startswith("tensor(") for end in ends):
+        # Copies: ONNX Runtime writes running statistics of BatchNormalization over the ones that it reads.
+        own = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in inputs.items()}
+        return list(session.run(names, own))
+    feeds = {}
+    for name, given in inputs.items():
+        array = np.asarray(given, order="C")
+        feeds[name] = to_ort(array, dtype_of_numpy(array.dtype))
+    return [from_ort(value) for value in session.run_with_ort_values(list(names), feeds)]
+
+
+def _external_notes(path: Path, external: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What is to be said of external data that may have changed.
+
+    Raises:
+        VerificationError: a file has another size than it had.
+    """
+    notes = []
+    for entry in external:
+        file = path.parent / str(entry["file"])
+        known = file.stat() if file.is_file() else None
+        if known is not None and entry["size"] is not None and known.st_size != entry["size"]:
+            raise VerificationError(
+                f"not the external data that was partitioned: {known.st_size:,} bytes, it had {entry['size']:,}",
+                where=str(file),
+                do="partition the model again, or name the right one: irpar verify OUT --model MODEL",
+            )
+        if known is not None and entry["mtime"] is not None and known.st_mtime != entry["mtime"]:
+            notes.append(f"{file.name} was written after the model was partitioned: its weights may be others now")
+    return tuple(notes)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, short enough for a message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+def check_fits(plan: Plan) -> None:
+    """Refuse an original that does not fit into memory.
+
+    Raises:
+        OutOfMemoryError: with what it needs.
+    """
+    from irpar.runtime.memory import check_memory
+
+    check_memory(plan.original.get("peak_bytes") or 0, "the original model")

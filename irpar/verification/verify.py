@@ -1,0 +1,280 @@
+"""Comparing a partition with ONNX Runtime on the original model, and finding the first tensor that differs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from irpar.ir import tensor_type
+from irpar.sharding import IrparError
+
+from .comparison import Arrays, Difference, compare, misfit
+from .original import Original, VerificationError
+from .reached import Body
+from .rounds import Rounds, rounds_for
+from .yardstick import Judgement, Yardstick
+
+if TYPE_CHECKING:
+    from irpar.runtime.executor import Executor
+
+VALUES_AT_ONCE = 256
+"""How many tensors a bisection compares in one run of the two sides."""
+
+EQUAL, EQUAL_BUT, DIFFERENT = "equal", "equal, but", "different"
+_MISSING = "the partition does not give it"
+_MOST_NAMED = 5
+"""Bodies that did not run are named so many."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outputs of both sides, compared.
+
+    Attributes:
+        differences: one for each output, the worst of all runs.
+        inputs: where the inputs came from.
+        notes: what else a reader of the result must know.
+        bodies: the branches and loop bodies of the partition.
+        not_run: those of them that no inputs reached, so that nothing is known of them.
+        doubts: what the inputs do not tell for another reason.
+    """
+
+    differences: tuple[Difference, ...]
+    inputs: str
+    notes: tuple[str, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    not_run: tuple[Body, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """True where all outputs agree."""
+        return all(difference.is_equal for difference in self.differences)
+
+    @property
+    def result(self) -> str:
+        """ "equal", "different", or "equal, but" where outputs agree and `but` says what that does not tell."""
+        if not self.is_equal:
+            return DIFFERENT
+        return EQUAL_BUT if self.but else EQUAL
+
+    @property
+    def but(self) -> tuple[str, ...]:
+        """What equal outputs do not tell, a line each."""
+        if not self.not_run:
+            return self.doubts
+        named = "; ".join(map(str, self.not_run[:_MOST_NAMED]))
+        more = f"; and {len(self.not_run) - _MOST_NAMED} more" if len(self.not_run) > _MOST_NAMED else ""
+        kinds = "branches" if all(body.operator == "If" for body in self.bodies) else "branches and loop bodies"
+        return (f"{len(self.not_run)} of {len(self.bodies)} {kinds} did not run: {named}{more}", *self.doubts)
+
+    @property
+    def largest(self) -> float:
+        """The largest |a - b| over all outputs."""
+        return max((difference.largest for difference in self.differences), default=0.0)
+
+    def __bool__(self) -> bool:
+        return self.is_equal
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a line."""
+        verdict = "equal to" if self.is_equal else "different from"
+        but = ", but" if self.result == EQUAL_BUT else ""
+        return f"{verdict} ONNX Runtime on the original (inputs: {self.inputs}){but}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, *self.but, *map(describe, self.differences), *self.notes])
+
+    def check(self, *, strict: bool = False) -> "Verification":
+        """Itself, where all outputs agree.
+
+        Args:
+            strict: refuse "equal, but" as well.
+
+        Raises:
+            VerificationError: naming the outputs that differ, or what did not run.
+        """
+        wrong = [difference for difference in self.differences if not difference.is_equal]
+        if wrong:
+            raise VerificationError(
+                f"{len(wrong)} of {len(self.differences)} outputs differ from the original",
+                notes=tuple(describe(difference) for difference in wrong[:5]),
+                do="find the first tensor that differs with `irpar verify OUT --bisect`, and report it",
+            )
+        if strict and self.but:
+            raise VerificationError(
+                "the outputs are equal to those of the original, but not all was compared",
+                notes=self.but,
+                do="give inputs that reach it: --input NAME=VALUE, or --inputs FILE",
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """The first tensor that differs, and how many before it agree."""
+
+    first: Difference | None
+    compared: int
+    node: str
+
+
+def describe(difference: Difference) -> str:
+    """One line about a difference."""
+    if difference.note:
+        return f"{difference.name}: {difference.note}"
+    where = f" at {list(difference.where)}" if difference.where else ""
+    return f"{difference.name}: largest difference {difference.largest:.3g}{where}, {describe_bound(difference)}"
+
+
+def describe_bound(difference: Difference) -> str:
+    """What is bounded, and by how much."""
+    error, allowed = f"{difference.error:.3g}", f"{difference.allowed:.3g} allowed"
+    match difference.measure:
+        case "tolerance":
+            return f"relative {error}, {allowed}"
+        case "float64":
+            return f"{error} from float64, {allowed}"
+        case _:
+            return allowed
+
+
+def verify(
+    executor: "Executor", original: Original, inputs: Arrays | None, *, tolerance: float | None, seed: int
+) -> Verification:
+    """Run both sides on the same inputs and compare all outputs.
+
+    Args:
+        executor: runs the partition.
+        original: the whole model.
+        inputs: what is given of the inputs; those that are left out are drawn, several times where the first draw does
+            not reach all branches.
+        tolerance: the largest |a - b| / (1 + |b|) that counts as equal; None: see `Yardstick`.
+        seed: of the draws.
+
+    Raises:
+        IrparError: a side does not run.
+    """
+    rounds = _rounds(executor, original, inputs, seed)
+    worst: dict[str, Difference] = {}
+    notes: dict[str, None] = dict.fromkeys(original.notes)
+    doubts: dict[str, None] = {}
+    for place in range(len(rounds.inputs)):
+        judged = _verify_once(executor, original, rounds, place, tolerance)
+        for name, found in judged.differences.items():
+            worst[name] = max(worst.get(name, found), found, key=lambda difference: difference.severity)
+        notes |= dict.fromkeys(judged.notes)
+        doubts |= dict.fromkeys(judged.doubts)
+    return Verification(
+        tuple(worst.values()),
+        rounds.told,
+        (*notes, *executor.notes),
+        rounds.bodies,
+        rounds.missed,
+        tuple(doubts),
+    )
+
+
+def _rounds(executor: "Executor", original: Original, inputs: Arrays | None, seed: int) -> Rounds:
+    from irpar.runtime.specs import check_inputs
+
+    given = dict(inputs or {})
+    specs = executor.inputs
+    # What is left out is drawn; what is given has to fit.
+    known = {spec.name for spec in specs if spec.name in given}
+    check_inputs([spec for spec in specs if spec.name in known or known != given.keys()], given)
+    return rounds_for(specs, [part.graph for part in executor.parts], original, given, seed)
+
+
+def _verify_once(
+    executor: "Executor", original: Original, rounds: Rounds, place: int, tolerance: float | None
+) -> Judgement:
+    inputs = rounds.inputs[place]
+    # The original first: where it fails by itself, that is no fault of the partition.
+    expected = rounds.expected if place == 0 and rounds.expected is not None else original.run(inputs)
+    try:
+        got = executor.run(inputs)
+    except IrparError as error:
+        if place:
+            error.notes += (f"run {place + 1} of {len(rounds.inputs)}, on {_told(inputs)}",)
+        raise
+    missing = {name: misfit(name, _MISSING) for name in expected if name not in got}
+    present = {name: wanted for name, wanted in expected.items() if name not in missing}
+    if tolerance is not None:
+        judged = Judgement({name: compare(name, got[name], wanted, tolerance) for name, wanted in present.items()})
+    else:
+        judged = Yardstick(original, inputs).judge(got, present)
+        if judged.doubts and all(found.is_equal for found in judged.differences.values()):
+            judged = _beside_inner(judged, executor, original, inputs)
+    doubts = tuple(f"{name}: {why}" for name, wanted in expected.items() if (why := _emptiness(wanted)))
+    found = {**dict.fromkeys(expected, misfit("", "")), **judged.differences, **missing}
+    return Judgement(found, judged.notes, (*judged.doubts, *doubts))
+
+
+def _beside_inner(judged: Judgement, executor: "Executor", original: Original, inputs: Arrays) -> Judgement:
+    """Outputs that are noise, judged by the tensors before them: the first that differs counts as an output."""
+    inner = _bisect_once(executor, original, inputs, None)
+    if inner.first is None:
+        told = (f"{doubt}; {inner.compared} tensors inside the model agree" for doubt in judged.doubts)
+        return replace(judged, doubts=tuple(told))
+    note = inner.first.note or f"differs, made by {inner.node} inside the model"
+    return replace(judged, differences={**judged.differences, inner.first.name: replace(inner.first, note=note)})
+
+
+def _told(inputs: Mapping[str, Any]) -> str:
+    """Inputs that decide what runs, in words: the small ones."""
+    small = {name: np.asarray(given) for name, given in inputs.items() if not isinstance(given, (list, tuple))}
+    told = [f"{name}={given.tolist()}" for name, given in small.items() if given.size <= 4 and given.dtype.kind != "O"]
+    return ", ".join(told) or "random inputs"
+
+
+def _emptiness(expected: Any) -> str:
+    """Why an output tells nothing, whatever it is compared with."""
+    if not isinstance(expected, np.ndarray) or expected.dtype.kind not in "fc":
+        return ""
+    if expected.size and np.isnan(expected).all():
+        return "it is all NaN on these inputs, which tells nothing of it"
+    return ""
+
+
+def bisect(
+    executor: "Executor", original: Original, inputs: Arrays | None, *, tolerance: float | None, seed: int
+) -> Bisection:
+    """Compare the intermediate values of both sides in the order of the original; stop at the first that differs."""
+    rounds = _rounds(executor, original, inputs, seed)
+    compared = 0
+    for taken in rounds.inputs:
+        found = _bisect_once(executor, original, taken, tolerance)
+        if found.first is not None:
+            return found
+        compared = max(compared, found.compared)
+    return Bisection(None, compared, "")
+
+
+def _bisect_once(executor: "Executor", original: Original, inputs: Arrays, tolerance: float | None) -> Bisection:
+    held = {value.source_name: value for value in executor.parts[0].graph.values() if tensor_type(value.type)}
+    producers = {value.source_name: node.label for node in original.module.graph for value in node.results}
+    computed = original.computed()
+    names = [name for name in producers if name in held and name in computed]
+    yardstick = Yardstick(original, inputs, fetch=True)
+    compared = 0
+    for batch in _batches(names, VALUES_AT_ONCE):
+        # With fusions off every intermediate value exists.
+        plain = original.run(inputs, fetch=batch, optimized=False)
+        got = executor.run(inputs, fetch=batch)
+        if tolerance is not None:
+            differences = {name: compare(name, got[name], plain[name], tolerance) for name in batch}
+        else:
+            differences = dict(yardstick.judge(got, {name: plain[name] for name in batch}).differences)
+        for name in batch:
+            if not differences[name].is_equal:
+                return Bisection(differences[name], compared, producers[name])
+            compared += 1
+    return Bisection(None, compared, "")
+
+
+def _batches(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]

@@ -1,0 +1,250 @@
+"""Whether a difference is more than rounding: both sides beside the original in float64.
+
+A result is wrong unless its largest error against float64 is at most `FACTOR` times that of the original as ONNX
+Runtime computes it, and `UNITS` units in the last place of the largest element. One run of the original shows one error
+of the many that rounding can make; where it does not explain a difference it is run in more ways that are as right:
+with and without optimizations, and with every result of a node off by one rounding.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from irpar.analysis.liveness import peak
+from irpar.ir import dtype_of_numpy
+from irpar.sharding import IrparError
+
+from .arithmetic import run_float64, run_nudged
+from .comparison import (
+    Array,
+    Arrays,
+    Difference,
+    compare_rounding,
+    count_wrong,
+    distance,
+    largest_finite,
+    magnitude_groups,
+    nudged,
+    units,
+)
+from .original import Original, VerificationError, first_line
+
+FACTOR = 4.0
+"""How many times the error of the original a right result may have."""
+MOST_NOISE = 0.1
+"""Where the original itself is off by more than this share of its largest element, little can be told."""
+LESS_EXACT = 8.0
+"""How many times more is allowed at least where the yardstick is not all float64."""
+NUDGES = 3
+
+Tree = Any
+"""An array, a list of these, or None."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is found of some tensors.
+
+    Attributes:
+        differences: by name.
+        notes: how they were judged, where that is not by float64 alone.
+        doubts: what about them cannot be told from these inputs.
+    """
+
+    differences: Mapping[str, Difference]
+    notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+class Yardstick:
+    """Judges tensors that were computed from one set of inputs.
+
+    Args:
+        original: the whole model.
+        inputs: whole arrays by name.
+        fetch: the tensors are intermediate ones, and were fetched from the original without its optimizations.
+    """
+
+    def __init__(self, original: Original, inputs: Arrays, *, fetch: bool = False) -> None:
+        self._original = original
+        self._inputs = inputs
+        self._fetch = fetch
+
+    def judge(self, got: Mapping[str, Tree], expected: Mapping[str, Tree]) -> Judgement:
+        """Compare what both sides have under the names of `expected`."""
+        found = {name: compare_rounding(name, got[name], wanted) for name, wanted in expected.items()}
+        waiting = [name for name, difference in found.items() if not difference.is_equal]
+        if not waiting:
+            return Judgement(found)
+        reference, notes, is_exact = self._reference(waiting)
+        samples: dict[str, list[Tree]] = {name: [expected[name]] for name in waiting}
+        doubts: dict[str, list[str]] = {}
+        for more in (lambda names: {}, *self._others()):
+            for name, sample in more(waiting).items():
+                samples[name].append(sample)
+            for name in waiting:
+                measure = _Measure(name, is_exact)
+                found[name] = measure.of(name, got[name], samples[name], reference.get(name))
+                doubts[name] = measure.doubts
+            waiting = [name for name in waiting if not found[name].is_equal]
+            if not waiting:
+                break
+        told = (doubt for name, known in doubts.items() if found[name].is_equal for doubt in known)
+        return Judgement(found, notes, tuple(told))
+
+    def _reference(self, names: Sequence[str]) -> tuple[Mapping[str, Tree], tuple[str, ...], bool]:
+        """The tensors in float64, what is to be said of that, and whether all was computed so."""
+        try:
+            self._check_memory()
+            values, narrow = run_float64(self._original.module, self._inputs, names)
+        except IrparError as error:
+            where = f" ({error.where})" if error.where else ""
+            note = f"the original cannot be computed in float64: {first_line(error)}{where}"
+            return {}, (f"{note}; differences are judged by how far ONNX Runtime is from itself",), False
+        except Exception as error:
+            note = f"the original cannot be computed in float64: {type(error).__name__}: {first_line(error)}"
+            return {}, (f"{note}; differences are judged by how far ONNX Runtime is from itself",), False
+        if not narrow:
+            return values, (), True
+        named = ", ".join(narrow[:3]) + (f" and {len(narrow) - 3} more" if len(narrow) > 3 else "")
+        return values, (f"irpar has no float64 kernel of {named}: the yardstick has what ONNX Runtime gives",), False
+
+    def _check_memory(self) -> None:
+        from irpar.runtime.memory import check_memory
+
+        check_memory(2 * peak(self._original.module.graph).total_bytes, "the original in float64")
+
+    def _others(self) -> Iterator[Callable[[Sequence[str]], Mapping[str, Tree]]]:
+        """More ways to compute the tensors that are as right as the first."""
+        yield lambda names: self._run(names, self._inputs, optimized=self._fetch)
+        if self._fetch:
+            # Alone, so that what comes before is fused as in a run of the whole.
+            yield lambda names: {name: self._run([name], self._inputs, optimized=True)[name] for name in names}
+        for seed in range(NUDGES):
+            yield partial(self._nudged, seed=seed)
+
+    def _nudged(self, names: Sequence[str], seed: int) -> Mapping[str, Tree]:
+        """With all that nodes compute off by a rounding; or the inputs alone, where only ONNX Runtime can do it."""
+        try:
+            self._check_memory()
+            return run_nudged(self._original.module, self._inputs, names, seed)
+        except Exception:
+            return self._run(names, nudged(self._inputs, seed), optimized=False)
+
+    def _run(self, names: Sequence[str], inputs: Mapping[str, Any], *, optimized: bool) -> Mapping[str, Tree]:
+        try:
+            made = self._original.run(inputs, fetch=names if self._fetch else None, optimized=optimized)
+        except VerificationError:
+            return {}  # Inputs that are off by a rounding may be outside of what the model takes.
+        return {name: made[name] for name in names}
+
+
+class _Measure:
+    """Measures one tensor, or the entries of one sequence.
+
+    Attributes:
+        doubts: what cannot be told of it, if anything.
+    """
+
+    def __init__(self, name: str, is_exact: bool) -> None:
+        self._name = name
+        self._least = 1.0 if is_exact else LESS_EXACT
+        self.doubts: list[str] = []
+
+    def of(self, name: str, got: Tree, samples: Sequence[Tree], reference: Tree) -> Difference:
+        """The difference of a tensor that the original gives in several ways, the first of which counts."""
+        expected = samples[0]
+        if isinstance(expected, list) and isinstance(got, (list, tuple)) and len(got) == len(expected):
+            entries = [
+                self.of(f"{name}[{place}]", got[place], _entries(samples, place), _entry(reference, place))
+                for place in range(len(expected))
+            ]
+            worst = max(entries, key=lambda entry: entry.severity)
+            return worst if not worst.is_equal else replace(worst, name=name, where=())
+        found = compare_rounding(name, got, expected)
+        if found.is_equal or any(tree is None or isinstance(tree, (list, tuple)) for tree in (got, expected)):
+            return found
+        got, expected = np.asarray(got), np.asarray(expected)
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            return found
+        alike = [sample for sample in map(np.asarray, samples) if sample.shape == expected.shape]
+        truth = None if reference is None else np.asarray(reference)
+        if truth is not None and truth.shape != expected.shape:
+            truth = None
+        is_float = dtype_of_numpy(expected.dtype).is_float or expected.dtype.kind == "c"
+        return (self._floats if is_float else self._values)(found, got, alike, truth)
+
+    def _floats(self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None) -> Difference:
+        expected = samples[0]
+        judged = []
+        for group in magnitude_groups(expected):
+            least = units(expected[group])
+            if float(np.max(distance(got[group], expected[group]), initial=0.0)) <= least:
+                continue
+            judged.append(self._group(found, got[group], [sample[group] for sample in samples], reference, group))
+        return max(judged, key=lambda difference: difference.severity)
+
+    def _group(
+        self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None, group: Array
+    ) -> Difference:
+        expected = samples[0]
+        least = self._least * units(expected)
+        if reference is not None:
+            truth = reference[group]
+            scale, own = largest_finite(truth), _own_error(samples, truth)
+            if own <= MOST_NOISE * scale:
+                return _bounded(found, _error(got, expected, truth), FACTOR * own + least, "float64")
+        # Without float64, or where float32 is far from it, ONNX Runtime beside itself tells what rounding does.
+        scale, own = largest_finite(expected), _own_error(samples, expected)
+        if own > MOST_NOISE * scale:
+            self._doubt(
+                f"rounding alone moves it by {own / scale:.0%} of its largest number" if scale else "it is noise"
+            )
+        return _bounded(found, _error(got, expected, expected), FACTOR * own + least, "float32")
+
+    def _values(self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None) -> Difference:
+        """Of integers and truth values those that are wrong are counted: rounding decides a few, at ties and steps."""
+        expected = samples[0]
+        for truth, measure in ((reference, "float64"), (expected, "float32")):
+            if truth is None:
+                continue
+            own = max(int((sample != truth).sum()) for sample in samples)
+            if measure == "float64" and own > MOST_NOISE * expected.size:
+                continue
+            if own > MOST_NOISE * expected.size:
+                self._doubt(f"rounding alone changes {own} of its {expected.size} elements")
+            wrong = int((got != truth).sum())
+            made = _bounded(found, float(wrong), FACTOR * own, measure)
+            return replace(made, note="" if made.error <= made.allowed else f"{count_wrong(wrong)} differ")
+        return found
+
+    def _doubt(self, why: str) -> None:
+        self.doubts = [f"{self._name}: on these inputs {why}, so that little can be told of it"]
+
+
+def _bounded(found: Difference, error: float, allowed: float, measure: str) -> Difference:
+    return replace(found, error=error, allowed=allowed, measure=measure, note="")
+
+
+def _own_error(samples: Sequence[Array], truth: Array) -> float:
+    """The largest error of the original in any way of computing it, where it has numbers."""
+    errors = (np.where(np.isfinite(sample), distance(sample, truth), 0.0) for sample in samples)
+    return max(float(np.max(error, initial=0.0, where=np.isfinite(error))) for error in errors)
+
+
+def _error(got: Array, expected: Array, truth: Array) -> float:
+    """The largest error of a result; none where it has the same infinity or NaN as the original."""
+    same = ~np.isfinite(expected) & (distance(got, expected) == 0)
+    return float(np.max(np.where(same, 0.0, distance(got, truth)), initial=0.0))
+
+
+def _entry(tree: Tree, place: int) -> Tree:
+    return tree[place] if isinstance(tree, (list, tuple)) and place < len(tree) else None
+
+
+def _entries(samples: Sequence[Tree], place: int) -> list[Tree]:
+    found = [_entry(sample, place) for sample in samples]
+    return [found[0], *(entry for entry in found[1:] if entry is not None)]

@@ -1,0 +1,201 @@
+"""What rounding explains, and what it does not: partitions beside the original in float64."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+import irpar
+from irpar.verification import Original, Verification
+from irpar.verification.arithmetic import run_float64
+from irpar.verification.comparison import units
+from irpar.verification.yardstick import FACTOR, Yardstick
+from tests.written import model_of_text
+
+_RANDOM = np.random.default_rng(0)
+
+
+def original(text: str, weights: tuple[str, ...] = (), opset: int = 21, **integers: Any) -> Original:
+    model = model_of_text(text, weights, integers, opset)
+    return Original.of_module(irpar.onnx_io.to_module(model))
+
+
+def partitioned(folder: Path, model: onnx.ModelProto, cuts: dict[str, Any], mesh: str = "tp=2") -> irpar.Partition:
+    onnx.save(model, folder / "model.onnx")
+    module = irpar.load(folder / "model.onnx")
+    irpar.annotate(module, cuts)
+    return irpar.partition(module, mesh)
+
+
+def judged(model: Original, inputs: dict[str, Any], change: Any) -> tuple[bool, str, tuple[str, ...]]:
+    """Whether a changed result passes, by what it was measured, and what cannot be told of it."""
+    expected = model.run(inputs)
+    got = {name: change(array.copy()) for name, array in expected.items()}
+    found = Yardstick(model, inputs).judge(got, expected)
+    (difference,) = found.differences.values()
+    return difference.is_equal, difference.measure, found.doubts
+
+
+DENSE = "g (float[4,512] x, float[512,8] w) => (float[4,8] y) { y = MatMul(x, w) }"
+
+
+def test_the_bound_is_four_errors_of_the_original_and_8_units() -> None:
+    model = original(DENSE, ("w",))
+    inputs = {"x": _RANDOM.standard_normal((4, 512)).astype(np.float32)}
+    expected = model.run(inputs)["y"]
+    truth = run_float64(model.module, inputs, ["y"])[0]["y"]
+    assert truth.dtype == np.float64
+    own = np.abs(expected - truth).max()
+    assert 0 < own < units(expected)
+    for factor, is_right in ((0.5, True), (40, False)):
+        bound = FACTOR * own + units(expected)
+        found = judged(model, inputs, lambda y, factor=factor, bound=bound: y + np.float32(factor * bound))
+        assert found[:2] == (is_right, "rounding" if factor * bound <= units(expected) else "float64")
+
+
+SMALL_FAULTS = {
+    # All of these are below 1e-4 of 1 + |b|.
+    "a sum that one of 10,000 terms is missing of": (DENSE, lambda y: y * np.float32(1 + 5e-5)),
+    "probabilities of many classes": (
+        "g (float[2,4096] x) => (float[2,4096] y) { y = Softmax(x) }",
+        lambda y: np.roll(y, 1, axis=0),
+    ),
+    "another epsilon": (
+        "g (float[4,512] x, float[512] w) => (float[4,512] y) { y = LayerNormalization<epsilon=1e-5>(x, w) }",
+        lambda y: y * np.float32(1 - 5e-6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_FAULTS)
+def test_small_faults_are_told(name: str) -> None:
+    text, change = SMALL_FAULTS[name]
+    model = original(text, ("w",) if " w)" in text else ())
+    shape = next(iter(model.module.graph.inputs)).tensor_type.static_shape
+    inputs = {"x": _RANDOM.standard_normal(shape).astype(np.float32)}
+    assert judged(model, inputs, change)[0] is False
+
+
+# The variance of numbers far from zero, computed from two large sums; its float32 result is off by some percent.
+CANCELLING = """g (float[4,256] x, float[256,256] w) => (float[4] y) {
+  h0 = MatMul(x, w)  h = Add(h0, far)  q = Mul(h, h)  s = ReduceMean<keepdims=0>(q, last)
+  m = ReduceMean<keepdims=0>(h, last)  n = Mul(m, m)  y = Sub(s, n) }"""
+
+
+def cancelling(far: float) -> onnx.ModelProto:
+    model = model_of_text(CANCELLING, ("w",), {"last": [1]}, 21)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(far).reshape(1), "far"))
+    return model
+
+
+@pytest.mark.parametrize(("far", "result"), [(100.0, "equal"), (3000.0, "equal, but")])
+def test_large_cancellations_raise_no_false_alarm(tmp_path: Path, far: float, result: str) -> None:
+    made = partitioned(tmp_path, cancelling(far), {"w": [None, ["tp"]]})
+    for seed in range(4):
+        verified = made.verify(seed=seed)
+        assert verified.result == result
+        assert verified.differences[0].relative > 1e-4, "the model does not cancel"
+    assert made.bisect().first is None
+
+
+def test_cancellations_do_not_hide_a_wrong_result() -> None:
+    model = Original.of_module(irpar.onnx_io.to_module(cancelling(100.0)))
+    inputs = {"x": _RANDOM.standard_normal((4, 256)).astype(np.float32)}
+    assert judged(model, inputs, lambda y: y * np.float32(1.1))[0] is False
+
+
+def test_behind_noise_the_tensors_before_it_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = partitioned(tmp_path, cancelling(3000.0), {"w": [None, ["tp"]]})
+    executor = made.executor()
+    plain = executor.run
+
+    def wrong(inputs: Any, *, fetch: Any = ()) -> dict[str, Any]:
+        # The product is wrong, which its noise hides in the result.
+        return {name: a * np.float32(1.001) if name == "h0" else a for name, a in plain(inputs, fetch=fetch).items()}
+
+    monkeypatch.setattr(executor, "run", wrong)
+    verified = made.verify()
+    assert verified.result == "different"
+    assert "h0: differs, made by MatMul of %h0 inside the model" in str(verified)
+
+
+# The logistic map doubles an error in each trip: after 60 of them float32 knows nothing.
+CHAOTIC = """g (float[4,16] x, float[16,16] w) => (float[4,16] y) <int64 n = {60}, bool on = {1}, float r = {3.99},
+     float one = {1}> {
+  h = MatMul(x, w)  a = Sigmoid(h)
+  y = Loop(n, on, a) <body = b (int64 i, bool c, float[4,16] s) => (bool d, float[4,16] z) {
+    d = Identity(c)  m = Sub(one, s)  p = Mul(s, m)  z = Mul(r, p) }> }"""
+
+
+def chaotic() -> onnx.ModelProto:
+    return model_of_text(CHAOTIC, ("w",), {}, 21)
+
+
+def test_chaos_is_told_and_is_no_false_alarm(tmp_path: Path) -> None:
+    verified = partitioned(tmp_path, chaotic(), {"x": [None, ["tp"]], "w": [["tp"], None]}).verify()
+    assert verified.result == "equal, but"
+    assert "rounding alone moves it by" in verified.but[0]
+    with pytest.raises(irpar.IrparError, match="not all was compared"):
+        verified.check().check(strict=True)
+
+
+def test_what_has_no_float64_kernel_is_told() -> None:
+    text = """g (float[1,8,16] q, float[1,8,16] k, float[1,8,16] v) => (float[1,8,16] y) {
+      y = com.microsoft.MultiHeadAttention<num_heads=2>(q, k, v) }"""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> {text}')
+    made = Original.of_module(irpar.onnx_io.to_module(model))
+    inputs = {name: _RANDOM.standard_normal((1, 8, 16)).astype(np.float32) for name in "qkv"}
+    expected = made.run(inputs)
+    for factor, is_right in ((1 + 2e-6, True), (1 + 1e-3, False)):
+        found = Yardstick(made, inputs).judge({"y": expected["y"] * np.float32(factor)}, expected)
+        assert found.differences["y"].is_equal is is_right
+    assert found.notes == (
+        "irpar has no float64 kernel of com.microsoft.MultiHeadAttention: the yardstick has what ONNX Runtime gives",
+    )
+
+
+def test_ties_that_rounding_decides_excuse_only_as_many(tmp_path: Path) -> None:
+    # The rows of w are equal but for one rounding: which of their products is the largest is chance.
+    text = (
+        "g (float[64,128] x, float[128,2] w) => (int64[64] y) { h = MatMul(x, w)  y = ArgMax<axis=1, keepdims=0>(h) }"
+    )
+    weights = np.repeat(_RANDOM.standard_normal((128, 1)), 2, axis=1).astype(np.float32)
+    weights[:, 1] *= np.float32(1) + _RANDOM.integers(-1, 2, 128).astype(np.float32) * np.float32(2**-23)
+    model = model_of_text(text, ("w",), {}, 21)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "w"))
+    made = Original.of_module(irpar.onnx_io.to_module(model))
+    inputs = {"x": _RANDOM.standard_normal((64, 128)).astype(np.float32)}
+
+    def flip(count: int) -> Any:
+        return lambda y: np.where(np.arange(64) < count, 1 - y, y)
+
+    assert judged(made, inputs, flip(1))[0] is True
+    far = {"x": np.ones((64, 128), np.float32)}
+    model.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(np.stack([np.zeros(128), np.ones(128)], 1).astype(np.float32), "w")
+    )
+    made = Original.of_module(irpar.onnx_io.to_module(model))
+    assert judged(made, far, flip(1))[0] is False
+
+
+HALF = "g (float16[4,512] x, float16[512,8] w) => (float16[4,8] y) { y = MatMul(x, w) }"
+
+
+def test_smaller_floats_are_measured_by_their_own_units() -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {HALF}')
+    made = Original.of_module(irpar.onnx_io.to_module(model))
+    inputs = {
+        "x": _RANDOM.standard_normal((4, 512)).astype(np.float16),
+        "w": _RANDOM.standard_normal((512, 8)).astype(np.float16),
+    }
+    assert judged(made, inputs, lambda y: y * np.float16(1.002))[0] is True
+    assert judged(made, inputs, lambda y: y * np.float16(1.05))[0] is False
+
+
+def test_an_explicit_tolerance_decides_alone(tmp_path: Path) -> None:
+    made = partitioned(tmp_path, cancelling(3000.0), {"w": [None, ["tp"]]})
+    verified: Verification = made.verify(tolerance=1e-7)
+    assert not verified
+    assert verified.differences[0].measure == "tolerance"
