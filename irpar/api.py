@@ -31,6 +31,7 @@ def load(
     path: str | Path,
     *,
     bind: Mapping[str, int] | None = None,
+    set: Mapping[str, Any] | None = None,
     configuration: str | None = None,
     mesh: Mesh | None = None,
 ) -> Module:
@@ -41,12 +42,15 @@ def load(
     Args:
         path: the .onnx file.
         bind: sizes for symbolic dims, e.g. `{"batch": 8, "seq": 128}`.
+        set: values of inputs that are to have no other, e.g. `{"sr": 16000}`: what depends on them is folded, and the
+            inputs stay, but take that value alone.
         configuration: the device configuration whose annotations are read; None: the only one; "none": none.
         mesh: what those annotations are said with; None: axes d0, d1 ..., or those that the file names if irpar wrote
             it.
 
     Raises:
-        IrparError: the file is no valid ONNX model, a symbol of `bind` is not in it, or annotations cannot be read.
+        IrparError: the file is no valid ONNX model, a symbol of `bind` is not in it, a value of `set` does not fit an
+            input, or annotations cannot be read.
     """
     from irpar.onnx_io import load as read
     from irpar.onnx_io.device_annotations import NO_CONFIGURATION, DeviceAnnotations
@@ -57,6 +61,10 @@ def load(
         from irpar.passes.bind_dims import BindDims
 
         BindDims(sizes=dict(bind)).run(module)
+    if set:
+        from irpar.fixed_inputs import fix_inputs
+
+        fix_inputs(module, set)
     if devices is not None and devices.names:
         from irpar.spellings.onnx_annotations import apply
 
@@ -262,7 +270,8 @@ class Partition:
             self._executors.pop((engine, group)).close()
         if (engine, group) not in self._executors:
             if self.module is not None:
-                made = Executor(self.module, self.module.mesh, parts=self.parts, **options)
+                fixed = {name: tensor.numpy() for name, tensor in self.module.fixed.items()}
+                made = Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options)
             else:
                 assert self.folder is not None
                 made = Executor.open(self.folder, **options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from irpar.atomic import left_aside, notes_on_aside
+from irpar.input_values import plain
 from irpar.ir import (
     DEFAULT_NETWORK,
     Conflict,
@@ -175,7 +176,7 @@ def make_plan(
             }
             for part in parts
         ],
-        inputs=[_spec(value.source_name, value) for value in graph.inputs if value.name != COORDS],
+        inputs=[_input_spec(value, module) for value in graph.inputs if value.name != COORDS],
         outputs=[_spec(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)],
         collectives=collectives,
         replicated=_replicated(module, mesh),
@@ -195,6 +196,11 @@ def _spec(name: str, value: Value) -> dict[str, Any]:
         "shape": None if type_ is None or type_.shape is None else _whole_dims(value),
         "sharding": None if value.sharding is None else value.sharding.spec(),
     }
+
+
+def _input_spec(value: Value, module: Module) -> dict[str, Any]:
+    fixed = module.fixed.get(value.source_name)
+    return _spec(value.source_name, value) | {"value": None if fixed is None else plain(fixed.numpy())}
 
 
 def _whole_dims(value: Value) -> list[int | None]:

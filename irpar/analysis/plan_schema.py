@@ -77,6 +77,12 @@ class Spec(TypedDict):
     sharding: Shardings | None
 
 
+class InputSpec(Spec):
+    """An input."""
+
+    value: NotRequired[Any]
+
+
 class ConflictEntry(TypedDict):
     """Between which annotations a value is moved."""
 
@@ -185,7 +191,7 @@ class PlanFields(TypedDict):
     mesh: MeshFields
     ranks: list[Rank]
     parts: list[PartFields]
-    inputs: list[Spec]
+    inputs: list[InputSpec]
     outputs: list[Spec]
     collectives: list[Collective]
     replicated: list[Replicated]
@@ -208,6 +214,8 @@ def misfit(value: Any, kind: Any = PlanFields, place: str = "") -> str | None:
 
 
 def _misfits(value: Any, kind: Any, place: str) -> Iterator[str]:
+    if kind is Any:
+        return
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         known = [option for option in inner if option is not types.NoneType]

@@ -14,22 +14,33 @@ if TYPE_CHECKING:
 
 
 def load_model(
-    path: Path, bind: Sequence[str] | None, *, configuration: str = "none", mesh: Mesh | None = None
+    path: Path,
+    bind: Sequence[str] | None,
+    *,
+    set_: Sequence[str] | None = None,
+    configuration: str = "none",
+    mesh: Mesh | None = None,
 ) -> Module:
     """Read an ONNX model and bind its symbols.
 
     Args:
         path: the .onnx file.
         bind: the texts of --bind.
+        set_: the texts of --set.
         configuration: the device configuration whose annotations are read; empty: the only one.
         mesh: what these are said with, if known.
 
     Raises:
-        IrparError: the file is no model, a symbol is not in it, or the annotations cannot be read.
+        IrparError: the file is no model, a symbol or an input is not in it, or the annotations cannot be read.
     """
     from irpar.api import load
 
-    return load(path, bind=bind_of(bind), configuration=configuration or None, mesh=mesh)
+    module = load(path, bind=bind_of(bind), configuration=configuration or None, mesh=mesh)
+    if set_:
+        from irpar.fixed_inputs import fix_inputs, values_of
+
+        fix_inputs(module, values_of(module, set_))
+    return module
 
 
 def annotate_model(module: Module, mesh: str | None, shardings: Path | None, *, needs_mesh: bool = True) -> int:

@@ -21,6 +21,15 @@ Bind = Annotated[
         help="Size of a symbolic dim, such as batch=8 (or batch=8,seq=128). May be repeated.",
     ),
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Fix an input's value, such as sr=16000: what depends on it is folded, and the input takes no other. "
+        "A number or a list in JSON's form, or FILE.npy. May be repeated.",
+    ),
+]
 MeshText = Annotated[
     str | None, typer.Option("--mesh", metavar="AXES", help="The devices, such as dp=2,tp=4.", show_default=False)
 ]

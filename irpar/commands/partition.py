@@ -24,6 +24,7 @@ from .options import (
     PrintIrAfterAll,
     PrintIrAfterChange,
     PrintIrBefore,
+    Set,
     Shardings,
     Statistics,
     Timing,
@@ -78,6 +79,7 @@ def partition_command(
     mesh: MeshText = None,
     shardings: Shardings = None,
     bind: Bind = None,
+    set_: Set = None,
     pipeline: Pipeline = None,
     network: Network = None,
     weights: Weights = "copy",
@@ -120,7 +122,7 @@ def partition_command(
         manager = PassManager.parse(DEFAULT_PIPELINE if pipeline is None else pipeline, watch)
         if annotate is not None:
             check_annotate(annotate, out, sources, manager.passes, force)
-        module, annotated = _annotated_model(model, bind, configuration, mesh, shardings)
+        module, annotated = _annotated_model(model, bind, set_, configuration, mesh, shardings)
         made = partition(module, pipeline=manager, network=network, max_redistribution_mb=max_redistribution_mb)
         made.save(out, weights=kept, force=force, progress=report.bytes)
         told = write_annotated(annotate, module, made, watch) if annotate is not None else []
@@ -146,13 +148,18 @@ def _checked_sources(model: Path, shardings: Path | None, network: str | None, o
 
 
 def _annotated_model(
-    model: Path, bind: Sequence[str] | None, configuration: str, mesh: str | None, shardings: Path | None
+    model: Path,
+    bind: Sequence[str] | None,
+    set_: Sequence[str] | None,
+    configuration: str,
+    mesh: str | None,
+    shardings: Path | None,
 ) -> "tuple[Module, int]":
     """The model, and how many annotations it has from its own file and from --shardings."""
     from .loading import annotate_by, load_model, shardings_of
 
     file, agreed = shardings_of(mesh, shardings)
-    module = load_model(model, bind, configuration=configuration, mesh=agreed)
+    module = load_model(model, bind, set_=set_, configuration=configuration, mesh=agreed)
     _refuse_parts(module, model)
     return module, len(module.annotated) + annotate_by(module, file, agreed)
 

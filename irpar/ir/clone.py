@@ -115,7 +115,7 @@ def clone_module(module: Module) -> Module:
     made.annotations = list(module.annotations)
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
     made.whole, made.annotated = dict(module.whole), dict(module.annotated)
-    made.conflicts = dict(module.conflicts)
+    made.conflicts, made.fixed = dict(module.conflicts), dict(module.fixed)
     made.network, made.dim_names = module.network, dict(module.dim_names)
     return made
 

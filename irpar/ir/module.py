@@ -9,6 +9,7 @@ from irpar.sharding import DimSpec, IrparError, Mesh, with_priority
 
 from .function import Function
 from .graph import Graph
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     from .annotate import Annotation, NamedValues
@@ -70,6 +71,7 @@ class Module:
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
         dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
+        fixed: name of an input to the only value that it takes: `irpar.fixed_inputs` has put that in its place.
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
         network: what communication is taken to cost, as `irpar.analysis.network.network_of` reads it: the name of a
             preset, or the fields of a network file as JSON.
@@ -83,6 +85,7 @@ class Module:
         "decisions",
         "dim_names",
         "doc",
+        "fixed",
         "functions",
         "graphs",
         "ir_version",
@@ -110,6 +113,7 @@ class Module:
         self.decisions: dict[str, list[Decision]] = {}
         self.dim_names: dict[str, tuple[str | None, ...]] = {}
         self.whole: dict[str, str] = {}
+        self.fixed: dict[str, Tensor] = {}
         self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
         self._named_values: NamedValues | None = None

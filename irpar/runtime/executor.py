@@ -28,7 +28,7 @@ from .log import CollectiveLog
 from .memory import run_bytes
 from .prepared import Prepared, Preparer, check_parts, holds
 from .rank_state import RankState
-from .specs import check_inputs, input_specs, output_specs
+from .specs import check_inputs, input_specs, output_specs, with_fixed
 
 PARALLEL_SECONDS = 2e-4
 """Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
@@ -56,6 +56,7 @@ class Executor:
         parts: the parts of the module, those of this process's ranks at least; None: those that `parts_of` finds.
         timeout: seconds that a rank waits for others at a collective; None: `irpar.runtime.groups.TIMEOUT`.
         strict: refuse nodes that an engine with a device would compute on the host.
+        fixed: arrays by name of inputs that take no other value, and may be left out.
 
     Attributes:
         inputs: what `run` takes.
@@ -79,8 +80,10 @@ class Executor:
         parts: Sequence[Part] | None = None,
         timeout: float | None = None,
         strict: bool = False,
+        fixed: Mapping[str, Any] | None = None,
     ) -> None:
         self.mesh = mesh
+        self.fixed = dict(fixed or {})
         self.is_strict = strict
         self.is_open = True
         self._process = os.getpid()
@@ -156,6 +159,8 @@ class Executor:
         Raises:
             IrparError: plan.json or a part cannot be read, they do not fit each other, or the others cannot be met.
         """
+        from irpar.fixed_inputs import fixed_of_plan
+
         from .pieces import mesh_of, open_parts
 
         mesh = mesh_of(folder)
@@ -163,7 +168,8 @@ class Executor:
         with _left_when_failing(joined, mesh):
             own = None if len(joined.ranks) == mesh.size else joined.ranks
             plan, _, parts, modules = open_parts(folder, own)
-        executor = cls(modules[0], mesh, engine=engine, group=joined, parts=parts, strict=strict)
+            fixed = fixed_of_plan(plan.inputs)
+        executor = cls(modules[0], mesh, engine=engine, group=joined, parts=parts, strict=strict, fixed=fixed)
         executor._partition = str(plan.id)
         return executor
 
@@ -193,7 +199,7 @@ class Executor:
                 do="call run() in the process of rank 0, and serve() in this one",
             )
         self._check_open()
-        given = check_inputs(self.inputs, inputs)
+        given = check_inputs(self.inputs, with_fixed(self.fixed, inputs))
         with self._turn:
             if self._driver is not None:
                 self._driver.check_open()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from irpar.input_values import same_numbers, shown
 from irpar.ir import Dim, Expr, Graph, OptionalType, SequenceType, Type, Value, dtype_of_numpy, tensor_type
 from irpar.ops.coords import COORDS
 
@@ -64,6 +65,24 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict
             do="give what is expected; for other sizes partition the model again with other --bind sizes",
         )
     return found
+
+
+def with_fixed(fixed: Mapping[str, Array], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs with those that are fixed.
+
+    Raises:
+        InputError: one of these is given with another value.
+    """
+    for name, value in fixed.items():
+        if name in inputs and not same_numbers(inputs[name], value):
+            given = np.asarray(inputs[name])
+            raise InputError(
+                f"input {name} is {shown(given) if given.dtype.kind in 'biuf' else given.dtype}, and was fixed to be "
+                f"{shown(value)} when the model was partitioned",
+                notes=(f"expected: {value.dtype}{list(value.shape)}, or nothing",),
+                do="leave it out, or partition the model again with another --set (in Python: irpar.load(set=...))",
+            )
+    return {**inputs, **fixed}
 
 
 def _checked(spec: TensorSpec, given: Any, bound: dict[str, tuple[int, str]]) -> tuple[Any, list[str]]:

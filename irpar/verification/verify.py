@@ -178,9 +178,9 @@ def verify(
 
 
 def _rounds(executor: "Executor", original: Original, inputs: Arrays | None, seed: int) -> Rounds:
-    from irpar.runtime.specs import check_inputs
+    from irpar.runtime.specs import check_inputs, with_fixed
 
-    given = dict(inputs or {})
+    given = with_fixed(executor.fixed, inputs or {})
     specs = executor.inputs
     # What is left out is drawn; what is given has to fit.
     known = {spec.name for spec in specs if spec.name in given}

@@ -1,0 +1,125 @@
+"""--set, and `irpar.load(set=...)`: inputs that are fixed when a model is partitioned."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import irpar
+from irpar.fixed_inputs import fix_inputs
+from tests.command_line import Capture, call, refused
+from tests.written import model_of_text
+
+RATES = """g (float[4,8] x, float[8,8] w, int64 sr, float[2] gain, bool on) => (float[4,8] y, int64 z)
+  <int64 k = {16000}> {
+    q = Equal(sr, k)
+    h = If(q) <then_branch = a () => (float[4,8] u) { u = MatMul(x, w) },
+               else_branch = b () => (float[4,8] v) { v = Neg(x) }>
+    g = ReduceMax<keepdims=0>(gain)  m = Mul(h, g)  y = Where(on, m, h)  z = Identity(sr) }"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model that branches on a sample rate."""
+    onnx.save(model_of_text(RATES, ("w",), {}, 21), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def operators(partition: irpar.Partition) -> set[str]:
+    assert partition.module is not None
+    return {node.op_type for node in partition.module.graph.walk()}
+
+
+def partitioned(model: Path, **values: Any) -> irpar.Partition:
+    module = irpar.load(model, set=values)
+    module.shard("w", ["tp", None])
+    return irpar.partition(module, "tp=2")
+
+
+@pytest.mark.parametrize(("rate", "operator"), [(16000, "MatMul"), (8000, "Neg")])
+def test_what_depends_on_it_is_folded(model: Path, rate: int, operator: str) -> None:
+    assert {"If", "Equal", "MatMul", "Neg"} <= operators(partitioned(model))
+    made = partitioned(model, sr=rate, gain=[1.5, 0.5], on=True)
+    left = operators(made) & {"If", "Equal", "ReduceMax", "MatMul", "Neg"}
+    assert left == {operator}
+    assert {spec["name"]: spec["value"] for spec in made.plan.inputs} == {
+        "x": None,
+        "sr": rate,
+        "gain": [1.5, 0.5],
+        "on": True,
+    }
+    verified = made.verify()
+    assert (verified.result, verified.bodies) == ("equal", ())
+
+
+def test_it_stays_an_input_of_one_value(model: Path, tmp_path: Path) -> None:
+    made = partitioned(model, sr=16000)
+    made.save(tmp_path / "out")
+    rest = {"x": np.ones((4, 8), np.float32), "gain": np.ones(2, np.float32), "on": np.array(True)}
+    for partition in (made, irpar.Partition.open(tmp_path / "out")):
+        without = partition.run(rest)
+        assert without["z"] == 16000
+        np.testing.assert_array_equal(partition.run({**rest, "sr": np.array(16000)})["y"], without["y"])
+        for run in (partition.run, partition.verify, partition.bisect):
+            for other in (np.array(8000), np.array(16000, np.int32), np.array([16000])):
+                with pytest.raises(irpar.IrparError, match="was fixed to be 16000 when the model was partitioned"):
+                    run({**rest, "sr": other})
+        assert partition.verify(rest).result == "equal"
+
+
+def test_the_command_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    np.save(tmp_path / "gain.npy", np.array([2, 1], np.float32))
+    out = tmp_path / "out"
+    words = ["--mesh", "tp=2", "--set", "sr=16000", "--set", f"gain={tmp_path / 'gain.npy'}", "--set", "on=true"]
+    assert call(capsys, "partition", model, "-o", out, *words)[0] == 0
+    plan = json.loads((out / "plan.json").read_text())
+    assert [spec["value"] for spec in plan["inputs"]] == [None, 16000, [2.0, 1.0], True]
+    np.savez(tmp_path / "in.npz", x=np.ones((4, 8), np.float32))
+    run = ["run", out, "--inputs", tmp_path / "in.npz"]
+    assert call(capsys, *run)[0] == 0
+    assert call(capsys, *run, "--input", "sr=16000")[0] == 0
+    told = refused(capsys, "input sr is 8000, and was fixed to be 16000", *run, "--input", "sr=8000")
+    assert "partition the model again with another --set" in told
+    refused(capsys, "input sr is 8000, and was fixed to be 16000", "verify", out, "--input", "sr=8000")
+    found = json.loads(call(capsys, "verify", out, "--strict", "--json")[1])
+    assert (found["result"], found["not_run"]) == ("equal", [])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("sr", 'cannot read --set "sr"'),
+        ("rate=1", 'there is no input "rate"'),
+        ("sr=0.5", "the value of input sr is 0.5, which is no i64"),
+        ("gain=[1, 2, 3]", "the value of input gain has shape [3], expected [2]"),
+        ("gain=[1, NaN]", "the value of input gain is not finite"),
+        ("on=maybe", 'the value of input on is "maybe", which is neither a number nor a list'),
+    ],
+)
+def test_values_that_do_not_fit(model: Path, tmp_path: Path, capsys: Capture, given: str, told: str) -> None:
+    refused(capsys, told, "partition", model, "-o", tmp_path / "out", "--mesh", "tp=2", "--set", given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_fixed(tmp_path: Path) -> None:
+    text = "g (float[n,8] x, float[100,100] t) => (float[n,8] y) { y = Neg(x) }"
+    onnx.save(model_of_text(text, (), {}, 21), tmp_path / "m.onnx")
+    module = irpar.load(tmp_path / "m.onnx")
+    with pytest.raises(irpar.IrparError, match="the shape of input x is not known"):
+        fix_inputs(module, {"x": np.ones((2, 8), np.float32)})
+    with pytest.raises(irpar.IrparError, match="up to 4,096 can be fixed"):
+        fix_inputs(module, {"t": 1.0})
+    assert module.fixed == {}
+    assert irpar.load(tmp_path / "m.onnx", bind={"n": 2}, set={"x": 0.5}).fixed["x"].shape == (2, 8)
+
+
+def test_a_plan_whose_value_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
+    made = partitioned(model, sr=16000)
+    made.save(tmp_path / "out")
+    path = tmp_path / "out" / "plan.json"
+    path.write_text(path.read_text().replace('"value": 16000', '"value": [1, 2]'))
+    with pytest.raises(irpar.IrparError, match="the value of input sr has shape"):
+        irpar.Partition.open(tmp_path / "out").run({})
