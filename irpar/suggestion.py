@@ -7,8 +7,8 @@ classes those are cut that together save most, in FLOPs and weights against sent
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from irpar.analysis.control_flow import trip_count
@@ -18,10 +18,12 @@ from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, worth
 from irpar.analysis.cut_rest import SingleCut, single_cuts
 from irpar.analysis.flow import Flow
 from irpar.analysis.liveness import constant_bytes
+from irpar.analysis.order import order_of_use
 from irpar.analysis.parts import parts_of
 from irpar.analysis.placement import has_rank
 from irpar.analysis.plan import make_plan
 from irpar.analysis.symbols import require_static
+from irpar.instrumentation import Progress
 from irpar.ir import Annotation, Graph, Module, Value, clone_module, rewrite
 from irpar.ir.annotate import apply_to, named_values
 from irpar.ops.matmul import decompose_gemm_bias
@@ -31,12 +33,15 @@ from irpar.sharding import Axis, DimSpec, IrparError, Mesh, split_axis
 from .default_pipeline import NORMALISE, SHARD, know_ranks
 from .display import share_text
 from .suggestion_file import Spec, lines_of
+from .suggestion_minimum import alike, fewest
 from .suggestion_report import Groups, TensorGroup
 from .suggestion_words import CutWords, why_no_batch
 
 _DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
 _LEAST_SHARE = 0.02
 """Of the average gain for each collective, or of all weights; what saves less is not worth one."""
+_SLACK = 1e-3
+"""Of the gain, for which an entry is not worth a line."""
 _MOST_EXACT = 20_000
 """Nodes up to which the choice is run once more from the start."""
 _LEAST_TOLD = 0.05
@@ -74,6 +79,10 @@ class Prediction:
         """What it is worth to cut so."""
         return worth(self.flops - self.flops_per_rank, self.weight_bytes - self.weight_bytes_per_rank, self.sent_bytes)
 
+    def is_as_good(self, other: "Prediction") -> bool:
+        """Whether this is worth as much as another, in no more collectives."""
+        return self.collectives <= other.collectives and self.gain >= (1 - _SLACK) * other.gain
+
 
 @dataclass(frozen=True)
 class Suggestion:
@@ -100,12 +109,13 @@ class Suggestion:
     prediction: Prediction
 
 
-def suggest(module: Module, mesh: Mesh) -> Suggestion:
+def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | None = None) -> Suggestion:
     """Choose what to cut. The module stays as it is.
 
     Args:
         module: from `irpar.load`, with all symbols bound; its annotations are not looked at.
         mesh: axes named dp, data or batch cut the inputs, all others the weights.
+        progress: is told of each pass of each cut that is tried.
 
     Raises:
         UnboundSymbolError: a size of the inputs is not known.
@@ -114,7 +124,7 @@ def suggest(module: Module, mesh: Mesh) -> Suggestion:
     if module.is_local or module.meshes:
         raise IrparError("the model is a partition already", do="give the model that it was made of")
     require_static(module)
-    return _Suggester(module, mesh).run()
+    return _Suggester(module, mesh, progress).run()
 
 
 @dataclass(frozen=True)
@@ -129,14 +139,16 @@ class _Variant:
 
 
 class _Suggester:
-    """One run: normalise, choose the batch, choose the weights, try it."""
+    """One run: normalise, choose the batch, choose the weights, try it, leave out what follows."""
 
-    def __init__(self, module: Module, mesh: Mesh) -> None:
+    def __init__(self, module: Module, mesh: Mesh, progress: Callable[[Progress], None] | None) -> None:
         self.mesh = mesh
+        self.progress = progress
+        self.tried = 0
         self.source = module
         self.work = clone_module(module)
         self.work.annotations.clear()
-        PassManager.parse(NORMALISE, Instrumentation(reproducer=None)).run(self.work)
+        PassManager.parse(NORMALISE, self._instrumentation()).run(self.work)
         self.flops = graph_flops(self.work.graph)
         self.weight_bytes = constant_bytes(self.work.graph)
         rewrite(self.work.graph, self.work.opsets, {"Gemm": decompose_gemm_bias})
@@ -145,6 +157,23 @@ class _Suggester:
         self.names = set(known)
         self.flow = Flow(self.work.graph, mesh)
         self.notes: list[str] = []
+        self.classes: list[CutClasses] = []
+        self.places = order_of_use(self.flow)
+
+    def _instrumentation(self) -> Instrumentation:
+        """Of the passes of the next cut that is tried."""
+        tell, tried = self.progress, self.tried
+        if tell is None:
+            return Instrumentation(reproducer=None)
+
+        def told(event: Progress) -> None:
+            tell(replace(event, name=f"{event.name} of cut {tried}") if tried else event)
+
+        return Instrumentation(reproducer=None, progress=told)
+
+    def _classes(self, axes: tuple[Axis, ...], shares: Shares | None = None) -> CutClasses:
+        self.classes.append(CutClasses(self.work.graph, self.mesh, axes, shares, self.flow))
+        return self.classes[-1]
 
     @cached_property
     def pinnable(self) -> set[str]:
@@ -161,20 +190,19 @@ class _Suggester:
         if self.mesh.group_size(data) > 1:
             entries, shares = self._cut_batch(data)
         if self.mesh.group_size(other) == 1:
-            variant = self._try(entries)
-            return self._told(variant, None)
-        classes = CutClasses(self.work.graph, self.mesh, other, shares, self.flow)
+            return self._told(self._fewest(self._try(entries), self._try), None)
+        classes = self._classes(other, shares)
         chosen = self._choose(classes)
         variant = self._best(classes, chosen, entries)
         if variant.prediction.gain <= 0:
             chosen, variant = {}, self._try(entries)
-        return self._told(self._exact(variant), CutWords(classes, chosen, other))
+        return self._told(self._fewest(*self._exact(variant)), CutWords(classes, chosen, other))
 
     # -- the batch ----------------------------------------------------------------------------------------------
 
     def _cut_batch(self, axes: tuple[Axis, ...]) -> tuple[dict[str, Spec], Shares]:
         """The inputs' dims that go through the model side by side."""
-        classes = CutClasses(self.work.graph, self.mesh, axes, flow=self.flow)
+        classes = self._classes(axes)
         able = {
             number: held
             for number, held in sorted(classes.classes.items())
@@ -277,7 +305,7 @@ class _Suggester:
     ) -> dict[str, Spec]:
         """The choice with the part of the axes that makes `count` parts, for all that hangs together with `partly`."""
         axes = _major_part(self.mesh, classes.axes, count)
-        lesser = CutClasses(self.work.graph, self.mesh, axes, classes.shares, self.flow)
+        lesser = self._classes(axes, classes.shares)
         wanted = {place for held in partly.values() for place in held.weights.items()}
         able = {
             number: held for number, held in self._able(lesser).items() if not wanted.isdisjoint(held.weights.items())
@@ -300,15 +328,43 @@ class _Suggester:
 
     # -- trying it ----------------------------------------------------------------------------------------------
 
-    def _exact(self, variant: _Variant) -> _Variant:
+    def _exact(self, variant: _Variant) -> tuple[_Variant, "_Try"]:
         """The variant as `irpar partition` comes to it, which normalises what is annotated already: it folds no
-        annotated constant, and keeps some sizes apart. Of a large model the difference is not worth the time."""
+        annotated constant, and keeps some sizes apart. Of a large model the difference is not worth the time.
+
+        Returns:
+            The variant, and how to try others in the same way.
+        """
         if len(self.work.graph) > _MOST_EXACT or not variant.tensors:
-            return variant
+            return variant, self._try
+        return self._try_exact(variant.tensors), self._try_exact
+
+    def _fewest(self, variant: _Variant, run: "_Try") -> _Variant:
+        """What the fewest entries come to that give the same, in order of the model.
+
+        Args:
+            variant: with all entries.
+            run: how it was tried.
+        """
+        last = len(self.places)
+        tensors = dict(sorted(variant.tensors.items(), key=lambda item: self.places.get(item[0], last)))
+        values: dict[str, list[Value]] = {}
+        for value in self.flow.values():
+            values.setdefault(value.source_name, []).append(value)
+
+        def missing(found: _Variant) -> list[str] | None:
+            other = [name for name in tensors if found.shardings.get(name) != variant.shardings.get(name)]
+            return None if not other and found.prediction.is_as_good(variant.prediction) else other or list(tensors)
+
+        found = fewest(tensors, alike(tensors, values, self.classes), run, missing)
+        return replace(variant, tensors=tensors) if found is None else found
+
+    def _try_exact(self, tensors: Mapping[str, Spec]) -> _Variant:
+        """As a whole, from the model as it is."""
         work = clone_module(self.source)
         work.annotations.clear()
         know_ranks(work)
-        return self._partition(work, f"{NORMALISE},{SHARD}", variant.tensors)
+        return self._partition(work, f"{NORMALISE},{SHARD}", tensors)
 
     def _try(self, tensors: Mapping[str, Spec]) -> _Variant:
         """Complete and localize a copy of what is normalised already."""
@@ -316,6 +372,7 @@ class _Suggester:
 
     def _partition(self, work: Module, pipeline: str, tensors: Mapping[str, Spec]) -> _Variant:
         """Annotate a module and run passes over it; weights stay where they are."""
+        self.tried += 1
         work.set_mesh(self.mesh)
         values: dict[str, list[Value]] = {}
         for name, value in named_values(work):
@@ -324,7 +381,7 @@ class _Suggester:
         for name, spec in tensors.items():
             annotation = Annotation(name, _dims(spec))
             apply_to(work, annotation, self.mesh, list(dict.fromkeys(values[name])))
-        PassManager.parse(pipeline, Instrumentation(reproducer=None)).run(work)
+        PassManager.parse(pipeline, self._instrumentation()).run(work)
         plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
         shardings: dict[str, Spec] = {}
         for value in (*(value for graph in work.graph.graphs() for value in graph.constants), *work.graph.inputs):
@@ -345,10 +402,10 @@ class _Suggester:
 
     def _told(self, variant: _Variant, words: CutWords | None) -> Suggestion:
         groups = Groups(self.work.graph, self.sources, words)
-        cut, whole = groups.made(variant.shardings, variant.tensors)
+        cut, whole = groups.made(variant.shardings, variant.tensors, self.places)
         named = {name for group in cut for name in group.names}
-        beside = [[name] for name in variant.tensors if name not in named]
-        lines = lines_of(variant.tensors, [*(group.names for group in cut), *beside], self.names)
+        told = [*(group.names for group in cut), *([name] for name in variant.tensors if name not in named)]
+        lines = lines_of(variant.tensors, sorted(told, key=self._place), self.names)
         self._tell_undivided(variant, words)
         return Suggestion(
             mesh=self.mesh,
@@ -360,6 +417,10 @@ class _Suggester:
             notes=tuple(self.notes),
             prediction=variant.prediction,
         )
+
+    def _place(self, names: Sequence[str]) -> int:
+        """Where the first of some tensors is used in the model."""
+        return min(self.places.get(name, len(self.places)) for name in names)
 
     def _tell_undivided(self, variant: _Variant, words: CutWords | None) -> None:
         """Say where a rank computes much more than its part, and where nothing was cut."""
@@ -375,6 +436,10 @@ class _Suggester:
                     f"of the FLOPs of all {operator} nodes a rank has {share_text(own, flops)}, "
                     f"not {share_text(1, self.mesh.size)}"
                 )
+
+
+_Try = Callable[[Mapping[str, Spec]], _Variant]
+"""What some annotations come to."""
 
 
 def _major_part(mesh: Mesh, axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:

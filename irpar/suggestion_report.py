@@ -59,17 +59,19 @@ class Groups:
         self._of_parts: dict[tuple[Axis, ...], CutWords] = {}
 
     def made(
-        self, shardings: Mapping[str, Spec], annotated: Mapping[str, Spec]
+        self, shardings: Mapping[str, Spec], annotated: Mapping[str, Spec], places: Mapping[str, int]
     ) -> tuple[list[TensorGroup], list[TensorGroup]]:
         """Those that are cut, in order, and those that stay whole, most bytes first.
 
         Args:
             shardings: name to how the tensor lies in the end.
             annotated: name to how the suggestion annotates it.
+            places: name to where in the model it is first used.
         """
         cut: Found = {}
         whole: Found = {}
-        for value in (*self.graph.inputs, *self.constants):
+        values = [*self.graph.inputs, *self.constants]
+        for value in sorted(values, key=lambda value: places.get(value.source_name, len(places))):
             spec = shardings.get(value.source_name)
             if spec is None or not (value.is_input or value.source_name in self.sources):
                 continue

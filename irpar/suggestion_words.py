@@ -79,7 +79,7 @@ class CutWords:
     def _gathered(self, value: Value, dim: int) -> str:
         """For which operator the blocks are brought together again."""
         held = self.classes.class_of(value, dim)
-        if held is None or held.number not in self.chosen:
+        if held is None or held.number not in self.chosen or value in self.classes.apart:
             return ""
         for other in held.gathered:
             node = _reader(self.classes, other, held)

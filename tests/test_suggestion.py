@@ -1,5 +1,6 @@
 """What --suggest chooses: its cuts divide the work, give the right numbers, and cost what was predicted."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from irpar.sharding import Axis, IrparError, Mesh
 from irpar.shardings_file import read_shardings
 from irpar.suggestion import Suggestion, suggest
 from irpar.suggestion_file import Spec, as_yaml
+from irpar.suggestion_minimum import fewest
 from irpar.suggestion_report import Groups
 from irpar.suggestion_words import CutWords
 
@@ -221,10 +223,10 @@ def test_heads_that_no_whole_axis_divides(tmp_path: Path) -> None:
     assert list(found.prediction.by_kind) == ["all_reduce"]
 
 
-def test_a_fused_weight_is_brought_together_for_its_split(tmp_path: Path) -> None:
+def test_sections_of_a_fused_weight_are_cut_one_by_one(tmp_path: Path) -> None:
     found = suggest(build(tmp_path, "gpt", fused_qkv=True), Mesh({"tp": 2}))
     reasons = {group.pattern: group.reason for group in found.cut}
-    assert reasons["h.*.attn.c_attn.weight"] == "columns: 192, 96 a rank; brought together for Split"
+    assert reasons["h.*.attn.c_attn.weight"] == "heads: 4, 2 a rank"
 
 
 def test_two_runs_say_the_same(tmp_path: Path) -> None:
@@ -319,6 +321,33 @@ def test_bodies_are_looked_into(tmp_path: Path) -> None:
     assert excess_of(found) <= EXCESS
 
 
+def test_the_file_says_nothing_that_follows_from_the_rest(tmp_path: Path) -> None:
+    module = build(tmp_path, "gpt", layers=2)
+    found = suggest(module, Mesh({"dp": 2, "tp": 2}))
+    assert list(found.lines) == ["input_ids", "h.*.attn.q.weight", "h.*.mlp.c_fc.weight", "lm_head.weight"]
+    for line in found.lines:  # Nor can any of these be left out.
+        rest = replace(found, lines={name: spec for name, spec in found.lines.items() if name != line})
+        made = partition(build(tmp_path, "gpt", layers=2), rest, tmp_path)
+        assert made.plan.totals["flops_per_rank"] > found.prediction.flops_per_rank, line
+
+
+def test_a_result_that_needs_more_entries_gets_them() -> None:
+    tensors: dict[str, Spec] = dict.fromkeys(("a1", "a2", "a3", "b1", "b2"), (("tp",),))
+    keys = {name: name[0] for name in tensors}
+    tried: list[set[str]] = []
+
+    def run(entries: dict[str, Spec]) -> set[str]:
+        tried.append(set(entries))
+        return set(entries)
+
+    def missing(found: set[str]) -> list[str] | None:
+        return None if "a3" in found else ["a3"]
+
+    assert fewest(tensors, keys, run, missing) == {"a1", "a3", "b1"}
+    assert tried == [{"a1", "b1"}, {"a1", "a3", "b1"}]
+    assert fewest(tensors, keys, run, lambda found: []) is None
+
+
 NO_BATCH = {
     "g (float[1,1] x) => (float[1,1] y) { y = Relu(x) }": "the inputs (x f32[1, 1]) have no dim of 2 elements or more",
     "g (float[1,4] x) => (float[1,4] y) { y = CumSum(x, a) }": "dim 1 of x: CumSum needs it whole",
@@ -387,7 +416,7 @@ def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Pat
     words = CutWords(CutClasses(module.graph, mesh, (Axis("tp"),)), {}, (Axis("tp"),))
     groups = Groups(module.graph, {"w", "v"}, words)
     annotated: dict[str, Spec] = {"w": (None, ("tp",)), "v": (None, None)}
-    cut, whole = groups.made({"w": (None, None), "v": (None, None)}, annotated)
+    cut, whole = groups.made({"w": (None, None), "v": (None, None)}, annotated, {})
     told = "dim 1 is cut, so that its readers can run in parts; small enough that each rank then holds it whole"
     assert not cut
     assert {group.pattern: group.reason == told for group in whole} == {"w": True, "v": False}
@@ -398,5 +427,5 @@ def test_an_input_that_axes_of_weights_cut_is_no_batch(tmp_path: Path) -> None:
     module = build(tmp_path, "mlp")
     words = CutWords(CutClasses(module.graph, Mesh({"dp": 2, "tp": 2}), (Axis("tp"),)), {}, (Axis("tp"),))
     for axis, reason in (("dp", "batch"), ("tp", "follows the weights that meet it")):
-        cut, _ = Groups(module.graph, (), words).made({"x": (None, (axis,))}, {})
+        cut, _ = Groups(module.graph, (), words).made({"x": (None, (axis,))}, {}, {})
         assert [(group.pattern, group.reason) for group in cut] == [("x", reason)]

@@ -21,6 +21,7 @@ from irpar.sharding import Axis, Mesh, ceil_div
 from .control_flow import trip_count
 from .cost import node_flops
 from .flow import USUAL_TRIPS, Flow
+from .fused_weights import fused_weights, weights_taken_apart
 from .liveness import value_bytes
 from .moves import captured_whole
 from .placement import RuleView
@@ -171,6 +172,8 @@ class CutClasses:
         self._given: set[int] = set()
         for value in self.flow.values():
             self._add(value)
+        self.apart: set[Value] = set()
+        self._apart = dict(self._taken_apart())
         for node in self.flow.nodes:
             if not node.is_return:  # What a body gives lies as its holder does.
                 self._visit(node)
@@ -203,6 +206,8 @@ class CutClasses:
 
     def _visit(self, node: Node) -> None:
         cuts = [cut for view in self.flow.views(node) for cut in self._cuts_of(node, view)]
+        if node in self._apart:
+            cuts.append(self._apart[node])
         covered: set[int] = set()
         for cut in cuts:
             elements = [self._element(place) for place in cut.places]
@@ -215,6 +220,21 @@ class CutClasses:
                     self._needed.setdefault(element, node)
         for value in self._given_by(node):
             self._given.update(element for element in self._elements(value) if element in covered)
+
+    def _taken_apart(self) -> Iterator[tuple[Node, Cut]]:
+        """What takes sections of the columns of a weight, which the axes cut one by one: split-weights makes a weight
+        of each. Such weights are in `apart`."""
+        for graph in self.flow.trips:
+            for fused in (*weights_taken_apart(graph), *fused_weights(graph)):
+                if any((stop - start) % self.parts for start, stop in fused.sections):
+                    continue
+                self.apart.add(fused.weight)
+                for node in dict.fromkeys(picked.node for picked in fused.picked):
+                    of = node.inputs[0]
+                    values = [value for value in (of, *node.results) if len(value.shape) == len(of.shape)]
+                    if of.shape[fused.place] == fused.sections[-1][1]:
+                        places = tuple((value, fused.place) for value in values if value in self._first)
+                        yield node, Cut(node, -1, Kind.PASS, of.shape[fused.place], places)
 
     def _read(self, node: Node) -> Iterator[Value]:
         """What a node reads, what bodies that run whole read of the graphs around them, and what open ones give."""

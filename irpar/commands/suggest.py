@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from irpar.display import (
+    ProgressReport,
     bytes_text,
     count_text,
     flops_text,
@@ -61,7 +62,8 @@ def suggest_shardings(
         raise IrparError(f"a mesh of one device ({mesh}) cuts nothing", do="give the devices: --suggest tp=4")
     target = default_target(model) if out is None else out
     check_target(target, model, force=force)
-    found = suggest(load_model(model, bind), mesh)
+    with ProgressReport(is_shown=not as_json, quiet=1.0) as report:
+        found = suggest(load_model(model, bind), mesh, report.passes)
     write(target, text_of(target, found.mesh, found.lines, found.comments, model.name))
     if as_json:
         print_json(_plain(found, target))

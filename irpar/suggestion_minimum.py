@@ -1,0 +1,82 @@
+"""The fewest annotations that come to the same: of dims that lie alike one is enough where completion finds the rest.
+
+x : [8@dp, 64] and mask : [8@dp] go together, so that one line says it; w1 : [64, 256@tp] says w2 : [256@tp, 64] too.
+What completion would decide otherwise stays said.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
+
+from irpar.analysis.cut_classes import CutClasses
+from irpar.ir import Value
+
+from .suggestion_file import Spec
+
+_MOST_ROUNDS = 4
+"""In which left-out entries come back, until the result is the same."""
+_V = TypeVar("_V")
+Missing = Callable[[_V], Sequence[str] | None]
+"""Which entries a result lacks, given or not; None where it is what it should be."""
+
+
+def alike(
+    tensors: Mapping[str, Spec], values: Mapping[str, Sequence[Value]], classes: Sequence[CutClasses]
+) -> dict[str, Hashable]:
+    """For each entry what it has in common with those that completion may derive from it.
+
+    Args:
+        tensors: the entries.
+        values: by name.
+        classes: for each list of axes that cut something.
+    """
+    return {name: _key(name, spec, values.get(name, ()), classes) for name, spec in tensors.items()}
+
+
+def _key(name: str, spec: Spec, values: Sequence[Value], classes: Sequence[CutClasses]) -> Hashable:
+    for dim, axes in enumerate(spec):
+        for known in classes if axes else ():
+            if tuple(map(str, known.axes)) != axes:
+                continue
+            for value in values:
+                held = known.class_of(value, dim)
+                if held is not None:
+                    return axes, held.number
+    return name
+
+
+def fewest(
+    tensors: Mapping[str, Spec],
+    keys: Mapping[str, Hashable],
+    run: Callable[[dict[str, Spec]], _V],
+    missing: Missing[_V],
+) -> _V | None:
+    """What the fewest entries come to that give the same as all.
+
+    Args:
+        tensors: the entries, in order of the model: of entries that are alike the first stays.
+        keys: equal for those that are alike.
+        run: what some entries come to.
+        missing: says which entries that result lacks.
+
+    Returns:
+        None where no fewer entries were found.
+    """
+    first: dict[Hashable, str] = {}
+    for name in tensors:
+        first.setdefault(keys[name], name)
+    kept = dict.fromkeys(first.values())
+    for _ in range(_MOST_ROUNDS):
+        if len(kept) == len(tensors):
+            return None
+        found = run({name: spec for name, spec in tensors.items() if name in kept})
+        lacks = missing(found)
+        if lacks is None:
+            return found
+        back: dict[Hashable, str] = {}
+        for name in lacks:
+            if name in tensors and name not in kept:
+                back.setdefault(keys[name], name)
+        if not back:
+            return None
+        kept.update(dict.fromkeys(back.values()))
+    return None
