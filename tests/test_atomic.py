@@ -21,6 +21,7 @@ from irpar.atomic import (
     new_pair,
     notes_on_aside,
 )
+from tests.patience import patient
 
 
 def names(folder: Path) -> list[str]:
@@ -114,7 +115,7 @@ def test_leftovers_of_killed_processes_go_and_those_of_others_stay(tmp_path, kin
     try:
         fresh = [Path(holder.stdout.readline().strip()).name for holder in holders]
         holders[0].send_signal(signal.SIGKILL)
-        holders[0].wait(10)
+        holders[0].wait(patient(10))
         (tmp_path / ".x.notes.new").touch()
         (tmp_path / ".xy.12345678.new").touch()
         assert names(tmp_path) == sorted([*fresh, ".x.notes.new", ".xy.12345678.new"])
@@ -125,7 +126,7 @@ def test_leftovers_of_killed_processes_go_and_those_of_others_stay(tmp_path, kin
     finally:
         for holder in holders:
             holder.kill()
-            holder.communicate(timeout=10)
+            holder.communicate(timeout=patient(10))
 
 
 def test_an_old_folder_goes_only_when_the_new_one_is_there(tmp_path):

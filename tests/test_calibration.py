@@ -12,6 +12,7 @@ from irpar.calibration import ALGORITHM, Calibration, Fit, Point, as_yaml, calib
 from irpar.cli import main
 from irpar.network_file import read_network
 from irpar.sharding import Axis, IrparError, Mesh
+from tests.budget import budget
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
@@ -22,7 +23,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
     st.floats(1e6, 1e12),
     st.integers(2, 9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 def test_exact_times_give_latency_and_bandwidth_back(kind: str, latency: float, bandwidth: float, ranks: int) -> None:
     true = Fit(latency, bandwidth)
     points = [(kind, size, fitted(kind, size, ranks, true)) for size in SIZES]
@@ -32,7 +33,7 @@ def test_exact_times_give_latency_and_bandwidth_back(kind: str, latency: float, 
 
 
 @given(st.lists(st.floats(1e-7, 1.0), min_size=len(SIZES), max_size=len(SIZES)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 def test_any_times_give_something_that_can_be(seconds: list[float]) -> None:
     found = fit([("all_reduce", size, t) for size, t in zip(SIZES, seconds, strict=True)], 4)
     assert found.latency >= 0

@@ -14,6 +14,7 @@ import pytest
 from irpar.cli import main
 from irpar.models import annotations, save
 from tests.command_line import call
+from tests.patience import patient
 from tests.written import model_of_text
 
 MESH = "dp=2,tp=2"
@@ -582,7 +583,7 @@ def test_the_version_is_printed(capsys):
 
 def test_a_reader_that_goes_away_is_no_error(folder):
     command = f'"{sys.executable}" -m irpar.cli inspect gpt.onnx --tensors "*" | head -n 1'
-    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=patient(60))
     assert done.stderr == ""
     assert done.stdout.startswith("tensor")
 
@@ -591,6 +592,6 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
     (tmp_path / "in.irpar").write_text(TEXT.replace("%y", '%"größe"'), encoding="utf-8")
     command = [sys.executable, "-m", "irpar.cli", "opt", "in.irpar"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(60))
     assert (done.returncode, done.stderr) == (0, "")
     assert "gr\\xf6\\xdfe" in done.stdout

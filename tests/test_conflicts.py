@@ -18,6 +18,7 @@ from irpar.default_pipeline import NORMALISE, know_ranks
 from irpar.ir import Conflict, Module, Node, clone_module
 from irpar.ops.collectives import collective_axes
 from irpar.pass_manager import PassManager
+from tests.budget import budget
 
 from .random_programs import MESHES, REFUSALS, Draw, Program, draw_spec, programs
 from .test_random_programs import ANY_TIME
@@ -116,7 +117,7 @@ def torn(draw: Draw) -> tuple[str, irpar.Mesh, Specs]:
 def test_what_is_gathered_and_cut_again_is_told_with_a_way_out() -> None:
     found = 0
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
+    @settings(max_examples=budget(150), deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
     @given(torn())
     def draws(case: tuple[str, irpar.Mesh, Specs]) -> None:
         nonlocal found
@@ -134,7 +135,7 @@ def test_what_is_gathered_and_cut_again_in_programs_of_all_operators(tmp_path: P
     found = stuck = 0
     seen: set[tuple[bytes, str]] = set()
 
-    @settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
+    @settings(max_examples=budget(400), deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
     @given(programs())
     def draws(program: Program) -> None:
         nonlocal found, stuck

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import irpar
 from irpar.runtime.log import CollectiveLog
+from tests.budget import budget
 
 from .written import model_of_text
 
@@ -272,14 +273,14 @@ def _check_drawn(program: tuple[str, dict[str, int], Cuts], folder: Path) -> Non
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(25), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(program=loops())
 def test_random_loops(program: tuple[str, dict[str, int], Cuts], tmp_path: Path) -> None:
     _check_drawn(program, tmp_path)
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(400), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(program=loops())
 def test_many_random_loops(program: tuple[str, dict[str, int], Cuts], tmp_path: Path) -> None:
     _check_drawn(program, tmp_path)

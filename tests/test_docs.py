@@ -37,6 +37,7 @@ from irpar.runtime.groups import GROUPS
 from irpar.runtime.groups.sockets import LISTEN
 from irpar.runtime.token import TOKEN, TOKEN_FILE
 from irpar.shardings_file import read_shardings
+from tests.patience import patient
 from tests.runtime.groups.launched_ranks import free_port
 from tests.runtime.groups.mpi_libraries import find
 from tests.runtime.launched import take_signals
@@ -334,7 +335,7 @@ def test_the_server_of_the_page_on_clusters(group: str, tmp_path: Path) -> None:
                 np.testing.assert_allclose(results[name], partition.run(inputs)[name], rtol=1e-5)
             time.sleep(wait)
         run.send_signal(signal.SIGINT)
-        _, told = run.communicate(timeout=20)
+        _, told = run.communicate(timeout=patient(20))
     assert run.returncode in (0, 130)
     assert "Traceback" not in told
     assert "error" not in told

@@ -14,6 +14,7 @@ import irpar
 from irpar.sharding import filled_blocks
 
 from . import random_programs
+from .budget import budget
 from .random_programs import Draw, Program, Spec, UnsteadyError, check, partitioned
 from .test_odd_shardings import PROGRAMS, Specs, ids
 from .written import model_of_text
@@ -151,9 +152,9 @@ def _draw_many(count: int) -> None:
 
 
 def test_random_programs_on_many_devices() -> None:
-    _draw_many(60)
+    _draw_many(budget(60))
 
 
 @pytest.mark.slow
 def test_many_random_programs_on_many_devices() -> None:
-    _draw_many(800)
+    _draw_many(budget(800))

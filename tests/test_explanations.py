@@ -12,6 +12,7 @@ import irpar
 from irpar import models
 from irpar.analysis.plan import Plan
 from irpar.sharding import Axis
+from tests.budget import budget
 
 from .command_line import Capture, call
 from .random_programs import Program, programs
@@ -106,7 +107,7 @@ def test_the_command_explains_every_value(tmp_path: Path, capsys: Capture) -> No
 
 
 def test_every_value_of_small_programs() -> None:
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
+    @settings(max_examples=budget(100), deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
     @given(torn())
     def draws(case: tuple[str, irpar.Mesh, Specs]) -> None:
         name, mesh, specs = case
@@ -119,7 +120,7 @@ def test_every_value_of_small_programs() -> None:
 
 @pytest.mark.slow
 def test_every_value_of_programs_of_all_operators(tmp_path: Path) -> None:
-    @settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
+    @settings(max_examples=budget(400), deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
     @given(programs())
     def draws(program: Program) -> None:
         onnx.save(program.model, tmp_path / "model.onnx")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import irpar
 
+from .budget import budget
 from .random_programs import SEEDS
 from .written import model_of_text
 
@@ -97,9 +98,9 @@ def _check_some(examples: int, folder: Path) -> None:
 
 
 def test_chains(tmp_path: Path) -> None:
-    _check_some(24, tmp_path)
+    _check_some(budget(24), tmp_path)
 
 
 @pytest.mark.slow
 def test_many_chains(tmp_path: Path) -> None:
-    _check_some(600, tmp_path)
+    _check_some(budget(600), tmp_path)

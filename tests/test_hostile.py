@@ -17,6 +17,7 @@ from tests.command_line import call, refused
 from tests.hostile.__main__ import main as hostile
 from tests.hostile.build import FLOAT, INT64, RELU, SHAPE, function, model, node, numbers, value
 from tests.hostile.cases import all_cases, entries, make_good, objection
+from tests.patience import patient
 
 FEWEST_CASES = 200
 
@@ -78,7 +79,7 @@ def test_deep_nesting_takes_no_exponential_time(capsys, tmp_path):
     assert call(capsys, *words, "-o", tmp_path / "out")[0] == 0
     start = time.perf_counter()
     assert call(capsys, "verify", tmp_path / "out")[0] == 0
-    assert time.perf_counter() - start < 30  # 2**24 steps take minutes
+    assert time.perf_counter() - start < patient(30)  # 2**24 steps take minutes
 
 
 def doubling(depth):
@@ -104,7 +105,7 @@ def test_functions_that_double_are_counted_before_they_are_opened(capsys, tmp_pa
     assert call(capsys, "inspect", tmp_path / "m.onnx", "--tensors", "*")[0] == 0
     pipeline = "infer-types,cse,fold-constants,simplify-layout,dce,complete-sharding,insert-redistribution,localize"
     assert call(capsys, *words, "--pipeline", pipeline)[0] == 0
-    assert time.perf_counter() - start < 30  # 2**40 steps take days
+    assert time.perf_counter() - start < patient(30)  # 2**40 steps take days
 
 
 # -- meshes, pipelines ---------------------------------------------------------------------------------
@@ -169,11 +170,11 @@ def test_an_interrupted_partition_leaves_nothing(tmp_path):
     out = tmp_path / "made" / "out"
     words = [sys.executable, "-m", "irpar.cli", "partition", tmp_path / "m.onnx", "--mesh", "tp=8", "-o", out]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while not list(tmp_path.glob("made/.out.*")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=patient(30))
     assert "Traceback" not in err
     left = [entry.name for entry in (tmp_path / "made").iterdir()] if out.parent.exists() else []
     assert process.returncode in (0, 130)

@@ -12,6 +12,7 @@ from irpar.analysis.network import network_of
 from irpar.analysis.network_presets import PRESETS
 from irpar.network_file import NetworkError, find_network, read_network
 from irpar.sharding import Axis, IrparError, Mesh
+from tests.budget import budget
 
 TEXT = """\
 name: two workstations
@@ -119,7 +120,7 @@ def test_many_aliases_end(tmp_path: Path) -> None:
     st.integers(0, len(TEXT) - 1),
     st.sampled_from(["", "x", "0", "-", ":", "{", "}", "\n", " ", '"', "[", "~", "&", "*"]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 def test_changed_files_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, place: int, put: str) -> None:
     path = write(tmp_path_factory.getbasetemp(), TEXT[:place] + put + TEXT[place + 1 :], "changed.yaml")
     with suppress(NetworkError):

@@ -23,6 +23,7 @@ from irpar.runtime.executor import Executor
 from irpar.runtime.pieces import open_parts
 from irpar.sharding import IrparError
 from tests.command_line import Capture, call, refused
+from tests.patience import patient
 from tests.runtime.groups import mpi_libraries
 
 IDS = {"input_ids": np.random.default_rng(0).integers(0, 32, (4, 32))}
@@ -173,7 +174,7 @@ class Starter:
             [*self.words, "-n", "4", "sh", "-c", program, sys.executable, *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=patient(120),
             env=self.environment,
             check=False,
         )

@@ -10,6 +10,7 @@ import pytest
 
 from irpar.cli import main
 from irpar.models import save
+from tests.patience import patient
 
 IRPAR = [sys.executable, "-m", "irpar.cli"]
 
@@ -37,7 +38,7 @@ def shell(command, folder):
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patient(60),
             pass_fds=[write],
         )
         codes = [int(code) for code in os.read(read, 1000).decode().split()[1:]]
@@ -103,13 +104,13 @@ def interrupted(base, out, number):
     process = subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=take_signals
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while process.poll() is None and time.monotonic() < deadline:
         if list(out.parent.glob(f".{out.name}.*.new/part0/weights.bin")):
             break
         time.sleep(0.001)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=patient(30))
     return process.returncode, err
 
 
@@ -151,7 +152,7 @@ def test_a_signal_at_any_moment_is_quiet(base, milliseconds, number):
     process = subprocess.Popen([*IRPAR, "verify", "out"], cwd=base, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(milliseconds / 1000)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=patient(30))
     assert process.returncode in (0, ENDINGS[number], -number)
     assert b"internal error" not in err
     if process.returncode == ENDINGS[number]:
@@ -188,5 +189,7 @@ def test_a_signal_waits_for_an_import_to_end(tmp_path):
         "except Stopped:\n"
         "    print('stopped', SIGNALS.code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=patient(60)
+    )
     assert (done.stdout, done.stderr) == ("whole\nstopped 143\n", "")

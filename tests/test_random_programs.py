@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 import irpar
 from irpar.ops import definitions
 
+from .budget import budget
 from .random_graphs import Array
 from .random_programs import Outcome, Program, Spec, UnsteadyError, check, partitioned, programs
 from .random_replication import Run, runs
@@ -121,7 +122,7 @@ def _draw(tally: Tally, size: int, count: int, examples: int, salt: str) -> None
     for group in groups(size, salt):
 
         @settings(
-            max_examples=examples,
+            max_examples=budget(examples),
             deadline=None,
             derandomize=True,
             database=None,

@@ -8,12 +8,13 @@ import pytest
 
 import irpar
 from irpar.commands.app import COMMANDS, command
+from tests.patience import patient
 
 
 def imported(code: str) -> set[str]:
     """The modules that a new process imports for some code, but for those that Python itself starts with."""
     text = f"import sys\nbefore = set(sys.modules)\n{code}\nprint(' '.join(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=patient(60))
     assert done.stderr == ""
     return set(done.stdout.splitlines()[-1].split())
 

@@ -24,6 +24,7 @@ from irpar.suggestion_file import Spec, as_yaml
 from irpar.suggestion_minimum import fewest
 from irpar.suggestion_report import Groups
 from irpar.suggestion_words import CutWords
+from tests.budget import budget
 
 from .written import model_of_text
 
@@ -142,7 +143,7 @@ def test_exports_with_renamed_weights(name: str, tmp_path: Path) -> None:
     assert any("attn" in comment for comment in found.comments.values())
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=budget(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     heads=st.integers(1, 6),
     head=st.sampled_from([4, 6]),

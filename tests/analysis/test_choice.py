@@ -15,6 +15,7 @@ from irpar.ir.text import parse_module
 from irpar.onnx_io import to_module
 from irpar.ops.collectives import sent_bytes
 from irpar.pass_manager import PassManager
+from tests.budget import budget
 
 OWN = "insert-redistribution{refine=false}"
 """What completion alone decided."""
@@ -114,7 +115,7 @@ def annotated(draw: st.DrawFn) -> tuple[str, dict, dict]:
 
 
 @given(annotated())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=budget(12), deadline=None)
 def test_never_more_than_propagation_sends(drawn: tuple[str, dict, dict]) -> None:
     family, mesh, cuts = drawn
     total = []

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.analysis.elimination import Elimination
+from tests.budget import budget
 
 Tables = list[tuple[tuple[int, ...], np.ndarray]]
 
@@ -34,7 +35,7 @@ def solved(sizes: list[int], tables: Tables, most: int) -> list[int]:
 
 
 @given(problems())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 def test_it_is_the_least(problem: tuple[list[int], Tables]) -> None:
     sizes, tables = problem
     states = solved(sizes, tables, 1 << 18)
@@ -43,7 +44,7 @@ def test_it_is_the_least(problem: tuple[list[int], Tables]) -> None:
 
 
 @given(problems(), st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 def test_with_small_tables_it_is_never_worse_than_the_start(problem: tuple[list[int], Tables], most: int) -> None:
     sizes, tables = problem
     assert total(tables, solved(sizes, tables, most)) <= total(tables, [0] * len(sizes))

@@ -12,6 +12,7 @@ from irpar.analysis.network_algorithms import ALGORITHMS, ring_bytes
 from irpar.analysis.network_fields import network_of_fields
 from irpar.analysis.network_presets import PRESETS
 from irpar.sharding import Axis, IrparError, Mesh
+from tests.budget import budget
 
 KINDS = sorted(ALGORITHMS)
 RINGS = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "broadcast"), "ring")
@@ -93,7 +94,7 @@ def groups(draw: st.DrawFn) -> tuple[Mesh, tuple[Axis, ...], int]:
 
 
 @given(groups())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 def test_levels_never_count_a_device_as_nearer_than_it_is(group: tuple[Mesh, tuple[Axis, ...], int]) -> None:
     mesh, over, inside = group
     levels = dict(two_links(inside).levels(over, mesh))
@@ -164,7 +165,7 @@ def test_one_ring_leaves_a_node_over_all_of_its_adapters() -> None:
 @given(
     groups(), st.sampled_from(KINDS), st.integers(0, 1 << 30), st.integers(0, 1 << 20), st.sampled_from(sorted(PRESETS))
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150), deadline=None)
 def test_more_bytes_never_cost_less(
     group: tuple[Mesh, tuple[Axis, ...], int], kind: str, size: int, more: int, preset: str
 ) -> None:
@@ -184,7 +185,7 @@ def test_more_bytes_never_cost_less(
     st.integers(1, 5),
     st.sampled_from(sorted(PRESETS)),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 def test_more_devices_never_cost_less(kind: str, size: int, small: int, more: int, preset: str) -> None:
     network = network_of(preset)
     if not network.knows_seconds:

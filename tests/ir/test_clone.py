@@ -16,13 +16,16 @@ from irpar.ir import (
     without_metadata,
 )
 from irpar.ir.verifier import verify
+from tests.budget import budget
 
 from .random_modules import modules
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=budget(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(modules())
 def test_a_copy_of_a_module_is_the_same(module: Module) -> None:
     before = print_module(module).text

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.budget import budget
+
 from .reference import assert_same, run_kernel
 
 VERSION = 21
-FEW = settings(max_examples=40, deadline=None, derandomize=True)
+FEW = settings(max_examples=budget(40), deadline=None, derandomize=True)
 sizes = st.integers(1, 5)
 bounds = st.integers(-7, 7)
 steps = st.sampled_from([-3, -2, -1, 1, 2, 3])

@@ -9,12 +9,13 @@ import pytest
 
 from irpar.models import annotations, build
 from irpar.models.__main__ import main
+from tests.patience import patient
 
 
 def test_the_command_writes_the_model_that_build_returns(tmp_path):
     path = tmp_path / "gpt.onnx"
     command = [sys.executable, "-m", "irpar.models", "gpt", "--layers", "3", "--opset", "21", "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
     assert (done.returncode, done.stderr) == (0, "")
     assert "parameters" in done.stdout
     assert onnx.load(path) == build("gpt", layers=3, opset=21)

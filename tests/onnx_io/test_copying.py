@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from irpar.ir import ArrayTensor, DType, ExternalTensor, TensorError, joined_tensor, range_along
 from irpar.onnx_io import copying
+from tests.budget import budget
 
 SHAPES = [(7,), (40, 33), (5, 6, 7), (60, 411), (3, 2, 5, 4), (9, 3, 200, 3), (4, 1, 6), ()]
 
@@ -32,7 +33,7 @@ def written(folder: Path, tensor: object, size: int, offset: int = 64) -> tuple[
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 def test_any_block_of_any_tensor(folder: Path, data: st.DataObject) -> None:
     shape = data.draw(st.sampled_from(SHAPES))
     array = np.random.default_rng(0).integers(0, 1 << 30, shape).astype(np.int32)

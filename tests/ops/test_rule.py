@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.ops import Kind, RuleBuilder, broadcast_rule, factor_rule, reshape_factors
+from tests.budget import budget
 
 from .rule_proof import Constant, Sample, cut, run_cut, same
 
@@ -61,7 +62,7 @@ def regroupings(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return grouped(), grouped()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=budget(60), deadline=None)
 @given(regroupings(), st.sampled_from([2, 3, 4]))
 def test_every_reshape_rule_is_right(shapes: tuple[tuple[int, ...], tuple[int, ...]], parts: int) -> None:
     before, after = shapes

@@ -19,6 +19,7 @@ from irpar.onnx_io.versions import upgrade
 from irpar.pass_manager import PassManager
 from irpar.sharding import DimSharding, IrparError
 from irpar.shardings_file import read_shardings
+from tests.budget import budget
 
 from ..random_programs import REFUSALS, Program, Spec, programs
 from .golden import through_text
@@ -34,8 +35,8 @@ ANY_TIME = [
     HealthCheck.filter_too_much,
     HealthCheck.large_base_example,
 ]
-FEW = settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
-MANY = settings(FEW, max_examples=400)
+FEW = settings(max_examples=budget(20), deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
+MANY = settings(FEW, max_examples=budget(400))
 
 
 @st.composite
@@ -191,7 +192,7 @@ g (float[8,16] x, float[16,32] q, float[16,32] k, float[32,16] o, float[16] b) =
 
 
 @given(st.integers(0, 10**6), st.sampled_from(PIPELINES))
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=budget(20), deadline=None, derandomize=True, database=None)
 def test_where_annotations_agree_the_order_of_independent_nodes_does_not_matter(seed: int, pipeline: str) -> None:
     annotations: dict[str, Spec] = {"x": [["dp"], None], "k": [None, ["tp", "priority=1"]], "n": [["?"], None]}
     lies = []

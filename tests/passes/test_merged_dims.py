@@ -15,6 +15,7 @@ from irpar.passes.infer_types import InferTypes
 from irpar.passes.simplify_layout import SimplifyLayout
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
+from tests.budget import budget
 
 from .golden import check, through_text
 
@@ -227,7 +228,7 @@ def _operator(draw: st.DrawFn, builder: Builder, value: Value, fresh: Any) -> Va
 
 
 @given(programs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150), deadline=None)
 def test_random_programs_keep_the_numbers(module: Module) -> None:
     random = np.random.default_rng(0)
     feeds = {value.name: random.standard_normal(value.shape).astype(np.float32) for value in module.graph.inputs}

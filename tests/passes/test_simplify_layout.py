@@ -9,6 +9,7 @@ from irpar.ir import Builder, DType, Graph, Ints, Module, TensorType
 from irpar.ir.text import parse_module
 from irpar.ir.verifier import verify
 from irpar.passes.simplify_layout import SimplifyLayout
+from tests.budget import budget
 
 from .golden import check, through_text
 
@@ -106,7 +107,7 @@ def _power(size: int, prime: int) -> int:
 
 
 @given(chains())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=budget(300), deadline=None)
 def test_random_chains_keep_the_numbers(problem: tuple[tuple[int, ...], list[tuple[str, tuple[int, ...]]]]) -> None:
     shape, steps = problem
     module = Module(Graph("g"), opsets={"": 21})

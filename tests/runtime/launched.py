@@ -11,6 +11,7 @@ from pathlib import Path
 
 from irpar.process import handled
 from irpar.runtime.launcher import Ending, launch
+from tests.patience import patient
 
 IRPAR = [sys.executable, "-P", "-m", "irpar.cli"]
 PYTHON = [sys.executable, "-S", "-c"]
@@ -68,7 +69,7 @@ class Launched:
 
     def end(self, seconds: float = 20) -> tuple[int, str, str]:
         """Wait for it; returns exit code, and what is left of standard output and error."""
-        out, err = self.process.communicate(timeout=seconds)
+        out, err = self.process.communicate(timeout=patient(seconds))
         return self.process.returncode, (out or b"").decode(), (err or b"").decode()
 
     def ranks(self) -> list[int]:
@@ -77,7 +78,7 @@ class Launched:
 
     def check_nothing_left(self, seconds: float = 0.5) -> None:
         """Fail if a process with the mark is still there after so many seconds."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patient(seconds)
         while marked(self.mark) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert marked(self.mark) == []

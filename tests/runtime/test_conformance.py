@@ -1,7 +1,6 @@
 """The engines numpy and cupy (on a stand-in for a device) on ONNX's own cases of control flow, sequences, optionals and functions."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import onnx
 import pytest
@@ -24,10 +23,8 @@ OPS = frozenset(
 )
 
 
-def cases_of_these() -> Iterator[Any]:
-    for case in cases("node"):
-        if _is_about_these(case.model):
-            yield pytest.param(case, id=case.name)
+def cases_of_these() -> Iterator[Case]:
+    return (case for case in cases("node") if _is_about_these(case.model))
 
 
 def _is_about_these(model: onnx.ModelProto) -> bool:
@@ -47,16 +44,18 @@ def readable(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize("case", list(cases_of_these()))
-def test_case(case: Case) -> None:
-    check(case, "numpy")
+def test_cases(subtests: pytest.Subtests) -> None:
+    for case in cases_of_these():
+        with subtests.test(case.name):
+            check(case, "numpy")
 
 
 @pytest.mark.parametrize("host_elements", [0, 64])
-@pytest.mark.parametrize("case", list(cases_of_these()))
-def test_case_on_a_device(case: Case, host_elements: int) -> None:
+def test_cases_on_a_device(host_elements: int, subtests: pytest.Subtests) -> None:
     with strict_device(host_elements):
-        check(case, "cupy")
+        for case in cases_of_these():
+            with subtests.test(case.name):
+                check(case, "cupy")
 
 
 def check(case: Case, engine: str) -> None:

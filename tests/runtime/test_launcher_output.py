@@ -11,6 +11,7 @@ import uuid
 import pytest
 
 from irpar.runtime.launcher import launch
+from tests.patience import patient
 
 from .launched import FOREVER, IRPAR, marked, python, run_ranks
 
@@ -78,7 +79,11 @@ def test_streams_that_are_closed_or_full(line, expected):
     text = f'I="{" ".join(IRPAR)}"; {line}; echo "codes ${{PIPESTATUS[*]}}" >&3'
     read, write = os.pipe()
     done = subprocess.run(
-        ["bash", "-c", f"exec 3>&{write}; {text}"], capture_output=True, text=True, timeout=30, pass_fds=[write]
+        ["bash", "-c", f"exec 3>&{write}; {text}"],
+        capture_output=True,
+        text=True,
+        timeout=patient(30),
+        pass_fds=[write],
     )
     os.close(write)
     with os.fdopen(read) as codes:
@@ -97,14 +102,14 @@ def test_a_reader_that_hangs_keeps_nobody_alive(launched):
     read, write = os.pipe()
     run = launched(2, "[os.write(1, b'x' * 999 + b'\\n') for _ in range(10_000)]", stdout=write)
     os.close(write)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while len(run.ranks()) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.2)
     run.process.terminate()
     start = time.monotonic()
-    assert run.process.wait(20) == 143
-    assert time.monotonic() - start < 9
+    assert run.process.wait(patient(20)) == 143
+    assert time.monotonic() - start < patient(9)
     assert run.process.stderr.read() == b""
     run.check_nothing_left()
     os.close(read)
@@ -127,6 +132,6 @@ def test_what_holds_the_output_open_is_not_waited_for():
     start = time.monotonic()
     ending, out, _ = run_ranks(python(daemon), 2)
     assert (ending.code, sorted(out.splitlines())) == (0, ["[1] done", "done"])
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < patient(8)
     for process in marked(mark):
         os.kill(process, signal.SIGKILL)

@@ -14,6 +14,7 @@ from irpar.onnx_io import to_module
 from irpar.onnx_io.device_annotations import DeviceAnnotations
 from irpar.sharding import IrparError, Mesh
 from irpar.spellings.onnx_annotations import apply, complete, save_annotated
+from tests.budget import budget
 
 TEXT = """<ir_version: 11, opset_import: ["" : 21]>
 mlp (float[8, 64] x, float[64, 128] w, float[128, 64] v) => (float[8, 64] y)
@@ -327,7 +328,7 @@ MESHES = [Mesh({"dp": 2, "tp": 4}), Mesh({"a": 2, "b": 2, "c": 2}, devices=(5, 2
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=budget(25), deadline=None)
 @given(data=st.data())
 def test_what_is_written_is_read_again(tmp_path_factory, mesh, data):
     folder = tmp_path_factory.mktemp("m")

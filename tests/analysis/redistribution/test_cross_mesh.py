@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from irpar.analysis.network import BYTES, Network, network_of
 from irpar.analysis.redistribution.cross_mesh import CrossMesh, cross_mesh
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, local_region
+from tests.budget import budget
 
 from .ranks import block, execute
 
@@ -95,7 +96,7 @@ def problems(draw: st.DrawFn) -> tuple[Sharding, Sharding, tuple[int, ...]]:
 
 
 @given(problems(), st.sampled_from([BYTES, NODES]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 def test_every_element_arrives_once(problem: tuple[Sharding, Sharding, tuple[int, ...]], network: Network) -> None:
     source, target, shape = problem
     found = cross_mesh(source, target, shape, 32, network)
@@ -159,7 +160,7 @@ def test_partial_values_are_reduced_where_they_are() -> None:
 
 
 @given(problems())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 def test_no_device_sends_more_than_alone_it_would(problem: tuple[Sharding, Sharding, tuple[int, ...]]) -> None:
     """At most what the first holder of each block sends where nobody shares the work."""
     source, target, shape = problem

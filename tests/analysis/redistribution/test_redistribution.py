@@ -15,6 +15,7 @@ from irpar.analysis.redistribution.search import Effort
 from irpar.analysis.redistribution.solution import EFFORTS, forget
 from irpar.ops.collectives import FREE, KINDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, block_range, ceil_shape
+from tests.budget import budget
 
 from .ranks import block, execute
 
@@ -60,13 +61,13 @@ def problems(draw: st.DrawFn) -> tuple[Mesh, Sharding, Sharding, tuple[int, ...]
 
 
 @given(problems())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150), deadline=None)
 def test_steps_lead_to_the_target(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]]) -> None:
     check(*problem)
 
 
 @given(problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=budget(60), deadline=None)
 def test_haste_leads_there_too(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(EFFORTS, "optimal", Effort(1.0, 0))
@@ -193,7 +194,7 @@ def price_of(steps: tuple[Step, ...], source: Sharding, shape: tuple[int, ...], 
 
 
 @given(problems(), st.sampled_from([SLOW_ACROSS, network_of("h100-nvlink-ib"), BYTES]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 def test_paths_by_a_network(problem: tuple[Mesh, Sharding, Sharding, tuple[int, ...]], network: Network) -> None:
     mesh, source, target, shape = problem
     steps = check(mesh, source, target, shape, network)

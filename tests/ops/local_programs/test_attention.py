@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 import irpar
 from irpar.kernels import lookup
+from tests.budget import budget
 
 from .attentions import Cuts, cut_attention, heads, kinds
 from .nodes import check
@@ -19,7 +20,7 @@ from .nodes import check
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(25), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_queries_that_are_cut_know_their_positions(data: st.DataObject, tmp_path: Path) -> None:
     queries, past = data.draw(st.integers(5, 13)), data.draw(st.sampled_from([0, 0, 3]))

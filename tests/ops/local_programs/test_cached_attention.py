@@ -13,6 +13,7 @@ from irpar.ops.attention import RING
 from irpar.ops.local_programs.attention import LOCAL_PROGRAM
 from irpar.ops.local_programs.cached_attention import CACHED
 from irpar.sharding import filled_blocks
+from tests.budget import budget
 
 from .attentions import Cuts, blocks, cut_attention, draw_axes, draw_heads, draw_mask, heads, kinds, node_of
 from .nodes import Operands, check, chosen
@@ -42,7 +43,7 @@ def drawn(draw: st.DrawFn) -> tuple[Operands, dict[str, Any], Cuts, dict[str, in
     return operands, attributes, cuts, mesh, axes, draw(st.sampled_from([23, 24]))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(40), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=drawn())
 def test_blocks_of_caches_take_in_what_is_new(data: Any, tmp_path: Path) -> None:
     operands, attributes, cuts, mesh, axes, opset = data

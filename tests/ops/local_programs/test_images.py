@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from tests.budget import budget
+
 from .nodes import check, nodes, partitioned, partitioned_node
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -16,7 +18,7 @@ ON_PLANES = ("Conv", "MaxPool", "AveragePool", "LpPool", "ConvTranspose", "Resiz
 
 
 @pytest.mark.parametrize("name", ON_PLANES)
-@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(12), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_height_and_width_are_cut_at_once(name: str, data: st.DataObject, tmp_path: Path) -> None:
     """Corners too come to those whose windows cover them."""
@@ -44,7 +46,7 @@ def test_corners_take_no_rounds_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
-@settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(30), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_channels_and_groups(name: str, data: st.DataObject, tmp_path: Path) -> None:
     """Groups that the devices divide, and those that they do not; each group of one channel (depthwise)."""

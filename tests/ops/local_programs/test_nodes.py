@@ -14,6 +14,7 @@ from irpar.ir import Node
 from irpar.ir.text import parse_module
 from irpar.ops import FactorRule, definition, definitions, factor_rule, program_factors, program_of
 from irpar.sharding import filled_blocks
+from tests.budget import budget
 
 from .nodes import check, nodes, partitioned, partitioned_node
 
@@ -58,7 +59,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(12), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_blocks_of_what_is_needed_whole(name: str, data: st.DataObject, tmp_path: Path) -> None:
     node, operands, axis = data.draw(nodes(name))
@@ -71,7 +72,7 @@ def test_blocks_of_what_is_needed_whole(name: str, data: st.DataObject, tmp_path
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(25), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())
 def test_what_is_priced_is_what_is_sent(name: str, data: st.DataObject, tmp_path: Path) -> None:
     node, operands, axis = data.draw(nodes(name))

@@ -16,6 +16,7 @@ from irpar.kernels import lookup
 from irpar.ops import other_rules
 from irpar.ops.attention import RING
 from irpar.sharding import filled_blocks
+from tests.budget import budget
 from tests.passes import golden
 
 from .attentions import Cuts, blocks, cut_attention, draw_axes, draw_heads, draw_mask, heads, kinds, node_of
@@ -48,7 +49,7 @@ def drawn(draw: st.DrawFn) -> tuple[Operands, dict[str, Any], Cuts, dict[str, in
     return operands, attributes, cuts, mesh, axes, opset
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(max_examples=budget(40), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
 @given(data=drawn())
 def test_blocks_go_round(data: Any, tmp_path: Path) -> None:
     operands, attributes, cuts, mesh, axes, opset = data

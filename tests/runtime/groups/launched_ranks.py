@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import irpar
+from tests.patience import patient
 
 ROOT = Path(__file__).parents[3]
 PLACES = (str(Path(irpar.__file__).parents[1]), str(ROOT))
@@ -92,7 +93,7 @@ def run_ranks(
         ranks.append(
             subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient(seconds)
     try:
         ended = {}
         for rank in sorted(range(count), key=lambda rank: rank == hanging):

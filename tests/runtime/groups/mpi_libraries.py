@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 from .launched_ranks import ROOT, Ended
 
 NAMES = ("MPICH", "Open MPI")
@@ -71,7 +73,7 @@ def find(name: str) -> Library | str:
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
     for mpiexec in _launchers():
-        version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=60).stdout
+        version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=patient(60)).stdout
         if name == "MPICH" and "HYDRA" in version:
             found = Library(name, (mpiexec,))
         elif name == "Open MPI" and "Open MPI" in version:

@@ -11,6 +11,7 @@ from irpar.runtime.groups.header import Header
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
 from irpar.sharding import Mesh
+from tests.patience import patient
 
 
 class Queues(dict[Any, "queue.Queue[Any]"]):
@@ -114,6 +115,6 @@ def run_ranks(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patient(60))
         assert not thread.is_alive()
     return (given[0] if given else None), raised

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from irpar.runtime.groups import mpi_watcher
+from tests.patience import patient
 
 HOLD = """
 import mmap, sys, time
@@ -55,7 +56,7 @@ def watch(process: int, seconds: float, *told: bytes) -> str:
 
 def test_a_process_that_takes_too_long_is_ended(process: "subprocess.Popen[bytes]", name: Path) -> None:
     assert watch(process.pid, 0.3) == "too late"
-    assert process.wait(10) == -9
+    assert process.wait(patient(10)) == -9
     assert not name.exists()
 
 

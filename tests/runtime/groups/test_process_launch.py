@@ -16,6 +16,7 @@ import pytest
 from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.inputs import random_inputs
+from tests.patience import patient
 from tests.runtime.launched import IRPAR, take_signals
 from tests.test_families import Case, partitioned
 
@@ -84,7 +85,7 @@ class Run:
 
     def end(self) -> tuple[int, str]:
         """Wait for the end, which comes within 10 s; exit code and standard error."""
-        _, errors = self.process.communicate(timeout=10)
+        _, errors = self.process.communicate(timeout=patient(10))
         for process in self.ranks.values():
             assert not os.path.exists(f"/proc/{process}"), "a rank is left"
         return self.process.returncode, errors
@@ -211,7 +212,7 @@ def start_as_mpiexec(size: int) -> list["subprocess.Popen[str]"]:
 def test_ranks_of_mpiexec_meet_whatever_is_between() -> None:
     started = start_as_mpiexec(3)
     for rank, process in enumerate(started):
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=patient(60))
         assert (out, errors) == (f"{rank}\n", "")
 
 
@@ -228,7 +229,7 @@ def test_a_full_disk_ends_all_ranks_and_leaves_nothing(folder: Path, tmp_path: P
         ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *words, "--outputs", disk / "out.npz"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
     )
     if "unshare:" in done.stderr or done.returncode == 77:
         pytest.skip("no namespace with a disk of its own may be made here")

@@ -14,6 +14,7 @@ from irpar.runtime.errors import MismatchError
 from irpar.runtime.groups import Call, Collective, ThreadGroup
 from irpar.runtime.groups.shared_memory.segment import Layout
 from irpar.sharding import Axis, Mesh
+from tests.budget import budget
 
 from .collective_cases import cases, check
 from .process_ranks import Given, Ranks, exchange_all, joined
@@ -167,27 +168,27 @@ def test_all_kinds_on_all_dtypes(ranks: Ranks, mesh: Mesh, layout: Layout | None
             check(case, mesh, rank, result)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=budget(40), deadline=None)
 @given(program=programs())
 def test_what_threads_give_processes_give(ranks: Ranks, program: Any) -> None:
     check_program(ranks, program)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=budget(40), deadline=None)
 @given(program=programs())
 def test_in_parts_the_same_comes_out(ranks: Ranks, program: Any) -> None:
     check_program(ranks, program, layout=TINY)
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=budget(1500), deadline=None)
 @given(program=programs(), layout=st.sampled_from([None, TINY]))
 def test_many_programs(ranks: Ranks, program: Any, layout: Layout | None) -> None:
     check_program(ranks, program, layout=layout)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 @given(program=programs([(Mesh({"x": 2, "y": 3}), axes) for axes in (["x"], ["y"], ["x", "y"], ["y", "x"])]))
 def test_groups_of_three_and_six(six_ranks: Ranks, program: Any) -> None:
     check_program(six_ranks, program, layout=Layout(6, ring=4096, slot=64, slots=4))

@@ -3,6 +3,7 @@
 import threading
 
 from irpar.runtime.groups.progress import Progress
+from tests.patience import patient
 
 
 def test_it_steps_while_there_is_something_to_do_and_again_when_woken() -> None:
@@ -19,7 +20,7 @@ def test_it_steps_while_there_is_something_to_do_and_again_when_woken() -> None:
     for _ in range(5):
         left[0] = 3
         progress.wake()
-        assert rests.acquire(timeout=10)
+        assert rests.acquire(timeout=patient(10))
     progress.end()
     assert left == [0]
     assert threading.active_count() == 1 or "irpar-progress" not in {each.name for each in threading.enumerate()}
@@ -36,7 +37,7 @@ def test_it_ends_in_the_middle_and_for_good() -> None:
 
     progress = Progress(step)
     progress.wake()
-    assert first.wait(10)
+    assert first.wait(patient(10))
     progress.end()
     taken = len(steps)
     progress.wake()

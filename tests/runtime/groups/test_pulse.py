@@ -9,6 +9,7 @@ import pytest
 
 from irpar.runtime.groups import pulse
 from irpar.runtime.groups.pulse import LOOK_SECONDS, Pulse, Silence
+from tests.patience import patient
 
 
 class Beats:
@@ -36,7 +37,7 @@ def test_signs_come_at_once_then_at_intervals_until_the_end() -> None:
     beats = Beats(4, lambda _: False)
     beating = Pulse(beats, 0.2)
     assert beats.intervals[0] == pytest.approx(0.05)
-    assert beats.is_enough.wait(20)
+    assert beats.is_enough.wait(patient(20))
     beating.end()
     count = len(beats.intervals)
     time.sleep(0.15)
@@ -48,7 +49,7 @@ def test_what_there_is_to_do_is_done_at_once() -> None:
     beating = Pulse(beats, 400.0)
     began = time.monotonic()
     beating.wake()
-    assert beats.is_enough.wait(20)
+    assert beats.is_enough.wait(patient(20))
     assert time.monotonic() - began < beats.intervals[0]
     beating.end()
     assert len(beats.intervals) == 5

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from irpar.runtime.groups.control import Control
+from tests.patience import patient
 
 
 def controls(count: int) -> list[Control]:
@@ -32,6 +33,6 @@ def run_threads(count: int, run: Callable[[int], Any]) -> tuple[list[Any], dict[
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patient(60))
         assert not thread.is_alive(), "a rank hangs"
     return given, raised

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from irpar.runtime.groups.shared_memory.segment import Layout, Segment
 from irpar.runtime.groups.shared_memory.streams import Streams
+from tests.budget import budget
 
 
 def two_streams(ring: int) -> tuple[Streams, Streams]:
@@ -20,7 +21,7 @@ def two_streams(ring: int) -> tuple[Streams, Streams]:
     return Streams(first, 0), Streams(second, 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=budget(50), deadline=None)
 @given(
     st.sampled_from([4096, 8256]),
     st.lists(st.tuples(st.booleans(), st.one_of(st.integers(0, 1024), st.just(0))), max_size=120),

@@ -1,0 +1,16 @@
+"""How much the random and the brute-force tests try: one share of all their counts.
+
+A tenth where nothing is said, as in `make test`; all in `make test-all`; `IRPAR_TEST_BUDGET=10` for a long search.
+"""
+
+import math
+import os
+
+SHARE = float(os.environ.get("IRPAR_TEST_BUDGET", "0.1"))
+LEAST = 5
+"""Of what has so few, all are tried."""
+
+
+def budget(count: int) -> int:
+    """How many of so many examples, seeds or programs a test tries."""
+    return max(math.ceil(count * SHARE), min(count, LEAST))

@@ -1,0 +1,15 @@
+"""How much longer than on an idle machine things may take: one factor for the bounds of all tests.
+
+A bound says that a wait ends, not how fast: `patient(10)` is 10 s on an idle machine, and more where others use its cores.
+"""
+
+import os
+
+GENEROUS = 4.0
+"""What a bound allows for at least: others may begin any time."""
+
+
+def patient(seconds: float) -> float:
+    """A bound in seconds, by how many processes want each core now; `IRPAR_TEST_PATIENCE` is a factor instead."""
+    said = os.environ.get("IRPAR_TEST_PATIENCE")
+    return seconds * (float(said) if said else max(GENEROUS, os.getloadavg()[0] / (os.cpu_count() or 1)))
