@@ -9,6 +9,10 @@ LOCK := requirements/dev.lock
 RESOLVER := build/resolver/bin/uv
 # The Python of test-oldest: the lowest that pyproject.toml allows.
 OLDEST_PYTHON ?= python3.11
+# A process for each core; the tests of a file stay in one (tests/conftest.py).
+PYTEST := -m pytest --numprocesses auto --dist loadgroup
+# Of random and brute-force tests `test` tries a tenth (tests/budget.py).
+ALL := IRPAR_TEST_BUDGET=1
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-all test-newest test-oldest check view exports bench lock clean
@@ -17,17 +21,17 @@ demo: $(READY)
 	$(BIN)/irpar demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python $(PYTEST)
 
 test-all: $(READY) check
-	$(BIN)/python -m pytest -m "not gpu"
+	$(ALL) $(BIN)/python $(PYTEST) -m "not gpu"
 
 # The newest releases that pyproject.toml allows; the lowest, on the lowest Python.
 test-newest:
 	rm -rf build/newest
 	$(PYTHON) -m venv build/newest
 	build/newest/bin/python $(PIP_INSTALL) --upgrade --editable ".[test]"
-	build/newest/bin/python -m pytest
+	build/newest/bin/python $(PYTEST)
 
 test-oldest: $(RESOLVER)
 	rm -rf build/oldest
@@ -36,7 +40,7 @@ test-oldest: $(RESOLVER)
 		--python build/oldest/bin/python pyproject.toml --output-file build/oldest.txt
 	build/oldest/bin/python $(PIP_INSTALL) --requirement build/oldest.txt
 	build/oldest/bin/python $(PIP_INSTALL) --no-deps --editable .
-	build/oldest/bin/python -m pytest
+	build/oldest/bin/python $(PYTEST)
 
 # What development and CI install: each release with the hashes of its files, of all platforms and Pythons.
 lock: $(RESOLVER)

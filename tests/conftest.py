@@ -1,6 +1,22 @@
-"""Assertions in the tests' own helpers say what differs, as those in test files do."""
+"""What all tests share: assertions that say what differs, and which tests one of several processes runs together."""
 
 import pytest
 
 for name in ("tests.passes.golden", "tests.conformance"):
     pytest.register_assert_rewrite(name)
+
+WITH_CASES = {
+    "tests/kernels/test_conformance.py",
+    "tests/onnx_io/test_backend_cases.py",
+    "tests/ops/test_infer.py",
+    "tests/runtime/test_conformance.py",
+}
+"""Files with ONNX's own cases, which take some ten seconds to make: one process makes them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process, which makes once what they share."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("cases of ONNX" if file in WITH_CASES else file))
