@@ -31,7 +31,7 @@ import onnxruntime
 
 import irpar
 from irpar.cli import main as irpar_command
-from irpar.comparison import compare
+from irpar.verification.comparison import compare
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
