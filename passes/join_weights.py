@@ -37,8 +37,9 @@ class JoinWeights(Pass):
             # Communication must be the same in all programs; the rest is as well.
             chosen = [join for name, join in each.items() if name in common]
             order = {node: number for number, node in enumerate(graph.walk())} if chosen else {}
+            made: dict[tuple[Value, ...], Value] = {}
             for join in chosen:
-                _Writer(module, join, order, log).run()
+                _Writer(module, join, order, log, made).run()
             if any(join.communicates for join in chosen):
                 number_collectives(graph)
         log.finish()
@@ -96,13 +97,17 @@ class _Writer:
 
     Attributes:
         order: of the nodes of the program before anything was joined.
+        made: joined constants, by what they are made of; layers that share weights share these.
     """
 
-    def __init__(self, module: Module, join: Join, order: dict[Node, int], log: _Log) -> None:
+    def __init__(
+        self, module: Module, join: Join, order: dict[Node, int], log: _Log, made: dict[tuple[Value, ...], Value]
+    ) -> None:
         self.module = module
         self.join = join
         self.order = order
         self.log = log
+        self.made = made
 
     def run(self) -> None:
         """Make the joined steps and the Split, and take out what they stand for."""
@@ -128,6 +133,9 @@ class _Writer:
 
     def _constant(self, values: Sequence[Value], dim: int) -> Value:
         """Constants of sections as one, part by part."""
+        known = self.made.get(tuple(values))
+        if known is not None:
+            return known
         first = values[0]
         assert first.graph is not None
         tensors = [value.data for value in values if value.data is not None]
@@ -136,6 +144,7 @@ class _Writer:
         _lie_side_by_side(made, values, dim)
         self.log.explain(made.name, first.name)
         self.log.names.update({value.name: made.name for value in values})
+        self.made[tuple(values)] = made
         return made
 
     def _write(self, step: Step, before: Value) -> Value:

@@ -27,8 +27,9 @@ class SplitWeights(Pass):
     of the columns of the matrix is then one of each section, so that each device has its own heads of q, of k and of v:
     a contiguous block of the whole is no block of any of them. join-weights puts them together again, device by device.
 
-    A weight stays one where another node reads it too, where something between it and its readers is annotated, where
-    readers overlap, and where it is annotated with a cut that does not divide each section.
+    A weight that several products read, as tied layers do, is split where all of them take the same sections apart, and
+    they share the sections. A weight stays one where another node reads it, where something between it and its readers
+    is annotated, where readers overlap, and where it is annotated with a cut that does not divide each section.
     """
 
     name = "split-weights"
@@ -38,10 +39,15 @@ class SplitWeights(Pass):
         if module.is_local or module.annotations:
             return PassResult(False)  # Annotations that wait for a mesh name the weights as they are.
         count = 0
+        made: Made = {}
         for find in (weights_taken_apart, fused_weights):
-            for fused in [fused for graph in module.all_graphs() for fused in find(graph)]:
-                if all(_divides(value, dim, fused) for value, dim in _weights(fused)):
-                    _Split(module, fused).run()
+            found = [fused for graph in module.all_graphs() for fused in find(graph)]
+            stays = {
+                fused.read for fused in found if not all(_divides(value, dim, fused) for value, dim in _weights(fused))
+            }
+            for fused in found:
+                if fused.read not in stays:
+                    _Split(module, fused, made).run()
                     count += 1
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
@@ -85,8 +91,7 @@ def _product(fused: FusedWeight) -> tuple[int, dict[int, int]]:
 
 def _own(fused: FusedWeight) -> int:
     """Which operand of the product the weight is."""
-    weight = fused.start[-1].result if fused.start else fused.weight
-    return fused.steps[0].operands.index(weight)
+    return fused.steps[0].operands.index(fused.read)
 
 
 def _divides(value: Value, dim: int, fused: FusedWeight) -> bool:
@@ -95,12 +100,21 @@ def _divides(value: Value, dim: int, fused: FusedWeight) -> bool:
     return all((stop - start) % parts == 0 for start, stop in fused.sections)
 
 
-class _Split:
-    """Splits one weight."""
+Made = dict[tuple[Value, int, tuple[int, int]], Value]
+"""By what is read, the dim of the weight, and the section of it: what is read instead."""
 
-    def __init__(self, module: Module, fused: FusedWeight) -> None:
+
+class _Split:
+    """Splits one weight for one of the products that read it.
+
+    Attributes:
+        made: what products before it have of the same weights.
+    """
+
+    def __init__(self, module: Module, fused: FusedWeight, made: "Made") -> None:
         self.module = module
         self.fused = fused
+        self.made = made
         self.named: set[Value] = set()
 
     def run(self) -> None:
@@ -115,14 +129,25 @@ class _Split:
                 assert value is not None
                 self._take(picked, value)
         for node in dict.fromkeys((*(picked.node for picked in fused.picked), *reversed((*fused.start, *fused.path)))):
-            node.erase()
+            if not any(value.has_uses for value in node.results):
+                node.erase()
         for weight in weights:
             if not weight.has_uses:
                 self._forget(weight)
 
     def _section(self, section: tuple[int, int], columns: dict[Node, dict[int, int]]) -> Value:
         """What the last step gives of a section."""
+        value = self._read(section)
+        for node in self.fused.steps:
+            value = self._step(node, value, section, columns[node])
+        return value
+
+    def _read(self, section: tuple[int, int]) -> Value:
+        """What the product reads of a section; products that share the weight share it."""
         fused = self.fused
+        known = self.made.get((fused.read, fused.dim, section))
+        if known is not None:
+            return known
         value = self._part(fused.weight, fused.dim, section)
         dim = fused.dim
         for node in fused.start:
@@ -134,8 +159,7 @@ class _Split:
             builder = Builder(node.graph, {"": node.version}, before=node, like=node)
             operands = [value, *node.operands[1:]]
             value = builder.op(node.op_type, operands, node.attributes, type=type_, name=node.result.name)
-        for node in fused.steps:
-            value = self._step(node, value, section, columns[node])
+        self.made[fused.read, fused.dim, section] = value
         return value
 
     def _step(self, node: Node, before: Value, section: tuple[int, int], columns: dict[int, int]) -> Value:
@@ -160,6 +184,9 @@ class _Split:
 
     def _part(self, value: Value, dim: int, section: tuple[int, int]) -> Value:
         """The section of a constant."""
+        known = self.made.get((value, dim, section))
+        if known is not None:
+            return known
         assert value.data is not None
         assert value.graph is not None
         module = self.module
@@ -171,6 +198,7 @@ class _Split:
             module.annotated[made.name] = module.annotated[value.name]
         for decision in module.decisions.get(value.name, ()):
             module.decide(made.name, decision)
+        self.made[value, dim, section] = made
         return made
 
     def _take(self, picked: Picked, value: Value) -> None:

@@ -176,3 +176,40 @@ def test_partial_sums_of_sections_are_reduced_together(tmp_path: Path) -> None:
     )
     assert entry["bytes"] == 2 * 6 * 32 // 2 * 4
     check_explained(partition.plan)
+
+
+def tied(folder: Path, *sizes: str) -> irpar.Module:
+    """Layers that share one matrix for q, k and v, each with the sizes of its sections."""
+    body = "\n".join(
+        f"""p{n} = MatMul(h{n}, w) a{n} = Add(p{n}, b) q{n}, k{n}, v{n} = Split<axis=-1>(a{n}, sizes{n})
+        s{n} = {f"Sum(q{n}, k{n}, v{n})" if each == "16,16,16" else f"Relu(k{n})"}
+        r{n} = Relu(s{n}) h{n + 1} = MatMul(r{n}, o)"""
+        for n, each in enumerate(sizes)
+    )
+    lists = ", ".join(f"int64[3] sizes{n} = {{{each}}}" for n, each in enumerate(sizes))
+    text = f"""g (float[4,16] h0, float[16,48] w, float[48] b, float[16,16] o) => (float[4,16] h{len(sizes)})
+        <{lists}> {{ {body} }}"""
+    onnx.save(model_of_text(text, ["w", "b", "o"]), folder / "tied.onnx")
+    return irpar.load(folder / "tied.onnx")
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 4}], ids=str)
+def test_layers_that_share_a_fused_weight_exchange_nothing(tmp_path: Path, mesh: dict[str, int]) -> None:
+    module = tied(tmp_path, *["16,16,16"] * 3)
+    module.shard("w", [None, ["tp"]])
+    module.shard("h3", [None, None])
+    partition = irpar.partition(module, irpar.Mesh(mesh))
+    assert kinds(partition) == {"all_reduce": 3}
+    # Each rank holds its part of the matrix once, whatever the number of layers.
+    floats = 16 * 48 + 48 + 16 * 16
+    (held,) = {part["weight_bytes"] for part in partition.plan.parts}
+    assert held <= 4 * floats / mesh["tp"] + 100  # Sizes of sections.
+    assert [node.op_type for node in partition.module.graphs[0]].count("MatMul") == 6
+    partition.verify().check()
+
+
+def test_a_shared_weight_stays_one_where_layers_take_other_sections(tmp_path: Path) -> None:
+    for sizes, weights in (("16,16,16", 3), ("8,16,24", 1)):
+        module = tied(tmp_path, "16,16,16", sizes)
+        irpar.PassManager.parse("infer-types,fold-constants,cse,split-weights").run(module)
+        assert sum(value.source_name == "w" for value in module.graph.constants) == weights

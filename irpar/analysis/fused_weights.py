@@ -72,6 +72,11 @@ class FusedWeight:
     place: int
 
     @property
+    def read(self) -> Value:
+        """What the product reads: the weight, or what is made of it before."""
+        return self.start[-1].result if self.start else self.weight
+
+    @property
     def sections(self) -> tuple[tuple[int, int], ...]:
         """The columns of each section, in order."""
         return tuple(dict.fromkeys((picked.start, picked.stop) for picked in self.picked))
@@ -167,8 +172,21 @@ def weights_taken_apart(graph: Graph) -> list[FusedWeight]:
 
 
 def fused_weights(graph: Graph) -> list[FusedWeight]:
-    """The weights of the products of a graph of which sections are taken apart; not those in nested graphs."""
-    return [found for node in graph if len(node.results) == 1 and (found := _told(_of_product, node)) is not None]
+    """The weights of the products of a graph of which sections are taken apart; not those in nested graphs.
+
+    One that several products read, as layers that share it, is there once for each: where all take the same sections.
+    """
+    found = [one for node in graph if len(node.results) == 1 and (one := _told(_of_product, node)) is not None]
+    beside: dict[Value, list[FusedWeight]] = {}
+    for one in found:
+        beside.setdefault(one.read, []).append(one)
+    alike = {value for value, ones in beside.items() if _are_alike(value, ones)}
+    return [one for one in found if one.read in alike]
+
+
+def _are_alike(value: Value, found: list[FusedWeight]) -> bool:
+    """Whether all that reads a weight takes the same sections."""
+    return len(found) == len(value.uses) and len({(one.dim, one.sections) for one in found}) == 1
 
 
 def _told(find: Callable[[_T], FusedWeight | None], where: _T) -> FusedWeight | None:
@@ -208,8 +226,12 @@ def _of_product(node: Node) -> FusedWeight | None:
         place, columns = found
         weight, dim, start = behind
         others = [node.operands[index] for index in columns if index != own]
-        is_alone = len(weight.uses) == 1 and all(other is not None and other.is_constant for other in others)
-        if is_alone and weight.shape[dim] == node.result.shape[place] > 1:
+        is_alone = not start or len(weight.uses) == 1
+        if (
+            is_alone
+            and all(other is not None and other.is_constant for other in others)
+            and weight.shape[dim] == node.result.shape[place] > 1
+        ):
             steps, value = _elementwise(node, place)
             return _taken_apart(weight, dim, start, steps, value, place)
     return None
@@ -220,7 +242,7 @@ def _constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[N
     nodes: list[Node] = []
     while value is not None and not value.is_constant:
         node = value.node
-        if node is None or not node.inputs or len(value.uses) > 1 or not _is_free(value):
+        if node is None or not node.inputs or not _is_free(value) or (nodes and len(value.uses) > 1):
             return None
         if node.op_type not in _CARRIERS or node.operands[0] in node.operands[1:]:
             return None

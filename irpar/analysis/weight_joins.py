@@ -60,22 +60,32 @@ class Join:
 def joins(graph: Graph) -> Iterator[Join]:
     """The joins of a local graph."""
     for dim, weights in _side_by_side(graph):
-        join = Join(weights, dim)
-        values, has_product = weights, False
-        while (step := _step(values, dim, has_product)) is not None:
-            join.steps.append(step)
-            has_product = has_product or columns_of(step.nodes[0], step.own) is not None
-            values, dim = tuple(node.result for node in step.nodes), step.dim
-        if has_product:
-            yield join
+        # Layers that share weights read them one after the other; if one went without, both forms would be held.
+        found = [_join(weights, dim, turn) for turn in range(len(weights[0].uses))]
+        if all(found):
+            yield from (join for join in found if join is not None)
+
+
+def _join(weights: tuple[Value, ...], dim: int, turn: int) -> Join | None:
+    """What the weights go through where they are read for the n-th time; None without a product."""
+    join = Join(weights, dim)
+    nodes = tuple(weight.uses[turn][0] for weight in weights)
+    values, has_product = weights, False
+    while (step := _step(values, nodes, dim, has_product)) is not None:
+        join.steps.append(step)
+        has_product = has_product or columns_of(step.nodes[0], step.own) is not None
+        values, dim = tuple(node.result for node in step.nodes), step.dim
+        nodes = tuple(value.users[0] for value in values if len(value.uses) == 1)
+    return join if has_product else None
 
 
 def _side_by_side(graph: Graph) -> Iterator[tuple[int, tuple[Value, ...]]]:
-    """The constants of a graph that are blocks of one tensor, apart in one dim, each read once."""
+    """The constants of a graph that are blocks of one tensor, apart in one dim, each read as often."""
     found: dict[Hashable, list[Value]] = {}
     for value in graph.constants:
-        if isinstance(value.data, SlicedTensor) and len(value.uses) == 1:
-            found.setdefault((place_of(value.data.base), value.sharding, value.memory), []).append(value)
+        if isinstance(value.data, SlicedTensor) and value.has_uses:
+            key = place_of(value.data.base), value.sharding, value.memory, len(value.uses)
+            found.setdefault(key, []).append(value)
     for values in found.values():
         dim = _apart_in([value.data.region for value in values if value.data is not None])
         if dim is not None and len(values) > 1 and all(is_even(value, dim) for value in values):
@@ -101,9 +111,8 @@ def is_even(value: Value, dim: int) -> bool:
     return value.is_static and value.whole_shape[dim] % parts_along(value, dim) == 0
 
 
-def _step(values: tuple[Value, ...], dim: int, has_product: bool) -> Step | None:
+def _step(values: tuple[Value, ...], nodes: tuple[Node, ...], dim: int, has_product: bool) -> Step | None:
     """The nodes that read the values, where they do the same with each."""
-    nodes = tuple(value.users[0] for value in values if len(value.uses) == 1)
     if len(nodes) < len(values) or len(set(nodes)) < len(nodes):
         return None
     first = nodes[0]
@@ -155,7 +164,9 @@ def _may_join(nodes: Sequence[Node], index: int, dim: int | None) -> bool:
     if dim is None:
         return len(set(values)) == 1
     constants = [value for value in values if value is not None and isinstance(value.data, SlicedTensor)]
-    if len(constants) < len(values) or not all(is_even(value, dim) and len(value.uses) == 1 for value in constants):
+    if len(constants) < len(values) or not all(is_even(value, dim) for value in constants):
+        return False
+    if len({len(value.uses) for value in constants}) > 1:
         return False
     facts = {(place_of(value.data.base), value.sharding, value.memory) for value in constants if value.data is not None}
     regions = [value.data.region for value in constants if value.data is not None]
