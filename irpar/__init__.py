@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from .api import Partition, annotate, load, partition
     from .ir import Module
+    from .overview import inspect, suggest
     from .pass_manager import Pass, PassManager, PassResult
     from .sharding import IrparError, Mesh, Sharding
 
@@ -29,8 +30,10 @@ __all__ = [
     "PassResult",
     "Sharding",
     "annotate",
+    "inspect",
     "load",
     "partition",
+    "suggest",
 ]
 
 _HOMES = {
@@ -45,6 +48,8 @@ _HOMES = {
     "annotate": "api",
     "load": "api",
     "partition": "api",
+    "inspect": "overview",
+    "suggest": "overview",
 }
 
 

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from irpar.analysis.parts import Part, parts_of
 from irpar.analysis.plan import Plan, make_plan, original_of, read_plan, source_of
 from irpar.ir import Module, clone_module
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import ArgumentError, IrparError, Mesh, require
 
+from .api_arguments import (
+    check_annotations,
+    check_comparison,
+    check_inputs,
+    check_model,
+    check_partition,
+    check_path,
+    check_run,
+    check_sizes,
+    check_weights,
+)
 from .default_pipeline import DEFAULT_PIPELINE, NORMALISING, know_ranks
 
 if TYPE_CHECKING:
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from irpar.analysis.network import Network
+    from irpar.onnx_io import Source
     from irpar.pass_manager import PassManager, PipelineResult, Progress
     from irpar.runtime.environment import World
     from irpar.runtime.executor import Executor
@@ -28,19 +40,19 @@ Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 
 
 def load(
-    path: str | Path,
+    model: "Source",
     *,
     bind: Mapping[str, int] | None = None,
     set: Mapping[str, Any] | None = None,
     configuration: str | None = None,
-    mesh: Mesh | None = None,
+    mesh: Mesh | Mapping[str, int] | str | None = None,
 ) -> Module:
     """Read an ONNX model; weights are not read until something needs them.
 
     Where nodes say how their tensors lie on devices (ONNX's multi-device annotations), the module is annotated so.
 
     Args:
-        path: the .onnx file.
+        model: the path of the .onnx file; or its content, as bytes or a ModelProto, without external data.
         bind: sizes for symbolic dims, e.g. `{"batch": 8, "seq": 128}`.
         set: values of inputs that are to have no other, e.g. `{"sr": 16000}`: what depends on them is folded, and the
             inputs stay, but take that value alone.
@@ -51,16 +63,25 @@ def load(
     Raises:
         IrparError: the file is no valid ONNX model, a symbol of `bind` is not in it, a value of `set` does not fit an
             input, or annotations cannot be read.
+        ArgumentError: an argument has the wrong type.
     """
     from irpar.onnx_io import load as read
     from irpar.onnx_io.device_annotations import NO_CONFIGURATION, DeviceAnnotations
 
+    check_model(model)
+    check_sizes(bind)
+    if set is not None:
+        require("set", set, Mapping, 'write inputs and their values: set={"sr": 16000}')
+    if configuration is not None:
+        require("configuration", configuration, str, 'name one of the model, or "none"')
+    if mesh is not None:
+        mesh = Mesh.of(mesh)
     devices = None if configuration == NO_CONFIGURATION else DeviceAnnotations(configuration)
-    module = read(Path(path), devices=devices)
+    module = read(model, devices=devices)
     if bind:
         from irpar.passes.bind_dims import BindDims
 
-        BindDims(sizes=dict(bind)).run(module)
+        BindDims(sizes={name: int(size) for name, size in bind.items()}).run(module)
     if set:
         from irpar.fixed_inputs import fix_inputs
 
@@ -73,17 +94,18 @@ def load(
 
 
 def partition(
-    module: Module,
+    module: "Module | Source",
     mesh: Mesh | Mapping[str, int] | str | None = None,
     *,
     pipeline: "str | PassManager | None" = None,
     network: "str | Path | Network | None" = None,
     max_redistribution_mb: float | None = None,
+    bind: Mapping[str, int] | None = None,
 ) -> "Partition":
     """Cut a module over a mesh. The module itself stays as it is.
 
     Args:
-        module: from `load`, annotated with `module.shard(...)`.
+        module: from `load`, annotated with `module.shard(...)`; or what `load` takes.
         mesh: the devices, as a Mesh, as `{"dp": 2, "tp": 4}` or as `"dp=2,tp=4"`; may be left out where the
             annotations came with one.
         pipeline: passes to run instead of the default ones; must end with a local module.
@@ -91,13 +113,17 @@ def partition(
             of the module, which is `bytes` where nothing else was said.
         max_redistribution_mb: megabytes that a device may send for any one redistribution, the reduction of partial
             values aside; None: any number.
+        bind: sizes for symbolic dims, as for `load`.
 
     Raises:
         IrparError: a symbolic dim is not bound, an annotation does not fit, the pipeline does not localize, there is no
             such network, or a redistribution sends more than is allowed.
+        ArgumentError: an argument has the wrong type.
     """
     from irpar.pass_manager import PassManager
 
+    check_partition(pipeline, network, max_redistribution_mb)
+    module = module_of(module, bind)
     manager = pipeline if isinstance(pipeline, PassManager) else PassManager.parse(pipeline or DEFAULT_PIPELINE)
     if not module.graph.outputs:
         raise IrparError("the model has no outputs, so there is nothing to compute", do="export it again with outputs")
@@ -113,19 +139,41 @@ def partition(
     return made
 
 
+def module_of(model: "Module | Source", bind: Mapping[str, int] | None = None) -> Module:
+    """A module as it is, or loaded; with `bind` a copy in which symbols have these sizes.
+
+    Raises:
+        IrparError: as from `load`.
+        ArgumentError: it is no model at all.
+    """
+    if not isinstance(model, Module):
+        if isinstance(model, Partition):
+            raise ArgumentError("the model is a Partition", do="give the module that it was made of, or load the model")
+        return load(model, bind=bind)
+    check_sizes(bind)
+    if not bind:
+        return model
+    from irpar.passes.bind_dims import BindDims
+
+    copy = clone_module(model)
+    BindDims(sizes={name: int(size) for name, size in bind.items()}).run(copy)
+    return copy
+
+
 def _prepared(
     module: Module, mesh: Mesh | Mapping[str, int] | str | None, network: "str | Path | Network | None"
 ) -> Module:
     """A copy of a module with all that `partition` was told of it."""
+    given = None if mesh is None else Mesh.of(mesh)
     work = clone_module(module)
     if network is not None:
         from irpar.network_file import find_network
 
         work.network = find_network(network).text
-    if mesh is not None:
+    if given is not None:
         if work.annotations:
             know_ranks(work)
-        work.set_mesh(Mesh.parse(mesh) if isinstance(mesh, str) else mesh if isinstance(mesh, Mesh) else Mesh(mesh))
+        work.set_mesh(given)
     return work
 
 
@@ -176,6 +224,9 @@ class Partition:
             f"{totals['collectives']} collectives that send {totals['sent_bytes']:,} bytes a device>"
         )
 
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
     @classmethod
     def _made(
         cls,
@@ -199,6 +250,7 @@ class Partition:
         Raises:
             IrparError: the folder holds no plan.json, or one that cannot be read.
         """
+        check_path("folder", folder)
         folder = Path(folder)
         made = cls(read_plan(folder))
         made.folder = folder
@@ -221,6 +273,8 @@ class Partition:
         """
         from irpar.onnx_io.partition import write_partition
 
+        check_path("folder", folder)
+        check_weights(weights)
         if self.module is None:
             raise IrparError("a partition opened from disk is saved already", do="copy its folder")
         self.plan = write_partition(
@@ -257,6 +311,7 @@ class Partition:
         from irpar.runtime.environment import World
         from irpar.runtime.executor import Executor
 
+        check_run(engine, group, timeout)
         if engine is None:
             engine = self.default_engine(None if group == "threads" else World.of_environment())
         options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout, "strict": strict}
@@ -308,6 +363,7 @@ class Partition:
         Raises:
             IrparError: inputs that do not fit, or a rank failed.
         """
+        check_inputs(inputs)
         return self.executor(engine, group).run(inputs)
 
     def original(self, path: str | Path | None = None) -> "Original":
@@ -349,6 +405,7 @@ class Partition:
         """
         from irpar.verification import check_fits, verify
 
+        check_comparison(inputs, tolerance, seed, model)
         original = self.original(model)
         check_fits(self.plan)
         return verify(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
@@ -366,6 +423,7 @@ class Partition:
         """Find the first tensor of the model, in its order, that differs; arguments as in `verify`."""
         from irpar.verification import bisect, check_fits
 
+        check_comparison(inputs, tolerance, seed, model)
         original = self.original(model)
         check_fits(self.plan)
         return bisect(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
@@ -379,6 +437,7 @@ def annotate(module: Module, annotations: Mapping[str, Sequence[Any] | Mapping[s
     Raises:
         IrparError: a name matches nothing, or an entry does not fit.
     """
+    check_annotations(module, annotations)
     for pattern, spec in annotations.items():
         if isinstance(spec, Mapping):
             if "cut" not in spec or set(spec) - {"cut", "priority"}:

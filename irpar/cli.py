@@ -62,11 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     import typer
 
+    from irpar.sharding.asked import asked_by_command
+
     from .commands.app import app
 
     try:
         words = list(arguments) or ["--help"]
-        code = app(words, prog_name="irpar", standalone_mode=False, obj=words)
+        with asked_by_command():
+            code = app(words, prog_name="irpar", standalone_mode=False, obj=words)
         sys.stdout.flush()
         # Typer makes an interrupt of every signal.
         return SIGNALS.code or (code if isinstance(code, int) else 0)

@@ -1,12 +1,13 @@
 """What the commands print: numbers, tables that fit a terminal of 80 columns, progress bars, JSON."""
 
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .instrumentation import Progress
 
 Justify = str
+ROWS = 20
+"""How many lines a table has where not all are asked for."""
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 QUIET_SECONDS = 2.0
 """Where standard error is no terminal, nothing is told about work that takes less."""
@@ -91,8 +94,8 @@ class _Console(Console):
     printed can be searched and pasted.
     """
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+    def __init__(self, *, stderr: bool = False, file: TextIO | None = None) -> None:
+        super().__init__(stderr=stderr, file=file, markup=False, emoji=False, highlight=False)
         if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
             self.width = _UNBROKEN
 
@@ -133,6 +136,14 @@ def messages() -> Console:
     return _Console(stderr=True)
 
 
+def report_text(report: Callable[[Console], None]) -> str:
+    """What a report prints, as text: no line is folded."""
+    console = _Console(file=io.StringIO())
+    report(console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text.rstrip("\n")
+
+
 def table(*columns: str, title: str = "", right: Iterable[str] = ()) -> Table:
     """An empty table; columns in `right` hold numbers, the others fold what does not fit."""
     made = _Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
@@ -143,6 +154,14 @@ def table(*columns: str, title: str = "", right: Iterable[str] = ()) -> Table:
         else:
             made.add_column(column, overflow="fold", header_style="dim")
     return made
+
+
+def print_rows(console: Console, made: Table, count: int, rows: int | None) -> None:
+    """Print a table below an empty line, and of how many of `count` lines it shows only `rows`."""
+    console.print()
+    console.print(made)
+    if rows is not None and count > rows:
+        console.print(f"{count - rows} more: --all shows them")
 
 
 def name_with(name: str, lines: Iterable[str]) -> RenderableType:

@@ -19,6 +19,7 @@ from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import IrparError
 
 from .default_pipeline import NORMALISE
+from .display import ROWS, bytes_text, flops_text, report_text, scaled
 from .parameters import ParameterGroup, exact_use_texts, parameters_of, scope_of
 
 
@@ -105,7 +106,7 @@ class OneDevice:
     node: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """Facts about a model.
 
@@ -144,6 +145,23 @@ class Inspection:
     def parameter_bytes(self) -> int:
         """Bytes of all parameters."""
         return sum(group.bytes for group in self.parameters)
+
+    def __repr__(self) -> str:
+        flops = "" if self.flops is None else f", {flops_text(self.flops)}"
+        elements, size = scaled(self.parameter_elements, ""), bytes_text(self.parameter_bytes)
+        model = self.model or "a model"
+        return f"<inspection of {model}: {self.nodes_in_file:,} nodes, {elements} parameters, {size}{flops}>"
+
+    def __str__(self) -> str:
+        from .inspection_tables import print_inspection
+
+        return report_text(lambda console: print_inspection(console, self, None))
+
+    def _repr_html_(self) -> str:
+        from .html import report_html
+        from .inspection_tables import print_inspection
+
+        return report_html(lambda page: print_inspection(page, self, ROWS))
 
 
 def inspect(module: Module) -> Inspection:

@@ -15,7 +15,7 @@ from irpar.analysis.plan import Plan, sha256_of
 from irpar.atomic import check_file, new_file
 from irpar.onnx_io.checksums import sums_file, sums_text
 from irpar.onnx_io.target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option, spelled
 
 _DIGEST = "0" * 64
 """Stands for a sha256 that is not known yet."""
@@ -120,7 +120,9 @@ def write_pack(
 
     folder = Path(folder)
     if not ranks:
-        raise PackError("there are no ranks to pack", do="name them: --rank 3, or --rank 0-3")
+        raise PackError(
+            "there are no ranks to pack", do=spelled("name them: --rank 3, or --rank 0-3", "name them: ranks=[3]")
+        )
     plan_at_first = _plan_sum(folder)
     opened = open_parts(folder, ranks)
     path = Path(target) if target is not None else default_target(folder, ranks)
@@ -187,11 +189,11 @@ def _check_target(path: Path, folder: Path, force: bool) -> None:
     if not os.path.lexists(path):
         return
     if not force:
-        do = "give another file, or --force (in Python force=True) to replace a tar file"
+        do = f"give another file, or {option('force')} to replace a tar file"
         raise PackError(f"{path} exists already", do=do)
     if path.exists() and path.stat().st_size and not tarfile.is_tarfile(path):
         raise PackError(
-            f"{path} is no tar file, so --force does not replace it",
+            f"{path} is no tar file, so {option('force')} does not replace it",
             do="give another file, or remove this one yourself",
         )
 

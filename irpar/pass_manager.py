@@ -13,7 +13,7 @@ from rich.table import Table
 
 from irpar.ir import Module, clone_module
 from irpar.ir.collector import collector_off
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, require
 
 from .instrumentation import Instrumentation, PassRecord, Progress, statistics_table, timing_table
 from .pipeline import (
@@ -103,6 +103,7 @@ class PassManager:
         Raises:
             PipelineError: the text cannot be read, with the place.
         """
+        require("pipeline", text, str, 'write passes as text, such as "infer-types,localize"')
         return cls(parse_pipeline(text), instrumentation)
 
     def __str__(self) -> str:
@@ -115,6 +116,7 @@ class PassManager:
             IrparError: from a pass, unchanged: the model or the options are at fault.
             PassFailure: a pass failed in any other way, or the verifier found fault with what it left.
         """
+        require("module", module, Module, 'load a model first: module = irpar.load("model.onnx")')
         self.instrumentation.check([pass_.name for pass_ in self.passes])
         with collector_off():
             return self._run_all(module)

@@ -14,7 +14,7 @@ from functools import cached_property
 from irpar.analysis.control_flow import trip_count
 from irpar.analysis.cost import graph_flops, node_flops
 from irpar.analysis.cut_choice import heaviest
-from irpar.analysis.cut_classes import CutClass, CutClasses, Shares, worth
+from irpar.analysis.cut_classes import CutClass, CutClasses, Shares
 from irpar.analysis.cut_rest import SingleCut, single_cuts
 from irpar.analysis.flow import Flow
 from irpar.analysis.liveness import constant_bytes
@@ -28,85 +28,23 @@ from irpar.ir import Annotation, Graph, Module, Value, clone_module, rewrite
 from irpar.ir.annotate import apply_to, named_values
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Instrumentation, PassManager
-from irpar.sharding import Axis, DimSpec, IrparError, Mesh, split_axis
+from irpar.sharding import Axis, IrparError, Mesh, split_axis
 
 from .default_pipeline import NORMALISE, SHARD, know_ranks
 from .display import share_text
 from .suggestion_file import Spec, lines_of
 from .suggestion_minimum import alike, fewest
-from .suggestion_report import Groups, TensorGroup
+from .suggestion_report import Groups
+from .suggestion_result import Prediction, Suggestion, dims_of
 from .suggestion_words import CutWords, why_no_batch
 
 _DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
 _LEAST_SHARE = 0.02
 """Of the average gain for each collective, or of all weights; what saves less is not worth one."""
-_SLACK = 1e-3
-"""Of the gain, for which an entry is not worth a line."""
 _MOST_EXACT = 20_000
 """Nodes up to which the choice is run once more from the start."""
 _LEAST_TOLD = 0.05
 """Share of a rank's FLOPs that an operator has more than its part, to be told."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the partition will cost, from the passes themselves; no weight was read.
-
-    Attributes:
-        flops, weight_bytes: of the model on one device.
-        flops_per_rank, weight_bytes_per_rank: of the rank that has most.
-        by_kind: kind of collective to how many and the bytes that a device sends for them.
-    """
-
-    flops: int
-    weight_bytes: int
-    flops_per_rank: int
-    weight_bytes_per_rank: int
-    by_kind: dict[str, dict[str, int]]
-
-    @property
-    def collectives(self) -> int:
-        """Collectives in each step."""
-        return sum(kind["collectives"] for kind in self.by_kind.values())
-
-    @property
-    def sent_bytes(self) -> int:
-        """What a device sends in each step."""
-        return sum(kind["sent_bytes"] for kind in self.by_kind.values())
-
-    @property
-    def gain(self) -> float:
-        """What it is worth to cut so."""
-        return worth(self.flops - self.flops_per_rank, self.weight_bytes - self.weight_bytes_per_rank, self.sent_bytes)
-
-    def is_as_good(self, other: "Prediction") -> bool:
-        """Whether this is worth as much as another, in no more collectives."""
-        return self.collectives <= other.collectives and self.gain >= (1 - _SLACK) * other.gain
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """What to cut, and what comes of it.
-
-    Attributes:
-        mesh: the mesh that it is for.
-        tensors: name to sharding of all that is annotated: inputs, weights, and values that are kept whole.
-        lines: the same as a --shardings file says it, with globs where they mean exactly that.
-        comments: the reasons of lines that have one.
-        cut: inputs and weights that lie in parts, completion's own decisions included.
-        whole: weights that every rank holds whole, those of most bytes first.
-        notes: what should be known beside this.
-        prediction: what it costs.
-    """
-
-    mesh: Mesh
-    tensors: dict[str, Spec]
-    lines: dict[str, Spec]
-    comments: dict[str, str]
-    cut: tuple[TensorGroup, ...]
-    whole: tuple[TensorGroup, ...]
-    notes: tuple[str, ...]
-    prediction: Prediction
 
 
 def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | None = None) -> Suggestion:
@@ -121,7 +59,12 @@ def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | N
         UnboundSymbolError: a size of the inputs is not known.
         IrparError: the model cannot be partitioned at all, or is one already.
     """
-    if module.is_local or module.meshes:
+    if module.meshes and not module.is_local:
+        raise IrparError(
+            f"the module is annotated for the mesh {next(iter(module.meshes.values()))} already",
+            do="ask before the module has a mesh, or load the model again",
+        )
+    if module.is_local:
         raise IrparError("the model is a partition already", do="give the model that it was made of")
     require_static(module)
     return _Suggester(module, mesh, progress).run()
@@ -379,7 +322,7 @@ class _Suggester:
             if name in tensors:
                 values.setdefault(name, []).append(value)
         for name, spec in tensors.items():
-            annotation = Annotation(name, _dims(spec))
+            annotation = Annotation(name, dims_of(spec))
             apply_to(work, annotation, self.mesh, list(dict.fromkeys(values[name])))
         PassManager.parse(pipeline, self._instrumentation()).run(work)
         plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
@@ -480,7 +423,3 @@ def _best_of(variants: Sequence[_Variant]) -> _Variant:
 
 def _spec(value: Value, dim: int, axes: Iterable[Axis]) -> Spec:
     return tuple(tuple(map(str, axes)) if place == dim else None for place in range(len(value.shape)))
-
-
-def _dims(spec: Spec) -> tuple[DimSpec, ...]:
-    return tuple(None if axes is None else list(axes) for axes in spec)

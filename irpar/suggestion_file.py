@@ -7,7 +7,7 @@ from pathlib import Path
 
 from irpar.atomic import WriteError, check_file, new_file
 from irpar.ir.annotate import matching, spec_json
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError, Mesh, option, spelled
 
 from .shardings_file import read_shardings
 
@@ -112,12 +112,12 @@ def text_of(path: Path, mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping
     return as_yaml(mesh, lines, comments, model)
 
 
-def check_target(path: Path, model: Path, *, force: bool) -> None:
+def check_target(path: Path, model: Path | None, *, force: bool) -> None:
     """Refuse a place that holds something else.
 
     Args:
         path: where the file goes.
-        model: what is read.
+        model: the file that is read, if there is one.
         force: whether a --shardings file may be replaced.
 
     Raises:
@@ -126,16 +126,18 @@ def check_target(path: Path, model: Path, *, force: bool) -> None:
     check_file(path, "the suggestion")
     if not path.parent.is_dir():
         raise WriteError(
-            "there is no such folder", where=str(path.parent), do="give a file in a folder that exists: -o FILE"
+            "there is no such folder",
+            where=str(path.parent),
+            do=f"give a file in a folder that exists{spelled(': -o FILE', '')}",
         )
     if not path.exists():
         return
-    elsewhere = "write elsewhere: -o FILE"
-    if path.samefile(model):
+    elsewhere = f"write elsewhere{spelled(': -o FILE', '')}"
+    if model is not None and path.samefile(model):
         raise WriteError("the suggestion would replace the model", where=str(path), do=elsewhere)
     if not force:
         raise WriteError(
-            "the file of the suggestion exists", where=str(path), do=f"{elsewhere}, or replace it: --force"
+            "the file of the suggestion exists", where=str(path), do=f"{elsewhere}, or replace it: {option('force')}"
         )
     try:
         read_shardings(path)

@@ -10,9 +10,9 @@ import pytest
 
 from irpar import display
 from irpar.cli import main
-from irpar.commands.plan_tables import indented
 from irpar.display import ProgressReport, bytes_text, count_text, flops_text, print_json, sharding_text, share_text
 from irpar.instrumentation import Progress
+from irpar.plan_tables import indented
 
 
 @pytest.mark.parametrize(

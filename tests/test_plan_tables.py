@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpar.commands.plan_tables import merged, pattern
+from irpar.plan_tables import merged, pattern
 
 
 @pytest.mark.parametrize("name", ["h.{}.fc1.weight", "b{}.fc1.weight", "block{}/fc1.weight", "l_{}x.fc1.weight", "{}"])

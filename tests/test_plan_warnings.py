@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 import irpar
-from irpar.commands.plan_warnings import warnings
+from irpar.plan_warnings import warnings
 
 from .written import Specs, model_of_text
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.sharding import Axis, IrparError, Mesh, nearest_names
+from irpar.sharding import Axis, IrparError, Mesh, nearest_names, spelled
 
 from .device import Device
 from .network_algorithms import ALGORITHMS, Volume, ring_bytes
@@ -170,7 +170,7 @@ class Network:
         if not self.links:
             raise IrparError(
                 "the network bytes knows no seconds",
-                do="take another --network: a preset or a file",
+                do=f"take another {spelled('--network', 'network')}: a preset or a file",
             )
         levels = self.levels(tuple(axes), mesh)
         if not levels:

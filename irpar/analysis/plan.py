@@ -66,6 +66,19 @@ class Plan:
     id: str | None = None
     format: str = FORMAT
 
+    def __repr__(self) -> str:
+        mesh, totals = self.mesh_of_ranks, self.totals
+        return (
+            f"<plan over {mesh}: {mesh.size} ranks, {len(self.parts)} parts, "
+            f"{totals['collectives']} collectives that send {totals['sent_bytes']:,} bytes a device>"
+        )
+
+    def _repr_html_(self) -> str:
+        from irpar.html import report_html
+        from irpar.plan_tables import print_plan
+
+        return report_html(lambda page: print_plan(page, self))
+
     def to_json(self) -> str:
         """The text of plan.json: one line for each entry of a list."""
         fields = vars(self)

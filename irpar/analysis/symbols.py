@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from irpar.ir import Expr, InflightType, Module, OptionalType, SequenceType, Shape, TensorType, Type, Value, symbol
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
 
 class UnboundSymbolError(IrparError):
@@ -57,7 +57,7 @@ def require_static(module: Module) -> None:
     raise UnboundSymbolError(
         f"{len(names)} {'size is' if len(names) == 1 else 'sizes are'} not known: {', '.join(names)}",
         notes=tuple(lines),
-        do="give each a size: " + " ".join(f"--bind {name}=..." for name in names),
+        do=f"give each a size: {option('bind', dict.fromkeys(names, '...'))}",
     )
 
 

@@ -66,7 +66,7 @@ def _as_json(demo: "Demo", seconds: float) -> dict[str, Any]:
 
 
 def _print(console: "Console", demo: "Demo", seconds: float) -> None:
-    from .plan_tables import print_summary
+    from irpar.plan_tables import print_summary
 
     console.print(f"\na GPT of {scaled(demo.parameters, '')} parameters; the annotations, on inputs and weights only:")
     made = table("tensor", "sharding")

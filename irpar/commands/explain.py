@@ -10,11 +10,11 @@ from rich.text import Text
 
 from irpar.analysis.plan_schema import known_times
 from irpar.display import bytes_text, count_text, output, print_json, sharding_text
+from irpar.plan_tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
 from irpar.sharding import IrparError, nearest_names
 
 from .gone import why_gone
 from .options import Json, Out
-from .plan_tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -186,7 +186,7 @@ def _print_json(plan: "Plan", out: Path, passes: "PipelineResult", annotated: in
 
 
 def _print(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int, told: Sequence[str]) -> None:
-    from .plan_tables import print_summary
+    from irpar.plan_tables import print_summary
 
     console = output()
     print_summary(console, plan, f"irpar explain {shlex.quote(str(out))}")

@@ -1,32 +1,19 @@
 """irpar inspect --suggest: what to cut over a mesh, and a --shardings file that says so."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
-from irpar.display import (
-    ProgressReport,
-    bytes_text,
-    count_text,
-    flops_text,
-    name_with,
-    output,
-    print_json,
-    sharding_text,
-    share_text,
-    table,
-)
+from irpar.display import ProgressReport, output, print_json
 from irpar.sharding import IrparError, Mesh
+from irpar.suggestion_tables import print_suggestion
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.suggestion import Prediction, Suggestion
-    from irpar.suggestion_report import TensorGroup
+    from irpar.suggestion_result import Suggestion
 
 
 def suggest_shardings(
@@ -99,79 +86,10 @@ def _print(
     target: Path,
     bind: Sequence[str] | None,
 ) -> None:
-    console.print(
-        Text(f"{model.name} over {found.mesh}: {count_text(found.mesh.size, 'rank')}", style="bold"), soft_wrap=True
-    )
-    _print_cut(console, found.cut, rows)
-    _print_whole(console, found.whole, rows)
-    _print_prediction(console, found.prediction)
-    for note in found.notes:
-        console.print(f"\n{note}")
+    print_suggestion(console, found, rows, model.name)
     file = quote(str(target))
     sizes = "".join(f" --bind {quote(size)}" for size in bind or ())
     console.print(
         f"\nwritten to {file}; next: irpar partition {quote(str(model))} -o OUT --shardings {file}{sizes}",
         soft_wrap=True,
     )
-
-
-def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:
-    if not groups:
-        return
-    made = table("cut", "tensors", "lies as", "why", right=("tensors",))
-    for group in groups[:rows]:
-        made.add_row(_labelled(group), f"{len(group.names):,}", _lies(group), group.reason)
-    _print_table(console, made, len(groups), rows)
-
-
-def _print_whole(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:
-    if not groups:
-        return
-    made = table("whole on every rank", "tensors", "bytes", "why", right=("tensors", "bytes"))
-    for group in groups[:rows]:
-        made.add_row(
-            _labelled(group),
-            f"{len(group.names):,}",
-            bytes_text(group.bytes),
-            group.reason,
-        )
-    _print_table(console, made, len(groups), rows)
-
-
-def _labelled(group: "TensorGroup") -> Any:
-    """The name, and below it the use of a tensor whose name does not tell it."""
-    return name_with(group.pattern, [group.use] if group.use else [])
-
-
-def _lies(group: "TensorGroup") -> str:
-    return f"{group.dtype}{sharding_text(group.spec, group.shape)}"
-
-
-def _print_prediction(console: "Console", found: "Prediction") -> None:
-    made = table("", "one device", "per rank", "share", right=("one device", "per rank", "share"))
-    for name, whole, part, text in (
-        ("weights", found.weight_bytes, found.weight_bytes_per_rank, bytes_text),
-        ("computation", found.flops, found.flops_per_rank, flops_text),
-    ):
-        made.add_row(name, text(whole), text(part), share_text(part, whole))
-    console.print()
-    console.print(made)
-    console.print()
-    if not found.by_kind:
-        console.print("nothing is sent between the ranks")
-        return
-    sent = table("sent each step", "times", "per device", right=("times", "per device"))
-    for kind, counts in _largest_first(found.by_kind):
-        sent.add_row(kind, f"{counts['collectives']:,}", bytes_text(counts["sent_bytes"]))
-    console.print(sent)
-
-
-def _largest_first(by_kind: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Mapping[str, int]]]:
-    return sorted(by_kind.items(), key=lambda item: -item[1]["sent_bytes"])
-
-
-def _print_table(console: "Console", made: object, count: int, rows: int | None) -> None:
-    console.print()
-    console.print(made)
-    if rows is not None and count > rows:
-        console.print(f"{count - rows} more: --all shows them")

@@ -1,11 +1,11 @@
 """The module: graphs, functions and meshes of one model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from irpar.sharding import DimSpec, IrparError, Mesh, with_priority
+from irpar.sharding import ArgumentError, DimSpec, IrparError, Mesh, described, require, spelled, with_priority
 
 from .function import Function
 from .graph import Graph
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IRPAR_OPSET = 1
 """Version of irpar's own operator domain."""
+_INPUTS_SHOWN = 4
 DEFAULT_NETWORK = "bytes"
 """The network that counts what is sent."""
 
@@ -54,6 +55,23 @@ class Conflict:
     needed_because: str
     rematerialized: bool
     avoid: str
+
+
+def _check_spec(pattern: str, spec: object) -> None:
+    """Refuse what is no list with an entry a dim.
+
+    Raises:
+        ArgumentError: naming what was given, and what to write.
+    """
+    do = 'write a list, one entry a dim: an axis, a list of axes, or None: ["tp", None]'
+    if isinstance(spec, str):
+        do = f'write a list, one entry a dim: ["{spec}", None]'
+    if isinstance(spec, str) or not isinstance(spec, Sequence):
+        raise ArgumentError(f'the sharding of "{pattern}" is {described(spec)}', do=do)
+    for dim in spec:
+        words = [] if dim is None else [dim] if isinstance(dim, str) or not isinstance(dim, Sequence) else dim
+        for word in words:
+            require(f'an axis in the sharding of "{pattern}"', word, str, do)
 
 
 class Module:
@@ -138,11 +156,11 @@ class Module:
         if len(self.meshes) != 1:
             raise IrparError(
                 f"the module has {len(self.meshes) or 'no'} mesh{'es' if self.meshes else ''}, one is needed",
-                do="give a mesh: --mesh dp=2,tp=4, or module.set_mesh(Mesh({...}))",
+                do=spelled("give a mesh: --mesh dp=2,tp=4", 'give a mesh: irpar.partition(module, "dp=2,tp=4")'),
             )
         return next(iter(self.meshes.values()))
 
-    def set_mesh(self, mesh: Mesh) -> None:
+    def set_mesh(self, mesh: Mesh | Mapping[str, int] | str) -> None:
         """Add a mesh, or agree with the one of the same name; apply the annotations that waited for it.
 
         Raises:
@@ -150,6 +168,7 @@ class Module:
         """
         from .annotate import apply
 
+        mesh = Mesh.of(mesh)
         known = self.meshes.setdefault(mesh.name, mesh)
         if known != mesh:
             raise IrparError(
@@ -196,16 +215,27 @@ class Module:
         """
         from .annotate import Annotation, AnnotationError, annotate
 
-        if isinstance(spec, str) or not isinstance(spec, Sequence):
-            raise AnnotationError(
-                f'the sharding of "{pattern}" is the string "{spec}"',
-                do=f'write a list, one entry a dim: ["{spec}", None]',
-            )
+        require("the name of what is annotated", pattern, str, 'write a name or glob: "h.*.fc.weight"')
+        _check_spec(pattern, spec)
         try:
             dims = with_priority(spec, priority)
         except IrparError as error:
             raise AnnotationError(error.what, where=f'"{pattern}"', do=error.do) from None
         return annotate(self, Annotation(pattern, tuple(dims)))
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(repr, self.graph.inputs[:_INPUTS_SHOWN]))
+        more = f" and {len(self.graph.inputs) - _INPUTS_SHOWN} more" * (len(self.graph.inputs) > _INPUTS_SHOWN)
+        nodes = sum(map(len, self.graphs))
+        mesh = "".join(f" over {mesh}" for mesh in self.meshes.values())
+        kind = f"local module{mesh}, {len(self.graphs)} programs" if self.is_local else f"module{mesh}"
+        return f"<{kind}: {self.graph.name or 'unnamed'}, {nodes:,} nodes, inputs {inputs or 'none'}{more}>"
+
+    def _repr_html_(self) -> str:
+        from irpar.html import report_html
+        from irpar.module_tables import print_module
+
+        return report_html(lambda page: print_module(page, self))
 
     def decide(self, name: str, decision: Decision) -> None:
         """Log why a value is sharded so."""

@@ -3,7 +3,7 @@
 from .data_file import DataFile
 from .errors import OnnxError
 from .external import check_external
-from .load import load, to_module
+from .load import Source, load, to_module
 from .proto import Constant, embedded, to_proto
 from .save import external_tensor, save, serialized
 from .schemas import register
@@ -14,6 +14,7 @@ __all__ = [
     "Constant",
     "DataFile",
     "OnnxError",
+    "Source",
     "check_external",
     "embedded",
     "external_tensor",

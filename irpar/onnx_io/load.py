@@ -1,6 +1,8 @@
 """ONNX to IR: a model file or ModelProto as a Module. Weights stay where they are until something reads them."""
 
+import os
 from pathlib import Path
+from typing import TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -17,23 +19,30 @@ from .graphs import GraphReader, Scope, metadata_of
 from .types import TypeReader, input_symbols
 from .versions import MAX_PROTOBUF, OLDEST_OPSET, check_model, opsets_of, upgrade
 
+Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
+"""What a model is read from: the path of a file, or its content."""
 
-def load(path: str | Path, *, devices: DeviceAnnotations | None = None) -> Module:
+
+def load(model: Source, *, devices: DeviceAnnotations | None = None) -> Module:
     """Read an ONNX model. External data is not read, nor are its files opened; see `check_external`.
 
     Args:
-        path: the .onnx file.
+        model: the path of the .onnx file; or its content, as bytes or parsed, without external data.
         devices: collects the model's multi-device annotations; None: they are not read.
 
     Raises:
         OnnxError: the file is missing or broken, or holds what irpar does not take; names file, node and value.
     """
-    path = Path(path)
+    path = None if isinstance(model, (onnx.ModelProto, bytes, bytearray, memoryview)) else Path(model)
     with collector_off():
         try:
-            module = to_module(_parse(path), folder=path.parent, devices=devices)
+            module = to_module(
+                _parse(path) if path is not None else _given(model),
+                folder=path.parent if path is not None else None,
+                devices=devices,
+            )
         except OnnxError as error:
-            raise error.inside(str(path)) from None
+            raise (error.inside(str(path)) if path is not None else error) from None
     module.source = path
     return module
 
@@ -49,6 +58,20 @@ def _parse(path: Path) -> onnx.ModelProto:
         data = path.read_bytes()
     except OSError as error:
         raise OnnxError(f"cannot read the model: {error.strerror}", do="give the path of an .onnx file") from None
+    return _of_bytes(data)
+
+
+def _given(model: object) -> onnx.ModelProto:
+    """A model in memory; a parsed one is copied, since tensors are read out of it later."""
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return copy
+    assert isinstance(model, (bytes, bytearray, memoryview))
+    return _of_bytes(bytes(model))
+
+
+def _of_bytes(data: bytes) -> onnx.ModelProto:
     try:
         return onnx.ModelProto.FromString(data)
     except DecodeError:

@@ -19,6 +19,7 @@ from irpar.analysis.parts import Part
 from irpar.analysis.plan import Plan
 from irpar.atomic import new_folder
 from irpar.ir import DType, Module, Value
+from irpar.sharding import option
 
 from .data_file import DataFile
 from .fingerprint import fingerprint, whole_digest
@@ -32,7 +33,6 @@ PARTS_AT_ONCE = min(2, os.cpu_count() or 1)
 PART, PARTITION = "irpar.part", "irpar.partition"
 """Metadata of a part's model: its number, and the id of the plan that it belongs to."""
 _ID_BYTES = 16
-_ROOM = "free some room, give another folder, or write --weights none"
 
 Progress = Callable[[int, int], None]
 """Called with (bytes written so far, bytes in all)."""
@@ -119,7 +119,7 @@ def _told_when_full(folder: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise OutputError(
-            f"the disk ran full: {error.strerror}; nothing was written", where=str(folder.parent), do=_ROOM
+            f"the disk ran full: {error.strerror}; nothing was written", where=str(folder.parent), do=_more_room()
         ) from error
 
 
@@ -129,7 +129,7 @@ def _check_room(folder: Path, needed: int) -> None:
         raise OutputError(
             f"the weights need {needed:,} bytes, the disk has {free:,} free",
             where=str(folder.parent),
-            do=_ROOM,
+            do=_more_room(),
         )
 
 
@@ -209,3 +209,7 @@ def _write_model(path: Path, module: Module, layout: _Layout) -> bytes:
     data = serialized(model)
     path.write_bytes(data)
     return hashlib.blake2b(data).digest()
+
+
+def _more_room() -> str:
+    return f"free some room, give another folder, or write {option('weights', 'none')}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from irpar.analysis.plan import FORMAT
 from irpar.atomic import is_leftover, left_aside, notes_on_aside
 from irpar.ir import ExternalTensor, Module
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option, spelled
 
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
 _PART = re.compile(r"part\d+")
@@ -40,7 +40,7 @@ def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> Non
             _refuse_left_aside(folder)
         return
     if not force:
-        do = "give another folder, or --force (in Python force=True) to replace a partition"
+        do = f"give another folder, or {option('force')} to replace a partition"
         raise OutputError(f"{folder} exists already", do=do)
     if not folder.is_dir() or folder.is_symlink():
         raise _no_partition(folder)
@@ -54,7 +54,7 @@ def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> Non
         named = ", ".join(others[:_MOST_NAMED])
         more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
         raise OutputError(
-            f"{folder} holds more than a partition, which --force would remove: {named}{more}",
+            f"{folder} holds more than a partition, which {option('force')} would remove: {named}{more}",
             do="move that elsewhere, or give another folder",
         )
 
@@ -83,7 +83,7 @@ def source_files(module: Module) -> list[Path]:
 
 def _no_partition(folder: Path) -> OutputError:
     return OutputError(
-        f"{folder} holds no partition of irpar (no plan.json of irpar in it), so --force does not replace it",
+        f"{folder} holds no partition of irpar (no plan.json of irpar in it), so {option('force')} does not replace it",
         do="give another folder, or remove this one yourself",
     )
 
@@ -94,7 +94,9 @@ def _refuse_current_folder(folder: Path) -> None:
     if os.path.commonpath((here, target)) == target:
         what = "the current folder" if here == target else "a folder around the current one"
         raise OutputError(
-            f"a partition cannot be written over {what}", where=target, do="give the name of a folder to make: -o out"
+            f"a partition cannot be written over {what}",
+            where=target,
+            do=f"give the name of a folder to make{spelled(': -o out', '')}",
         )
 
 
@@ -111,7 +113,7 @@ def _refuse_sources(folder: Path, sources: Iterable[Path]) -> None:
     for source in sources:
         if os.path.commonpath((os.path.realpath(source), target)) == target:
             raise OutputError(
-                f"{source} lies in {folder}, which --force would remove",
+                f"{source} lies in {folder}, which {option('force')} would remove",
                 do="give another folder, or copy what is read from elsewhere",
             )
 

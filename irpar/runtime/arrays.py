@@ -8,6 +8,7 @@ import numpy as np
 
 from irpar.ir import Node
 from irpar.kernels import Kernel
+from irpar.sharding import option
 
 from .errors import EngineError, NodeError
 
@@ -66,7 +67,7 @@ class Arrays:
         raise EngineError(
             f"the {self.name} engine has no kernel for {node.operator}, opset {node.version}",
             where=f"node {node.label}",
-            do="use --engine ort, or register a kernel with irpar.kernels.register",
+            do=f"use {option('engine', 'ort')}, or register a kernel with irpar.kernels.register",
         )
 
     def failure(self, node: Node, error: Exception) -> NodeError:

@@ -16,6 +16,7 @@ from irpar.ir import (
     plain_attribute,
 )
 from irpar.kernels import lookup
+from irpar.sharding import option
 
 from .arrays import Arrays, Reads
 from .control_flow import CONTROL_FLOW, Environment, Operation, call
@@ -168,6 +169,6 @@ def _kernel_operation(node: Node, scope: Scope) -> Operation:
         raise EngineError(
             f"the {scope.arrays.name} engine cannot run {node.operator}: {error}",
             where=f"node {node.label}",
-            do="use --engine ort",
+            do=f"use {option('engine', 'ort')}",
         ) from error
     return scope.arrays.kernel(node, kernel, attributes)

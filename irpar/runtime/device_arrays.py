@@ -10,6 +10,7 @@ import numpy as np
 
 from irpar.ir import DType, Node, Value, tensor_type
 from irpar.kernels import Kernel, KernelError
+from irpar.sharding import option
 
 from .arrays import Arrays, Reads
 from .control_flow import Environment, Operation
@@ -99,7 +100,7 @@ class Notes:
             raise EngineError(
                 f"the {self._name} engine cannot run {node.operator} on the device: {reason}",
                 where=f"node {node.label}",
-                do="run without --strict, which computes this operator on the host; or change the model, "
+                do=f"run without {option('strict')}, which computes this operator on the host; or change the model, "
                 "so that it does without",
             )
         with self._lock:
@@ -253,7 +254,8 @@ def out_of_memory(what: str, error: MemoryError, where: str) -> NodeError:
     return NodeError(
         f"{what} on the device: {text[0].lower()}{text[1:]}",
         where=where,
-        do="use a smaller batch, cut the model over more devices, run fewer ranks on this one, or use --engine ort",
+        do="use a smaller batch, cut the model over more devices, run fewer ranks on this one, or use "
+        + option("engine", "ort"),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from irpar.analysis.engines import unknown_nodes
 from irpar.analysis.parts import Part, parts_of
 from irpar.ir import Module
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError, Mesh, option
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
 from .engine import CompiledSegment, EngineSettings, make_engine
@@ -399,7 +399,7 @@ class Executor:
         return RunError(
             f"{who}: {type(error).__name__}: {error}",
             where=label,
-            do="this is a bug of the engine: report it, and try --engine numpy (or ort)",
+            do=f"this is a bug of the engine: report it, and try {option('engine', 'numpy')} (or ort)",
         )
 
     def _computed(self, prepared: Prepared, state: RankState) -> dict[str, Any]:

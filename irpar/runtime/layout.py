@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import UNKNOWN, Dim, DType, Type, dtype_of_numpy
-from irpar.sharding import Mesh, Sharding, block_range, filled_blocks, local_region
+from irpar.sharding import Mesh, Sharding, block_range, filled_blocks, local_region, spelled
 
 from .errors import ReplicaError, RunError
 from .reduction import reduce_arrays
@@ -136,7 +136,7 @@ def check_replicas(name: str, blocks: Mapping[int, Any], sharding: Sharding | No
             if difference:
                 raise ReplicaError(
                     f"{name} should be equal on ranks {first} and {other}, but {difference}",
-                    do="find the first tensor that is wrong with `irpar verify OUT --bisect`, and report it",
+                    do=find_first("is wrong"),
                 )
 
 
@@ -169,3 +169,9 @@ def _epsilon(dtype: np.dtype[Any]) -> float:
     if dtype.kind == "c":
         return float(np.finfo(dtype).eps)
     return float(ml_dtypes.finfo(dtype).eps)
+
+
+def find_first(what: str) -> str:
+    """What to do where results differ; `what` says of the tensor that it differs."""
+    bisect = spelled("`irpar verify OUT --bisect`", "partition.bisect()")
+    return f"find the first tensor that {what} with {bisect}, and report it"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from irpar.analysis.liveness import bytes_at_rest, peak
 from irpar.analysis.parts import Part
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
 LIMIT = "IRPAR_MEMORY_LIMIT"
 """The environment variable that sets the limit: bytes, or "none"."""
@@ -54,7 +54,7 @@ def check_device_memory(needed: int, what: str, free: int) -> None:
     if limit is not None and needed > limit:
         raise OutOfMemoryError(
             f"{what} needs about {needed:,} bytes of device memory, there are {limit:,}",
-            do="cut the model over more devices, use a smaller batch, or --engine ort; "
+            do=f"cut the model over more devices, use a smaller batch, or {option('engine', 'ort')}; "
             f"{LIMIT}=none tries it all the same",
         )
 

@@ -31,6 +31,7 @@ from irpar.ir import (
 )
 from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
+from irpar.sharding import option
 
 from .arrays import ON_HOST, Arrays
 from .control_flow import CONTROL_FLOW
@@ -329,7 +330,7 @@ def _advice(segment: Segment) -> str:
     walked = (inner for node in segment.nodes for inner in _walk(node))
     lacking = dict.fromkeys(node.operator for node in walked if node.callee is None and not _numpy_runs(node))
     if not lacking:
-        return "use --engine numpy"
+        return f"use {option('engine', 'numpy')}"
     return f"check that ONNX Runtime runs the original; the engine numpy has no kernel for {', '.join(lacking)}"
 
 

@@ -17,7 +17,7 @@ from irpar.onnx_io.partition import PART, PARTITION
 from irpar.onnx_io.target import PLAN_FILE, WEIGHTS_FILE
 from irpar.ops.collective_checks import check_collective
 from irpar.ops.collectives import DOMAIN, KINDS
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError, Mesh, option
 
 from .errors import ProgramError, RunError
 from .specs import input_specs, output_specs
@@ -333,9 +333,9 @@ def _check_weights(folder: Path, entry: Mapping[str, Any], module: Module) -> No
     if planned is None:
         if files:
             raise RunError(
-                f"{name} is not there: the partition was written with --weights none",
+                f"{name} is not there: the partition was written with {option('weights', 'none')}",
                 where=str(folder),
-                do="partition the model again with --weights copy",
+                do=f"write the partition again with {option('weights', 'copy')}",
             )
         return
     _check_size(folder, name, planned["size"])

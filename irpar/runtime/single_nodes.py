@@ -5,6 +5,7 @@ from typing import Any
 
 from irpar.analysis.parts import Part
 from irpar.ir import Node, RefAttribute, tensor_type
+from irpar.sharding import option
 
 from .control_flow import Environment, Operation
 from .engine import Constants, EngineSettings
@@ -47,5 +48,5 @@ def _check(node: Node) -> None:
         raise EngineError(
             f"irpar has no kernel for {node.operator}, opset {node.version}, and cannot run it alone in ONNX Runtime",
             where=f"node {node.label}",
-            do="use --engine ort, or register a kernel with irpar.kernels.register",
+            do=f"use {option('engine', 'ort')}, or register a kernel with irpar.kernels.register",
         )

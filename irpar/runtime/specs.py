@@ -9,6 +9,7 @@ import numpy as np
 from irpar.input_values import same_numbers, shown
 from irpar.ir import Dim, Expr, Graph, OptionalType, SequenceType, Type, Value, dtype_of_numpy, tensor_type
 from irpar.ops.coords import COORDS
+from irpar.sharding import spelled
 
 from .errors import InputError
 from .layout import Array, TensorSpec
@@ -59,10 +60,11 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict
             problems.extend(problem)
     if problems:
         expected = "; ".join(map(str, specs)) or "no inputs"
+        sizes = spelled("--bind sizes", "sizes: bind={...}")
         raise InputError(
             "the inputs do not fit the program",
             notes=(*problems, f"expected: {expected}"),
-            do="give what is expected; for other sizes partition the model again with other --bind sizes",
+            do=f"give what is expected; for other sizes partition the model again with other {sizes}",
         )
     return found
 

@@ -1,5 +1,7 @@
 """Meshes and shardings: pure data, knows nothing else of irpar."""
 
+from .arguments import ArgumentError, described, require
+from .asked import asked_by_command, option, spelled
 from .axes import common_atoms, join_axes, split_axis
 from .blocks import (
     Region,
@@ -30,6 +32,7 @@ from .sharding import (
 
 __all__ = [
     "REDUCTIONS",
+    "ArgumentError",
     "Axis",
     "DimSharding",
     "DimSpec",
@@ -40,12 +43,14 @@ __all__ = [
     "Sharding",
     "ShardingError",
     "are_disjoint",
+    "asked_by_command",
     "block_range",
     "block_sizes",
     "ceil_div",
     "ceil_shape",
     "check_disjoint",
     "common_atoms",
+    "described",
     "filled_blocks",
     "is_even",
     "is_permutation",
@@ -55,8 +60,11 @@ __all__ = [
     "local_shape",
     "minor_gather_is_aligned",
     "nearest_names",
+    "option",
     "permutation",
     "permuted_shapes",
+    "require",
+    "spelled",
     "split_axis",
     "with_priority",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from .arguments import require
 from .errors import ShardingError
 
 MOST_DEVICES = 65_536
@@ -63,19 +64,17 @@ class Mesh:
     name: str = "m"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.axes, Mapping):
-            raise ShardingError(
-                f"{self.axes!r} is not the axes of a mesh",
-                do='write Mesh({"dp": 2, "tp": 4}), or Mesh.parse("dp=2,tp=4")',
-            )
+        require("axes", self.axes, Mapping, 'write Mesh({"dp": 2, "tp": 4}), or Mesh.parse("dp=2,tp=4")')
         axes = dict(self.axes)
         object.__setattr__(self, "axes", axes)
         for axis, size in axes.items():
+            require("the name of a mesh axis", axis, str, 'write Mesh({"dp": 2, "tp": 4})')
             if not _AXIS_NAME.match(axis):
                 raise ShardingError(
                     f'"{axis}" cannot name a mesh axis', do="use letters, digits and _ only, a letter first"
                 )
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            require(f"the size of mesh axis {axis}", size, int, "give every axis a whole number, 1 or more")
+            if size < 1:
                 raise ShardingError(f"mesh axis {axis} has size {size}", do="give every axis a size of 1 or more")
         if self.size > MOST_DEVICES:
             raise ShardingError(
@@ -95,12 +94,26 @@ class Mesh:
                 )
 
     @classmethod
+    def of(cls, given: "Mesh | Mapping[str, int] | str") -> "Mesh":
+        """A mesh as Python users write it: a Mesh, `{"dp": 2, "tp": 4}` or `"dp=2,tp=4"`.
+
+        Raises:
+            ShardingError: it names no mesh.
+            ArgumentError: it is none of these.
+        """
+        require(
+            "mesh", given, (Mesh, Mapping, str), 'write "dp=2,tp=4", {"dp": 2, "tp": 4} or Mesh({"dp": 2, "tp": 4})'
+        )
+        return given if isinstance(given, Mesh) else cls.parse(given) if isinstance(given, str) else cls(given)
+
+    @classmethod
     def parse(cls, text: str, name: str = "m") -> "Mesh":
         """Read `dp=2,tp=4`.
 
         Raises:
             ShardingError: the text has another form, a repeated axis, or a size below 1.
         """
+        require("mesh", text, str, "write it as dp=2,tp=4")
         axes: dict[str, int] = {}
         for item in text.split(","):
             axis, equals, size = (part.strip() for part in item.partition("="))

@@ -16,7 +16,7 @@ from irpar.onnx_io.device_writer import write_devices
 from irpar.onnx_io.errors import OnnxError
 from irpar.onnx_io.save import save
 from irpar.pipeline import Pass
-from irpar.sharding import Axis, Mesh, Sharding
+from irpar.sharding import Axis, Mesh, Sharding, option
 from irpar.sharding.tiles import axes_of_blocks, blocks_over
 
 from .devices import SpellingError, spec_of
@@ -51,8 +51,9 @@ def apply(module: Module, read: DeviceAnnotations, mesh: Mesh | None = None) -> 
     if read.name is None:
         if len(read.names) > 1:
             _log.warning(
-                "the model has the device configurations %s; choose one with --configuration to read its annotations",
+                "the model has the device configurations %s; choose one with %s to read its annotations",
                 ", ".join(read.names),
+                option("configuration", "NAME"),
             )
         return 0
     _apply_stages(read)
@@ -68,7 +69,8 @@ def apply(module: Module, read: DeviceAnnotations, mesh: Mesh | None = None) -> 
     if module.mesh.size != read.num_devices:
         raise SpellingError(
             f"the mesh {module.mesh} has {module.mesh.size} devices, configuration {read.name} has {read.num_devices}",
-            do=f"give a mesh of {read.num_devices} devices, or do not read the annotations: --configuration none",
+            do=f"give a mesh of {read.num_devices} devices, or do not read the annotations: "
+            + option("configuration", "none"),
         )
     known: dict[int, list[tuple[Axis, ...]] | None] = {}  # Few tilings, many tensors; the reader makes equal ones once.
     for tensor in tensors:

@@ -10,7 +10,7 @@ import onnx
 from irpar.analysis.plan import Plan, sha256_of
 from irpar.ir import Module, dtype_of_numpy
 from irpar.process import import_native
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, spelled
 
 from .comparison import Array, Arrays
 
@@ -50,20 +50,20 @@ class Original:
         path = path or source.get("model")
         if path is None:
             raise VerificationError(
-                "the plan does not say which file the model came from", do="name it: irpar verify OUT --model MODEL"
+                "the plan does not say which file the model came from", do=f"name it: {_with_model()}"
             )
         path = Path(path)
         if not path.is_file():
             raise VerificationError(
                 "the original model is not there any more",
                 where=str(path),
-                do="name it: irpar verify OUT --model MODEL",
+                do=f"name it: {_with_model()}",
             )
         if source.get("sha256") is not None and sha256_of(path) != source["sha256"]:
             raise VerificationError(
                 "this is not the model that was partitioned: its sha256 is another",
                 where=str(path),
-                do="partition it again, or name the right file: irpar verify OUT --model MODEL",
+                do=f"partition it again, or name the right file: {_with_model()}",
             )
         from irpar.onnx_io import load
 
@@ -160,7 +160,7 @@ def _external_notes(path: Path, external: Sequence[Mapping[str, Any]]) -> tuple[
             raise VerificationError(
                 f"not the external data that was partitioned: {known.st_size:,} bytes, it had {entry['size']:,}",
                 where=str(file),
-                do="partition the model again, or name the right one: irpar verify OUT --model MODEL",
+                do=f"partition the model again, or name the right one: {_with_model()}",
             )
         if known is not None and entry["mtime"] is not None and known.st_mtime != entry["mtime"]:
             notes.append(f"{file.name} was written after the model was partitioned: its weights may be others now")
@@ -182,3 +182,7 @@ def check_fits(plan: Plan) -> None:
     from irpar.runtime.memory import check_memory
 
     check_memory(plan.original.get("peak_bytes") or 0, "the original model")
+
+
+def _with_model() -> str:
+    return spelled("irpar verify OUT --model MODEL", "partition.verify(model=MODEL)")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from irpar.ir import tensor_type
-from irpar.sharding import IrparError
+from irpar.runtime.layout import find_first
+from irpar.sharding import IrparError, spelled
 
 from .comparison import Arrays, Difference, compare, misfit
 from .original import Original, VerificationError
@@ -101,13 +102,14 @@ class Verification:
             raise VerificationError(
                 f"{len(wrong)} of {len(self.differences)} outputs differ from the original",
                 notes=tuple(describe(difference) for difference in wrong[:5]),
-                do="find the first tensor that differs with `irpar verify OUT --bisect`, and report it",
+                do=find_first("differs"),
             )
         if strict and self.but:
             raise VerificationError(
                 "the outputs are equal to those of the original, but not all was compared",
                 notes=self.but,
-                do="give inputs that reach it: --input NAME=VALUE, or --inputs FILE",
+                do="give inputs that reach it: "
+                + spelled("--input NAME=VALUE, or --inputs FILE", 'inputs={"NAME": array}'),
             )
         return self
 

@@ -76,7 +76,6 @@ def test_an_annotation_that_does_not_fit_waits_too_and_then_says_where_it_stands
         ("x", [None], "the annotation has 1 dims, but x is"),
         ("s", [None], "only tensors of known rank can be sharded"),
         ("x", [["dp"], ["dp"]], "mesh axis dp is used twice"),
-        ("x", "dp", 'is the string "dp"'),
         ("x", [["dp", "priority=-1"], None], r'"-1" is no priority(?s:.*)\["dp", "priority=-1"\]'),
         ("x", [["dp", "priority=1", "priority=2"], None], "has 2 priorities"),
     ],

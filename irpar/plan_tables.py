@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from irpar.analysis.plan_schema import known_times
-from irpar.display import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text, table
+from irpar.display import ROWS, bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text, table
 
 if TYPE_CHECKING:
     from irpar.analysis.plan import Plan
@@ -38,6 +38,41 @@ def print_summary(console: Console, plan: "Plan", more: str) -> None:
     print_replicated(console, plan.replicated, more)
     for warning in warnings(plan):
         console.print(indented(f"warning: {warning}", 0))
+
+
+def print_plan(console: Console, plan: "Plan") -> None:
+    """All of the summary, with what goes in and comes out, each collective that is unlike the others by itself."""
+    from .plan_warnings import warnings
+
+    console.print(Text(headline(plan), style="bold"))
+    console.print(cost_table(plan))
+    console.print(specs_table("input", plan.inputs))
+    console.print(specs_table("output", plan.outputs))
+    console.print(collectives_table(plan) if plan.collectives else "nothing is sent between the ranks")
+    if plan.predicted is not None:
+        console.print(prediction(plan))
+    print_replicated(console, plan.replicated, "plan.replicated", rows=ROWS)
+    for warning in warnings(plan):
+        console.print(f"warning: {warning}")
+
+
+def collectives_table(plan: "Plan") -> Any:
+    """Collectives with the bytes that they take and send each step, and why; those alike in all layers are one line."""
+    made = table(
+        "collective", "over", "times", "operand", "sent a device", "why", right=("times", "operand", "sent a device")
+    )
+    alike = _grouped(
+        plan.collectives,
+        lambda entry: (entry["kind"], ",".join(entry["axes"]), entry["bytes"], pattern(_reason(entry))),
+    )
+    for (kind, axes, size, _), entries in alike:
+        times = sum(known_times(entry) for entry in entries)
+        sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
+        why = merged(list(map(_reason, entries)))
+        made.add_row(kind, axes, f"{times:,}", bytes_text(size), bytes_text(sent), why)
+    sent = plan.totals["sent_bytes"]
+    made.add_row("all", "", f"{sum(known_times(entry) for entry in plan.collectives):,}", "", bytes_text(sent), "")
+    return made
 
 
 def headline(plan: "Plan") -> str:

@@ -1,0 +1,140 @@
+"""What the Python interface is given, checked: a wrong type is told in words before anything runs."""
+
+import os
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from irpar.sharding import ArgumentError, IrparError, described, require
+
+PATH = (str, os.PathLike)
+MODEL = "give the path of an .onnx file, its bytes, or a ModelProto"
+
+
+def check_model(model: object) -> None:
+    """A path, bytes, or a ModelProto.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+    if not isinstance(model, (*PATH, bytes, bytearray, memoryview)):
+        import onnx
+
+        require("the model", model, onnx.ModelProto, MODEL)
+
+
+def check_sizes(bind: object) -> None:
+    """Names with whole numbers, or None.
+
+    Raises:
+        ArgumentError: it is no mapping, or one of something else.
+    """
+    if bind is None:
+        return
+    do = 'write names and sizes: bind={"batch": 8, "seq": 128}'
+    require("bind", bind, Mapping, do)
+    assert isinstance(bind, Mapping)
+    for name, size in bind.items():
+        require("a name in bind", name, str, do)
+        require(f'the size of "{name}" in bind', size, Integral, do)
+
+
+def check_partition(pipeline: object, network: object, most: object) -> None:
+    """The options of `partition`.
+
+    Raises:
+        ArgumentError: one has the wrong type.
+    """
+    from irpar.analysis.network import Network
+    from irpar.pass_manager import PassManager
+
+    if pipeline is not None:
+        do = 'write passes as text, such as "infer-types,localize", or give a PassManager'
+        require("pipeline", pipeline, (str, PassManager), do)
+    if network is not None:
+        require(
+            "network", network, (*PATH, Network), "give the name of a preset, the path of a network file, or a Network"
+        )
+    if most is not None:
+        require("max_redistribution_mb", most, Real, "give megabytes as a number")
+
+
+def check_path(name: str, given: object) -> None:
+    """A path.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    require(name, given, PATH, "give a path")
+
+
+def check_weights(weights: object) -> None:
+    """What `save` may do with weights.
+
+    Raises:
+        IrparError: there is no such choice.
+    """
+    if weights not in ("copy", "none"):
+        raise IrparError(f"weights is {described(weights)}", do='write weights="copy" or weights="none"')
+
+
+def check_run(engine: object, group: object, timeout: object) -> None:
+    """The options of what runs a partition.
+
+    Raises:
+        ArgumentError: one has the wrong type.
+    """
+    if engine is not None:
+        require("engine", engine, str, 'name one: engine="ort", "numpy" or "cupy"')
+    require("group", group, str, 'name one: group="threads", "processes", "mpi" or "nccl"')
+    if timeout is not None:
+        require("timeout", timeout, Real, "give seconds as a number")
+
+
+def check_inputs(inputs: object) -> None:
+    """Arrays by name.
+
+    Raises:
+        ArgumentError: it is no mapping, or a name is no text.
+    """
+    do = 'give a dict of arrays by name: {"input_ids": array}'
+    if not isinstance(inputs, Mapping):
+        raise ArgumentError(f"inputs is {described(inputs)}", do=do)
+    for name in inputs:
+        require("the name of an input", name, str, do)
+
+
+def check_comparison(inputs: object, tolerance: object, seed: object, model: object) -> None:
+    """The options of `verify` and `bisect`.
+
+    Raises:
+        ArgumentError: one has the wrong type.
+    """
+    if inputs is not None:
+        check_inputs(inputs)
+    if tolerance is not None:
+        require("tolerance", tolerance, Real, "give the largest difference that counts as equal, such as 1e-4")
+    require("seed", seed, Integral, "give a whole number")
+    if model is not None:
+        check_path("model", model)
+
+
+def check_annotations(module: Any, annotations: object) -> None:
+    """What `annotate` is given.
+
+    Raises:
+        ArgumentError: one has the wrong type.
+    """
+    check_module(module)
+    require("annotations", annotations, Mapping, 'write names with specs: {"h.*.fc.weight": [None, "tp"]}')
+
+
+def check_module(module: object) -> None:
+    """A module.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    from irpar.ir import Module
+
+    require("module", module, Module, 'load a model first: module = irpar.load("model.onnx")')
