@@ -175,7 +175,7 @@ def test_an_op_without_a_kernel_is_named() -> None:
     assert "ONNX Runtime has no CPU kernel for MatMul" in text
     assert "bf16[2, 2]" in text
     assert "/fc/MatMul" in text
-    assert "--engine numpy" in text
+    assert 'engine="numpy"' in text
     a = np.array([[1, 2], [3, 4]], ml_dtypes.bfloat16)
     with Executor(loaded, ONE, engine="numpy") as executor:
         assert executor.run({"a": a})["y"].astype(np.float32).tolist() == [[7, 10], [15, 22]]

@@ -97,7 +97,7 @@ MIXED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no weights said": (
         lambda out: edit(out, lambda plan: plan["parts"][0].update(weights=None)),
-        r"part0/weights.bin is not there: the partition was written with --weights none",
+        r'part0/weights.bin is not there: the partition was written with weights="none"',
     ),
     "no id": (lambda out: edit(out, lambda plan: plan.pop("id")), r"id is missing"),
     "weights are a pipe": (
