@@ -88,6 +88,33 @@ def test_the_command_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
     assert (found["result"], found["not_run"]) == ("equal", [])
 
 
+def test_a_suggestion_is_made_for_the_value(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "s.yaml"
+    words = ["inspect", model, "--suggest", "dp=2", "-o", file]
+    _, told, _ = call(capsys, *words, "--set", "sr=16000")
+    assert told.rstrip().endswith(f"--shardings {file} --set sr=16000")
+    assert call(capsys, "partition", model, "-o", tmp_path / "out", "--shardings", file, "--set", "sr=16000")[0] == 0
+    listed = json.loads(call(capsys, "inspect", model, "--set", "sr=16000", "--json")[1])
+    assert {entry["name"] for entry in listed["inputs"]} == {"x", "w", "sr", "gain", "on"} - {"w"}
+    refused(capsys, 'there is no input "rate"', *words, "--force", "--set", "rate=1")
+
+
+SIZES = """g (float[2,n] x, int64 sr) => (float[a,b] y) <int64 k = {16000}> {
+    q = Equal(sr, k)
+    y = If(q) <then_branch = a () => (float[c,d] u) { u = Neg(x) },
+               else_branch = b () => (float[e,f] v) { i = Constant<value_ints = [2, 256]>()  v = Reshape(x, i) }>}"""
+
+
+def test_a_branch_that_the_sizes_do_not_fit_may_be_one_that_is_never_taken(tmp_path: Path, capsys: Capture) -> None:
+    onnx.save(model_of_text(SIZES, (), {}, 21), tmp_path / "m.onnx")
+    words = ["partition", tmp_path / "m.onnx", "-o", tmp_path / "out", "--mesh", "dp=2", "--bind", "n=512"]
+    told = refused(capsys, "Reshape of f32[2, 512]", *words)
+    assert "it stands in a branch of If" in told
+    assert "fix the input that decides it: --set NAME=VALUE" in told
+    assert call(capsys, *words, "--set", "sr=16000")[0] == 0
+    assert call(capsys, "verify", tmp_path / "out", "--strict")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -1,7 +1,7 @@
 """Models that wheels on the Python Package Index ship, what sizes their dims get, and inputs that mean something."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ class RealModel:
         file: the model in it.
         what: what it computes.
         bind: sizes of its symbolic dims.
-        inputs: what makes each input; zeros and small numbers for others.
+        inputs: what makes each input; small numbers for others.
+        fixed: inputs that have one value, of which branches depend.
     """
 
     package: str
@@ -29,6 +30,7 @@ class RealModel:
     what: str
     bind: Mapping[str, int]
     inputs: Mapping[str, Maker]
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
 
 def picture(low: float = 0.0, high: float = 1.0) -> Maker:
@@ -132,6 +134,7 @@ MODELS = (
         "hears speech: 25 nested If, LSTM",
         {"input.0": 2, "input.1": 576, "state.1": 2},
         {"input": sound, "state": zeros, "sr": number(16_000)},
+        {"sr": 16_000},
     ),
     RealModel(
         "text2tashkeel",
@@ -201,6 +204,7 @@ MORE = (
         "hears speech",
         {"batch": 2, "sequence": 576},
         {"input": sound, "state": zeros, "sr": number(16_000)},
+        {"sr": 16_000},
     ),
     RealModel(
         "silero-vad",
@@ -209,6 +213,7 @@ MORE = (
         "hears speech",
         {"batch": 2, "sequence": 576},
         {"input": sound, "state": zeros, "sr": number(16_000)},
+        {"sr": 16_000},
     ),
     RealModel(
         "silero-vad",

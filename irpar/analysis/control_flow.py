@@ -10,6 +10,9 @@ from .type_merge import TypeInferenceError, common
 INT = TensorType(DType.I64, ())
 FLAG = TensorType(DType.BOOL, ())
 
+_MOST_STEPS = 100
+"""How many nodes may lie between constants and the condition of an If that they decide."""
+
 
 class Bodies(Protocol):
     """What can be done with the body of a node."""
@@ -22,10 +25,17 @@ class Bodies(Protocol):
 
 
 def infer_if(bodies: Bodies, node: Node) -> Sequence[Type]:
-    """What holds for the results of both branches."""
-    branches = list(node.nested_graphs())
-    for branch in branches:
-        bodies.visit(branch)
+    """What holds for the results of both branches; of one, where the other does not fit and constants decide."""
+    branches, refused = list(node.nested_graphs()), None
+    for branch in list(branches):
+        try:
+            bodies.visit(branch)
+        except TypeInferenceError as error:
+            # What constants decide is folded later: then the branch that is never taken is gone.
+            if refused is not None or not _is_decided(node.operands[0]):
+                raise
+            refused = error
+            branches.remove(branch)
     found = []
     for index, values in enumerate(zip(*(branch.outputs for branch in branches), strict=True)):
         try:
@@ -154,6 +164,20 @@ def _trips(node: Node, body: Graph) -> int | None:
 
 def _is_true(value: Value) -> bool:
     return value.data is not None and bool(value.data.numpy().all())
+
+
+def _is_decided(condition: Value | None) -> bool:
+    """Whether a value follows from constants alone, in few steps."""
+    waiting, met = [condition], set[Value]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or value.is_constant or value in met:
+            continue
+        if value.node is None or any(True for _ in value.node.nested_graphs()) or len(met) > _MOST_STEPS:
+            return False
+        met.add(value)
+        waiting.extend(value.node.operands)
+    return True
 
 
 def _type_of(operand: Value | None) -> Type:

@@ -29,6 +29,9 @@ MAX_NOTES = 10
 """Contradictions that are told one by one; the rest is counted."""
 
 
+_NEVER_TAKEN = "or, where that branch is never taken, fix the input that decides it: --set NAME=VALUE"
+
+
 class Inference:
     """One run of type inference over a module: keeps what it has worked out for calls and for equal nodes.
 
@@ -87,11 +90,14 @@ class Inference:
         Raises:
             TypeInferenceError: see the class.
         """
-        types = self.result_types(node)
-        changed = False
-        for value, inferred in zip(node.results, types, strict=True):
-            changed |= self._set(node, value, inferred)
-        return changed
+        try:
+            types = self.result_types(node)
+            changed = False
+            for value, inferred in zip(node.results, types, strict=True):
+                changed |= self._set(node, value, inferred)
+            return changed
+        except TypeInferenceError as error:
+            raise _in_branch(node, error) from error
 
     def result_types(self, node: Node) -> Sequence[Type]:
         """What the operands say of the results; UNKNOWN where they say nothing. Nested graphs are visited."""
@@ -181,6 +187,19 @@ class Inference:
             if key is not None:
                 self._calls[key] = found
         return found[: len(node.results)]
+
+
+def _in_branch(node: Node, error: TypeInferenceError) -> TypeInferenceError:
+    """The same of a node in a branch, which may be one that these sizes never take."""
+    branching = None if node.graph is None else node.graph.parent
+    if branching is None or branching.op_type != "If" or _NEVER_TAKEN in error.do:
+        return error
+    return TypeInferenceError(
+        error.what,
+        where=error.where,
+        notes=(*error.notes, f"it stands in a branch of If {branching.label}"),
+        do=f"{error.do}; {_NEVER_TAKEN}",
+    )
 
 
 def _key_of(operand: Value | None) -> object:

@@ -8,7 +8,7 @@ import typer
 from irpar.display import ROWS, name_with, output, print_json, table
 from irpar.sharding import IrparError
 
-from .options import Bind, Json, ModelFile
+from .options import Bind, Json, ModelFile, Set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the file of --sugg
 def inspect_command(
     model: ModelFile,
     bind: Bind = None,
+    set_: Set = None,
     tensors: Tensors = None,
     suggest: Suggest = None,
     out: Output = None,
@@ -70,12 +71,12 @@ def inspect_command(
             raise IrparError("--suggest and --tensors are two questions", do="ask one at a time")
         from .suggest import suggest_shardings
 
-        suggest_shardings(model, bind, suggest, out, force=force, as_json=as_json, rows=rows)
+        suggest_shardings(model, bind, set_, suggest, out, force=force, as_json=as_json, rows=rows)
         return
     if out is not None or force:
         given = "-o" if out is not None else "--force"
         raise IrparError(f"{given} is for the file of --suggest", do="add --suggest tp=4, or leave it out")
-    module = load_model(model, bind)
+    module = load_model(model, bind, set_=set_)
     if tensors is not None:
         _list_tensors(inspection.tensors(module, tensors), as_json)
         return

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def suggest_shardings(
     model: Path,
     bind: Sequence[str] | None,
+    set_: Sequence[str] | None,
     axes: str,
     out: Path | None,
     *,
@@ -29,7 +30,7 @@ def suggest_shardings(
     """Choose, write the file, and tell.
 
     Args:
-        model, bind: as for the other commands.
+        model, bind, set_: as for the other commands.
         axes: the mesh, as text.
         out: the file; None: beside the model.
         force: replace a --shardings file that is there.
@@ -50,17 +51,23 @@ def suggest_shardings(
     target = default_target(model) if out is None else out
     check_target(target, model, force=force)
     with ProgressReport(is_shown=not as_json, quiet=1.0) as report:
-        found = suggest(load_model(model, bind), mesh, report.passes)
+        found = suggest(load_model(model, bind, set_=set_), mesh, report.passes)
     write(target, text_of(target, found.mesh, found.lines, found.comments, model.name))
     if as_json:
         print_json(_plain(found, target))
     else:
-        _print(output(), found, rows, model, target, bind)
+        _print(output(), found, rows, model, target, _given(bind, set_))
 
 
 def default_target(model: Path) -> Path:
     """`gpt.shardings.yaml` for `gpt.onnx`."""
     return model.with_name(f"{model.name.removesuffix('.onnx')}.shardings.yaml")
+
+
+def _given(bind: Sequence[str] | None, set_: Sequence[str] | None) -> str:
+    """What --bind and --set said, to be said again."""
+    options = [("--bind", size) for size in bind or ()] + [("--set", value) for value in set_ or ()]
+    return "".join(f" {name} {quote(text)}" for name, text in options)
 
 
 def _plain(found: "Suggestion", target: Path) -> dict[str, Any]:
@@ -84,12 +91,11 @@ def _print(
     rows: int | None,
     model: Path,
     target: Path,
-    bind: Sequence[str] | None,
+    given: str,
 ) -> None:
     print_suggestion(console, found, rows, model.name)
     file = quote(str(target))
-    sizes = "".join(f" --bind {quote(size)}" for size in bind or ())
     console.print(
-        f"\nwritten to {file}; next: irpar partition {quote(str(model))} -o OUT --shardings {file}{sizes}",
+        f"\nwritten to {file}; next: irpar partition {quote(str(model))} -o OUT --shardings {file}{given}",
         soft_wrap=True,
     )

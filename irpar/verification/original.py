@@ -76,13 +76,16 @@ class Original:
 
         return cls(to_proto(module).SerializeToString(), module, "the module in memory")
 
-    def run(self, inputs: Arrays, fetch: Sequence[str] | None = None, *, optimized: bool = True) -> dict[str, Array]:
+    def run(
+        self, inputs: Arrays, fetch: Sequence[str] | None = None, *, optimized: bool = True, threads: int = 0
+    ) -> dict[str, Array]:
         """Run it.
 
         Args:
             inputs: whole arrays by name.
             fetch: intermediate values to return instead of the outputs.
             optimized: whether ONNX Runtime may fuse and fold.
+            threads: how many compute; 0: as many as ONNX Runtime chooses.
 
         Raises:
             VerificationError: ONNX Runtime refuses the model or the inputs.
@@ -92,6 +95,7 @@ class Original:
         from irpar.runtime.ort_values import exact_options
 
         options = exact_options(value.dtype for graph in self.module.all_graphs() for value in graph.constants)
+        options.intra_op_num_threads = threads
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         model = self.model if fetch is None else self._with_outputs(fetch, options)
