@@ -3,23 +3,27 @@
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from rich.table import Table
 
-from irpar.atomic import new_file
-from irpar.ir import Module, without_metadata
+from irpar.ir import ExternalTensor, Module, without_metadata
 from irpar.sharding import IrparError, nearest_names
 
 from .display import table
 from .pipeline import Pass, format_pass
 
+if TYPE_CHECKING:
+    from irpar.ir.text import TextFolder
+
 EXTENSION = ".irpar"
 """File name extension of IR text."""
 _TIMING = ("seconds", "share", "nodes")
-_DUMP = re.compile(r"\d\d+-[\w-]+\.irpar")
+_DUMPED_DATA = "tensors.data"
+"""What the dumps of a run name where the numbers are not in the text."""
+_DUMP = re.compile(r"\d\d+-[\w-]+\.irpar|" + re.escape(_DUMPED_DATA))
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Instrumentation:
         print_ir_before, print_ir_after: names of passes before and after which the IR is printed.
         print_ir_after_all: print it after every pass.
         print_ir_after_change: print it after every pass that changed something.
-        dump_ir: a folder that gets one numbered file a pass, `00-start.irpar` first; None: no dumps.
+        dump_ir: a folder that gets one numbered file a pass, `00-start.irpar` first, in place of earlier dumps, and the
+            numbers that these do not hold, so that all of them can be read back; None: no dumps.
         verify_each: run the verifier after each pass; what it finds counts as a bug of that pass.
         reproducer: the folder for the file that replays a failure; "temporary": the system's folder for temporary
             files; None: no file is written, and the copy of the module that it takes is not made.
@@ -65,6 +70,7 @@ class Instrumentation:
     reproducer: Path | Literal["temporary"] | None = "temporary"
     progress: Callable[[Progress], None] | None = None
     stream: TextIO | None = None
+    _texts: "TextFolder | None" = field(default=None, init=False, repr=False, compare=False)
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse to print around a pass that the pipeline does not have.
@@ -83,8 +89,7 @@ class Instrumentation:
     def at_start(self, module: Module) -> None:
         """Before the first pass."""
         if self.dump_ir is not None:
-            check_dump_folder(self.dump_ir)
-            self.dump_ir.mkdir(parents=True, exist_ok=True)
+            self._texts = _dump_folder(self.dump_ir, module)
             self._dump(module, 0, "start")
 
     def before(self, pass_: Pass, module: Module) -> None:
@@ -110,10 +115,31 @@ class Instrumentation:
         stream.write(f"// ----- {title} -----\n{str(without_metadata(module)).rstrip()}\n\n")
 
     def _dump(self, module: Module, number: int, name: str) -> None:
-        assert self.dump_ir is not None
-        path = self.dump_ir / f"{number:02}-{name}{EXTENSION}"
-        with new_file(path, "the IR") as fresh:
-            fresh.write_text(module.printed().text, encoding="utf-8")
+        assert self._texts is not None
+        self._texts.write(module, f"{number:02}-{name}{EXTENSION}")
+
+
+def _dump_folder(folder: Path, module: Module) -> "TextFolder":
+    """The folder for dumps, without earlier ones: their numbers would be of another file.
+
+    Raises:
+        IrparError: it holds something else, or the numbers of the module itself.
+    """
+    from irpar.ir.text import TextFolder
+
+    check_dump_folder(folder)
+    constants = (value.data for graph in module.all_graphs() for value in graph.constants if value.data is not None)
+    bases = (base for data in constants for base in data.bases)
+    if any(isinstance(base, ExternalTensor) and base.path.resolve().parent == folder.resolve() for base in bases):
+        raise IrparError(
+            "the dumps would replace the file that the module reads its numbers from",
+            where=str(folder / _DUMPED_DATA),
+            do="give a new or empty folder",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in folder.iterdir():
+        entry.unlink()
+    return TextFolder(folder, _DUMPED_DATA)
 
 
 def check_dump_folder(folder: Path) -> None:

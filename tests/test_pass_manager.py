@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from irpar import pipeline
-from irpar.ir import ArrayTensor, Graph, Module, Node, TensorType, Value
+from irpar.ir import ArrayTensor, Graph, Module, Node, TensorType, Value, clone_module, verify
 from irpar.ir.dtypes import DType
+from irpar.ir.text import read_text
 from irpar.options import OptionError, format_value, parse_value
 from irpar.pass_manager import (
     Instrumentation,
@@ -312,6 +313,38 @@ def test_the_ir_is_dumped_to_numbered_files(tmp_path):
     assert [path.name for path in files] == ["00-start.irpar", "01-grow-test.irpar", "02-fuse-test.irpar"]
     assert "Neg" not in files[0].read_text()
     assert "Neg" in files[1].read_text()
+
+
+def test_every_dump_reads_back_with_numbers_that_lie_once_beside_it(tmp_path):
+    weight = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    module = Module()
+    x = module.graph.add_input("x", TensorType(DType.F32, (8, 64)))
+    w = module.graph.add_constant(ArrayTensor(weight), "w")
+    module.opsets = {"": 21}
+    y = module.graph.append(Node("MatMul", [x, w], version=21)).result
+    y.type = TensorType(DType.F32, (8, 64))
+    module.graph.set_outputs([y], ["y"])
+    module.shard("w", [None, "tp"])
+    module.set_mesh("tp=2")
+    dump = tmp_path / "dump"
+    pipeline = "complete-sharding,insert-redistribution,localize"
+    for _ in range(2):  # The second run replaces what the first left, and more of it.
+        (dump / "99-left-over.irpar").parent.mkdir(exist_ok=True)
+        (dump / "99-left-over.irpar").write_text("graph @g() -> () { }")
+        PassManager.parse(pipeline, Instrumentation(dump_ir=dump)).run(clone_module(module))
+        files = sorted(dump.iterdir())
+        assert [path.name for path in files[:-1]] == [
+            *("00-start.irpar", "01-complete-sharding.irpar", "02-insert-redistribution.irpar", "03-localize.irpar")
+        ]
+        assert files[-1].stat().st_size == weight.nbytes
+        for path in files[:3]:
+            (constant,) = read_text(path).graph.constants
+            np.testing.assert_array_equal(constant.data.numpy(), weight)
+            PassManager.parse("localize" if path == files[2] else pipeline).run(read_text(path))
+        verify(read_text(files[3]))
+        with pytest.raises(IrparError, match="would replace the file that the module reads"):
+            PassManager.parse("cse", Instrumentation(dump_ir=dump)).run(read_text(files[0]))
+        assert files[-1].exists()
 
 
 def test_progress_is_reported():

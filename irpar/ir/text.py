@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from irpar.atomic import WriteError, check_file, new_pair
+from irpar.atomic import WriteError, check_file, new_file, new_pair
 from irpar.sharding import IrparError
 
 from .lexer import TextError
@@ -17,7 +17,7 @@ from .printer import Printer
 from .tensor import ExternalTensor, Tensor
 from .types import TensorType
 
-__all__ = ["Printed", "TextError", "parse_module", "print_module", "read_text", "write_text"]
+__all__ = ["Printed", "TextError", "TextFolder", "parse_module", "print_module", "read_text", "write_text"]
 
 _WHAT = "the text"
 _MOST_CHARACTERS = 4096
@@ -74,6 +74,10 @@ class _FileStore:
         self.path = path
         self._file = file
         self._places: dict[int, tuple[Tensor, int]] = {}
+
+    def go_on(self, file: BinaryIO) -> None:
+        """Append to the file from here on, which was opened again."""
+        self._file = file
 
     def put(self, tensor: Tensor) -> tuple[str, int]:
         place = self._places.get(id(tensor))
@@ -151,6 +155,41 @@ def write_text(module: Module, path: str | os.PathLike[str], comment: str = "") 
         with open(fresh_data, "wb") as file:
             text = Printer(module, _FileStore(data.resolve(), file)).print()
         fresh.write_text(comment + text, encoding="utf-8")
+
+
+class TextFolder:
+    """Texts of one module at several times, in a folder; tensors in memory go to one data file, each once.
+
+    Args:
+        folder: where to; it must be there.
+        data: the name of the data file; one that is there is written anew.
+
+    Raises:
+        OSError: the data file cannot be written.
+    """
+
+    def __init__(self, folder: Path, data: str) -> None:
+        self.folder = folder
+        self._path = (folder / data).resolve()
+        self._path.unlink(missing_ok=True)
+        self._store: _FileStore | None = None
+
+    def write(self, module: Module, name: str) -> None:
+        """Write the text of a module, as it is now, to the file `name`.
+
+        Raises:
+            IrparError: a file cannot be written.
+            OSError: the data file cannot be written.
+        """
+        with open(self._path, "ab") as file:
+            if self._store is None:
+                self._store = _FileStore(self._path, file)
+            self._store.go_on(file)
+            text = Printer(module, self._store).print()
+        if not self._path.stat().st_size:
+            self._path.unlink()
+        with new_file(self.folder / name, _WHAT) as fresh:
+            fresh.write_text(text, encoding="utf-8")
 
 
 def check_text_target(path: str | os.PathLike[str]) -> None:
