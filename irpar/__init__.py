@@ -66,7 +66,8 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    """What there is to use, imported or not: the modules inside are not offered."""
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, "__version__"})
 
 
 def _version() -> str:

@@ -1,5 +1,6 @@
 """What the pages under docs/ show is run: examples of passes, Python programs, shardings, links."""
 
+import doctest
 import io
 import json
 import os
@@ -113,6 +114,15 @@ def test_every_spelling(tmp_path: Path) -> None:
     (program,) = code("shardings.md", "python")
     (tmp_path / "spellings.py").write_text(program)
     python("spellings.py", folder=tmp_path)
+
+
+def test_the_session_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    models.save("gpt.onnx", "gpt", layers=2)
+    session = "\n".join(code("python.md", "pycon"))
+    test = doctest.DocTestParser().get_doctest(session, {}, "docs/python.md", None, 0)
+    assert len(test.examples) > 10
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_the_sections_of_the_file(tmp_path: Path) -> None:

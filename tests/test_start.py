@@ -28,7 +28,8 @@ def test_dir_imports_nothing() -> None:
 
 
 def test_dir_has_all_that_there_is_to_call() -> None:
-    assert {*irpar.__all__, "__version__"} <= set(dir(irpar))
+    assert [name for name in dir(irpar) if not name.startswith("_")] == irpar.__all__
+    assert "__version__" in dir(irpar)
     assert all(getattr(irpar, name) is not None for name in dir(irpar))
 
 
