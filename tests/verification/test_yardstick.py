@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import irpar
 from irpar.verification import Original, Verification
@@ -199,3 +200,41 @@ def test_an_explicit_tolerance_decides_alone(tmp_path: Path) -> None:
     verified: Verification = made.verify(tolerance=1e-7)
     assert not verified
     assert verified.differences[0].measure == "tolerance"
+
+
+def quantised_lstm(steps: int, batch: int, width: int, hidden: int) -> Original:
+    """A model of one DynamicQuantizeLSTM both ways, which quantises the rows of a batch thread by thread."""
+    draw = np.random.default_rng(0)
+    constants = {
+        "w": draw.integers(-60, 60, (2, width, 4 * hidden)).astype(np.int8),
+        "r": draw.integers(-60, 60, (2, hidden, 4 * hidden)).astype(np.int8),
+        "scale": np.full(2, 0.01, np.float32),
+        "zero": np.zeros(2, np.int8),
+    }
+    operands = ["x", "w", "r", "", "", "", "", "", "scale", "zero", "scale", "zero"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", operands, ["y"], domain="com.microsoft", hidden_size=hidden, direction="bidirectional"
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [steps, 2, batch, hidden])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return Original.of_module(irpar.onnx_io.to_module(helper.make_model(graph, opset_imports=opsets, ir_version=9)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_number_of_threads_changes_is_no_fault(seed: int) -> None:
+    """With one thread ONNX Runtime quantises all rows of the batch by one scale; with more, those of each by their own."""
+    model = quantised_lstm(12, 4, 16, 64)
+    inputs = {"x": np.random.default_rng(seed).standard_normal((12, 4, 16)).astype(np.float32)}
+    inputs["x"][:, 1] *= 10
+    expected = model.run(inputs)
+    for threads in (1, 2):
+        got = model.run(inputs, threads=threads)
+        assert Yardstick(model, inputs).judge(got, expected).differences["y"].is_equal
+    wrong = {"y": np.roll(expected["y"], 1, axis=0)}
+    assert not Yardstick(model, inputs).judge(wrong, expected).differences["y"].is_equal
