@@ -5,6 +5,9 @@ A tenth where nothing is said, as in `make test`; all in `make test-all`; `IRPAR
 
 import math
 import os
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 SHARE = float(os.environ.get("IRPAR_TEST_BUDGET", "0.1"))
 LEAST = 5
@@ -14,3 +17,10 @@ LEAST = 5
 def budget(count: int) -> int:
     """How many of so many examples, seeds or programs a test tries."""
     return max(math.ceil(count * SHARE), min(count, LEAST))
+
+
+def pairs(those: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """All of those with all others; of a smaller share each of those with one of the others, in turn."""
+    if SHARE >= 1:
+        return list(product(those, others))
+    return [(each, others[place % len(others)]) for place, each in enumerate(those)]

@@ -17,6 +17,7 @@ import irpar
 from irpar.api import Engine
 from irpar.default_pipeline import know_ranks
 from irpar.ir import TensorType
+from tests.budget import pairs
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -158,8 +159,7 @@ def check_weights(partition: irpar.Partition, export: str) -> None:
             assert held == prod(value.whole_shape) * value.dtype.bits // 8, f"{value.source} is not cut"
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=",".join)
-@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize(("export", "mesh"), pairs(EXPORTS, MESHES), ids=str)
 def test_exports(export: str, mesh: dict[str, int]) -> None:
     partition = partitioned(export, mesh)
     check_numbers(partition, export)

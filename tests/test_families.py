@@ -11,6 +11,7 @@ import irpar
 from irpar import models
 from irpar.api import Engine
 from irpar.runtime.inputs import random_inputs
+from tests.budget import pairs
 from tests.runtime.groups.ring import check_rings
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 
@@ -93,8 +94,7 @@ def partitioned(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partiti
     return irpar.partition(module, irpar.Mesh(mesh))
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=",".join)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "mesh"), pairs(CASES, MESHES), ids=str)
 def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
     partition = partitioned(case, mesh, tmp_path)
     partition.verify(tolerance=case.tolerance).check()
@@ -110,13 +110,21 @@ def test_sizes_that_do_not_divide(family: str, tmp_path: Path) -> None:
     partition.verify(tolerance=TOLERANCE, engine="numpy").check()
 
 
-@pytest.mark.parametrize("engine", ["ort", "numpy"])
-@pytest.mark.parametrize("sizes", [(), (("batch", 5),)], ids=["even", "uneven"])
-@pytest.mark.parametrize("case", PLANNED, ids=str)
+WAYS: tuple[tuple[tuple[tuple[str, int], ...], Engine], ...] = (
+    ((), "ort"),
+    ((("batch", 5),), "numpy"),
+    ((), "numpy"),
+    ((("batch", 5),), "ort"),
+)
+"""Sizes that divide evenly and that do not, and the engine."""
+
+
+@pytest.mark.parametrize(("case", "way"), pairs(PLANNED, WAYS), ids=str)
 def test_collectives_are_those_of_the_plan_call_by_call(
-    case: Case, sizes: tuple[tuple[str, int], ...], engine: Engine, tmp_path: Path
+    case: Case, way: tuple[tuple[tuple[str, int], ...], Engine], tmp_path: Path
 ) -> None:
     """And send what it says: counted in rings of sends and receives."""
+    sizes, engine = way
     mesh = {"dp": 2, "tp": 3 if sizes else 2}
     partition = partitioned(Case(case.family, (*case.settings, *sizes)), mesh, tmp_path)
     module = partition.module

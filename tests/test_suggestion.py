@@ -24,7 +24,7 @@ from irpar.suggestion_file import Spec, as_yaml
 from irpar.suggestion_minimum import fewest
 from irpar.suggestion_report import Groups
 from irpar.suggestion_words import CutWords
-from tests.budget import budget
+from tests.budget import budget, pairs
 
 from .written import model_of_text
 
@@ -90,9 +90,11 @@ TRANSFORMERS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize(("family", "overrides"), TRANSFORMERS, ids=str)
-def test_transformers_are_divided(family: str, overrides: dict[str, Any], mesh: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("transformer", "mesh"), pairs(TRANSFORMERS, MESHES), ids=str)
+def test_transformers_are_divided(
+    transformer: tuple[str, dict[str, Any]], mesh: dict[str, int], tmp_path: Path
+) -> None:
+    family, overrides = transformer
     found = check(build(tmp_path, family, **overrides), mesh, tmp_path)
     assert excess_of(found) <= EXCESS
 
