@@ -1,6 +1,11 @@
 """What all tests share: assertions that say what differs, and which tests one of several processes runs together."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long examples take says how busy the machine is.
+settings.register_profile("irpar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("irpar")
 
 for name in ("tests.passes.golden", "tests.conformance"):
     pytest.register_assert_rewrite(name)

@@ -145,7 +145,11 @@ def test_exports_with_renamed_weights(name: str, tmp_path: Path) -> None:
     assert any("attn" in comment for comment in found.comments.values())
 
 
-@settings(max_examples=budget(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=budget(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(
     heads=st.integers(1, 6),
     head=st.sampled_from([4, 6]),

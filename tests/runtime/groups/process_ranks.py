@@ -15,6 +15,7 @@ from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.groups.processes import ProcessGroup
 from irpar.runtime.groups.shared_memory.segment import Layout
 from irpar.sharding import Mesh
+from tests.patience import patient
 
 Given = tuple[Collective, np.ndarray]
 """A collective, and a rank's operand."""
@@ -82,7 +83,7 @@ class Ranks:
             if rank == but:
                 found.append(None)
                 continue
-            assert connection.poll(seconds), "a rank hangs"
+            assert connection.poll(patient(seconds)), "a rank hangs"
             try:
                 found.append(connection.recv()[1])
             except EOFError:
