@@ -150,3 +150,12 @@ def test_a_plan_whose_value_does_not_fit_is_refused(model: Path, tmp_path: Path)
     path.write_text(path.read_text().replace('"value": 16000', '"value": [1, 2]'))
     with pytest.raises(irpar.IrparError, match="the value of input sr has shape"):
         irpar.Partition.open(tmp_path / "out").run({})
+
+
+def test_a_suggestion_of_what_is_left(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["inspect", model, "--suggest", "tp=2", "-o", tmp_path / "s.yaml", "--set", "sr=16000"]
+    code, text, _ = call(capsys, *words)
+    assert code == 0
+    assert "--set sr=16000" in text.splitlines()[-1]
+    assert json.loads(call(capsys, "inspect", model, "--set", "sr=8000", "--json")[1])
+    refused(capsys, 'there is no input "rate"', "inspect", model, "--set", "rate=8000")
