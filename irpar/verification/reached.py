@@ -17,12 +17,21 @@ from onnx import AttributeProto, helper
 
 from irpar.ir import Graph
 from irpar.process import import_native
+from irpar.sharding import IrparError
 
-from .original import Original, run_session
+from .original import Original, first_line, run_session
 
 _MARK = "irpar.ran."
 _WHOLE = frozenset({"Shape", "Size"})
 """Operators whose results depend on the shapes of their operands alone."""
+
+
+_MOST_EVENTS = 1_000_000
+"""ONNX Runtime records no more of them."""
+
+
+class ProfileError(IrparError):
+    """What ran cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,11 @@ class Control:
         self._proto = _control_of(proto) if held else None
 
     def counts(self, inputs: Iterable[Mapping[str, Any]]) -> list[Counts | None]:
-        """How often each body runs on each of several inputs; None where the model refuses them."""
+        """How often each body runs on each of several inputs; None where the model refuses them.
+
+        Raises:
+            ProfileError: it cannot be told.
+        """
         if self._proto is None:
             return [() for _ in inputs]
         onnxruntime = import_native("onnxruntime")
@@ -93,13 +106,18 @@ class Control:
         self._original.find_weights(options)
         with tempfile.TemporaryDirectory(prefix="irpar-") as folder:
             options.profile_file_prefix = str(Path(folder) / "profile")
-            session = onnxruntime.InferenceSession(
-                self._proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            try:
+                session = onnxruntime.InferenceSession(
+                    self._proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                )
+            except Exception as error:
+                raise ProfileError(f"ONNX Runtime does not profile the model: {first_line(error)}") from error
             taken = {value.name for value in session.get_inputs()}
             names = [value.name for value in session.get_outputs()]
             ran = [_runs(session, names, {key: given[key] for key in taken}) for given in inputs]
             events = json.loads(Path(session.end_profiling()).read_text())
+        if len(events) >= _MOST_EVENTS:
+            raise ProfileError(f"ONNX Runtime's profile ends after {_MOST_EVENTS:,} events")
         counted = _by_run(events, self._marks)
         return [counted.pop(0) if is_run else None for is_run in ran]
 

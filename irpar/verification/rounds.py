@@ -11,7 +11,7 @@ from irpar.sharding import IrparError
 
 from .comparison import Arrays
 from .original import Original, VerificationError
-from .reached import Body, Control, Counts
+from .reached import Body, Control, Counts, ProfileError
 
 CANDIDATES = 48
 """How many draws are tried for what the first does not reach."""
@@ -31,6 +31,7 @@ class Rounds:
         expected: the results of the original on the first, where it was run to see whether it takes them.
         bodies: the branches and loop bodies that the partition has.
         missed: those of them that none of the inputs reach.
+        doubt: why it cannot be told which of them ran, where that is so.
     """
 
     inputs: tuple[Arrays, ...]
@@ -38,6 +39,7 @@ class Rounds:
     expected: Arrays | None = None
     bodies: tuple[Body, ...] = ()
     missed: tuple[Body, ...] = ()
+    doubt: str = ""
 
 
 def rounds_for(
@@ -68,13 +70,19 @@ def rounds_for(
         told = f"random, seed {seed}" + (f"; {', '.join(sorted(given))} given" if given else "")
     if not control.bodies:
         return replace(chosen, told=told)
-    counts = control.counts(chosen.inputs)
+    try:
+        counts = control.counts(chosen.inputs)
+        if None in counts:
+            raise ProfileError("the model's control does not run by itself")
+        more = _reaching(control, counts, draw) if drawn else []
+    except ProfileError as error:
+        doubt = f"which branches and loop bodies ran cannot be told: {error.what}"
+        return replace(chosen, told=told, bodies=control.bodies, doubt=doubt)
     if drawn:
-        more = _reaching(control, counts, draw)
         chosen = replace(chosen, inputs=(*chosen.inputs, *(inputs for inputs, _ in more)))
         counts += [count for _, count in more]
         told += f"; {len(chosen.inputs)} runs" if more else ""
-    ran = [any(count is None or count[place] for count in counts) for place in range(len(control.bodies))]
+    ran = [any(count is not None and count[place] for count in counts) for place in range(len(control.bodies))]
     missed = tuple(body for body, is_run in zip(control.bodies, ran, strict=True) if not is_run)
     return replace(chosen, told=told, bodies=control.bodies, missed=missed)
 

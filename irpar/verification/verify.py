@@ -162,7 +162,7 @@ def verify(
     rounds = _rounds(executor, original, inputs, seed)
     worst: dict[str, Difference] = {}
     notes: dict[str, None] = dict.fromkeys(original.notes)
-    doubts: dict[str, None] = {}
+    doubts: dict[str, None] = {rounds.doubt: None} if rounds.doubt else {}
     for place in range(len(rounds.inputs)):
         judged = _verify_once(executor, original, rounds, place, tolerance)
         for name, found in judged.differences.items():

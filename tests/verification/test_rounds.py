@@ -162,3 +162,25 @@ def test_an_output_of_nans_tells_nothing(tmp_path: Path) -> None:
     verified = made.verify()
     assert verified.result == "equal, but"
     assert verified.but == ("y: it is all NaN on these inputs, which tells nothing of it",)
+
+
+def test_a_profile_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irpar.verification.reached._MOST_EVENTS", 5)
+    verified = partitioned(tmp_path, REACHED["a truth value"]).verify()
+    assert verified.result == "equal, but"
+    assert verified.but[0].startswith("which branches and loop bodies ran cannot be told: ONNX Runtime's profile ends")
+
+
+def test_scans_and_sequence_maps_have_bodies(tmp_path: Path) -> None:
+    made = partitioned(
+        tmp_path,
+        f"""g (float[4,8] x, {W}, bool p) => (float[4,8] y) <float[8] zero = {{0,0,0,0,0,0,0,0}}> {{
+          h = MatMul(x, w)
+          l, y = Scan<num_scan_inputs=1, body = b (float[8] s, float[8] r) => (float[8] t, float[8] o) {{
+            t = Add(s, r)
+            o = If(p) <then_branch = a () => (float[8] u) {{ u = Neg(t) }}, else_branch = e () => (float[8] v) {{ v = Abs(t) }}>
+          }}>(zero, h) }}""",
+    )
+    verified = made.verify()
+    assert (verified.result, len(verified.bodies)) == ("equal", 3)
+    assert missed(made.verify({"p": np.array(True)})) == [("o", "else_branch")]
