@@ -18,7 +18,7 @@ _PIPELINE = "// pipeline: "
 def write_reproducer(folder: Path | None, module: Module, passes: Sequence[Pass], error: BaseException) -> Path:
     """Write what makes `passes` fail: their names and the module before the first of them.
 
-    Numbers that the module holds in memory go to a file beside the text.
+    Numbers that the module holds in memory go to a file beside the text, its reasons to the end of the text.
 
     Args:
         folder: where to; None: the system's folder for temporary files.
@@ -30,6 +30,7 @@ def write_reproducer(folder: Path | None, module: Module, passes: Sequence[Pass]
         The path of the text.
     """
     from irpar.ir.text import write_text
+    from irpar.ir.text_logs import logs_text
 
     if folder is None:
         path = Path(tempfile.gettempdir()) / f"irpar-{passes[0].name}-{uuid.uuid4().hex[:8]}{EXTENSION}"
@@ -37,7 +38,8 @@ def write_reproducer(folder: Path | None, module: Module, passes: Sequence[Pass]
         folder.mkdir(parents=True, exist_ok=True)
         path = _free_path(folder, passes[0].name)
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    write_text(module, path, f"{HEADER}\n{_PIPELINE}{format_pipeline(passes)}\n// error: {reason}\n")
+    comment = f"{HEADER}\n{_PIPELINE}{format_pipeline(passes)}\n// error: {reason}\n"
+    write_text(module, path, comment, logs_text(module))
     return path
 
 

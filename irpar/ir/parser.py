@@ -11,11 +11,13 @@ from .module import Module
 from .printer import default_call_version, default_version
 from .tensor import Tensor
 from .text_header import HeaderReader
+from .text_logs import WORD as LOG
+from .text_logs import read_log
 from .text_tensors import LiteralReader, Resolve
 from .text_types import ClauseReader
 from .value import Names, Value
 
-TOP_LEVEL = ("module", "mesh", "annotate", "function", "graph")
+TOP_LEVEL = ("module", "mesh", "annotate", "function", "graph", LOG)
 """The words with which the parts of a text begin."""
 _MAX_GRAPH_DEPTH = 64
 _PHASES: tuple[str, ...] = get_args(Phase)
@@ -51,7 +53,7 @@ class Parser:
             TextError: at the first place that is not the text form.
         """
         lexer = self.lexer
-        parts = (self.header.module, self._mesh, self.header.annotation, self._function, self._main_graph)
+        parts = (self.header.module, self._mesh, self.header.annotation, self._function, self._main_graph, self._log)
         readers: dict[str, Callable[[], None]] = dict(zip(TOP_LEVEL, parts, strict=True))
         while lexer.kind != "end":
             reader = readers.get(lexer.token)
@@ -66,6 +68,9 @@ class Parser:
                 raise lexer.error("no such function in this text", position)
             node.callee = callee
         return self.module
+
+    def _log(self) -> None:
+        read_log(self.lexer, self.module)
 
     def _mesh(self) -> None:
         self.header.mesh()

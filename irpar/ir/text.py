@@ -135,7 +135,7 @@ def _of_memory(found: Tensor | None, name: str, offset: int, length: int, type_:
     return found
 
 
-def write_text(module: Module, path: str | os.PathLike[str], comment: str = "") -> None:
+def write_text(module: Module, path: str | os.PathLike[str], comment: str = "", end: str = "") -> None:
     """Write the text form to a file; tensors in memory that are too big for it go to `<path>.data`.
 
     Both files are written beside their places and moved there when complete.
@@ -144,6 +144,7 @@ def write_text(module: Module, path: str | os.PathLike[str], comment: str = "") 
         module: what to write.
         path: the file.
         comment: lines that begin with `//`, for the top of the file.
+        end: lines of the text form, for its end.
 
     Raises:
         IrparError: a file cannot be written, or is there and is not of the text form.
@@ -154,7 +155,7 @@ def write_text(module: Module, path: str | os.PathLike[str], comment: str = "") 
     with new_pair(path, data, _WHAT) as (fresh, fresh_data):
         with open(fresh_data, "wb") as file:
             text = Printer(module, _FileStore(data.resolve(), file)).print()
-        fresh.write_text(comment + text, encoding="utf-8")
+        fresh.write_text(comment + text + end, encoding="utf-8")
 
 
 class TextFolder:
