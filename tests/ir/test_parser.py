@@ -29,7 +29,7 @@ def test_a_long_line_is_shown_around_the_caret() -> None:
 
 MESSAGES = {
     "": "expected a graph, found the end of the text",
-    "nonsense": "expected one of module, mesh, annotate, function, graph, found `nonsense`",
+    "nonsense": "expected one of module, mesh, annotate, function, graph, log, found `nonsense`",
     "graph @g() -> () {": "expected a node or `}`, found the end of the text",
     'graph @g() -> () { %x = "Op() }': "this string does not end on its line",
     "graph @g() -> () ; {}": "unexpected character ';'",
