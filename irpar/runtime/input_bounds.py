@@ -39,6 +39,8 @@ _SIDE_PLACES = {
 }
 """From which operand on there are sizes, places and axes instead of data."""
 _MOST_POINTS = 64
+_WORD_ATTRIBUTES = ("keys_strings", "cats_strings", "classlabels_strings")
+"""Of LabelEncoder and its like."""
 TRIPS = (0, 1, 3)
 
 
@@ -93,6 +95,20 @@ def thresholds(graph: Graph) -> tuple[float, ...]:
                     number = operand.data.numpy().reshape(-1)[0]
                     if operand.data.dtype.is_float and np.isfinite(number):
                         found[float(number)] = None
+    return tuple(found)[:_MOST_POINTS]
+
+
+def words(graph: Graph) -> tuple[str, ...]:
+    """The texts that a model compares texts with, or looks up."""
+    found: dict[str, None] = {}
+    for node in graph.walk():
+        for operand in node.operands:
+            if operand is not None and operand.data is not None and operand.data.dtype is DType.STR:
+                found |= dict.fromkeys(map(str, operand.data.numpy().reshape(-1)[:_MOST_POINTS]))
+        for name in _WORD_ATTRIBUTES:
+            listed = node.attributes.get(name)
+            if isinstance(listed, tuple):
+                found |= dict.fromkeys(word for word in listed[:_MOST_POINTS] if isinstance(word, str))
     return tuple(found)[:_MOST_POINTS]
 
 

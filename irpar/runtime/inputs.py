@@ -7,7 +7,7 @@ import numpy as np
 from irpar.ir import DType, Graph, Value
 from irpar.sharding import IrparError
 
-from .input_bounds import Bounds, index_bounds, thresholds
+from .input_bounds import Bounds, index_bounds, thresholds, words
 from .layout import Array, TensorSpec
 
 NARROW_INTEGERS = 2
@@ -25,7 +25,8 @@ def random_inputs(
 ) -> dict[str, Array]:
     """Random whole inputs for a program.
 
-    Floats are standard normal, bools fair, strings "a" or "b". Integers that reach indices of Gather and its like in
+    Floats are standard normal, bools fair, strings "a", "b" or what the model compares
+    strings with. Integers that reach indices of Gather and its like in
     `graph` lie in the range that these allow; those that are read as masks are 0 or 1, the first of each row 1; those
     that are compared with numbers lie around these; those that only arithmetic reads are wide; others are 0 or 1.
 
@@ -42,10 +43,11 @@ def random_inputs(
     """
     inputs = {value.source_name: value for value in graph.inputs}
     found = thresholds(graph) if variant else ()
+    texts = ("a", "b", *(words(graph) if any(spec.dtype is DType.STR for spec in specs) else ()))
     return {
-        spec.name: _Drawer(np.random.default_rng([seed, index, *([variant] if variant else [])]), variant, found).draw(
-            spec, inputs.get(spec.name), narrow
-        )
+        spec.name: _Drawer(
+            np.random.default_rng([seed, index, *([variant] if variant else [])]), variant, found, texts
+        ).draw(spec, inputs.get(spec.name), narrow)
         for index, spec in enumerate(specs)
     }
 
@@ -53,8 +55,11 @@ def random_inputs(
 class _Drawer:
     """Draws one input."""
 
-    def __init__(self, random: np.random.Generator, variant: int, found: tuple[float, ...]) -> None:
+    def __init__(
+        self, random: np.random.Generator, variant: int, found: tuple[float, ...], texts: tuple[str, ...]
+    ) -> None:
         self._random = random
+        self._texts = np.asarray(texts, object)
         self._variant = variant
         self._thresholds = found
 
@@ -67,7 +72,7 @@ class _Drawer:
         shape = _static_shape(spec)
         assert spec.dtype is not None
         if spec.dtype is DType.STR:
-            return np.asarray(self._random.choice(np.asarray(["a", "b"], object), shape), object).reshape(shape)
+            return np.asarray(self._random.choice(self._texts, shape), object).reshape(shape)
         if spec.dtype is DType.BOOL:
             return self._bools(shape)
         if spec.dtype.is_integer:

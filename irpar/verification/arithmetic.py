@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from irpar.ir import DType, Module, Node, Value, clone_module, dtype_of_numpy, tensor_type
-from irpar.kernels import Kernel
+from irpar.kernels import Kernel, lookup
 from irpar.runtime.arrays import Arrays, Reads
 from irpar.runtime.bodies import Body, Scope
 from irpar.runtime.control_flow import Environment, Operation
@@ -144,9 +144,11 @@ def run_nudged(module: Module, inputs: Mapping[str, Any], names: Sequence[str], 
 def _run(module: Module, arrays: Arrays, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     from irpar.passes.infer_types import InferTypes
 
-    work = clone_module(module)
-    InferTypes().run(work)
-    graph = work.graph
+    if any(lookup(node.domain, node.op_type, node.version) is None for graph in module.all_graphs() for node in graph):
+        # ONNX Runtime has to know the types of what it computes alone.
+        module = clone_module(module)
+        InferTypes().run(module)
+    graph = module.graph
     known = {value.source_name: value for value in reversed([*graph.values()])}
     known |= dict(zip(graph.output_names, graph.outputs, strict=True))
     outputs = tuple(known[name] for name in names)

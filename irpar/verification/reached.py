@@ -79,13 +79,15 @@ class Control:
 
     def __init__(self, original: Original, graphs: Sequence[Graph]) -> None:
         self._original = original
-        proto = original.proto()
-        found = _Finder(proto).found
-        present = _holders(graphs)
-        held = {mark: body for mark, body in found.items() if _is_held(body, present)}
+        self._proto: onnx.ModelProto | None = None
+        held: dict[str, Body] = {}
+        # Most partitions have none, and a model may be large.
+        if present := _holders(graphs):
+            proto = original.proto()
+            held = {mark: body for mark, body in _Finder(proto).found.items() if _is_held(body, present)}
+            self._proto = _control_of(proto) if held else None
         self.bodies = tuple(held.values())
         self._marks = tuple(held)
-        self._proto = _control_of(proto) if held else None
 
     def counts(self, inputs: Iterable[Mapping[str, Any]]) -> list[Counts | None]:
         """How often each body runs on each of several inputs; None where the model refuses them.

@@ -56,6 +56,9 @@ def test_equal_seeds_give_equal_inputs() -> None:
         ("%u = Unsqueeze(%i, %one) : i32[20, 1]\n %y = GatherND(%t, %u) : f32[20, 5, 7]", 0, 3),
         ("%y = OneHot(%i, %depth, %values) : f32[20, 6]", 0, 6),
         ("%y = Custom(%i) : i32[20]", 0, 2),
+        ("%y = Slice(%t, %i, %i) : f32[3, 5, 7]", 0, 8),
+        ("%m = Mul(%i, %two) : i32[20]\n %y = Gather(%t, %m) {axis=2} : f32[3, 5, 20]", 0, 4),
+        ("%y = Expand(%t, %i) : f32[3, 5, 7]", 0, 2),
     ],
 )
 def test_indices_stay_in_range(use: str, low: int, high: int) -> None:
@@ -73,6 +76,53 @@ def test_indices_stay_in_range(use: str, low: int, high: int) -> None:
     seen = np.concatenate([random_inputs(specs, graph, seed)["i"] for seed in range(20)])
     assert seen.dtype == np.int32
     assert (seen.min(), seen.max()) == (low, high - 1)
+
+
+@pytest.mark.parametrize(
+    ("use", "seen"),
+    [
+        # Beside what is compared, and what lies between.
+        ("%y = Equal(%i, %two) : bool[1000]", {1, 2, 3}),
+        (
+            "%c = Cast(%i) {to=7} : i64[1000]\n %p = Add(%c, %one) : i64[1000]\n %y = Less(%p, %far) : bool[1000]",
+            {15999},
+        ),
+        ("%c = Cast(%i) {to=1} : f32[1000]\n %y = GreaterOrEqual(%c, %half) : bool[1000]", {-1, 0, 1}),
+        # Lengths are compared with places.
+        ("%y = Less(%i, %places) : bool[1000]", {0, 1, 999, 1000, 1001}),
+    ],
+)
+def test_integers_that_are_compared(use: str, seen: set[int]) -> None:
+    inputs = drawn(f"""
+        graph @g(%i: i32[1000], %places: i32[1000]) -> (%y) opset 21 {{
+          %two = constant : i32[] 2
+          %one = constant : i64[] 1
+          %far = constant : i64[] 16000
+          %half = constant : f32[] 0.5
+          {use}
+        }}
+    """)
+    assert seen <= set(inputs["i"].tolist())
+
+
+def test_integers_that_only_arithmetic_reads_are_wide() -> None:
+    text = "graph @g(%i: i32[1000], %d: i32[1000]) -> (%y) opset 21 {\n %y = Div(%i, %d) : i32[1000]\n}"
+    inputs = drawn(text)
+    assert inputs["i"].min() < -900
+    assert inputs["i"].max() > 900
+    assert 0 not in inputs["d"]
+    narrow = random_inputs(input_specs(module(text).graph), module(text).graph, narrow=True)
+    assert set(narrow["i"].tolist()) == {0, 1}
+    assert set(narrow["d"].tolist()) == {1}
+
+
+def test_classes_lie_in_their_number() -> None:
+    inputs = drawn("""
+        graph @g(%s: f32[500, 7], %l: i64[500]) -> (%y) opset 21 {
+          %y = SoftmaxCrossEntropyLoss(%s, %l) : f32[]
+        }
+    """)
+    assert set(inputs["l"].tolist()) == set(range(7))
 
 
 def test_masks_are_zeros_and_ones_with_a_one_in_each_row() -> None:

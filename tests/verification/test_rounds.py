@@ -36,6 +36,8 @@ REACHED = {
     "an integer in a range": f"""g (float[4,8] x, {W}, int32[1] n) => (float[4,8] y)
       <int32 low = {{700}}, int32 high = {{710}}> {{ s = Squeeze(n)  a = Greater(s, low)  b = Less(s, high)
       q = And(a, b)  y = If(q) {BRANCHES} }}""",
+    "a text": f"""g (float[4,8] x, {W}, string lang) => (float[4,8] y)
+      <string k = {{"en"}}> {{ q = Equal(lang, k)  y = If(q) {BRANCHES} }}""",
     "a truth value": f"g (float[4,8] x, {W}, bool p) => (float[4,8] y) {{ y = If(p) {BRANCHES} }}",
     "many truth values": f"""g (float[4,8] x, {W}, bool[64] p) => (float[4,8] y) <int64 n = {{64}}> {{
       i = Cast<to=7>(p)  s = ReduceSum<keepdims=0>(i)  q = Equal(s, n)  y = If(q) {BRANCHES} }}""",
