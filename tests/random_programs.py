@@ -122,10 +122,10 @@ def programs(draw: Draw, group: Group | None = None, count: int = 5) -> Program:
     if not maker.nodes:
         maker.node("Relu", [maker.fresh([4])])
     maker.random = random()
-    return _program(maker)
+    return program_of(maker)
 
 
-def _program(maker: GraphMaker) -> Program:
+def program_of(maker: GraphMaker) -> Program:
     """The graph with a mesh and annotations."""
     outputs = _outputs(maker)
     random = maker.random
@@ -252,7 +252,7 @@ def check(program: Program, folder: Path, *, inside: bool = True, saved: bool = 
         AssertionError: it is not, ranks differ, or the plan is not what was executed.
         UnsteadyError: the program has no reliable answer.
     """
-    expected = _expected(program)
+    expected = expected_of(program)
     try:
         partition = partitioned(program, folder)
     except PassFailure:
@@ -289,7 +289,7 @@ def partitioned(program: Program, folder: Path) -> irpar.Partition:
     return irpar.partition(loaded(program, folder), program.mesh, pipeline=passes, network=program.network)
 
 
-def _expected(program: Program) -> dict[str, Array]:
+def expected_of(program: Program) -> dict[str, Array]:
     names = [output.name for output in program.model.graph.output]
     if "ort" not in program.engines:
         given = {entry.name: onnx.numpy_helper.to_array(entry) for entry in program.model.graph.initializer}

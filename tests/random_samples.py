@@ -178,7 +178,7 @@ def plant(m: GraphMaker, sample: Sample) -> None:
     while not names[-1]:
         names.pop()
     m.rounds |= sample.op.startswith(ROUNDING) or _keeps_places(sample)
-    attributes = {name: _attribute(value) for name, value in sample.node.attributes.items()}
+    attributes = plain_attributes(sample)
     proto = helper.make_node(sample.op, names, m.new_names(sample.results), domain=sample.domain, **attributes)
     m.append(proto, [found for found in operands if found is not None], is_limited=False)
 
@@ -186,6 +186,11 @@ def plant(m: GraphMaker, sample: Sample) -> None:
 def _keeps_places(sample: Sample) -> bool:
     """A Resize to as many places as before, which ONNX Runtime leaves out whatever the scales are."""
     return sample.op == "Resize" and sample.node.results[0].shape == sample.node.inputs[0].shape
+
+
+def plain_attributes(sample: Sample) -> dict[str, object]:
+    """The attributes of a sample's node, as onnx's helper takes them."""
+    return {name: _attribute(value) for name, value in sample.node.attributes.items()}
 
 
 def _attribute(value: object) -> object:
