@@ -94,7 +94,8 @@ def batch_normalization(
     if not training_mode:
         return (_batch_normalized(xp, x, scale, bias, mean, variance, epsilon),)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
-    batch_mean, batch_variance = (found(axis=axes).reshape(-1) for found in (widen(x).mean, widen(x).var))
+    centred = widen(x) - mean_over(widen(x), axes)
+    batch_mean, batch_variance = (mean_over(found, axes).reshape(-1) for found in (widen(x), centred * centred))
     y = _batch_normalized(xp, x, scale, bias, batch_mean, batch_variance, epsilon)
     new_mean = widen(mean) * momentum + batch_mean * (1 - momentum)
     new_variance = widen(variance) * momentum + batch_variance * (1 - momentum)

@@ -50,6 +50,13 @@ def log_sum_exp(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
     return result if keepdims else xp.squeeze(result, axis=axes)
 
 
+def _whole_log_sum_exp(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
+    """Of integers: ONNX Runtime adds up exp(x - peak) as integers, so that only the greatest elements count."""
+    peak = _max(xp, x, axes, True)
+    result = xp.log(total(xp, (x == peak).astype(x.dtype), axes, True)) + peak
+    return result if keepdims else xp.squeeze(result, axis=axes)
+
+
 def _extreme(name: str, least: bool) -> Reducer:
     def reduce(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
         if _count(x, axes):
@@ -101,6 +108,8 @@ def _reduce(xp: ArrayModule, reducer: Reducer, x: Array, axes: Axes, keepdims: i
     if not is_integer(x.dtype) or reducer in (_max, _min):
         return narrow(xp.asarray(reducer(xp, widen(x), axes, bool(keepdims))), x.dtype)
     # As ONNX Runtime has it: in double precision, and no further than the type goes.
+    if reducer is log_sum_exp:
+        reducer = _whole_log_sum_exp
     result = reducer(xp, x.astype(np.float64), axes, bool(keepdims))
     return _as_integers(xp, xp.asarray(result), x.dtype)
 

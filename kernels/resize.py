@@ -178,7 +178,9 @@ def resize(
         result = xp.where(beyond, result.dtype.type(extrapolation_value), result)
     if is_integer(x.dtype) and mode != "nearest":
         limits = np.iinfo(x.dtype)
-        result = xp.clip(xp.rint(result), limits.min, limits.max)
+        # ONNX Runtime leaves fractions away, but for those of an antialiasing filter.
+        whole = xp.rint(result) if antialias else xp.trunc(xp.round(result, 5))
+        result = xp.clip(whole, limits.min, limits.max)
     return narrow(result, x.dtype)
 
 

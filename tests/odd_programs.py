@@ -23,8 +23,8 @@ from typing import Any, Literal
 import numpy as np
 
 import irpar
-from irpar.comparison import compare
 from irpar.pass_manager import PassFailure
+from irpar.verification.comparison import compare
 
 from .random_attributes import draw
 from .random_programs import Program, UnsteadyError, expected_of, partitioned

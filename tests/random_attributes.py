@@ -121,6 +121,11 @@ def _one_of(*choices: Any) -> Callable[[Random, _Node], Any]:
     return lambda random, node: random.choice(choices)
 
 
+def _reduction(random: Random, node: _Node) -> str:
+    is_loss = node.op.endswith("Loss")
+    return random.choice(["none", "mean", "sum"] if is_loss else ["none", "add", "mul", "max", "min"])
+
+
 Draw = Callable[[Random, _Node], Any]
 ATTRIBUTES: dict[str, Draw] = {
     **dict.fromkeys(
@@ -142,7 +147,7 @@ ATTRIBUTES: dict[str, Draw] = {
     "pads": _pads,
     "auto_pad": _one_of("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
     "mode": _modes,
-    "reduction": _one_of("none", "add", "mul", "max", "min", "mean", "sum"),
+    "reduction": _reduction,
     "p": _one_of(1, 2, 3),
     "batch_dims": _one_of(0, 1),
     "batch_axis": _one_of(0, 1),
@@ -328,13 +333,19 @@ def _plant(m: GraphMaker, sample: Sample) -> None:
     if any(isinstance(value, list) and not value for value in node.attributes.values()):
         raise UnfitError  # onnx's helper cannot tell of what the list is
     proto = helper.make_node(node.op, names, m.new_names(node.results), domain=node.domain, **node.attributes)
-    m.rounds |= sample.op.startswith(ROUNDING)
+    m.rounds |= sample.op.startswith(ROUNDING) or _resizes_integers(node)
     made = m.append(proto, [found for found in operands if found is not None], is_limited=False)
     if any(
         found.array.dtype.kind == "f" and np.abs(found.array[np.isfinite(found.array)]).max(initial=0) > 1e4
         for found in made
     ):
         raise UnfitError
+
+
+def _resizes_integers(node: _Node) -> bool:
+    """Of weighted sums of integers ONNX Runtime leaves away what single precision makes of their fractions."""
+    data = node.array(0)
+    return node.op in ("Resize", "Upsample") and data is not None and data.dtype.kind in "iu"
 
 
 def _operand(m: GraphMaker, operand: Array | Constant | None, node: _Node) -> Tensor | None:

@@ -162,7 +162,16 @@ def test_resize_that_keeps_every_size(mode: str) -> None:
         assert check(model, inputs, {"x": cut}).plan.collectives == []
 
 
-REDUCTIONS = ("ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceProd", "ReduceMean", "ReduceL2", "ReduceLogSum")
+REDUCTIONS = (
+    "ReduceSum",
+    "ReduceL1",
+    "ReduceSumSquare",
+    "ReduceProd",
+    "ReduceMean",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+)
 
 
 @pytest.mark.parametrize("op_type", REDUCTIONS)
@@ -181,3 +190,20 @@ def test_reductions_of_integers_end_where_the_type_ends(op_type: str, dtype: Any
         model = model_of([node], inputs, {"axes": axes}, opset=opset)
         for cut in _cuts(2):
             check(model, inputs, {"x": cut})
+
+
+def test_compress_by_a_condition_that_is_longer_than_the_data() -> None:
+    inputs = {"x": floats(4, 6)}
+    condition = np.asarray([True, False, True, True, False, True, True, True])
+    for attributes in ({"axis": 1}, {"axis": -2}):
+        node = helper.make_node("Compress", ["x", "condition"], ["y"], **attributes)
+        for cut in _cuts(2):
+            check(model_of([node], inputs, {"condition": condition}), inputs, {"x": cut})
+
+
+def test_batch_normalization_that_trains_on_nothing() -> None:
+    inputs = {"x": floats(4, 6, 0)}
+    node = helper.make_node("BatchNormalization", ["x", *"sbmv"], ["y", "mean", "variance"], training_mode=1)
+    constants = {name: np.abs(floats(6)) for name in "sbmv"}
+    for cut in _cuts(3)[:2]:
+        check(model_of([node], inputs, constants), inputs, {"x": cut})

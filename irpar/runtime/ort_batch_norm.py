@@ -43,7 +43,12 @@ def write_out(node: Node, opsets: Mapping[str, int]) -> dict[Value, Value]:
     def number(value: float) -> Value:
         return builder.constant(np.asarray(value, wide.numpy), "number")
 
+    is_empty = batch.is_static and 0 in [batch.shape[dim] for dim in dims]
+
     def mean(value: Value) -> Value:
+        if is_empty:  # NaN: 0 / 0. ONNX Runtime's ReduceMean makes 0 of no elements.
+            total = builder.op("ReduceSum", [value, builder.constant(dims)], {"keepdims": 1})
+            return builder.op("Div", [total, number(0)])
         if opsets[""] < 18:
             return builder.op("ReduceMean", [value], {"axes": tuple(dims), "keepdims": 1})
         return builder.op("ReduceMean", [value, builder.constant(dims)], {"keepdims": 1})

@@ -29,6 +29,7 @@ from irpar.ir import (
     clone_value,
     tensor_type,
 )
+from irpar.native_paths import NativeFolders
 from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
 from irpar.sharding import option
@@ -263,6 +264,7 @@ class _Weights:
         self.origins: dict[Value, Value] = {}
         self._constants = constants
         self._folder: Path | None = None
+        self._names = NativeFolders()
         self._copied: list[tuple[str, Tensor]] = []
 
     def proto(self, value: Value) -> onnx.TensorProto:
@@ -283,7 +285,7 @@ class _Weights:
     def enter(self, options: onnxruntime.SessionOptions) -> list[Any]:
         """Hand over what the model only refers to; returns what must live until the session is made."""
         if self._folder is not None:
-            options.add_session_config_entry(_FOLDER_ENTRY, str(self._folder.resolve()))
+            options.add_session_config_entry(_FOLDER_ENTRY, self._names.name(self._folder.resolve()))
         values = [to_ort(np.ascontiguousarray(tensor.numpy()), tensor.dtype) for _, tensor in self._copied]
         if values:
             options.add_external_initializers([name for name, _ in self._copied], values)

@@ -9,6 +9,7 @@ import onnx
 
 from irpar.analysis.plan import Plan, sha256_of
 from irpar.ir import Module, dtype_of_numpy
+from irpar.native_paths import NativeFolders, is_text
 from irpar.process import import_native
 from irpar.sharding import IrparError, spelled
 
@@ -35,6 +36,7 @@ class Original:
         self.module = module
         self.name = name
         self.notes = notes
+        self._folders = NativeFolders()
 
     @classmethod
     def of_file(cls, path: str | Path | None, source: Mapping[str, Any]) -> "Original":
@@ -98,7 +100,12 @@ class Original:
         options.intra_op_num_threads = threads
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        model = self.model if fetch is None else self._with_outputs(fetch, options)
+        if fetch is not None:
+            model: str | bytes = self._with_outputs(fetch, options)
+        elif isinstance(self.model, str) and not is_text(self.model):
+            model = self._with_outputs((), options)
+        else:
+            model = self.model
         try:
             session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
             names = [output.name for output in session.get_outputs()] if fetch is None else list(fetch)
@@ -130,7 +137,7 @@ class Original:
     def find_weights(self, options: Any) -> None:
         """Let a session of what was made of `proto` find the weights that lie in files."""
         if isinstance(self.model, str):
-            folder = str(Path(self.model).resolve().parent)
+            folder = self._folders.name(Path(self.model).resolve().parent)
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
 
 

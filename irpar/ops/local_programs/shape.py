@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import Node, Value
+from irpar.ir.dims import product_of
 from irpar.sharding.exchange import FILL, Indices
 
 from ..facts import (
@@ -13,6 +14,7 @@ from ..facts import (
     axis_attribute,
     axis_of,
     data_of,
+    dims_of,
     ints_attribute,
     ints_operand,
     needed,
@@ -214,7 +216,7 @@ CENTER_CROP_PAD = Moving(_cropped_dims, _wanted_of_crop, _crop_rest)
 
 
 def chosen(node: Node) -> "np.ndarray[Any, Any]":
-    """The elements that a Compress with a constant condition takes.
+    """The elements that a Compress with a constant condition takes; what it says beyond the last element says nothing.
 
     Raises:
         CannotTellError: the condition is computed.
@@ -222,7 +224,9 @@ def chosen(node: Node) -> "np.ndarray[Any, Any]":
     condition = data_of(needed(node, 1))
     if condition is None:
         raise CannotTellError("the condition")
-    return np.flatnonzero(condition.numpy())
+    dims = dims_of(node, 0)
+    size = dims[axis_attribute(node, len(dims))] if "axis" in node.attributes else product_of(dims)
+    return np.flatnonzero(condition.numpy()[: size if isinstance(size, int) else None])
 
 
 def _compressed_dims(node: Node) -> Sequence[int] | None:

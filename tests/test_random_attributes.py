@@ -1,0 +1,51 @@
+"""Random programs of nodes with odd attributes: what ONNX Runtime computes, the partition computes, or it is refused.
+
+A program that failed once stands in tests/test_odd_attributes.py as a small one of its own.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from .odd_programs import Outcome, survey
+from .random_attributes import draw
+
+KNOWN_REFUSALS = (
+    "onnx's version converter cannot convert it",
+    "its size depends on data",
+    "ONNX Runtime has no CPU kernel",
+)
+"""What may be refused of these programs; anything else is needless."""
+MOST_UNFIT = 0.05
+
+
+def _check(found: list[Outcome]) -> None:
+    faults = [outcome for outcome in found if outcome.kind in ("wrong", "crashed")]
+    assert not faults, "\n\n".join(f"{fault.seed}: {fault.kind} {fault.text}" for fault in faults)
+    needless = [
+        outcome
+        for outcome in found
+        if outcome.kind == "refused" and not any(reason in outcome.text for reason in KNOWN_REFUSALS)
+    ]
+    assert not needless, "\n\n".join(f"{outcome.seed}: {outcome.text}" for outcome in needless)
+    counts = Counter(outcome.kind for outcome in found)
+    assert counts["unfit"] <= MOST_UNFIT * len(found) + 1, counts
+
+
+def test_few_programs() -> None:
+    _check(list(survey(range(25))))
+
+
+@pytest.mark.slow
+def test_many_programs() -> None:
+    _check(list(survey(range(3000), jobs=2)))
+
+
+def test_a_program_is_drawn_by_its_seed_alone() -> None:
+    first, again = draw(3), draw(3)
+    assert first is not None
+    assert again is not None
+    assert first.model == again.model
+    assert first.annotations == again.annotations
+    assert all(np.array_equal(array, again.inputs[name]) for name, array in first.inputs.items())
