@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from irpar.ir import Module, clone_module
+from irpar.ir.annotate import note_gone
 from irpar.ir.collector import collector_off
 from irpar.sharding import IrparError, require
 
@@ -140,6 +141,7 @@ class PassManager:
 
     def _run_one(self, index: int, module: Module, original: Module | None) -> PassRecord:
         pass_ = self.passes[index]
+        annotated = dict(module.annotated)
         start = time.perf_counter()
         try:
             result = pass_.run(module)
@@ -149,6 +151,7 @@ class PassManager:
             what = f"pass {pass_.name} failed: {type(error).__name__}: {error}"
             raise self._failure(what, index, original, error) from error
         seconds = time.perf_counter() - start
+        note_gone(module, annotated, f"{pass_.name} took it out{pass_.takes_out and f': {pass_.takes_out}'}")
         if self.instrumentation.verify_each:
             self._verify(index, module, original)
         nodes = sum(map(len, module.graphs))

@@ -54,9 +54,12 @@ class Pass(ABC):
     what must hold before and what holds after.
 
     A pass raises `IrparError` where the user's model or options are at fault; any other exception counts as a bug.
+
+    `takes_out` says why values that were annotated are not there any more after it.
     """
 
     name: ClassVar[str]
+    takes_out: ClassVar[str] = ""
 
     @abstractmethod
     def run(self, module: Module) -> PassResult:

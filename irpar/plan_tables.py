@@ -36,6 +36,7 @@ def print_summary(console: Console, plan: "Plan", more: str) -> None:
     if plan.predicted is not None:
         console.print(prediction(plan), soft_wrap=True)
     print_replicated(console, plan.replicated, more)
+    print_annotations(console, plan)
     for warning in warnings(plan):
         console.print(indented(f"warning: {warning}", 0))
 
@@ -73,6 +74,21 @@ def collectives_table(plan: "Plan") -> Any:
     sent = plan.totals["sent_bytes"]
     made.add_row("all", "", f"{sum(known_times(entry) for entry in plan.collectives):,}", "", bytes_text(sent), "")
     return made
+
+
+def print_annotations(console: Console, plan: "Plan") -> None:
+    """The annotations that have another effect than they say, or none; those of all layers that are alike once."""
+    groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for entry in plan.annotations:
+        groups.setdefault((pattern(entry["name"]), str(entry["lies"]), pattern(entry["why"])), []).append(entry)
+    for alike in groups.values():
+        name, first = merged([entry["name"] for entry in alike]), alike[0]
+        times = f" ({len(alike)} tensors)" if len(alike) > 1 else ""
+        if first["lies"] is None:
+            told = f"annotation without effect: {name}{times}: {merged([entry['why'] for entry in alike])}"
+        else:
+            told = f"stored otherwise than annotated: {name}{times}, as {sharding_text(first['lies'])}: {first['why']}"
+        console.print(indented(told, 0))
 
 
 def headline(plan: "Plan") -> str:

@@ -157,12 +157,12 @@ class _Completion:
         changed = [*chosen, *self._free_constants()]
         before = {value: value.sharding for value in changed}
         self._settle_constants()
-        plain = cost_of_moves(self.flow, self.network, self.pinned.__contains__)
+        plain = self._cost()
         for value, sharding in {**before, **chosen}.items():
             value.sharding = sharding
         self._settle_constants()
         # The choice prices every reader by itself.
-        if cost_of_moves(self.flow, self.network, self.pinned.__contains__) >= plain:
+        if self._cost() >= plain:
             for value, old in before.items():
                 value.sharding = old
             return False
@@ -174,6 +174,10 @@ class _Completion:
                 self.module.decisions[value.name] = why
         self._explain(chosen)
         return True
+
+    def _cost(self) -> tuple[int, int]:
+        """What the moves would cost that insert-redistribution makes of how values lie now."""
+        return cost_of_moves(self.flow, self.network, self.pinned.__contains__, self.module.annotated)
 
     def _share_results(self) -> None:
         """Let each device keep a share of the sums that nobody needs whole."""

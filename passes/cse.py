@@ -6,6 +6,7 @@ from typing import ClassVar
 from irpar.analysis.effects import is_communication
 from irpar.analysis.equal_nodes import equal_constants, equal_nodes, merge_constants
 from irpar.ir import Module, Node
+from irpar.ir.annotate import hand_over
 from irpar.pass_manager import Pass, PassResult
 
 
@@ -22,6 +23,7 @@ class Cse(Pass):
     """
 
     name: ClassVar[str] = "cse"
+    takes_out: ClassVar[str] = "another constant is equal"
 
     def run(self, module: Module) -> PassResult:
         """Merge in all graphs and functions."""
@@ -32,6 +34,8 @@ class Cse(Pass):
             constants += len(numbers)
             equal = equal_nodes(graph, _is_quiet)
             for node, known in equal:
+                for old, new in zip(node.results, known.results, strict=True):
+                    hand_over(module, old.name, new.name, f"%{new.name} is equal, and lies so")
                 node.replace(known.results)
             nodes += len(equal)
         return PassResult(nodes + constants > 0, statistics={"nodes": nodes, "constants": constants})

@@ -23,6 +23,7 @@ class Dce(Pass):
     """
 
     name: ClassVar[str] = "dce"
+    takes_out: ClassVar[str] = "no result of the model needs it"
 
     def run(self, module: Module) -> PassResult:
         """Delete in all graphs and functions."""

@@ -24,7 +24,7 @@ from irpar.ir import (
     TensorType,
     Value,
 )
-from irpar.ir.annotate import matches
+from irpar.ir.annotate import hand_over, matches
 from irpar.pass_manager import Pass, PassResult
 
 SMALL = 16_384
@@ -47,6 +47,7 @@ class FoldConstants(Pass):
     """
 
     name: ClassVar[str] = "fold-constants"
+    takes_out: ClassVar[str] = "what is known before the model runs is not computed, nor is what nothing reads then"
     max_bytes: int = 1 << 20
 
     def run(self, module: Module) -> PassResult:
@@ -76,6 +77,7 @@ class _Folder:
 
     def __init__(self, module: Module, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.module = module
         self.inference = Inference(self.graph)
         self.folded = 0
         self.branches = 0
@@ -270,6 +272,8 @@ class _Folder:
         following = branch.first or node.next
         outputs = graph.absorb(branch, node)
         self.fresh.update(outputs)
+        for old, new in zip(node.results, outputs, strict=True):
+            hand_over(self.module, old.name, new.name, f"{node.title} always takes one branch, of which it is %{new.name}")
         node.replace(outputs)
         self.branches += 1
         return following

@@ -171,7 +171,10 @@ class _Insertion:
             if given is None or value.sharding is None or given == value.sharding:
                 continue
             readers = wanted.get(value, set())
-            target = first_target(value, readers)
+            if value.name in self.module.annotated:
+                self._hold(value, given, following)
+                continue
+            target = first_target(value, readers, is_held=False)
             value.sharding = given
             self.given += 1
             if not readers:
@@ -181,6 +184,31 @@ class _Insertion:
                 value, target, following, self.reasons.of_result(node, value, given, target), node
             )
             value.replace_uses(moved, only=uses)
+
+    def _hold(self, value: Value, given: Sharding, following: Node) -> None:
+        """Let an annotated result be what comes of the moves to how it was annotated; what is given has another name.
+
+        p = MatMul(x, w) annotated [8@tp, 64]  becomes  p_1 = MatMul(x, w), p = irpar.ReduceScatter(p_1)
+        """
+        node, uses, target = value.node, value.uses, value.sharding
+        assert node is not None
+        assert target is not None
+        self.given += 1
+        value.sharding = given
+        if given.canonical == target.canonical:
+            return
+        reason = self.reasons.of_result(node, value, given, target)
+        planned = self._planned(value, given, target)
+        conflict = self.reasons.conflict(node, value, given, target, planned.steps)
+        steps = self._steps(value, planned, following, node, reason)
+        held = steps[-1][1]
+        value.replace_uses(held, only=uses)
+        self.log.held(value, held)
+        move = Move(value, target, node, held)
+        for previous, result, op in steps:
+            self.log.moved(previous, result, op, move)
+            if conflict is not None and op not in FREE:
+                self.module.conflicts[result.name] = conflict
 
     def _redistributed(
         self, value: Value, target: Sharding, before: Node, reason: str, party: Node | None = None
@@ -194,8 +222,6 @@ class _Insertion:
             return known
         planned = self._planned(value, value.sharding, target)
         steps = planned.steps
-        if planned.peak_bytes > planned.ends_bytes + self.options.chunk_bytes:
-            reason += f"; uneven blocks leave no way through less than {planned.peak_bytes} bytes a device"
         if value.is_constant and all(step.op == "AllSlice" for step in steps):
             result = self.flow.graph.add_constant(value.data, value.name, value.source)  # type: ignore[arg-type]
             result.sharding = target
@@ -207,11 +233,9 @@ class _Insertion:
                 conflict = self.reasons.conflict(party, value, value.sharding, target, steps)
             move = Move(value, target, party)
             result = value
-            for step in steps:
-                previous = result
-                result = self._step(previous, step, before, value.node, reason)
-                self.log.moved(previous, result, step.op, move)
-                if conflict is not None and step.op not in FREE:
+            for previous, result, op in self._steps(value, planned, before, value.node, reason):
+                self.log.moved(previous, result, op, move)
+                if conflict is not None and op not in FREE:
                     self.module.conflicts[result.name] = conflict
         self.moved[value, target.canonical] = result
         return result
@@ -226,6 +250,18 @@ class _Insertion:
             planner=self.options.planner,
             chunk_bytes=self.options.chunk_bytes,
         )
+
+    def _steps(
+        self, value: Value, planned: Redistribution, before: Node, origin: Node | None, reason: str
+    ) -> list[tuple[Value, Value, str]]:
+        """Insert the collectives of a move: of each its operand, its result and its operator."""
+        if planned.peak_bytes > planned.ends_bytes + self.options.chunk_bytes:
+            reason += f"; uneven blocks leave no way through less than {planned.peak_bytes} bytes a device"
+        made: list[tuple[Value, Value, str]] = []
+        for step in planned.steps:
+            previous = made[-1][1] if made else value
+            made.append((previous, self._step(previous, step, before, origin, reason), step.op))
+        return made
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:
         like = origin if origin is not None else before

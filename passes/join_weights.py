@@ -25,6 +25,7 @@ class JoinWeights(Pass):
     """
 
     name = "join-weights"
+    takes_out = "it is computed beside others of the same weight, and lies so"
 
     def run(self, module: Module) -> PassResult:
         """Join in all programs alike."""

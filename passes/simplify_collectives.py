@@ -3,9 +3,11 @@
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 
 from irpar.analysis.effects import is_communication
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, equal_constants, equal_nodes, merge_constants
+from irpar.analysis.held import is_held
 from irpar.analysis.joined_reasons import joined_texts
 from irpar.analysis.loop_invariants import leave_loops
 from irpar.analysis.move_rewriting import TreeWriter, follow_instead
@@ -73,10 +75,10 @@ class SimplifyCollectives(Pass):
 def _replan(module: Module, network: Network) -> int:
     """Plan the moves of each value together; returns for how many values that is better."""
     count = 0
-    ways = ConstantWays(module.graph, network)
+    ways = ConstantWays(module.graph, network, module.annotated)
     for graph in list(module.graph.graphs()):
         writer = None
-        for tree in trees(graph):
+        for tree in trees(graph, partial(is_held, module)):
             if not tree.root.is_static:
                 continue
             written = ways.choose(tree)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from irpar.analysis.atoms import Atoms, follow, joined
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
+from irpar.ir.annotate import hand_over
 from irpar.ops.block_indices import counted_dims, without_columns
 from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY, VARIADIC
 from irpar.pass_manager import Pass, PassResult
@@ -92,20 +93,12 @@ def _simplify(chain: list[Node], module: Module) -> int:
     if plan:
         value.rename(name)
     else:
-        _hand_over(module, name, value.name)
+        hand_over(module, name, value.name, f"it is %{value.name}, moved there and back")
     for node in reversed(chain[:-1]):
         if node.result.has_uses:
             break
         node.erase()
     return 1
-
-
-def _hand_over(module: Module, name: str, heir: str) -> None:
-    """Keep the annotation of a value that is gone, and the reason, under the name of the one that stands for it."""
-    for table in (module.annotated, module.decisions):
-        known = table.pop(name, None)
-        if known is not None:
-            table.setdefault(heir, known)  # type: ignore[arg-type]
 
 
 def _lie_apart(source: Value, result: Value) -> bool:

@@ -207,15 +207,16 @@ def _annotations(maker: GraphMaker, mesh: irpar.Mesh) -> dict[str, Spec]:
         cut = [found for found in values if found.shape] or values
         if random.random() < share or not chosen:
             chosen.append(random.choice(cut))
-    return {found.name: _spec(random, len(found.shape), mesh) for found in chosen}
+    return {found.name: random_spec(random, len(found.shape), mesh) for found in chosen}
 
 
 def draw_spec(draw: Draw, rank: int, mesh: irpar.Mesh) -> Spec:
     """How a tensor of a rank lies; each axis of the mesh, or its parts, cuts at most one dim."""
-    return _spec(Random(draw(SEEDS)), rank, mesh)
+    return random_spec(Random(draw(SEEDS)), rank, mesh)
 
 
-def _spec(random: Random, rank: int, mesh: irpar.Mesh) -> Spec:
+def random_spec(random: Random, rank: int, mesh: irpar.Mesh) -> Spec:
+    """How a tensor of a rank lies."""
     dims: list[list[str]] = [[] for _ in range(rank)]
     pieces = [piece.format(name) for name, size in mesh.axes.items() for piece in random.choice(_PIECES[size])]
     for piece in random.sample(pieces, len(pieces)):

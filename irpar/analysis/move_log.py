@@ -7,7 +7,7 @@ from functools import partial
 from irpar.ir import Decision, Module, Node, Value
 from irpar.sharding import Sharding
 
-from .origins import cutting_names
+from .origins import VERBS, cutting_names
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,14 @@ class Move:
         origin: the value.
         target: how it lies in the end, after one collective or several.
         party: the node that gives or reads it.
+        held: what comes of it, where that is how the value was annotated; None: it is brought to where a reader needs
+            it.
     """
 
     origin: Value
     target: Sharding
     party: Node | None
+    held: Value | None = None
 
 
 def log_step(
@@ -79,8 +82,34 @@ class MoveLog:
             known = self.module.decision(value.name)
             self.module.decide(copy.name, known or Decision(f"copy of %{value.name}", value.name))
 
+    def held(self, given: Value, held: Value) -> None:
+        """What readers meet of an annotated value takes its name, with the annotation; what its node gives gets another.
+
+        Why it is given so: for an axis that the annotation brought, because another value of the node has it.
+        """
+        name, node = given.name, given.node
+        assert node is not None
+        other = held.name
+        held.rename("")
+        given.rename(other)
+        held.rename(name)
+        known = self.module.decisions.get(name, [])
+        had, has = cutting_names(given.sharding), cutting_names(held.sharding)
+        for axis in had:
+            about = next((decision for decision in known if axis in decision.axes), None)
+            if about is None or axis in has:
+                about = _through(node, axis, given) or Decision(f"{node.title} gives it so", name)
+            self.module.decide(other, replace(about, axes=(axis,)))
+            if axis not in has:
+                self._instead[name, axis] = other
+        if not had:
+            self.module.decide(other, Decision(f"{node.title} gives it whole", None))
+        self.module.decisions[name] = [decision for decision in known if not set(decision.axes) - set(has)]
+
     def moved(self, value: Value, result: Value, op: str, move: Move) -> None:
         """One collective of a move has made `result` of `value`."""
+        if result is move.held:
+            return  # It lies as annotated.
         gained = partial(self._gained, value, result, op, move)
         log_step(self.module, value, result, op, move.target, gained)
 
@@ -95,12 +124,13 @@ class MoveLog:
 
     def _gained(self, value: Value, result: Value, op: str, move: Move, name: str) -> Decision:
         """Why a move brings an axis: it was to cut what the node gives, or cuts what its reader reads besides."""
+        if move.held is not None:
+            return Decision(f"{op} of %{value.name}, to lie as %{move.held.name}", move.held.name, (name,))
         known = self.module.decision(move.origin.name, name)
         is_about_axis = known is not None and (name in known.axes or known.follows is None)
         if move.origin.node is not move.party or known is None or not is_about_axis:
             return self._beside(op, value, name, move.party, move.origin)
         self._instead[move.origin.name, name] = result.name
-        self._annotate(move.origin, result)
         told = known.why if known.follows is None else f"{op} of %{value.name}: {known.why}"
         return Decision(told, known.follows, (name,))
 
@@ -122,3 +152,16 @@ class MoveLog:
         # What the origin has not was given up on the way, and taken again.
         having = origin if name in cutting_names(origin.sharding) else value
         return Decision(f"{op} of %{value.name}", having.name, (name,))
+
+
+def _through(node: Node, axis: str, given: Value) -> Decision | None:
+    """That a result has an axis because an operand of its node has it."""
+    assert given.sharding is not None
+    is_sum = any(axis == partial.name for partial in given.sharding.partial)
+    for operand in node.inputs:
+        if axis in cutting_names(operand.sharding):
+            if is_sum:
+                why = f"{node.title} {VERBS[given.sharding.reduce]} over {axis}, which cuts %{operand.name}"
+                return Decision(why, operand.name)
+            return Decision(f"follows %{operand.name} through {node.title}", operand.name)
+    return None

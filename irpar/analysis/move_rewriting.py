@@ -10,6 +10,7 @@ from irpar.ops.collectives import FREE
 from irpar.ops.coords import root_of
 from irpar.sharding import Sharding
 
+from .held import is_held
 from .joined_reasons import last_name, move_conflicts
 from .move_log import log_step
 from .move_trees import Tree, insert_step, is_move, mark_rematerialized, standing_in
@@ -31,6 +32,7 @@ class _Told:
         doc: the reasons of all moves up to there.
         conflict: that it resolved.
         decisions: why each axis cuts it, followed back to what stands before the moves.
+        is_held: readers must meet it so.
     """
 
     name: str
@@ -38,6 +40,7 @@ class _Told:
     doc: str
     conflict: Conflict | None
     decisions: dict[str, Decision]
+    is_held: bool = False
 
 
 class TreeWriter:
@@ -134,7 +137,16 @@ class TreeWriter:
         return {(node.result.name, axis) for node in tree.moves for axis in (*cutting_names(node.result.sharding), "")}
 
     def _readers(self, values: Sequence[Value]) -> list[Use]:
-        return [use for value in values for use in value.uses if not (is_move(use[0]) and use[0].graph is self.graph)]
+        return [
+            use
+            for value in values
+            for use in value.uses
+            if self._ends(value) or not (is_move(use[0]) and use[0].graph is self.graph)
+        ]
+
+    def _ends(self, value: Value) -> bool:
+        """Whether a value that a move gives is held, so that moves of it are its readers."""
+        return value.node is not None and is_move(value.node) and is_held(self.module, value)
 
     def _place(self, use: Use) -> int:
         return self.order[standing_in(self.graph, use[0])]
@@ -149,19 +161,21 @@ class TreeWriter:
             result = node.result
             assert result.sharding is not None
             lies = result.sharding.canonical
-            if lies in readers and lies not in told:
+            ends = self._ends(result)
+            if lies in readers and (lies not in told or ends):
                 decisions = {axis: self._outer(names, result.name, axis) for axis in cutting_names(lies)}
                 kept = {axis: decision for axis, decision in decisions.items() if decision is not None}
-                told[lies] = _Told(result.name, node, *self._reasons(tree, node), kept)
+                told[lies] = _Told(result.name, node, *self._reasons(tree, node), kept, ends)
         for node in tree.moves:
             self.instead.update(
                 ((node.result.name, axis), self._outer(names, node.result.name, axis))
                 for axis in (*cutting_names(node.result.sharding), "")
             )
         for node in reversed(tree.moves):
-            node.result.replace_uses(tree.root)
             self.module.conflicts.pop(node.result.name, None)
-            self.module.decisions.pop(node.result.name, None)
+            if not self._ends(node.result):
+                self.module.decisions.pop(node.result.name, None)
+            node.result.replace_uses(tree.root)
             node.erase()
         return told
 
@@ -183,7 +197,7 @@ class TreeWriter:
         while step is not None and is_move(step):
             docs.insert(0, step.doc)
             conflict = conflict or self.module.conflicts.get(step.result.name)
-            step = step.inputs[0].node
+            step = step.inputs[0].node if step.inputs[0] is not tree.root else None
         return "; ".join(dict.fromkeys(filter(None, docs))), conflict
 
     # -- after ------------------------------------------------------------------------------------------------------
@@ -196,12 +210,15 @@ class TreeWriter:
         """Log why the result of a step lies so, and the conflict that it resolves."""
 
         def gained(axis: str) -> Decision | None:
+            if told.is_held:
+                return Decision(f"{step.op} of %{value.name}, to lie as %{told.name}", told.name, (axis,))
             outer = told.decisions.get(axis)
             if outer is None:
                 return None
             return Decision(_MOVE.sub(f"{step.op} of %{value.name}", outer.why), outer.follows, (axis,))
 
-        log_step(self.module, value, result, step.op, target, gained)
+        if result.name != told.name or not told.is_held:
+            log_step(self.module, value, result, step.op, target, gained)
         if told.conflict is not None and step.op not in FREE:
             self.module.conflicts[result.name] = replace(told.conflict, rematerialized=False)
 

@@ -1,6 +1,6 @@
 """What stands between a value and its readers in global view: a tree of collectives."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from irpar.ir import Builder, Graph, Module, Node, Value
@@ -95,7 +95,8 @@ class Tree:
 
     Attributes:
         root: the value.
-        moves: each before those that follow it.
+        moves: each before those that follow it. What is made of a value that readers must meet as it lies is none: it
+            is read, whoever reads it, and stands at the root of a tree of its own.
         read: per sharding, in the canonical spelling, the values of the tree that others than moves read.
     """
 
@@ -119,15 +120,16 @@ class Tree:
         return total
 
 
-def tree_of(root: Value) -> Tree:
-    """The tree of a value that no move gives."""
+def tree_of(root: Value, is_held: Callable[[Value], bool] = lambda _: False) -> Tree:
+    """The tree of a value that no move gives, or one that is held: that readers must meet as it lies."""
     tree = Tree(root)
     waiting = [root]
     while waiting:
         value = waiting.pop()
         assert value.sharding is not None
         users = value.users
-        moves = [user for user in users if is_move(user) and user.graph is root.owner]
+        is_end = value is not root and is_held(value)
+        moves = [user for user in users if not is_end and is_move(user) and user.graph is root.owner]
         if len(moves) < len(users):
             tree.read.setdefault(value.sharding.canonical, []).append(value)
         tree.moves.extend(moves)
@@ -135,11 +137,16 @@ def tree_of(root: Value) -> Tree:
     return tree
 
 
-def trees(graph: Graph) -> Iterator[Tree]:
-    """The trees of a graph that have moves; not of the graphs nested in it."""
+def trees(graph: Graph, is_held: Callable[[Value], bool] = lambda _: False) -> Iterator[Tree]:
+    """The trees of a graph that have moves; not of the graphs nested in it.
+
+    Args:
+        graph: global view.
+        is_held: which values readers must meet as they lie.
+    """
     seen: set[Value] = set()
     for node in [node for node in graph if is_move(node)]:
         if node.graph is graph and node.inputs[0] not in seen:  # What a move gives is met behind it.
-            tree = tree_of(node.inputs[0])
-            seen.update((tree.root, *(move.result for move in tree.moves)))
+            tree = tree_of(node.inputs[0], is_held)
+            seen.update((tree.root, *(move.result for move in tree.moves if not is_held(move.result))))
             yield tree

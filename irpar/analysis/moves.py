@@ -1,6 +1,6 @@
 """Which values insert-redistribution moves, and what that costs, without inserting anything."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from irpar.ir import Node, Use, Value
 from irpar.sharding import Sharding
@@ -61,18 +61,20 @@ def wanted_shardings(flow: Flow, placements: Mapping[Node, Placement]) -> dict[V
     return wanted
 
 
-def first_target(value: Value, wanted: set[Sharding]) -> Sharding:
+def first_target(value: Value, wanted: set[Sharding], *, is_held: bool) -> Sharding:
     """Where a result goes from how its node gives it: to how it should lie.
 
-    If nobody reads it so, and all readers want the same, then there in one step.
+    If nobody reads it so, and all readers want the same, then there in one step, unless it is annotated (`is_held`).
     """
     assert value.sharding is not None
-    if len(wanted) == 1 and value.sharding not in wanted:
+    if len(wanted) == 1 and value.sharding not in wanted and not is_held:
         return next(iter(wanted))
     return value.sharding
 
 
-def cost_of_moves(flow: Flow, network: Network, is_pinned: Callable[[Value], bool]) -> tuple[int, int]:
+def cost_of_moves(
+    flow: Flow, network: Network, is_pinned: Callable[[Value], bool], held: Collection[str] = ()
+) -> tuple[int, int]:
     """The cost of all moves, in the first unit of the network's keys, computation included; and their number.
 
     As insert-redistribution does it: a value goes once to each sharding that its readers need. What is done in a loop
@@ -82,12 +84,17 @@ def cost_of_moves(flow: Flow, network: Network, is_pinned: Callable[[Value], boo
         flow: every tensor has a sharding.
         network: what communication costs.
         is_pinned: whether someone said how a value lies.
+        held: names of values that are brought to how they were annotated before anybody reads them.
     """
-    return cost_of_placements(flow, placements_of(flow, network), network, is_pinned)
+    return cost_of_placements(flow, placements_of(flow, network), network, is_pinned, held)
 
 
 def cost_of_placements(
-    flow: Flow, placements: Mapping[Node, Placement], network: Network, is_pinned: Callable[[Value], bool]
+    flow: Flow,
+    placements: Mapping[Node, Placement],
+    network: Network,
+    is_pinned: Callable[[Value], bool],
+    held: Collection[str] = (),
 ) -> tuple[int, int]:
     """As `cost_of_moves`, with the nodes run in these ways."""
     given = {
@@ -99,7 +106,9 @@ def cost_of_placements(
     total = launches = 0
     for value, wanted in wanted_shardings(flow, placements).items():
         times = flow.usual_trips(value)
-        sent, count = _moves(value, given.get(value), wanted, network, is_pinned)
+        if costs_nothing(value, value.sharding, is_pinned):
+            continue
+        sent, count = _moves(value, given.get(value), wanted, network, is_held=value.name in held)
         total += sent * times
         launches += count * times
     for node, placement in placements.items():
@@ -116,15 +125,15 @@ def _is_static(node: Node) -> bool:
 
 
 def _moves(
-    value: Value, given: Sharding | None, wanted: set[Sharding], network: Network, is_pinned: Callable[[Value], bool]
+    value: Value, given: Sharding | None, wanted: set[Sharding], network: Network, *, is_held: bool
 ) -> tuple[int, int]:
     """The cost of all moves of one value, and their number."""
     lies = value.sharding
-    if lies is None or costs_nothing(value, lies, is_pinned):
+    if lies is None:
         return 0, 0
     moves: set[tuple[Sharding, Sharding]] = set()
     if given is not None and given != lies:
-        lies = first_target(value, wanted)
+        lies = first_target(value, wanted, is_held=is_held)
         moves.add((given, lies))
     moves.update((lies, needed) for needed in wanted if needed != lies)
     costs = (redistribution.price(start, end, value.shape, value.dtype.bits, network)[0] for start, end in moves)

@@ -29,6 +29,7 @@ from irpar.sharding import Axis, IrparError, Mesh, Sharding
 from .control_flow import runs
 from .cost import graph_flops
 from .device import graph_seconds
+from .held import settled_annotations
 from .liveness import peak, value_bytes
 from .network import network_of
 from .origins import cutting_names
@@ -63,6 +64,7 @@ class Plan:
     values: list[dict[str, Any]] = field(default_factory=list)
     network: str = DEFAULT_NETWORK
     predicted: dict[str, Any] | None = None
+    annotations: list[dict[str, Any]] = field(default_factory=list)
     id: str | None = None
     format: str = FORMAT
 
@@ -160,9 +162,13 @@ def make_plan(
         pipeline: the pipeline string that made it.
         source: from `source_of`, of the imported module.
         original: from `original_of`, of the module before it was sharded.
+
+    Raises:
+        IrparError: a value lies otherwise than it was annotated.
     """
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
+    annotations = settled_annotations(module)
     part_of = {rank: part for part in parts for rank in part.ranks}
     collectives = collective_entries(module, mesh)
     graph = module.graph
@@ -198,6 +204,7 @@ def make_plan(
         values=_values(graph, mesh, module.decisions),
         network=module.network,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
+        annotations=annotations,
     )
 
 

@@ -181,6 +181,15 @@ class ValueFields(TypedDict):
     why: list[Reason]
 
 
+class AnnotationEntry(TypedDict):
+    """An annotation that has another effect than it says, or none."""
+
+    name: str
+    annotation: str
+    lies: Shardings | None
+    why: str
+
+
 class PlanFields(TypedDict):
     """The whole file."""
 
@@ -200,6 +209,7 @@ class PlanFields(TypedDict):
     values: NotRequired[list[ValueFields]]
     network: NotRequired[str]
     predicted: NotRequired[dict[str, float | None] | None]
+    annotations: NotRequired[list[AnnotationEntry]]
 
 
 def misfit(value: Any, kind: Any = PlanFields, place: str = "") -> str | None:

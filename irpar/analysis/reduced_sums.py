@@ -4,8 +4,9 @@ a = AllReduce(p)    b = AllReduce(q)    y = Add(a, b)        becomes    s = Add(
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from irpar.ir import Builder, Decision, Module, Node, Value
 from irpar.ops.collectives import collective_axes, sent_bytes
@@ -13,7 +14,9 @@ from irpar.ops.facts import int_attribute
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Mesh, Reduction
 
+from .held import is_held
 from .joined_reasons import joined_texts, move_conflicts
+from .move_log import MoveLog
 from .move_rewriting import follow_instead
 from .origins import cutting_names
 
@@ -56,7 +59,7 @@ def reduce_sums_once(module: Module) -> int:
         return 0
     total = 0
     while True:
-        found = [_sums(graph.walk(), mesh) for graph in module.graphs]
+        found = [_sums(graph.walk(), mesh, partial(is_held, module)) for graph in module.graphs]
         agreed = set.intersection(*(set(sums) for sums in found))
         if not agreed:
             return total
@@ -73,13 +76,17 @@ def reduce_sums_once(module: Module) -> int:
         total += len(agreed)
 
 
-def _sums(nodes: Iterable[Node], mesh: Mesh) -> dict[tuple[int, ...], _Sum]:
-    """The sums that are worth it, none with a node of another."""
+def _sums(
+    nodes: Iterable[Node], mesh: Mesh, is_held: Callable[[Value], bool]
+) -> dict[tuple[int, ...], _Sum]:
+    """The sums that are worth it, none with a node of another, and none of what readers must meet reduced."""
     found: dict[tuple[int, ...], _Sum] = {}
     taken: set[Node] = set()
     for leaf in nodes:
         made = _sum(leaf) if leaf.domain == "irpar" and leaf.op_type == "AllReduce" else None
-        if made is not None and taken.isdisjoint((*made.leaves, *made.inner)) and _is_cheaper(made, mesh):
+        if made is None or any(is_held(value) for node in (*made.leaves, *made.inner) for value in node.results):
+            continue
+        if taken.isdisjoint((*made.leaves, *made.inner)) and _is_cheaper(made, mesh):
             taken.update((*made.leaves, *made.inner, made.node))
             found[made.key] = made
     return found
@@ -173,14 +180,28 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> tuple[dict[str, str], Va
     assert result.node is not None
     result.node.doc = joined_texts(leaf.doc for leaf in made.leaves)
     value.replace_uses(result, only=uses)
+    if value.name in module.annotated:
+        _keep_name(module, value, result)
+        return _leaves_gone(made, names), result
     cut = cutting_names(result.sharding)
     for axis in cut:
         module.decide(result.name, Decision(f"AllReduce of %{value.name}", value.name, (axis,)))
     if not cut:
         module.decide(result.name, Decision(f"AllReduce of %{value.name}", value.name))
+    return _leaves_gone(made, names), result
+
+
+def _leaves_gone(made: _Sum, names: dict[str, str]) -> dict[str, str]:
     for leaf in made.leaves:
         leaf.erase()
-    return names, result
+    return names
+
+
+def _keep_name(module: Module, parts: Value, result: Value) -> None:
+    """Let an annotated sum that is reduced have its name and the reasons for how it lies; its parts get others."""
+    log = MoveLog(module)
+    log.held(parts, result)
+    log.finish()
 
 
 def _make_partial(module: Module, node: Node, way: _Way, mesh: Mesh) -> None:

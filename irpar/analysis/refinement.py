@@ -17,7 +17,7 @@ from irpar.sharding import Sharding
 from . import situation
 from .flow import Flow
 from .moves import captured_whole
-from .network import Network
+from .network import Key, Network, add_keys
 from .placement import Axes, Placement, RuleView
 from .redistribution.routes import routes
 
@@ -244,11 +244,11 @@ class _Refinement:
         # What reads sums may take blocks of them; what gives them stays as it is.
         for place, value in enumerate(view.values[: view.operand_count]):
             if value is not None and value.is_static:
-                sums = given.get(value, self._lies(value))
+                sums = self._read(value, given)
                 if sums is not None and sums.partial:
                     lies[place] += [further.axes for further in sums.cut_further(sums.partial, value.shape)]
         joined = tuple(map(tuple, lies))
-        given_lies = [given.get(value, self._lies(value)) if value else None for value in view.values]
+        given_lies = [self._read(value, given) if value else None for value in view.values]
         for way in view.ways:
             options = itertools.product(way.joined(joined), way.carriable(given_lies))
             placements = (way.placement(factors, carried) for factors, carried in options)
@@ -257,6 +257,10 @@ class _Refinement:
             for placement in itertools.islice(enough, MOST_WAYS):
                 seen.add(placement)
                 yield placement
+
+    def _read(self, value: Value, given: Mapping[Value, Sharding]) -> Sharding | None:
+        """How readers meet a value that is given in these ways."""
+        return value.sharding if self._is_held(value) else given.get(value, self._lies(value))
 
     def _around(self, change: Change) -> tuple[dict[Value, list[Sharding]], dict[Value, Sharding]]:
         """What the nodes of a change need and give."""
@@ -329,18 +333,29 @@ class _Refinement:
             assert lies is not None
         if situation.costs_nothing(value, lies, lambda value: value.name in self.pinned):
             return 0, 0
+        first = value.sharding if self._is_held(value) else None
         targets = set()
         for (node, index), needed in self.needs.get(value, {}).items():
             if node in change and index >= 0:
                 changed = change[node].operands[index]
                 assert changed is not None
                 needed = changed
-            if needed.partial and not set(needed.partial) <= set(lies.partial):
+            if needed.partial and not set(needed.partial) <= set((first or lies).partial):
                 return None
             targets.add(needed)
-        key = routes(lies, targets, value.shape, value.dtype.bits, self.network).key
+        if first is None or first == lies:
+            key = self._routes(value, lies, targets)
+        else:
+            key = add_keys(self._routes(value, lies, {first}), self._routes(value, first, targets - {first}))
         times = self.flow.usual_trips(value)
         return key[0] * times, key[-1] * times
+
+    def _routes(self, value: Value, lies: Sharding, targets: set[Sharding]) -> Key:
+        return routes(lies, targets, value.shape, value.dtype.bits, self.network).key
+
+    def _is_held(self, value: Value) -> bool:
+        """Whether a value is brought to how it was annotated before anybody reads it."""
+        return value.name in self.pinned and value.node is not None
 
     def _running(self, node: Node, placement: Placement) -> Cost:
         known = self.costs.get((node, placement))

@@ -4,7 +4,7 @@ w : f32[16@x, 4] is read as it lies by one node, and as [16, 4@x] by another: bo
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from irpar.ir import Graph, Value
 from irpar.sharding import Sharding, ceil_shape
@@ -26,14 +26,17 @@ class ConstantWays:
     A way that takes no more than the constant as it lies, cut by the axes that it was cut by, takes its place where
     nobody needs it as it lies. Further such ways are written, and any other, whole ones too, where that takes at most
     SMALL_SHARE and SMALL_BYTES more; of either only as long as all constants together take at most MOST_MORE more.
+    A device never holds more of an annotated constant.
 
     Args:
         graph: the outermost, in global view.
         network: what communication costs.
+        annotated: names of constants of which someone said what a device holds.
     """
 
-    def __init__(self, graph: Graph, network: Network) -> None:
+    def __init__(self, graph: Graph, network: Network, annotated: Collection[str] = ()) -> None:
         self.network = network
+        self.annotated = annotated
         values = (value for each in graph.graphs() for value in each.constants if value.is_static)
         held = sum(_bytes(value.sharding, value) for value in values)
         self.left = held * MOST_MORE
@@ -66,6 +69,8 @@ class ConstantWays:
         ways, had, own = set(ways), set(cutting_names(tree.lies)), _bytes(tree.lies, tree.root)
         is_no_larger = all(_bytes(lies, tree.root) <= own and set(cutting_names(lies)) >= had for lies in ways)
         more = self._more(tree, ways)
+        if tree.root.name in self.annotated:
+            return more <= 0
         return more <= 0 or (more <= self.left and (is_no_larger or more <= self.small))
 
     def _take(self, tree: Tree, ways: Iterable[Sharding]) -> tuple[Sharding, ...]:

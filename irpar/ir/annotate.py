@@ -10,7 +10,7 @@ from typing import TypeVar
 from irpar.sharding import DimSpec, IrparError, Mesh, Sharding, is_priority, nearest_names
 
 from .graph import Graph
-from .module import Decision, Module
+from .module import Decision, Gone, Module
 from .types import tensor_type
 from .value import Value
 
@@ -154,6 +154,41 @@ def _check(annotation: Annotation, value: Value) -> None:
             where=annotation.place(),
             do=f"write one entry for each of its {len(type_.shape)} dims, null where a dim is not sharded",
         )
+
+
+def hand_over(module: Module, name: str, heir: str, why: str) -> None:
+    """Keep the annotation of a value that is taken out, and the reasons, under the name of the one that stands for it.
+
+    Args:
+        module: with the log.
+        name: of the value.
+        heir: the name of the other, which lies so too.
+        why: what took the value out.
+    """
+    annotation = module.annotated.pop(name, None)
+    if annotation is not None:
+        module.gone[name] = Gone(annotation, why)
+        module.annotated.setdefault(heir, annotation)
+    known = module.decisions.pop(name, None)
+    if known is not None:
+        module.decisions.setdefault(heir, known)
+
+
+def note_gone(module: Module, before: Mapping[str, Annotation], why: str) -> None:
+    """Log which annotated values a pass has taken out, or left without a sharding, as far as it has not done so itself.
+
+    Args:
+        module: after the pass.
+        before: what was annotated before it.
+        why: what took them out.
+    """
+    tables = [graph.names.table for graph in module.graphs]
+    for name, annotation in before.items():
+        values = [value for table in tables if (value := table.get(name)) is not None]
+        if name in module.gone or (name in module.annotated and any(value.sharding is not None for value in values)):
+            continue
+        module.annotated.pop(name, None)
+        module.gone[name] = Gone(annotation, why)
 
 
 def matches(module: Module, annotation: Annotation) -> list[Value]:

@@ -114,7 +114,7 @@ def clone_module(module: Module) -> Module:
     made.metadata, made.source = dict(module.metadata), module.source
     made.annotations = list(module.annotations)
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
-    made.whole, made.annotated = dict(module.whole), dict(module.annotated)
+    made.whole, made.annotated, made.gone = dict(module.whole), dict(module.annotated), dict(module.gone)
     made.conflicts, made.fixed = dict(module.conflicts), dict(module.fixed)
     made.network, made.dim_names = module.network, dict(module.dim_names)
     return made

@@ -74,6 +74,19 @@ def _check_spec(pattern: str, spec: object) -> None:
             require(f'an axis in the sharding of "{pattern}"', word, str, do)
 
 
+@dataclass(frozen=True)
+class Gone:
+    """An annotated value that a pass has taken out of the program.
+
+    Attributes:
+        annotation: what was said of it.
+        why: what took it out, in words.
+    """
+
+    annotation: "Annotation"
+    why: str
+
+
 class Module:
     """One model: a graph in global view, or (after localize) the distinct local graphs of its ranks.
 
@@ -87,6 +100,7 @@ class Module:
         annotations: what `shard` was told before the module had a mesh.
         annotated: value name to the annotation that decided its sharding.
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
+        gone: value name to its annotation, where passes have taken the value out since; a log as well.
         dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
         fixed: name of an input to the only value that it takes: `irpar.fixed_inputs` has put that in its place.
@@ -105,6 +119,7 @@ class Module:
         "doc",
         "fixed",
         "functions",
+        "gone",
         "graphs",
         "ir_version",
         "meshes",
@@ -129,6 +144,7 @@ class Module:
         self.annotations: list[Annotation] = []
         self.annotated: dict[str, Annotation] = {}
         self.decisions: dict[str, list[Decision]] = {}
+        self.gone: dict[str, Gone] = {}
         self.dim_names: dict[str, tuple[str | None, ...]] = {}
         self.whole: dict[str, str] = {}
         self.fixed: dict[str, Tensor] = {}

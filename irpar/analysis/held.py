@@ -1,0 +1,139 @@
+"""Annotated values of a program: what their readers meet first is the annotated sharding.
+
+y = MatMul(x : [8, 64@tp], w : [64@tp, 32]) annotated [8@tp, 32]      y_1 = MatMul(x, w) : [8, 32] partial(sum: tp)
+                                                                      y = irpar.ReduceScatter(y_1) : [8@tp, 32]
+What a node gives otherwise is moved before anybody reads it, and only what comes of that has the name of the value. Of
+constants, an annotation says what a rank holds; their readers may be served by other blocks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from irpar.ir import Annotation, Decision, Module, Value
+from irpar.sharding import Axis, DimSharding, IrparError, Mesh, Sharding
+
+
+def is_held(module: Module, value: Value) -> bool:
+    """Whether a value is one that is annotated, no constant, and lies as annotated: its readers stand behind it."""
+    annotation = module.annotated.get(value.name)
+    if annotation is None or value.is_constant or value.sharding is None:
+        return False
+    return lies_as_said(annotation, value.sharding)
+
+
+def lies_as_said(annotation: Annotation, lies: Sharding) -> bool:
+    """Whether a sharding is what an annotation says; open dims may have more axes behind those that it names."""
+    if lies.partial and lies.mesh.group_size(lies.partial) > 1:
+        return False
+    said = Sharding.of_spec(lies.mesh, annotation.spec).dims
+    return len(said) == lies.rank and all(
+        _keeps(lies.mesh, dim, found.axes) for dim, found in zip(said, lies.dims, strict=True)
+    )
+
+
+def said_of(annotation: Annotation, mesh: Mesh) -> Sharding:
+    """The sharding that an annotation says, open dims and priorities included."""
+    return Sharding.of_spec(mesh, annotation.spec)
+
+
+@lru_cache(maxsize=4096)
+def _keeps(mesh: Mesh, said: DimSharding, axes: tuple[Axis, ...]) -> bool:
+    """Whether the blocks of a dim are those that were said, or of an open dim parts of them."""
+    mine, found = _positions(mesh, said.axes), _positions(mesh, axes)
+    if mine == found:
+        return True
+    count, parts = mesh.group_size(axes), mesh.group_size(said.axes)
+    if not said.is_open or count % parts:
+        return False
+    return mine == [position // (count // parts) for position in found]
+
+
+def _positions(mesh: Mesh, axes: Sequence[Axis]) -> list[int]:
+    """Which block of a dim that these axes cut each device has."""
+    return [mesh.position(coords, axes) for coords in mesh.all_coords()]
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+def settled_annotations(module: Module) -> list[dict[str, Any]]:
+    """Check that annotations hold in a local module; what plan.json lists of those that have another effect, or none.
+
+    After: no decision says that a value is annotated which lies otherwise.
+
+    Returns:
+        Entries of the plan's `annotations`: of weights that are stored otherwise, and of values that are gone.
+
+    Raises:
+        IrparError: a value lies otherwise than it is annotated.
+    """
+    by_name: dict[str, Value] = {}
+    by_source: dict[str, list[Value]] = {}
+    for body in module.graph.graphs():
+        for value in body.values():
+            by_name[value.name] = value
+            by_source.setdefault(value.source_name, []).append(value)
+    listed: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, annotation in module.annotated.items():
+        found = by_name.get(name)
+        if found is None:
+            listed.setdefault((name, ""), _entry(name, annotation, None, "the passes put something else in its place"))
+        elif found.sharding is not None and not lies_as_said(annotation, found.sharding):
+            if not found.is_constant:
+                raise _not_held(found, annotation)
+            _list_stored(listed, found, annotation)
+    for name, gone in module.gone.items():
+        standing = [value for value in by_source.get(name, ()) if value.sharding is not None]
+        if any(lies_as_said(gone.annotation, value.sharding) for value in standing if value.sharding is not None):
+            continue
+        listed.setdefault((name, ""), _entry(name, gone.annotation, None, gone.why))
+    _correct_decisions(module, by_name.values())
+    return list(listed.values())
+
+
+def _entry(name: str, annotation: Annotation, lies: Sharding | None, why: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "annotation": annotation.title,
+        "lies": None if lies is None else lies.spec(),
+        "why": why,
+    }
+
+
+_STORED = "a rank holds the blocks that are read there, which are no more, and less is sent"
+
+
+def _list_stored(listed: dict[tuple[str, str], dict[str, Any]], value: Value, annotation: Annotation) -> None:
+    assert value.sharding is not None
+    entry = _entry(value.source_name, annotation, value.sharding, _STORED)
+    listed.setdefault((value.source_name, str(value.sharding.canonical)), entry)
+
+
+def _not_held(value: Value, annotation: Annotation) -> IrparError:
+    assert value.sharding is not None
+    return IrparError(
+        f"%{value.name} is annotated {said_of(annotation, value.sharding.mesh)}, but would lie as {value.sharding}",
+        where=annotation.place(),
+        do="run insert-redistribution between complete-sharding and localize, or leave out the annotation",
+    )
+
+
+def _correct_decisions(module: Module, values: Iterable[Value]) -> None:
+    """Let nothing be called annotated that lies otherwise than its annotation says."""
+    known = (*module.annotated.values(), *(gone.annotation for gone in module.gone.values()))
+    titles = {f"annotated {annotation.title}": annotation for annotation in known}
+    for value in values:
+        told = module.decisions.get(value.name, ())
+        if value.sharding is None or not any(decision.why in titles for decision in told):
+            continue
+        module.decisions[value.name] = [_corrected(decision, value.sharding, titles) for decision in told]
+
+
+def _corrected(decision: Decision, lies: Sharding, titles: Mapping[str, Annotation]) -> Decision:
+    annotation = titles.get(decision.why)
+    if annotation is None or lies_as_said(annotation, lies):
+        return decision
+    said = said_of(annotation, lies.mesh)
+    return replace(decision, why=f"stored so, not as {said}, which {annotation.title} says: less is sent")
