@@ -26,6 +26,7 @@ from irpar.ir import (
 )
 from irpar.ir.annotate import hand_over, matches
 from irpar.pass_manager import Pass, PassResult
+from irpar.sharding import Sharding
 
 SMALL = 16_384
 """Bytes of operands and results up to which a node is computed at once; larger ones wait for one common session."""
@@ -273,7 +274,9 @@ class _Folder:
         outputs = graph.absorb(branch, node)
         self.fresh.update(outputs)
         for old, new in zip(node.results, outputs, strict=True):
-            hand_over(self.module, old.name, new.name, f"{node.title} always takes one branch, of which it is %{new.name}")
+            hand_over(
+                self.module, old.name, new.name, f"{node.title} always takes one branch, of which it is %{new.name}"
+            )
         node.replace(outputs)
         self.branches += 1
         return following
@@ -297,9 +300,11 @@ def _taken(node: Node) -> Graph | None:
     branch = node.attributes.get("then_branch" if predicate.data.numpy().all() else "else_branch")
     if not isinstance(branch, Graph):
         return None
-    both = zip(node.results, branch.outputs, strict=True)
-    # One value cannot stand for two that are annotated differently.
-    return branch if all(None in (a.sharding, b.sharding) or a.sharding == b.sharding for a, b in both) else None
+    # One value cannot stand for several that are annotated differently.
+    said: dict[Value, set[Sharding]] = {}
+    for result, output in zip(node.results, branch.outputs, strict=True):
+        said.setdefault(output, set()).update(lies for lies in (result.sharding, output.sharding) if lies is not None)
+    return branch if all(len(each) <= 1 for each in said.values()) else None
 
 
 def _size_of_static(node: Node) -> Tensor | None:

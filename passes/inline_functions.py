@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from irpar.analysis.effects import schema_of
 from irpar.analysis.type_merge import merge
-from irpar.ir import Function, Graph, Module, Node, Value
+from irpar.ir import Builder, Function, Graph, Module, Node, Value
 from irpar.ir.instantiate import body_of_call
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
@@ -151,7 +151,8 @@ def _open(call: Node, opsets: dict[str, int]) -> None:
         # A value without a source of its own stands for none in the imported model.
         if value.source:
             value.source = _joined(call.source, value.source)
-    _take_over(call, graph.absorb(body, call), inner)
+    results = graph.absorb(body, call)
+    _take_over(call, _apart_where_annotated(call, results, inner, opsets), inner)
 
 
 def _pass_operand(call: Node, value: Value, operand: Value | None) -> None:
@@ -164,6 +165,24 @@ def _pass_operand(call: Node, value: Value, operand: Value | None) -> None:
                 do="give the operand",
             )
         reader.set_operand(place, operand)
+
+
+def _apart_where_annotated(
+    call: Node, results: Sequence[Value], inner: set[Value], opsets: dict[str, int]
+) -> list[Value]:
+    """The results of a body; an annotated one that is an operand of the call, or comes twice, is a value of its own.
+
+    Adds to `inner`.
+    """
+    assert call.graph is not None
+    found: list[Value] = []
+    for old, new in zip(call.results, results, strict=False):
+        if old.sharding is not None and (new not in inner or new in found):
+            builder = Builder(call.graph, opsets, before=call, like=call)
+            new = builder.op("Identity", [new], type=old.type, name=old.name)
+            inner.add(new)
+        found.append(new)
+    return found
 
 
 def _take_over(call: Node, results: Sequence[Value], inner: set[Value]) -> None:

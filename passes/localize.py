@@ -39,12 +39,13 @@ class Localize(Pass):
     """
 
     name = "localize"
+    takes_out = "each device computes with numbers of its own in its place"
 
     def run(self, module: Module) -> PassResult:
         """Replace the global graph by local ones."""
         flow = completed_flow(module, self.name)
         for node in flow.nodes:
-            if not flow.runs_as_it_lies(node):
+            if not flow.runs_as_it_lies(node) or not _reads_as_said(node):
                 raise IrparError(
                     f"{node.title} cannot run on blocks as its operands and results lie",
                     where=repr(node),
@@ -58,6 +59,16 @@ class Localize(Pass):
                 graph.name = f"{flow.graph.name}.{number}"
         module.graphs = graphs
         return PassResult(True, statistics={"programs": len(graphs)})
+
+
+def _reads_as_said(node: Node) -> bool:
+    """Whether a node reads its operands as its strategy says, if it has one."""
+    if node.strategy is None:
+        return True
+    pairs = zip(node.operands, node.strategy.operands, strict=False)
+    return all(
+        said is None or value is None or value.sharding is None or said.allows(value.sharding) for value, said in pairs
+    )
 
 
 def distinct_programs(flow: Flow) -> list[tuple[int, ...]]:

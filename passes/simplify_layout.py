@@ -102,7 +102,9 @@ def _simplify(chain: list[Node], module: Module) -> int:
 
 
 def _lie_apart(source: Value, result: Value) -> bool:
-    """True where both are annotated, and differently: one value cannot stand for both."""
+    """True where one value cannot stand for both: they are annotated differently, or what is made of a constant is."""
+    if source.is_constant and result.sharding is not None:
+        return True
     return source.sharding is not None and result.sharding is not None and source.sharding != result.sharding
 
 
@@ -144,7 +146,12 @@ def _sink(node: Node, module: Module) -> bool:
 
     The features, in the last dim, stay merged: of heads and their features only the heads are ever cut.
     """
-    if node.domain or len(node.results) != 1 or not all(map(_is_static, (*node.inputs, node.result))):
+    if (
+        node.domain
+        or node.strategy is not None
+        or len(node.results) != 1
+        or not all(map(_is_static, (*node.inputs, node.result)))
+    ):
         return False
     merged = {value: found for value in node.inputs if (found := _merged(value)) is not None}
     if not merged:
@@ -307,7 +314,11 @@ def _apart(value: Value, merged: _Merged | None, splits: dict[int, Split], node:
 
 def _index_by_rows(node: Node, module: Module) -> bool:
     """Let a GatherND index row by row what its indices count row by row; False where there is nothing to do."""
-    if node.identity != ("", "GatherND") or not all(map(_is_static, (*node.inputs, node.result))):
+    if (
+        node.identity != ("", "GatherND")
+        or node.strategy is not None
+        or not all(map(_is_static, (*node.inputs, node.result)))
+    ):
         return False
     data, index = node.inputs
     batch = int(str(node.attributes.get("batch_dims", 0)))

@@ -179,9 +179,11 @@ class _Split:
         shape = _resized(first.result.shape, _product(self.fused)[0], section)
         assert first.graph is not None
         builder = Builder(first.graph, {"": node.version}, before=first, like=node)
-        return builder.op(
-            node.op_type, operands, node.attributes, type=TensorType(node.result.dtype, shape), name=node.result.name
-        )
+        type_ = TensorType(node.result.dtype, shape)
+        made = builder.op(node.op_type, operands, node.attributes, type=type_, name=node.result.name)
+        assert made.node is not None
+        made.node.strategy = node.strategy
+        return made
 
     def _part(self, value: Value, dim: int, section: tuple[int, int]) -> Value:
         """The section of a constant."""

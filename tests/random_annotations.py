@@ -1,11 +1,13 @@
 """Random annotations of random programs, and whether they hold: looked up in the graphs and in the plan, without asking
 what decides it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import onnx
 from hypothesis import strategies as st
@@ -22,8 +24,10 @@ from irpar.pipeline import Pass
 from irpar.sharding import Axis, Mesh, Sharding, ceil_shape
 from irpar.shardings_file import read_shardings
 
+from . import random_moves
 from .random_programs import SEEDS, Draw, Program, Spec, loaded, programs, random_spec
 
+BODIES = (random_moves.if_body, random_moves.loop, random_moves.scan)
 Cuts = dict[str, list[Spec | None]]
 """What `ops` says of a node: `in` and `out`, a sharding or None for each."""
 
@@ -49,7 +53,7 @@ class Annotated:
 @st.composite
 def annotated_programs(draw: Draw, folder: Path) -> Annotated:
     """A program of a few operators, parts of it in a function, with one to three annotations."""
-    program = draw(programs(count=draw(st.integers(1, 4))))
+    program = draw(programs(count=draw(st.integers(1, 4)), also=BODIES))
     random = Random(f"annotations/{draw(SEEDS)}")
     _name_nodes(program.model.graph)
     if random.random() < 0.3:
@@ -94,8 +98,10 @@ def _with_function(model: onnx.ModelProto, random: Random) -> onnx.ModelProto:
 
 def _annotate_tensor(made: Annotated, module: Module, random: Random) -> None:
     kinds: dict[str, list[Value]] = {}
+    called: dict[str, set[Value]] = {}
     outputs = set(module.graph.outputs)
-    for _, value in named_values(module):
+    for name, value in named_values(module):
+        called.setdefault(name, set()).add(value)
         type_ = tensor_type(value.type)
         if type_ is None or type_.shape is None or not type_.is_static or not type_.shape:
             continue
@@ -107,8 +113,22 @@ def _annotate_tensor(made: Annotated, module: Module, random: Random) -> None:
         return
     kind = random.choice(weighted)
     value = random.choice(kinds[kind])
+    is_said = any(value in node.inputs for node in module.graph if node.source in made.ops)
+    if is_said or called[value.source_name] != {value} or not _is_of_model(value, made.program):
+        return
     made.program.annotations[value.source_name] = random_spec(random, len(value.shape), made.program.mesh)
     made.kinds = (*made.kinds, kind)
+
+
+def _is_of_model(value: Value, program: Program) -> bool:
+    """Whether a value is one of the model; older operator sets are converted, which makes others with such names."""
+    graph = program.model.graph
+    shapes = {name: array.shape for name, array in (*program.inputs.items(), *program.steady.items())}
+    shapes |= {entry.name: tuple(entry.dims) for entry in graph.initializer}
+    bodies = [entry.g for node in graph.node for entry in node.attribute if entry.HasField("g")]
+    inside = {name for body in bodies for node in body.node for name in node.output}
+    inside |= {entry.name for body in bodies for entry in body.input}
+    return value.source_name in inside or shapes.get(value.source_name) == value.shape
 
 
 def _annotate_op(made: Annotated, module: Module, random: Random) -> None:
@@ -145,7 +165,7 @@ def _annotate_op(made: Annotated, module: Module, random: Random) -> None:
 def _clash(made: Annotated, node: Node, listed: Sequence[Spec | None]) -> bool:
     """Whether a tensor is annotated already, or twice."""
     names = [value.source_name for value, spec in zip(node.inputs, listed, strict=True) if spec is not None]
-    said = {name for name in made.program.annotations}
+    said = set(made.program.annotations)
     return len(set(names)) < len(names) or bool(said & set(names)) or bool(made.ops)
 
 
@@ -170,13 +190,12 @@ class Watch(Instrumentation):
 
 def partitioned(made: Annotated, folder: Path) -> tuple[irpar.Partition, list[str]]:
     """The partition, and which annotations were lost on the way to it."""
-    module = loaded(made.program, folder)
+    module = loaded(replace(made.program, annotations={}), folder)
+    know_ranks(module)
+    irpar.annotate(module, made.program.annotations)
     if made.ops:
-        import json
-
         path = folder / "ops.json"
         path.write_text(json.dumps({"ops": made.ops}))
-        know_ranks(module)
         module.set_mesh(made.program.mesh)
         read_shardings(path).annotate(module)
     watch = Watch(verify_each=True, reproducer=None, annotated=made)
@@ -202,13 +221,15 @@ def lost_in(module: Module, made: Annotated) -> Iterator[str]:
             if readers and not any(_lies(step, spec, mesh) for step in _way(value)):
                 yield f"%{name} {spec} is read by {readers[0]!r} as {value.sharding}"
     for source, cuts in made.ops.items():
-        nodes = [node for graph in module.graph.graphs() for node in graph if node.source == source and not _moves(node)]
+        nodes = [
+            node for graph in module.graph.graphs() for node in graph if node.source == source and not _moves(node)
+        ]
         for node in nodes:
             yield from _runs_otherwise(node, cuts, made)
 
 
 def _runs_otherwise(node: Node, cuts: Cuts, made: Annotated) -> Iterator[str]:
-    said = iter(cuts["in"])
+    said = iter(cuts.get("in", ()))
     for value in _told_operands(node, made):
         spec = next(said, None)
         if spec is None or value.sharding is None or value.sharding.partial:
@@ -220,7 +241,11 @@ def _runs_otherwise(node: Node, cuts: Cuts, made: Annotated) -> Iterator[str]:
 def _told_operands(node: Node, made: Annotated) -> Sequence[Value]:
     """The operands that an entry speaks of: of a node that is still what it was."""
     known = next((other for other in made.program.model.graph.node if other.name == node.source), None)
-    if known is None or known.op_type != node.op_type or len([name for name in known.input if name]) != len(node.inputs):
+    if (
+        known is None
+        or known.op_type != node.op_type
+        or len([name for name in known.input if name]) != len(node.inputs)
+    ):
         return ()
     return node.inputs
 
@@ -307,15 +332,9 @@ def _constants(graph: Graph) -> Iterator[Value]:
 
 
 def _elements(sharding: Sharding, shape: Sequence[int]) -> int:
-    import math
-
     return math.prod(ceil_shape(sharding, shape))
 
 
-def of_kinds(made: Sequence[Annotated]) -> Mapping[str, int]:
+def of_kinds(made: Sequence[Annotated]) -> Counter[str]:
     """How many annotations were of what."""
-    found: dict[str, Any] = {}
-    for each in made:
-        for kind in each.kinds:
-            found[kind] = found.get(kind, 0) + 1
-    return found
+    return Counter(kind for each in made for kind in each.kinds)

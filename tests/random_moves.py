@@ -410,3 +410,34 @@ def loop(m: GraphMaker) -> None:
     )
     proto = helper.make_node("Loop", [trips.name, "", data.name], [f"loop{number}", f"trips{number}"], body=body)
     m.append(proto, [trips, data, other])
+
+
+def scan(m: GraphMaker) -> None:
+    """A body that adds a product of each slice with a weight from outside to a state, and collects what it has."""
+    rows, inner, columns, trips = (m.number(1, 4) for _ in range(4))
+    slices = m.fresh([trips, rows, inner], low=-1, high=1)
+    state = m.of_shape([rows, columns], low=-2, high=2)
+    factor = m.fresh([inner, columns], low=-1, high=1)
+    kind, number = int(helper.np_dtype_to_tensor_dtype(state.dtype)), len(m.nodes)
+    before, each, product, after, collected = (
+        f"{part}{number}" for part in ("before", "each", "product", "after", "every")
+    )
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", [each, factor.name], [product]),
+            helper.make_node("Add", [before, product], [after]),
+            helper.make_node("Identity", [after], [collected]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info(before, kind, [rows, columns]),
+            helper.make_tensor_value_info(each, kind, [rows, inner]),
+        ],
+        [
+            helper.make_tensor_value_info(after, kind, [rows, columns]),
+            helper.make_tensor_value_info(collected, kind, [rows, columns]),
+        ],
+    )
+    names = [f"scan{number}", f"scanned{number}"]
+    proto = helper.make_node("Scan", [state.name, slices.name], names, body=body, num_scan_inputs=1)
+    m.append(proto, [state, slices, factor])

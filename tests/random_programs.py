@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -102,8 +103,13 @@ SEEDS = st.integers(0, 2**24 - 1)
 
 
 @st.composite
-def programs(draw: Draw, group: Group | None = None, count: int = 5) -> Program:
-    """A program of `count` operators of a group among others, of which hypothesis draws the seeds; None: of any group."""
+def programs(
+    draw: Draw, group: Group | None = None, count: int = 5, also: Sequence[Callable[[GraphMaker], None]] = ()
+) -> Program:
+    """A program of `count` operators of a group among others, of which hypothesis draws the seeds; None: of any group.
+
+    At times there are nodes of `also`, one of each.
+    """
     group = group or draw(st.sampled_from(groups(25, "any")))
 
     def random() -> Random:
@@ -116,6 +122,9 @@ def programs(draw: Draw, group: Group | None = None, count: int = 5) -> Program:
     grows = [planted.grow for planted in start.sample(group.planted, min(count, len(group.planted)))]
     for _ in range(draw(st.integers(0, 6))):
         grows.insert(start.randint(0, len(grows)), _grow)
+    for grow in also:
+        if start.random() < 1 / (1 + len(also)):
+            grows.insert(0, partial(GraphMaker.attempt, grow=grow))
     for grow in grows:
         maker.random = random()
         grow(maker)
@@ -264,12 +273,12 @@ def check(program: Program, folder: Path, *, inside: bool = True, saved: bool = 
         return Outcome(str(error))
     _check_annotations(partition, program)
     for engine in program.engines:
-        _check_run(partition, engine, program, expected)
+        check_run(partition, engine, program, expected)
     if inside:
         _check_inside(partition, program)
     if saved:
         partition.save(folder / "out", force=True)
-        _check_run(irpar.Partition.open(folder / "out"), program.engines[0], program, expected)
+        check_run(irpar.Partition.open(folder / "out"), program.engines[0], program, expected)
     return Outcome("", Counter(entry["kind"] for entry in partition.plan.collectives))
 
 
@@ -324,7 +333,7 @@ def _axes(mesh: irpar.Mesh, dim: list[str] | None) -> tuple[Axis, ...]:
     return tuple(join_axes(mesh, [axis for axis in parsed if mesh.axis_size(axis) > 1]))
 
 
-def _check_run(partition: irpar.Partition, engine: Any, program: Program, expected: dict[str, Array]) -> None:
+def check_run(partition: irpar.Partition, engine: Any, program: Program, expected: dict[str, Array]) -> None:
     executor = partition.executor(engine)
     got = executor.run(program.inputs, check_replicas=True)
     assert list(got) == list(expected)

@@ -33,7 +33,7 @@ def check_explained(plan: Plan) -> None:
         axes = cutting(plan, entry)
         for axis in axes:
             end = walk(known, plan, entry, axis)
-            assert end.startswith("annotated") or "on the way to" in end, (entry, axis, end)
+            assert end.startswith(("annotated", "stored so")) or "on the way to" in end, (entry, axis, end)
         if not axes:
             assert entry["why"], f"nothing says why {entry['name']} is whole"
             for reason in entry["why"]:

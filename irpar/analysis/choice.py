@@ -400,6 +400,6 @@ class _Chooser:
             runs = self.flow.times(view), flops(node), carriers(node, "sum")
             # What a local program sends, its attributes say.
             sends = any(way.program_factors for way in view.ways)
-            key = node.identity, view.rule, values, runs, node if sends else None
+            key = node.identity, view.rule, values, runs, node.strategy, node if sends else None
             known = self.kinds[view.node] = self.kinds_known.setdefault(key, len(self.kinds_known))
         return known

@@ -113,7 +113,7 @@ def _node_key(node: Node, same: Same, without: frozenset[str]) -> Hashable:
             return None
         attributes.append((name, key))
     operands = tuple(None if value is None else same.get(value, value) for value in node.operands)
-    facts = node.phase, node.stage, node.place
+    facts = node.phase, node.stage, node.place, node.strategy
     lies = tuple((value.sharding, value.memory) for value in node.results)
     return node.domain, node.op_type, node.version, node.callee, operands, tuple(attributes), facts, lies
 

@@ -15,7 +15,7 @@ from .flow import Flow
 from .network import Network
 from .placement import Placement, RuleView
 from .rounds import passes_all_on
-from .situation import Situation, costs_nothing
+from .situation import Situation, costs_nothing, runs_as_said
 
 MOST_NODES = 32
 """Between a result and the sums that it is made of."""
@@ -123,6 +123,8 @@ class _Tail:
         factors = tuple(cut.get(factor, ()) for factor in range(len(view.rule.sizes)))
         placement = view.placement(factors)
         if placement is None or placement.results != (share,) or view.program_axes(factors):
+            return None
+        if not runs_as_said(view.node, placement):
             return None
         return placement
 

@@ -6,13 +6,14 @@ What a node gives otherwise is moved before anybody reads it, and only what come
 constants, an annotation says what a rank holds; their readers may be served by other blocks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from irpar.ir import Annotation, Decision, Module, Value
-from irpar.sharding import Axis, DimSharding, IrparError, Mesh, Sharding
+from irpar.sharding import IrparError, Mesh, Sharding
+
+from .move_trees import is_move
 
 
 def is_held(module: Module, value: Value) -> bool:
@@ -25,34 +26,24 @@ def is_held(module: Module, value: Value) -> bool:
 
 def lies_as_said(annotation: Annotation, lies: Sharding) -> bool:
     """Whether a sharding is what an annotation says; open dims may have more axes behind those that it names."""
-    if lies.partial and lies.mesh.group_size(lies.partial) > 1:
-        return False
-    said = Sharding.of_spec(lies.mesh, annotation.spec).dims
-    return len(said) == lies.rank and all(
-        _keeps(lies.mesh, dim, found.axes) for dim, found in zip(said, lies.dims, strict=True)
-    )
+    return said_of(annotation, lies.mesh).allows(lies)
+
+
+def is_met(value: Value, said: Sharding) -> bool:
+    """Whether who reads a value, collectives that move it on aside, reads it as was said or as moved from there."""
+    if all(is_move(user) for user in value.users):
+        return True
+    step: Value | None = value
+    while step is not None:
+        if step.sharding is not None and said.allows(step.sharding):
+            return True
+        step = step.node.inputs[0] if step.node is not None and is_move(step.node) else None
+    return False
 
 
 def said_of(annotation: Annotation, mesh: Mesh) -> Sharding:
     """The sharding that an annotation says, open dims and priorities included."""
     return Sharding.of_spec(mesh, annotation.spec)
-
-
-@lru_cache(maxsize=4096)
-def _keeps(mesh: Mesh, said: DimSharding, axes: tuple[Axis, ...]) -> bool:
-    """Whether the blocks of a dim are those that were said, or of an open dim parts of them."""
-    mine, found = _positions(mesh, said.axes), _positions(mesh, axes)
-    if mine == found:
-        return True
-    count, parts = mesh.group_size(axes), mesh.group_size(said.axes)
-    if not said.is_open or count % parts:
-        return False
-    return mine == [position // (count // parts) for position in found]
-
-
-def _positions(mesh: Mesh, axes: Sequence[Axis]) -> list[int]:
-    """Which block of a dim that these axes cut each device has."""
-    return [mesh.position(coords, axes) for coords in mesh.all_coords()]
 
 
 # -- the end --------------------------------------------------------------------------------------------------------

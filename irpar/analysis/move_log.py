@@ -83,7 +83,7 @@ class MoveLog:
             self.module.decide(copy.name, known or Decision(f"copy of %{value.name}", value.name))
 
     def held(self, given: Value, held: Value) -> None:
-        """What readers meet of an annotated value takes its name, with the annotation; what its node gives gets another.
+        """What readers meet of an annotated value takes its name, and the annotation; what its node gives gets another.
 
         Why it is given so: for an axis that the annotation brought, because another value of the node has it.
         """

@@ -68,7 +68,7 @@ class TreeWriter:
             written: of a constant, the shardings in which it is written as well; where all readers are served by
                 these, instead.
         """
-        readers = {lies: self._readers(values) for lies, values in tree.read.items()}
+        readers = {lies: self._readers(tree, values) for lies, values in tree.read.items()}
         gone = self._gone(tree)
         told = self._erase(tree, readers)
         made = self._write_constants(tree, told, written)
@@ -136,12 +136,12 @@ class TreeWriter:
         """The names of what moves give, with their axes."""
         return {(node.result.name, axis) for node in tree.moves for axis in (*cutting_names(node.result.sharding), "")}
 
-    def _readers(self, values: Sequence[Value]) -> list[Use]:
+    def _readers(self, tree: Tree, values: Sequence[Value]) -> list[Use]:
         return [
             use
             for value in values
             for use in value.uses
-            if self._ends(value) or not (is_move(use[0]) and use[0].graph is self.graph)
+            if (value is not tree.root and self._ends(value)) or not (is_move(use[0]) and use[0].graph is self.graph)
         ]
 
     def _ends(self, value: Value) -> bool:

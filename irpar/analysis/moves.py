@@ -3,21 +3,51 @@
 from collections.abc import Callable, Collection, Mapping
 
 from irpar.ir import Node, Use, Value
-from irpar.sharding import Sharding
+from irpar.sharding import IrparError, Sharding
 
 from . import redistribution
 from .flow import Flow
 from .network import Network
+from .origins import why_given_up
 from .placement import Placement
-from .situation import costs_nothing, running_cost
+from .situation import costs_nothing, running_cost, runs_as_said
 
 
 def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
     """How each node runs, of which every tensor has a sharding. Collectives stay as they are.
 
     The ends of bodies are among them: their operands are what passes the boundary.
+
+    Raises:
+        IrparError: a node cannot run as its strategy says.
     """
-    return {node: _as_it_is(node) or flow.place(node, lambda _: True, network) for node in flow.nodes}
+    placements = {node: _as_it_is(node) or flow.place(node, lambda _: True, network) for node in flow.nodes}
+    for node, placement in placements.items():
+        if not runs_as_said(node, placement):
+            raise _not_as_said(flow, node, placement)
+    return placements
+
+
+def _not_as_said(flow: Flow, node: Node, placement: Placement) -> IrparError:
+    """What in the strategy of a node cannot be."""
+    strategy = node.strategy
+    assert strategy is not None
+    values, shardings = (*node.operands, *node.results), (*placement.operands, *placement.results)
+    said = strategy.operands if strategy.is_of_operands else (*[None] * len(node.operands), *strategy.results)
+    notes = []
+    for tensor, (value, wanted, lies) in enumerate(zip(values, said, shardings, strict=False)):
+        if value is None or wanted is None or (lies is not None and wanted.allows(lies)):
+            continue
+        why = ""
+        if lies is not None and value in node.operands:
+            why = why_given_up(node, flow.rule(node), placement, tensor, wanted.closed(), lies)
+        notes.append(f"%{value.name} {value.type} as {wanted}: {why or f'it could be {lies} beside the others'}")
+    return IrparError(
+        f"{node.title} cannot run {strategy.annotation.said}",
+        where=strategy.annotation.where,
+        notes=tuple(notes),
+        do='cut what it can be cut along, or annotate its tensors under "tensors", where they may be moved for it',
+    )
 
 
 def _as_it_is(node: Node) -> Placement | None:

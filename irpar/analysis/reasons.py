@@ -198,6 +198,8 @@ class Reasons:
             return Side(self._boundary(node, value, here))
         contested = _contested(here, elsewhere)
         tensor = next(n for n, other in enumerate((*node.operands, *node.results)) if other is value)
+        if node.strategy is not None and _is_said(node, tensor):
+            return Side(f"{subject} is to run {node.strategy.annotation.title}")
         view = self.flow.rule(node)
         why = why_given_up(node, view, placement, tensor, elsewhere, here)
         meets = "" if why else self._meets(node, value, elsewhere, here)
@@ -354,6 +356,16 @@ def reason_of_program(origins: Origins, node: Node, value: Value, axes: Sequence
     names = ", ".join(map(str, axes))
     cut = f"{names}, which {'cuts' if len(axes) == 1 else 'cut'} %{value.name}{origins.because(value, axes[0].name)}"
     return f"{node.title} works along {cut}{manner and f', {manner}'}"
+
+
+def _is_said(node: Node, tensor: int) -> bool:
+    """Whether the strategy of a node says how it reads an operand, or gives a result."""
+    strategy = node.strategy
+    if strategy is None:
+        return False
+    if tensor < len(node.operands):
+        return tensor < len(strategy.operands) and strategy.operands[tensor] is not None
+    return strategy.is_of_operands or any(strategy.results)
 
 
 def _contested(a: Sharding, b: Sharding) -> set[str]:

@@ -76,9 +76,7 @@ def reduce_sums_once(module: Module) -> int:
         total += len(agreed)
 
 
-def _sums(
-    nodes: Iterable[Node], mesh: Mesh, is_held: Callable[[Value], bool]
-) -> dict[tuple[int, ...], _Sum]:
+def _sums(nodes: Iterable[Node], mesh: Mesh, is_held: Callable[[Value], bool]) -> dict[tuple[int, ...], _Sum]:
     """The sums that are worth it, none with a node of another, and none of what readers must meet reduced."""
     found: dict[tuple[int, ...], _Sum] = {}
     taken: set[Node] = set()

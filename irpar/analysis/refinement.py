@@ -140,14 +140,14 @@ class _Refinement:
             looks = [self._look(other, steps - 1) for other in beside if other in self.placements]
             return self._look(node, 0), *looks
         view = self.flow.rule(node) if self._may_change(node) else None
-        kind = node.op_type if view is None else view.rule
+        kind = node.op_type if view is None else view.rule, node.strategy
         return kind, tuple(self._look_of(value) for value in (*node.operands, *node.results))
 
     def _look_of(self, value: Value | None) -> Hashable:
         if value is None:
             return None
         needs = tuple(self.needs.get(value, {}).values())
-        return value.type, value.is_constant, self._lies(value), needs
+        return value.type, value.is_constant, self._lies(value), needs, self._is_held(value)
 
     # -- what may change ------------------------------------------------------------------------------------------
 
@@ -253,6 +253,7 @@ class _Refinement:
             options = itertools.product(way.joined(joined), way.carriable(given_lies))
             placements = (way.placement(factors, carried) for factors, carried in options)
             others = (found for found in placements if found and found not in seen)
+            others = (found for found in others if situation.runs_as_said(node, found))
             enough = others if least <= 1 else (found for found in others if found.ways(self.flow.mesh) >= least)
             for placement in itertools.islice(enough, MOST_WAYS):
                 seen.add(placement)

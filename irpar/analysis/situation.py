@@ -132,7 +132,7 @@ class Situation:
         carried = tuple(view.carriable(self.lies))
         ways = tuple(way.rule for way in view.ways)
         times = None if self.times is None else tuple(self.times)
-        key = tuple(self.lies), tuple(self.free), self.network, times, bits, carried, ways
+        key = tuple(self.lies), tuple(self.free), self.network, times, bits, carried, ways, view.node.strategy
         if key not in view.prices:
             view.prices[key] = self._found()
         return view.prices[key]
@@ -144,11 +144,15 @@ class Situation:
     def _agreed(self) -> Placement | None:
         if len(self.view.carriable(self.lies)) > 1:
             return None
-        return self.view.agreed(tuple(None if lie is None else lie.axes for lie in self.lies))
+        agreed = self.view.agreed(tuple(None if lie is None else lie.axes for lie in self.lies))
+        return agreed if agreed is not None and runs_as_said(self.view.node, agreed) else None
 
     def _least(self) -> tuple[Price, Placement]:
         carriable = self.view.carriable(self.lies)
-        return min((self._cheapest(way, carried) for way in self.view.ways for carried in carriable), key=_price)
+        found = [self._cheapest(way, carried) for way in self.view.ways for carried in carriable]
+        # Where it cannot run as was said, whoever runs it refuses it.
+        as_said = [each for each in found if runs_as_said(self.view.node, each[1])]
+        return min(as_said or found, key=_price)
 
     def price(self, placement: Placement) -> Price:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
@@ -187,6 +191,7 @@ class Situation:
         """
         known = [None if lie is None else lie.axes for lie in self.lies]
         options = _with_moves(view, known, list(map(list, suggested(view, known))))
+        options = _with_strategy(view, options)
         if math.prod(map(len, options)) <= MOST_COMBINATIONS:
             found = (view.placement(factors, carried) for factors in itertools.product(*options))
             yield from (placement for placement in found if placement is not None)
@@ -195,8 +200,13 @@ class Situation:
 
     def _cheapest(self, view: RuleView, carried: Carried) -> tuple[Price, Placement]:
         """By one of the rules of the node."""
-        priced = ((self.price(placement), placement) for placement in self.placements(view, carried))
-        return min(priced, key=_price)  # To cut nothing is always possible.
+        priced = [(self.price(placement), placement) for placement in self.placements(view, carried)]
+        as_said = [each for each in priced if runs_as_said(view.node, each[1])]
+        if not priced:  # Of cuts that exclude each other, what was said leaves no choice.
+            placement = view.placement(tuple(() for _ in view.rule.sizes))
+            assert placement is not None
+            priced = [(self.price(placement), placement)]
+        return min(as_said or priced, key=_price)  # To cut nothing is always possible.
 
     def _one_after_the_other(self, view: RuleView, options: list[list[Axes]], carried: Carried) -> list[Placement]:
         """Fix each factor at its best option while the later ones are not cut: where that leads, and what is tried."""
@@ -206,6 +216,8 @@ class Situation:
         for factor, choices in enumerate(options):
             ways = [(*chosen[:factor], choice, *chosen[factor + 1 :]) for choice in choices]
             priced = [found for way in ways if (found := view.placement(way, carried)) is not None]
+            if not priced:
+                continue
             tried.update(dict.fromkeys(priced))
             best = min(priced, key=self.price)
             chosen[factor] = best.factors[factor]
@@ -214,6 +226,53 @@ class Situation:
 
 def _price(priced: tuple[Price, Placement]) -> Price:
     return priced[0]
+
+
+def runs_as_said(node: Node, placement: Placement) -> bool:
+    """Whether a way to run a node is what its strategy says, if it has one."""
+    strategy = node.strategy
+    if strategy is None:
+        return True
+    if strategy.is_of_operands:
+        pairs = zip(strategy.operands, placement.operands, strict=False)
+        return all(said is None or (needed is not None and said.allows(needed)) for said, needed in pairs)
+    pairs = zip(strategy.results, placement.results, strict=False)
+    return all(said is None or (given is not None and _becomes(given, said)) for said, given in pairs)
+
+
+def _becomes(given: Sharding, said: Sharding) -> bool:
+    """Whether a result lies as was said, at the latest when its parts are reduced."""
+    if not given.partial:
+        return said.allows(given)
+    pending = set(given.canonical.partial)
+    pairs = zip(given.canonical.axes, said.canonical.axes, strict=True)
+    return all(
+        wanted[: len(cut)] == cut and (pending.issuperset(wanted[len(cut) :]) or said.dims[dim].is_open)
+        for dim, (cut, wanted) in enumerate(pairs)
+    )
+
+
+def _with_strategy(view: RuleView, options: list[list[Axes]]) -> list[list[Axes]]:
+    """The same, of factors of which the strategy of the node speaks only what it says."""
+    strategy = view.node.strategy
+    if strategy is None or len(view.values) != len(view.node.operands) + len(view.node.results):
+        return options
+    said = strategy.operands
+    if not strategy.is_of_operands:
+        said = (*[None] * view.operand_count, *strategy.results)
+    for tensor, sharding in enumerate(said):
+        if sharding is None or sharding.rank != len(view.tensors[tensor]):
+            continue
+        is_result = tensor >= view.operand_count
+        cut = view.project(tensor, sharding.axes)
+        for dim, parts in zip(sharding.dims, view.tensors[tensor], strict=True):
+            for factor in parts:
+                wanted = cut.get(factor, ())
+                if dim.is_open or is_result:
+                    options[factor] = list(dict.fromkeys([wanted, *options[factor]]))
+                else:
+                    options[factor] = [wanted]
+    return options
 
 
 def _with_moves(

@@ -20,7 +20,8 @@ from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import Function
 from .graph import Graph, Node, captured_or_read
-from .module import DEFAULT_NETWORK, IRPAR_OPSET, Conflict, Decision, Module
+from .module import DEFAULT_NETWORK, IRPAR_OPSET, Conflict, Decision, Gone, Module
+from .strategy import NodeStrategy
 from .tensor import (
     ArrayTensor,
     ExternalTensor,
@@ -55,6 +56,7 @@ __all__ = [
     "ExternalTensor",
     "Floats",
     "Function",
+    "Gone",
     "Graph",
     "Graphs",
     "InflightType",
@@ -64,6 +66,7 @@ __all__ = [
     "Module",
     "Names",
     "Node",
+    "NodeStrategy",
     "OptionalType",
     "Pattern",
     "Printed",

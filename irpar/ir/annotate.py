@@ -175,20 +175,30 @@ def hand_over(module: Module, name: str, heir: str, why: str) -> None:
 
 
 def note_gone(module: Module, before: Mapping[str, Annotation], why: str) -> None:
-    """Log which annotated values a pass has taken out, or left without a sharding, as far as it has not done so itself.
+    """Log what annotated values and operators a pass has taken out, as far as it has not done so itself.
+
+    In global view that is also a value without a sharding.
 
     Args:
         module: after the pass.
         before: what was annotated before it.
         why: what took them out.
     """
+    if not before and not module.run_as_said:
+        return
     tables = [graph.names.table for graph in module.graphs]
     for name, annotation in before.items():
         values = [value for table in tables if (value := table.get(name)) is not None]
-        if name in module.gone or (name in module.annotated and any(value.sharding is not None for value in values)):
+        if name in module.gone or (
+            name in module.annotated and any(module.is_local or value.sharding is not None for value in values)
+        ):
             continue
         module.annotated.pop(name, None)
         module.gone[name] = Gone(annotation, why)
+    if module.run_as_said and not module.is_local:
+        left = {node.source or node.name for graph in module.graphs for node in graph.walk() if node.strategy}
+        for name in module.run_as_said.keys() - left:
+            module.gone[name] = Gone(module.run_as_said.pop(name), why)
 
 
 def matches(module: Module, annotation: Annotation) -> list[Value]:

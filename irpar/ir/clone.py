@@ -47,7 +47,7 @@ def clone_node(
         results=[clone_value(result) for result in node.results],
     )
     made.callee = callees.get(node.callee, node.callee) if callees and node.callee is not None else node.callee
-    made.phase, made.stage, made.place = node.phase, node.stage, node.place
+    made.phase, made.stage, made.place, made.strategy = node.phase, node.stage, node.place, node.strategy
     made.doc = node.doc
     made.metadata = dict(node.metadata) if node.metadata else None
     values.update(zip(node.results, made.results, strict=True))
@@ -115,7 +115,7 @@ def clone_module(module: Module) -> Module:
     made.annotations = list(module.annotations)
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
     made.whole, made.annotated, made.gone = dict(module.whole), dict(module.annotated), dict(module.gone)
-    made.conflicts, made.fixed = dict(module.conflicts), dict(module.fixed)
+    made.conflicts, made.fixed, made.run_as_said = dict(module.conflicts), dict(module.fixed), dict(module.run_as_said)
     made.network, made.dim_names = module.network, dict(module.dim_names)
     return made
 

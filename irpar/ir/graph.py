@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from .function import Function
+    from .strategy import NodeStrategy
 
 Phase = Literal["forward", "backward", "optimizer"]
 Place = Literal["device", "host"]
@@ -29,6 +30,7 @@ class Node:
         results: the values it defines.
         callee: for a call, the function.
         phase, stage, place: facts that passes set; None where not decided.
+        strategy: how it is to run, where someone said so.
         name: the node's own name, as in ONNX.
         source, scope: node name and scope in the imported model, through every rewrite.
     """
@@ -52,6 +54,7 @@ class Node:
         "scope",
         "source",
         "stage",
+        "strategy",
         "version",
     )
 
@@ -78,6 +81,7 @@ class Node:
         self.phase: Phase | None = None
         self.stage: int | None = None
         self.place: Place | None = None
+        self.strategy: NodeStrategy | None = None
         self.doc = ""
         self.metadata: dict[str, str] | None = None
         self.graph: Graph | None = None

@@ -100,6 +100,7 @@ class Module:
         annotations: what `shard` was told before the module had a mesh.
         annotated: value name to the annotation that decided its sharding.
         decisions: value name to why it is sharded so; a log that passes write, not part of the program.
+        run_as_said: name of a node in the source model to what says how it runs; a log as well.
         gone: value name to its annotation, where passes have taken the value out since; a log as well.
         dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
@@ -127,6 +128,7 @@ class Module:
         "network",
         "opsets",
         "producer",
+        "run_as_said",
         "source",
         "whole",
     )
@@ -144,6 +146,7 @@ class Module:
         self.annotations: list[Annotation] = []
         self.annotated: dict[str, Annotation] = {}
         self.decisions: dict[str, list[Decision]] = {}
+        self.run_as_said: dict[str, Annotation] = {}
         self.gone: dict[str, Gone] = {}
         self.dim_names: dict[str, tuple[str | None, ...]] = {}
         self.whole: dict[str, str] = {}

@@ -127,6 +127,9 @@ def decompose_gemm_bias(node: Node, builder: Builder) -> Value | None:
     result = node.result
     kept = {name: value for name, value in node.attributes.items() if name != "beta"}
     product = builder.op("Gemm", node.operands[:2], kept, type=result.type, name=f"{result.name}_product")
+    assert product.node is not None
+    if node.strategy is not None:
+        product.node.strategy = node.strategy.part(0, 1, gives=beta == 0.0)
     if beta == 0.0:
         return product
     if beta != 1.0:
@@ -135,7 +138,11 @@ def decompose_gemm_bias(node: Node, builder: Builder) -> Value | None:
             return None
         factor = builder.constant(np.asarray(beta).astype(dtype.numpy), f"{result.name}_beta")
         bias = builder.op("Mul", [bias, factor], type=bias.type, name=f"{result.name}_bias")
-    return builder.op("Add", [product, bias], type=result.type)
+    total = builder.op("Add", [product, bias], type=result.type)
+    assert total.node is not None
+    if node.strategy is not None:
+        total.node.strategy = node.strategy.part(None, 2, gives=True)
+    return total
 
 
 define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm))

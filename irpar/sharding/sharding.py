@@ -164,6 +164,20 @@ class Sharding:
         """True where nothing is left to completion: no dim is open or has a priority."""
         return not self.is_open and not any(self.priorities)
 
+    def allows(self, other: "Sharding") -> bool:
+        """Whether another sharding has the blocks that this one says, and is not partial; of open dims also parts of
+        them.
+
+        >>> mesh = Mesh({"dp": 2, "tp": 4})
+        >>> said = Sharding.of_spec(mesh, [["dp", "?"], None])
+        >>> [said.allows(Sharding.of_spec(mesh, spec)) for spec in ([["dp", "tp"], None], [["tp"], None])]
+        [True, False]
+        """
+        if other.rank != self.rank or self.mesh.group_size(other.partial) > 1:
+            return False
+        pairs = zip(self.dims, other.axes, strict=True)
+        return all(_allows(self.mesh, said, axes) for said, axes in pairs)
+
     def closed(self) -> "Sharding":
         """The same placement with every dim closed, and without priorities."""
         return self if self.is_settled else Sharding.of_axes(self.mesh, self.axes, self.partial, self.reduce)
@@ -227,6 +241,17 @@ class Sharding:
 def _closed(mesh: Mesh, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis, ...], reduce: Reduction) -> Sharding:
     """A program has few distinct shardings and asks for each of them many times."""
     return Sharding(mesh, tuple(map(DimSharding, dims)), partial, reduce)
+
+
+@lru_cache(maxsize=16384)
+def _allows(mesh: Mesh, said: DimSharding, axes: tuple[Axis, ...]) -> bool:
+    """Whether the blocks of a dim are those that were said, or of an open dim parts of them."""
+    if said.axes == axes:
+        return True
+    more, rest = divmod(mesh.group_size(axes), mesh.group_size(said.axes))
+    if rest or (more > 1 and not said.is_open):
+        return False
+    return all(mesh.position(coords, axes) // more == mesh.position(coords, said.axes) for coords in mesh.all_coords())
 
 
 def _dim_of_spec(spec: DimSpec) -> DimSharding:

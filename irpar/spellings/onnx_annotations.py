@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from irpar.default_pipeline import COMPLETE, COMPLETION, NORMALISE, know_ranks
+from irpar.analysis.held import is_met
+from irpar.default_pipeline import COMPLETE, COMPLETION, MOVES, NORMALISE, know_ranks
 from irpar.instrumentation import Instrumentation
 from irpar.ir import Annotation, Module, Shape, Value, clone_module, tensor_type
 from irpar.ir.annotate import apply_to
@@ -236,10 +237,11 @@ class Decided(NamedTuple):
 
 @dataclass
 class CompletionWatch(Instrumentation):
-    """An instrumentation that keeps what `complete-sharding` decided.
+    """An instrumentation that keeps what `complete-sharding` decided, as far as anybody reads it so.
 
     Attributes:
-        decided: by name of the value in the source model; None where two values stand for it that do not lie alike.
+        decided: by name of the value in the source model; None where two values stand for it that do not lie alike, or
+            where what gives it and what reads it wanted it otherwise: annotated, it would be brought there.
     """
 
     decided: dict[str, Decided | None] = field(default_factory=dict)
@@ -247,6 +249,8 @@ class CompletionWatch(Instrumentation):
     def after(self, pass_: Pass, index: int, module: Module, changed: bool) -> None:
         """After a pass that did not fail."""
         super().after(pass_, index, module, changed)
+        if self.decided and not module.is_local:
+            self._leave_out(module)
         if pass_.name != COMPLETION:
             return
         for value in module.graph.values():
@@ -258,6 +262,13 @@ class CompletionWatch(Instrumentation):
             decided = Decided(value.sharding, shape, value.is_constant)
             if self.decided.setdefault(value.source, decided) != decided:
                 self.decided[value.source] = None
+
+    def _leave_out(self, module: Module) -> None:
+        """Leave out what a reader now meets otherwise than it was decided."""
+        for value in module.graph.values():
+            decided = None if value.source is None or value.is_constant else self.decided.get(value.source)
+            if decided is not None and not is_met(value, decided.sharding):
+                self.decided[value.source_name] = None
 
 
 def annotated_values(module: Module) -> dict[Value, Sharding]:
@@ -300,7 +311,7 @@ def complete(module: Module, mesh: Mesh | None = None) -> Module:
             know_ranks(one)
             one.set_mesh(mesh)
     watch = CompletionWatch()
-    PassManager.parse(f"{NORMALISE},{COMPLETE}", watch).run(work)
+    PassManager.parse(f"{NORMALISE},{COMPLETE},{MOVES}", watch).run(work)
     for value, sharding in decided_values(made, watch).items():
         value.sharding = sharding
     return made

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.cuts import Counts, CutsError, match_cuts
-from irpar.ir import Annotation, Module, Node, Value
+from irpar.ir import Annotation, Module, Node, NodeStrategy, Value
 from irpar.ir.annotate import apply_to, matching
-from irpar.sharding import DimSpec, IrparError, nearest_names, with_priority
+from irpar.sharding import DimSpec, IrparError, Sharding, nearest_names, with_priority
 
 Strategy = Counts | tuple[DimSpec, ...]
 """How one tensor is cut: a count a dim, or axes a dim."""
@@ -72,27 +72,33 @@ def annotate_ops(module: Module, entry: OpCuts, nodes: Mapping[str, Sequence[Nod
         )
     for node in matched:
         try:
-            specs = list(_specs(module, node, entry))
+            specs = sorted(_specs(module, node, entry), key=lambda said: said[1])
         except CutsError as error:
             raise entry.error(error.what, where=entry.place, notes=error.notes, do=error.do) from None
-        for value, spec in specs:
-            name = value.source_name
-            said = f'by the cuts of op "{entry.pattern}"'
+        said = f'by the cuts of op "{entry.pattern}"'
+        shardings: list[Sharding | None] = [None] * (len(node.operands) + len(node.results))
+        for value, place, spec in specs:
             dims = tuple(with_priority(spec, entry.priority))
-            apply_to(module, Annotation(name, dims, entry.where, said), module.mesh, [value])
+            apply_to(module, Annotation(value.source_name, dims, entry.where, said), module.mesh, [value])
+            shardings[place] = Sharding.of_spec(module.mesh, dims)
+        count = len(node.operands)
+        title = Annotation(node.source or node.name, (), entry.where, said)
+        node.strategy = NodeStrategy(tuple(shardings[:count]), tuple(shardings[count:]), title)
+        module.run_as_said[node.source or node.name] = title
     return len(matched)
 
 
-def _specs(module: Module, node: Node, entry: OpCuts) -> Iterator[tuple[Value, Sequence[DimSpec]]]:
-    """The sharding by axes of each tensor that an entry speaks of."""
+def _specs(module: Module, node: Node, entry: OpCuts) -> Iterator[tuple[Value, int, Sequence[DimSpec]]]:
+    """The sharding by axes of each tensor that an entry speaks of, with its place among operands and results."""
     counted: list[tuple[Value, int, Counts]] = []
     for value, place, strategy in _given(node, entry):
         counts = tuple(count for count in strategy if isinstance(count, int))
         if len(counts) == len(strategy):
             counted.append((value, place, counts))
         else:
-            yield value, [dim for dim in strategy if not isinstance(dim, int)]
-    yield from match_cuts(node, counted, module.mesh)
+            yield value, place, [dim for dim in strategy if not isinstance(dim, int)]
+    for (_, place, _), (value, spec) in zip(counted, match_cuts(node, counted, module.mesh), strict=True):
+        yield value, place, spec
 
 
 def _given(node: Node, entry: OpCuts) -> Iterator[tuple[Value, int, Strategy]]:

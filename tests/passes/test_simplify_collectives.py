@@ -580,21 +580,19 @@ def test_a_weight_that_is_read_in_two_ways_gives_the_same_numbers(tmp_path: Path
       p = MatMul(x, w)  y = Add(p, s)  z = Mul(w, s)  b = Relu(big) }"""
     onnx.save(model_of_text(text, ["w", "s", "big"]), tmp_path / "model.onnx")
     module = irpar.load(tmp_path / "model.onnx")
-    cuts = {
-        "w": ["tp", None],
-        "s": ["tp"],
-        "x": [None, None],
-        "y": [None, "tp"],
-        "z": ["tp", None],
-        "big": ["tp", None],
-    }
-    irpar.annotate(module, {**cuts, "b": ["tp", None]})
+    rows, columns = ["tp", None], [None, "tp"]
+    irpar.annotate(module, {"x": [None, None], "y": columns, "z": rows, "big": rows, "b": rows})
     partition = irpar.partition(module, {"tp": 4})
     assert partition.plan.totals["collectives"] == 0
+    held = [entry["sharding"] for entry in partition.plan.values if entry["source"] == "w"]
+    assert sorted(held, key=str) == [[None, ["tp"]], [["tp"], None]]
     check_explained(partition.plan)
     partition.verify().check()
     partition.save(tmp_path / "out")
     irpar.Partition.open(tmp_path / "out").verify(engine="numpy").check()
+    irpar.annotate(module, {"w": rows, "s": ["tp"]})
+    # A device holds no more of what is annotated.
+    assert irpar.partition(module, {"tp": 4}).plan.totals["collectives"] == 2
 
 
 def test_a_weight_laid_out_anew_gives_the_same_numbers(tmp_path: Path) -> None:
