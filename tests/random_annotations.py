@@ -4,7 +4,7 @@ what decides it."""
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -113,11 +113,22 @@ def _annotate_tensor(made: Annotated, module: Module, random: Random) -> None:
         return
     kind = random.choice(weighted)
     value = random.choice(kinds[kind])
+    near = _beside(made, called)
+    if near and random.random() < 0.7:
+        known = [(kind, each) for kind in sorted(kinds) for each in kinds[kind] if each in near]
+        kind, value = random.choice(known) if known else (kind, value)
     is_said = any(value in node.inputs for node in module.graph if node.source in made.ops)
     if is_said or called[value.source_name] != {value} or not _is_of_model(value, made.program):
         return
     made.program.annotations[value.source_name] = random_spec(random, len(value.shape), made.program.mesh)
     made.kinds = (*made.kinds, kind)
+
+
+def _beside(made: Annotated, called: Mapping[str, set[Value]]) -> set[Value]:
+    """The values that nodes read and give which read or give what is annotated already: there, cuts meet."""
+    known = {value for name in made.program.annotations for value in called.get(name, ())}
+    nodes = {node for value in known for node in (value.node, *value.users) if node is not None}
+    return {value for node in nodes for value in (*node.inputs, *node.results)} - known
 
 
 def _is_of_model(value: Value, program: Program) -> bool:

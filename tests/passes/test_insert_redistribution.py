@@ -227,3 +227,44 @@ def test_a_chunk_is_a_number_of_kilobytes(chunk: str) -> None:
 def test_room_without_end_is_no_bound() -> None:
     module = read("""mesh @m = ["p"=4]\ngraph @g(%x: f32[4@p]) -> (%x) opset 21 {\n}""")
     PassManager.parse("insert-redistribution{memory-mb=inf}").run(module)
+
+
+HELD = """\
+mesh @m = ["x"=2]
+graph @g(%a: f32[8, 16@x], %b: f32[16@x, 4]) -> (%y) opset 21 {
+  %p = MatMul(%a, %b) : f32[8, 4] replicated
+  %y = Relu(%p) : f32[8@x, 4]
+}
+"""
+
+
+def inserted(pipeline: str, text: str, **annotations: list[str | None]) -> list[str]:
+    module = read(text)
+    for name, spec in annotations.items():
+        module.shard(name, spec)
+    PassManager.parse(pipeline).run(module)
+    return [f"{node!r} as {node.results[0].sharding}" for node in module.graph]
+
+
+def test_a_result_goes_on_from_how_it_is_annotated() -> None:
+    scattered = ["%p = MatMul(%a, %b) as [_, _] partial(sum: x)", "%p_1 = ReduceScatter(%p) as [@x, _]"]
+    assert inserted("insert-redistribution", HELD) == [*scattered, "%y = Relu(%p_1) as [@x, _]"]
+    given = "%p_1 = MatMul(%a, %b) as [_, _] partial(sum: x)"
+    for pipeline in ("insert-redistribution", "insert-redistribution,simplify-collectives"):
+        assert inserted(pipeline, HELD, p=[None, None]) == [
+            given,
+            "%p = AllReduce(%p_1) as [_, _] replicated",
+            "%p_2 = AllSlice(%p) as [@x, _]",
+            "%y = Relu(%p_2) as [@x, _]",
+        ]
+
+
+def test_what_is_given_under_another_name_says_why_it_lies_so() -> None:
+    module = read(HELD.replace("[8, 4] replicated", "[8, 4@x]"))
+    module.shard("p", [None, "x"])
+    PassManager.parse("insert-redistribution").run(module)
+    assert [each.why for each in module.decisions["p"]] == ['annotated "p"']
+    (given,) = [node.results[0].name for node in module.graph if node.op_type == "MatMul"]
+    assert [(each.why, each.follows) for each in module.decisions[given]] == [
+        ("MatMul of %p_1 sums over x, which cuts %a", "a")
+    ]

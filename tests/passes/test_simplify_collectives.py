@@ -702,3 +702,55 @@ def test_readers_that_differ_only_in_an_axis_of_one_device_read_one_value() -> N
     )
     check("simplify-collectives", before, after)
     check_same(before)
+
+
+def test_moves_before_and_behind_an_annotated_value_are_planned_apart() -> None:
+    """Its readers want it as it lies, and in two other ways."""
+    text = """graph @g(%a: f32[8, 16@x], %b: f32[16@x, 4@y]) -> (%y, %z, %v) opset 21 {
+  %p = MatMul(%a, %b) : f32[8, 4@y]
+  %y = Relu(%p) : f32[8@x, 4]
+  %z = Neg(%p) : f32[8, 4@x]
+  %v = Tanh(%p) : f32[8, 4@y]
+}
+"""
+    module = read(MESH + text)
+    module.shard("p", [None, "y"])
+    PassManager.parse("insert-redistribution").run(module)
+    held = module.graph.value("p")
+    assert held.node is not None
+    assert held.node.op_type == "AllReduce"
+    expected = numbers(module, "localize")
+    PassManager.parse("simplify-collectives").run(module)
+    verify(module)
+    held = module.graph.value("p")
+    assert [str(held.sharding), held.node and held.node.op_type] == ["[_, @y]", "AllReduce"]
+    readers = {value for node in module.graph if node.domain != "irpar" for value in node.inputs} - set(
+        module.graph.inputs
+    )
+    for value in readers:
+        while value is not held:
+            assert value.node is not None
+            assert value.node.domain == "irpar"
+            (value,) = value.node.inputs
+    for name, array in numbers(module, "localize").items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_values_that_are_annotated_stay_reduced() -> None:
+    text = """graph @g(%p: f32[8, 16@x], %q: f32[16@x, 4]) -> (%y) opset 21 {
+  %a = MatMul(%p, %q) : f32[8, 4] replicated
+  %b = MatMul(%p, %q) : f32[8, 4] replicated
+  %y = Sub(%a, %b) : f32[8, 4] replicated
+}
+"""
+
+    def reduced(*names: str) -> list[str]:
+        module = read(MESH + text)
+        for name in names:
+            module.shard(name, [None, None])
+        PassManager.parse("insert-redistribution{refine=false},simplify-collectives").run(module)
+        return [repr(node) for node in module.graph if node.domain == "irpar"]
+
+    assert reduced() == ["%y_1 = AllReduce(%y)"]
+    assert reduced("y") == ["%y = AllReduce(%y_1)"]
+    assert len(reduced("a")) == 2

@@ -163,3 +163,29 @@ def test_one_dim_is_cut_further_into_equal_blocks() -> None:
     assert list(map(str, lies.cut_further(lies.partial, (16, 4, 6)))) == ["[@(dp,tp), _, _]", "[@dp, @tp, _]"]
     assert not list(lies.cut_further([Axis("dp")], (16, 4, 6)))
     assert not list(lies.cut_further([Axis("dp", 1, 2)], (16, 4, 6)))
+
+
+@pytest.mark.parametrize(
+    ("said", "lies", "expected"),
+    [
+        ([["dp"], None], [["dp"], None], True),
+        ([["dp"], None], [["dp"], ["tp"]], False),
+        ([["dp"], ["?"]], [["dp"], ["tp"]], True),
+        ([["dp", "?"], None], [["dp", "tp"], None], True),
+        ([["dp", "?"], None], [["tp", "dp"], None], False),
+        ([["dp", "?"], None], [None, None], False),
+        ([["tp:(1)2", "?"], None], [["tp"], None], True),
+        ([["tp:(2)4", "?"], None], [["tp"], None], False),
+        ([["tp:(1)2", "tp:(2)4"], None], [["tp"], None], True),
+        ([["one"], None], [None, ["one"]], True),
+        ([["dp"], None, None], [["dp"], None], False),
+    ],
+)
+def test_what_was_said_allows_the_same_blocks_and_of_open_dims_parts_of_them(
+    said: list[list[str] | None], lies: list[list[str] | None], expected: bool
+) -> None:
+    mesh = Mesh({"dp": 2, "tp": 8, "one": 1})
+    sharding = Sharding.of_spec(mesh, lies)
+    assert Sharding.of_spec(mesh, said).allows(sharding) is expected
+    if not any(axis.name == "tp" for axis in sharding.all_axes):
+        assert not Sharding.of_spec(mesh, said).allows(sharding.with_partial([Axis("tp")]))
