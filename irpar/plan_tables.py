@@ -79,7 +79,7 @@ def collectives_table(plan: "Plan") -> Any:
 def print_annotations(console: Console, plan: "Plan") -> None:
     """The annotations that have another effect than they say, or none; those of all layers that are alike once."""
     groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
-    for entry in plan.annotations:
+    for entry in plan.not_as_annotated:
         groups.setdefault((pattern(entry["name"]), str(entry["lies"]), pattern(entry["why"])), []).append(entry)
     for alike in groups.values():
         name, first = merged([entry["name"] for entry in alike]), alike[0]

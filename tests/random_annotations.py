@@ -212,7 +212,7 @@ def partitioned(made: Annotated, folder: Path) -> tuple[irpar.Partition, list[st
     watch = Watch(verify_each=True, reproducer=None, annotated=made)
     passes = PassManager.parse(made.program.pipeline, watch)
     partition = irpar.partition(module, made.program.mesh, pipeline=passes, network=made.program.network)
-    told = {entry["name"] for entry in partition.plan.annotations if entry["lies"] is None}
+    told = {entry["name"] for entry in partition.plan.not_as_annotated if entry["lies"] is None}
     lost = [each for each in watch.lost if each.split("%")[1].split(" ")[0] not in told]
     return partition, [*lost, *lost_in_plan(partition, made), *lost_in_memory(partition, made)]
 
@@ -296,7 +296,7 @@ def lies_as(axes: Sequence[Sequence[Axis]], spec: Spec, mesh: Mesh) -> bool:
 def lost_in_plan(partition: irpar.Partition, made: Annotated) -> Iterator[str]:
     """Annotations of which the plan shows no effect and lists none, and those that it calls annotated wrongly."""
     plan, mesh = partition.plan, made.program.mesh
-    listed = {entry["name"] for entry in plan.annotations}
+    listed = {entry["name"] for entry in plan.not_as_annotated}
     titles = {f'annotated "{name}"': spec for name, spec in made.program.annotations.items()}
     lying: dict[str, list[list[list[Axis]]]] = {}
     for entry in (*plan.values, *plan.inputs, *plan.outputs):

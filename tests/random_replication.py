@@ -69,8 +69,9 @@ class _Look:
         self.network: Network = network_of(module.network)
         self.mesh = module.mesh
         self.placements = placements_of(self.flow, self.network)
-        self.is_pinned = lambda value: value.name in module.annotated
-        self.cost = cost_of_placements(self.flow, self.placements, self.network, self.is_pinned)[0]
+        self.held = module.annotated
+        self.is_pinned = lambda value: value.name in self.held
+        self.cost = cost_of_placements(self.flow, self.placements, self.network, self.is_pinned, self.held)[0]
         self.work = _work(self.mesh, self.placements)
 
     def runs(self) -> list[Run]:
@@ -96,7 +97,9 @@ class _Look:
 
     def _no_dearer(self, node: Node, other: Placement) -> str:
         """What the program costs with this placement of a node, where that is no more; else ""."""
-        alone = cost_of_placements(self.flow, {**self.placements, node: other}, self.network, self.is_pinned)[0]
+        alone = cost_of_placements(
+            self.flow, {**self.placements, node: other}, self.network, self.is_pinned, self.held
+        )[0]
         if alone <= self.cost:
             return f"for {alone} instead of {self.cost}"
         if self.program.strategy == "propagate":
@@ -120,7 +123,9 @@ class _Look:
         PassManager.parse(self.completion).run(module)
         flow = Flow(module.graph, self.mesh)
         placements = placements_of(flow, self.network)
-        return cost_of_placements(flow, placements, self.network, self.is_pinned)[0], _work(self.mesh, placements)
+        return cost_of_placements(flow, placements, self.network, self.is_pinned, self.held)[0], _work(
+            self.mesh, placements
+        )
 
 
 def _alternatives(view: RuleView) -> Iterator[Placement]:

@@ -247,10 +247,13 @@ def test_what_a_pass_takes_out_is_told(name: str, tmp_path: Path, capsys: Captur
     model, out, cuts = (tmp_path / each for each in ("model.onnx", "out", "cuts.json"))
     code, told, _ = call(capsys, "partition", model, "-o", out, "--mesh", "p=2", "--shardings", cuts)
     assert code == 0
-    (entry,) = irpar.Partition.open(tmp_path / "out").plan.annotations
+    (entry,) = irpar.Partition.open(tmp_path / "out").plan.not_as_annotated
     assert entry["lies"] is None
     assert why in entry["why"]
     assert f"annotation without effect: {entry['name']}: " in told
+    code, _, told = call(capsys, "explain", out, entry["name"])
+    assert code == 2
+    assert "annotation without effect: " in told
 
 
 def test_an_annotated_result_of_a_function_that_is_its_operand_is_a_value_of_its_own(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ def test_a_weight_may_be_stored_as_it_is_read(tmp_path: Path) -> None:
     held_bytes, partition = weight_bytes({"w": [None, None]}, tmp_path)
     assert held_bytes <= 16 * 16 * 4
     assert partition.plan.collectives == []
-    assert {entry["name"] for entry in partition.plan.annotations} == {"w"}
+    assert {entry["name"] for entry in partition.plan.not_as_annotated} == {"w"}
     for entry in partition.plan.values:
         if entry["source"] == "w":
             assert "annotated" not in entry["why"][0]["why"]

@@ -50,12 +50,12 @@ def said_of(annotation: Annotation, mesh: Mesh) -> Sharding:
 
 
 def settled_annotations(module: Module) -> list[dict[str, Any]]:
-    """Check that annotations hold in a local module; what plan.json lists of those that have another effect, or none.
+    """Check that annotations hold in a local module; what plan.json lists that lies otherwise, or nowhere.
 
     After: no decision says that a value is annotated which lies otherwise.
 
     Returns:
-        Entries of the plan's `annotations`: of weights that are stored otherwise, and of values that are gone.
+        Entries of the plan's `not_as_annotated`: of weights that are stored otherwise, and of values that are gone.
 
     Raises:
         IrparError: a value lies otherwise than it is annotated.

@@ -64,7 +64,7 @@ class Plan:
     values: list[dict[str, Any]] = field(default_factory=list)
     network: str = DEFAULT_NETWORK
     predicted: dict[str, Any] | None = None
-    annotations: list[dict[str, Any]] = field(default_factory=list)
+    not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
     id: str | None = None
     format: str = FORMAT
 
@@ -168,7 +168,7 @@ def make_plan(
     """
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
-    annotations = settled_annotations(module)
+    not_as_annotated = settled_annotations(module)
     part_of = {rank: part for part in parts for rank in part.ranks}
     collectives = collective_entries(module, mesh)
     graph = module.graph
@@ -204,7 +204,7 @@ def make_plan(
         values=_values(graph, mesh, module.decisions),
         network=module.network,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
-        annotations=annotations,
+        not_as_annotated=not_as_annotated,
     )
 
 

@@ -209,7 +209,7 @@ class PlanFields(TypedDict):
     values: NotRequired[list[ValueFields]]
     network: NotRequired[str]
     predicted: NotRequired[dict[str, float | None] | None]
-    annotations: NotRequired[list[AnnotationEntry]]
+    not_as_annotated: NotRequired[list[AnnotationEntry]]
 
 
 def misfit(value: Any, kind: Any = PlanFields, place: str = "") -> str | None:

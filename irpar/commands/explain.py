@@ -243,10 +243,13 @@ def _unknown(plan: "Plan", target: str) -> IrparError:
         )
         return IrparError(f"there is no collective {target}", do=do)
     names = {name for entry in _values(plan) for name in (entry["name"], entry["source"])}
+    name = target.removeprefix("%")
+    without = [entry["why"] for entry in plan.not_as_annotated if entry["name"] == name and entry["lies"] is None]
     gone = why_gone(plan, target, names)
+    notes = (*(f"annotation without effect: {why}" for why in without), *([gone] if gone else []))
     return IrparError(
         f'the plan tells nothing of "{target}"',
-        notes=(gone,) if gone else nearest_names(target, names),
+        notes=notes or nearest_names(target, names),
         do="give a tensor of the program, or the id of a collective: see `irpar explain OUT`; what nothing reads, or "
         "is computed before the model runs, is not in it",
     )
