@@ -53,6 +53,7 @@ def print_plan(console: Console, plan: "Plan") -> None:
     if plan.predicted is not None:
         console.print(prediction(plan))
     print_replicated(console, plan.replicated, "plan.replicated", rows=ROWS)
+    print_annotations(console, plan)
     for warning in warnings(plan):
         console.print(f"warning: {warning}")
 

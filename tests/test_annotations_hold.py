@@ -17,6 +17,7 @@ from irpar.ir import Value
 from irpar.pass_manager import PassFailure
 from irpar.shardings_file import read_shardings
 
+from .budget import budget
 from .command_line import Capture, call
 from .random_annotations import Annotated, Cuts, annotated_programs, of_kinds, partitioned
 from .random_programs import Program, Spec, UnsteadyError, check_run, expected_of
@@ -80,12 +81,7 @@ def outcome(drawn: Annotated, folder: Path, *, runs: bool) -> str:
 
 
 def test_random_annotations_hold() -> None:
-    draw_programs(50)
-
-
-@pytest.mark.slow
-def test_many_random_annotations_hold() -> None:
-    draw_programs(500)
+    draw_programs(budget(500))
 
 
 # -- one by one -----------------------------------------------------------------------------------------------------
