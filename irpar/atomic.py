@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from irpar.regular_file import KINDS
 from irpar.sharding import IrparError
 
 try:
@@ -29,13 +30,6 @@ except ImportError:  # a system without POSIX locks: leftovers stay
 _MOST_NAME_BYTES = 230
 """File systems hold 255 bytes; the rest is for the dots, the mark and the ending."""
 _LEFTOVER = re.compile(r"\..*\.[0-9a-f]{8}\.(new|old)", re.DOTALL)
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _FULL = {
@@ -69,7 +63,7 @@ def check_file(path: str | os.PathLike[str], what: str, error: type[IrparError] 
     except OSError:
         return
     if not stat.S_ISREG(mode):
-        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "no file")
+        kind = next((kind for is_kind, kind in KINDS if is_kind(mode)), "no file")
         raise error(f"cannot write {what}: the target is {kind}", where=os.fspath(path), do="give a file")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import DType
+from irpar.regular_file import open_file
 from irpar.sharding import IrparError, nearest_names
 
 Array = np.ndarray[Any, Any]
@@ -135,7 +136,8 @@ def _in_range(given: Array, dtype: DType) -> bool:
 def _file(name: str, path: Path, dtype: DType | None) -> Array:
     do = 'write it with numpy.save("x.npy", array)'
     try:
-        array: Array = np.load(path, allow_pickle=False)
+        with open_file(path) as file:
+            array: Array = np.load(file, allow_pickle=False)
     except OSError as error:
         raise InputValueError(
             f"cannot read the value of input {name}: {error.strerror or error}", where=str(path), do=do

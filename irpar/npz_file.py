@@ -12,6 +12,7 @@ import numpy as np
 
 from irpar.atomic import check_file, new_file
 from irpar.ir import dtype_of_text
+from irpar.regular_file import open_file
 from irpar.sharding import IrparError
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +43,7 @@ def read_npz(path: str | Path, specs: Sequence[Mapping[str, Any]] | None = None)
     do = 'write it with numpy.savez("in.npz", name=array, ...)'
     dtypes = {spec["name"]: spec["dtype"] for spec in specs or ()}
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             if file.read(6) == b"\x93NUMPY":
                 raise NpzError("the file holds one array without a name", where=str(path), do=do)
             if specs is not None:
@@ -157,7 +158,7 @@ def check_npz_target(path: str | Path) -> None:
     """
     check_file(path, "the arrays", NpzError)
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(4)
     except OSError:
         return  # There is none, or the writing will tell.

@@ -1,11 +1,13 @@
 """Crash reproducers: IR text whose first lines name the pipeline that fails on it."""
 
+import io
 import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from irpar.ir import Module
+from irpar.regular_file import open_file
 from irpar.sharding import IrparError
 
 from .instrumentation import EXTENSION
@@ -53,7 +55,7 @@ def _free_path(folder: Path, name: str) -> Path:
 
 def reproducer_pipeline(path: Path) -> str | None:
     """The pipeline that a reproducer names in its header; None where the file is no reproducer."""
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as file:
         if file.readline().rstrip("\n") != HEADER:
             return None
         line = file.readline().rstrip("\n")

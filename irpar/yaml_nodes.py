@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
+from irpar.regular_file import read_text
 from irpar.sharding import IrparError
 
 _MOST_DEPTH = 100
@@ -55,7 +56,7 @@ def compose(path: Path, words: Words) -> Any:
         IrparError: of the type of `words`: it cannot be read, or is neither YAML nor JSON; names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except OSError as error:
         raise words.error(
             f"cannot read {words.what}: {error.strerror}", where=str(path), do="give a YAML or JSON file"

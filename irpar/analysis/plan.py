@@ -24,6 +24,7 @@ from irpar.ir import (
 )
 from irpar.ops.collectives import KINDS, collective_axes, sends, sent_bytes
 from irpar.ops.coords import COORDS
+from irpar.regular_file import open_file, read_text
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .control_flow import runs
@@ -128,7 +129,7 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -353,7 +354,7 @@ def read_plan(folder: Path) -> Plan:
     path = folder / "plan.json"
     again = "partition the model again"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except OSError as error:
         raise PlanError(
             f"cannot read the plan: {error.strerror}",

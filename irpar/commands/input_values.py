@@ -23,6 +23,7 @@ def given_inputs(
     from irpar.input_values import settings, value_of
     from irpar.ir import dtype_of_text
     from irpar.npz_file import read_npz
+    from irpar.regular_file import open_file
 
     if file is None and not texts:
         return None
@@ -35,7 +36,7 @@ def given_inputs(
         return values
     # A file that is no .npz is told by what reads it.
     names: set[str] = set()
-    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(file) as members:
+    with suppress(OSError, zipfile.BadZipFile), open_file(file) as opened, zipfile.ZipFile(opened) as members:
         names = {entry.removesuffix(".npy") for entry in members.namelist()}
     expected = [spec for name, spec in known.items() if name in names or not _is_known(spec, values)]
     return {**read_npz(file, expected), **values}

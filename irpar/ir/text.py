@@ -1,5 +1,6 @@
 """The text form of a module: print, parse, write to a file, read from one. Grammar: docs/text.md."""
 
+import io
 import os
 import re
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from irpar.atomic import WriteError, check_file, new_file, new_pair
+from irpar.regular_file import open_file
+from irpar.regular_file import read_text as read_file
 from irpar.sharding import IrparError
 
 from .lexer import TextError
@@ -218,7 +221,7 @@ def _data_path(path: Path) -> Path:
 def _is_text(path: Path) -> bool:
     """Whether the first word of a file is one that the text form begins with; an empty file counts."""
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_file(path), encoding="utf-8-sig") as file:
             while line := file.readline(_MOST_CHARACTERS):
                 line = line.strip()
                 if line and not line.startswith("//"):
@@ -237,7 +240,7 @@ def read_text(path: str | os.PathLike[str]) -> Module:
         IrparError: the file cannot be read, or is not the text form (TextError).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_file(path, "utf-8-sig")
     except OSError as error:
         raise IrparError(f"cannot read {path}: {error.strerror}", do="give the path of a text file") from error
     except UnicodeDecodeError as error:

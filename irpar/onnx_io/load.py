@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from irpar.ir import Graph, Module
 from irpar.ir.collector import collector_off
+from irpar.regular_file import open_file
 
 from .device_annotations import NO_CONFIGURATION, DeviceAnnotations
 from .errors import OnnxError, text_of
@@ -49,13 +50,14 @@ def load(model: Source, *, devices: DeviceAnnotations | None = None) -> Module:
 
 def _parse(path: Path) -> onnx.ModelProto:
     try:
-        size = path.stat().st_size
-        if size > MAX_PROTOBUF:
-            raise OnnxError(
-                f"the model file has {size} bytes; a protobuf holds at most 2 GB",
-                do="export the model with external data",
-            )
-        data = path.read_bytes()
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_PROTOBUF:
+                raise OnnxError(
+                    f"the model file has {size} bytes; a protobuf holds at most 2 GB",
+                    do="export the model with external data",
+                )
+            data = file.read()
     except OSError as error:
         raise OnnxError(f"cannot read the model: {error.strerror}", do="give the path of an .onnx file") from None
     return _of_bytes(data)

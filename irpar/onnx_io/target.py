@@ -9,6 +9,7 @@ from pathlib import Path
 from irpar.analysis.plan import FORMAT
 from irpar.atomic import is_leftover, left_aside, notes_on_aside
 from irpar.ir import ExternalTensor, Module
+from irpar.regular_file import read_text
 from irpar.sharding import IrparError, option, spelled
 
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
@@ -102,7 +103,7 @@ def _refuse_current_folder(folder: Path) -> None:
 
 def _has_plan(folder: Path) -> bool:
     try:
-        data = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+        data = json.loads(read_text(folder / PLAN_FILE))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and str(data.get("format", "")).startswith(FORMAT.split("/")[0])

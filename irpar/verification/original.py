@@ -57,7 +57,7 @@ class Original:
         path = Path(path)
         if not path.is_file():
             raise VerificationError(
-                "the original model is not there any more",
+                f"the original model is {'no file' if path.exists() else 'not there any more'}",
                 where=str(path),
                 do=f"name it: {_with_model()}",
             )
