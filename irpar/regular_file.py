@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from typing import BinaryIO
+from io import BufferedReader
 
 KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "a folder"),
@@ -16,7 +16,7 @@ KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 """What is no ordinary file, by the test of its mode."""
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     """Open an ordinary file, or a link to one, for reading.
 
     Raises:
