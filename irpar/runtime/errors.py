@@ -52,4 +52,15 @@ class PeerError(RunError):
 
 
 class ReplicaError(RunError):
-    """Ranks that should hold equal copies of a value hold different ones."""
+    """Ranks that should hold equal copies of a value hold different ones.
+
+    Attributes:
+        value: what it is called in the source model.
+    """
+
+    def __init__(self, what: str, *, value: str, where: str = "", notes: tuple[str, ...] = (), do: str = "") -> None:
+        super().__init__(what, where=where, notes=notes, do=do)
+        self.value = value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(ReplicaError, value=self.value, where=self.where, notes=self.notes, do=self.do), (self.what,)

@@ -136,6 +136,7 @@ def check_replicas(name: str, blocks: Mapping[int, Any], sharding: Sharding | No
             if difference:
                 raise ReplicaError(
                     f"{name} should be equal on ranks {first} and {other}, but {difference}",
+                    value=name,
                     do=find_first("is wrong"),
                 )
 

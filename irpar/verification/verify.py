@@ -33,7 +33,7 @@ class Verification:
     """The outputs of both sides, compared.
 
     Attributes:
-        differences: one for each output, the worst of all runs.
+        differences: one for each output, the worst of all runs up to the first that differs.
         inputs: where the inputs came from.
         notes: what else a reader of the result must know.
         bodies: the branches and loop bodies of the partition.
@@ -169,6 +169,8 @@ def verify(
             worst[name] = max(worst.get(name, found), found, key=lambda difference: difference.severity)
         notes |= dict.fromkeys(judged.notes)
         doubts |= dict.fromkeys(judged.doubts)
+        if not all(found.is_equal for found in judged.differences.values()):
+            break  # Nothing more is to be told; and ranks in other processes may have ended.
     return Verification(
         tuple(worst.values()),
         rounds.told,
@@ -194,10 +196,15 @@ def _verify_once(
     executor: "Executor", original: Original, rounds: Rounds, place: int, tolerance: float | None
 ) -> Judgement:
     inputs = rounds.inputs[place]
+    from irpar.runtime.errors import ReplicaError
+
     # The original first: where it fails by itself, that is no fault of the partition.
     expected = rounds.expected if place == 0 and rounds.expected is not None else original.run(inputs)
     try:
-        got = executor.run(inputs)
+        # Copies that other ranks hold count too.
+        got = executor.run(inputs, check_replicas=True)
+    except ReplicaError as error:
+        return Judgement({error.value: misfit(error.value, error.what)})
     except IrparError as error:
         if place:
             error.notes += (f"run {place + 1} of {len(rounds.inputs)}, on {_told(inputs)}",)

@@ -66,7 +66,7 @@ def test_loops_run_0_1_and_more_times(tmp_path: Path, monkeypatch: pytest.Monkey
     executor = made.executor()
     plain, trips = executor.run, set()
 
-    def watched(inputs: Any, *, fetch: Any = ()) -> dict[str, Any]:
+    def watched(inputs: Any, *, fetch: Any = (), check_replicas: bool = False) -> dict[str, Any]:
         trips.add(min(int(inputs["n"]) * int(inputs["on"]), 2))
         return plain(inputs, fetch=fetch)
 

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import irpar
+from irpar.runtime.executor import Executor
 from irpar.verification import Original, Verification
 from irpar.verification.arithmetic import run_float64
 from irpar.verification.comparison import units
@@ -112,7 +113,7 @@ def test_behind_noise_the_tensors_before_it_are_compared(tmp_path: Path, monkeyp
     executor = made.executor()
     plain = executor.run
 
-    def wrong(inputs: Any, *, fetch: Any = ()) -> dict[str, Any]:
+    def wrong(inputs: Any, *, fetch: Any = (), check_replicas: bool = False) -> dict[str, Any]:
         # The product is wrong, which its noise hides in the result.
         return {name: a * np.float32(1.001) if name == "h0" else a for name, a in plain(inputs, fetch=fetch).items()}
 
@@ -238,3 +239,18 @@ def test_what_a_number_of_threads_changes_is_no_fault(seed: int) -> None:
         assert Yardstick(model, inputs).judge(got, expected).differences["y"].is_equal
     wrong = {"y": np.roll(expected["y"], 1, axis=0)}
     assert not Yardstick(model, inputs).judge(wrong, expected).differences["y"].is_equal
+
+
+def test_a_copy_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = partitioned(tmp_path, model_of_text(DENSE, ("w",), {}, 21), {"w": [None, ["tp"]], "y": [None, None]})
+    assert made.verify().result == "equal"
+    plain = Executor._computed
+
+    def wrong(self: Executor, prepared: Any, state: Any) -> dict[str, Any]:
+        # Rank 0, of which the result is taken, is right.
+        return {name: block + (state.rank == 1) for name, block in plain(self, prepared, state).items()}
+
+    monkeypatch.setattr(Executor, "_computed", wrong)
+    verified = made.verify()
+    assert verified.result == "different"
+    assert "y should be equal on ranks 0 and 1, but" in str(verified)
