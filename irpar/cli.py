@@ -90,6 +90,7 @@ def _tell(error: Exception) -> int:
     from irpar.runtime.environment import ERROR_FILE, PEER_FAILED
     from irpar.runtime.errors import PeerError
     from irpar.sharding import IrparError
+    from irpar.sharding.visible import visible
 
     from .commands.app import UsageError
 
@@ -114,6 +115,7 @@ def _tell(error: Exception) -> int:
     if not text:
         start, reason = "", f"{type(error).__name__}: {error}".splitlines()[0]
         text = f"internal error: {reason}, a bug in irpar; run with IRPAR_DEBUG=1 for the traceback"
+    text = visible(text)
     if not _hand_over(text, os.environ.get(ERROR_FILE, "")):
         with suppress(OSError):  # The exit code tells where standard error cannot be written.
             print(f"{start}{text}", file=sys.stderr)

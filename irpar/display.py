@@ -5,15 +5,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
+
+from irpar.sharding.visible import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -91,13 +94,22 @@ class _Console(Console):
     """Tables that cannot be made as narrow as the terminal are not cut off.
 
     Where there is no terminal nothing is folded, unless COLUMNS says at what width, and no line ends in blanks: what is
-    printed can be searched and pasted.
+    printed can be searched and pasted. Names are printed as `visible` has them.
     """
 
     def __init__(self, *, stderr: bool = False, file: TextIO | None = None) -> None:
         super().__init__(stderr=stderr, file=file, markup=False, emoji=False, highlight=False)
         if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
             self.width = _UNBROKEN
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See `Console.render_str`."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """See `Console.render`; for what is no plain text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
         if self.is_terminal:
@@ -166,7 +178,9 @@ def print_rows(console: Console, made: Table, count: int, rows: int | None) -> N
 
 def name_with(name: str, lines: Iterable[str]) -> RenderableType:
     """A name for a cell of a table, and below it, indented, what else is to be said of it."""
-    return Group(Text(name), *(Padding(Text(line, style="dim"), (0, 0, 0, 2), expand=False) for line in lines))
+    return Group(
+        Text(visible(name)), *(Padding(Text(visible(line), style="dim"), (0, 0, 0, 2), expand=False) for line in lines)
+    )
 
 
 def facts(rows: Mapping[str, str]) -> Table:

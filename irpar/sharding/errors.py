@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from itertools import islice
 
+from .visible import visible
+
 _MOST_COMPARED = 20_000
 """Comparing is slow (about 10 us a name): of the names of a huge model only the first are compared."""
 
@@ -32,7 +34,7 @@ class IrparError(Exception):
         lines.extend(f"  {note}" for note in self.notes)
         if self.do:
             lines.append(f"  do: {self.do}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.where, self.notes, self.do)
