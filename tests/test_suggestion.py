@@ -436,3 +436,27 @@ def test_an_input_that_axes_of_weights_cut_is_no_batch(tmp_path: Path) -> None:
     for axis, reason in (("dp", "batch"), ("tp", "follows the weights that meet it")):
         cut, _ = Groups(module.graph, (), words).made({"x": (None, (axis,))}, {}, {})
         assert [(group.pattern, group.reason) for group in cut] == [("x", reason)]
+
+
+def test_directions_of_a_recurrent_layer_go_to_ranks(tmp_path: Path) -> None:
+    text = """g (float[7,4,6] x, float[2,20,6] w, float[2,20,5] r) => (float[7,2,4,5] y) {
+        y = LSTM<hidden_size=5, direction="bidirectional">(x, w, r) }"""
+    onnx.save(model_of_text(text, ["w", "r"]), tmp_path / "lstm.onnx")
+    found = check(irpar.load(tmp_path / "lstm.onnx"), {"dp": 2, "tp": 2}, tmp_path)
+    assert cuts(found)["x"] == (None, ("dp",), None)
+    assert cuts(found)["w"] == (("tp",), None, None)
+    assert found.prediction.by_kind == {}
+    assert excess_of(found) == 1
+
+
+def test_shapes_are_known_behind_a_quantised_lstm(tmp_path: Path) -> None:
+    nodes = """l = com.microsoft.DynamicQuantizeLSTM<hidden_size=5>(x, w, r, , , , , , s, z, s, z)
+        y = MatMul(l, v)"""
+    text = f"""<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        g (float[7,4,6] x, float[5,8] v) => (float[7,1,4,8] y)
+        <uint8[1,6,20] w = {{{", ".join(["1"] * 120)}}}, uint8[1,5,20] r = {{{", ".join(["2"] * 100)}}},
+         float[1] s = {{0.01}}, uint8[1] z = {{1}}> {{ {nodes} }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "quantised.onnx")
+    module = irpar.load(tmp_path / "quantised.onnx")
+    irpar.PassManager.parse("infer-types").run(module)
+    assert str(module.graph.value("l").type) == "f32[7, 1, 4, 5]"

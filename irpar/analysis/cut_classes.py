@@ -256,7 +256,9 @@ class CutClasses:
     def _cuts_of(self, node: Node, view: RuleView) -> Iterator[Cut]:
         for factor, (size, kind) in enumerate(zip(view.rule.sizes, view.rule.kinds, strict=True)):
             if kind not in (Kind.PASS, Kind.REDUCE):
-                continue
+                if factor not in view.program_factors or not self._is_silent(view):
+                    continue
+                kind = Kind.PASS
             known = [
                 ((value, dim), index)
                 for tensor, dim, index in view.rule.places[factor]
@@ -271,6 +273,14 @@ class CutClasses:
                 yield Cut(node, factor, kind, size, places)
             elif math.gcd(size, self.parts) > 1:
                 self.fitting.update(dict.fromkeys(places, math.gcd(size, self.parts)))
+
+    def _is_silent(self, view: RuleView) -> bool:
+        """Whether the local program of a node sends nothing, so that what it works along is cut as what passes."""
+        if view.program is None:
+            return False
+        blocks = [None if value is None else value.shape for value in view.node.operands]
+        cuts = dict.fromkeys(view.program.dims(view.node) or (), self.parts)
+        return not view.program.sends(view.node, blocks, cuts)
 
     # -- what it costs ------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from irpar.ir import Node, Type
 
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of, tensor_of
+from .local_programs.directions import DIRECTIONS
+from .microsoft import microsoft
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -39,7 +41,7 @@ def _infer_recurrent(node: Node) -> Sequence[Type]:
 def _rule_recurrent(node: Node) -> FactorRule:
     """`([s,b,i],[d,g,i],[d,g,h],[d,g],[b],[d,b,h],..)->([s,d,b,h],[d,b,h],..)`: b passes; with layout 1 it comes first.
 
-    The directions could be cut too, but each device would then run another program.
+    Two directions may be cut by their local program, which turns the steps around for one of them.
     """
     steps, size, inputs, directions, hidden = _sizes(node)
     batch_first = bool(int_attribute(node, "layout", 0))
@@ -61,7 +63,7 @@ def _rule_recurrent(node: Node) -> FactorRule:
         elif index in (5, 6):
             operands.append(initial)
         else:
-            operands.append(list(whole(len(shape_of(node, index)))))
+            operands.append([direction, *whole(len(shape_of(node, index)) - 1)])
     results = [around([step, direction], state), initial, initial]
     return rule.done(operands, results[: len(node.results)])
 
@@ -74,4 +76,27 @@ def _cost_recurrent(node: Node) -> int:
 
 
 for _name in GATES:
-    define(OpDef("", _name, _infer_recurrent, _rule_recurrent, _cost_recurrent))
+    define(OpDef("", _name, _infer_recurrent, _rule_recurrent, _cost_recurrent, local_program=DIRECTIONS))
+
+
+# -- quantised -----------------------------------------------------------------------------------------------------
+
+
+def _infer_quantized(node: Node) -> Sequence[Type]:
+    """`(x [s,b,i], w [d,i,4h], r [d,h,4h], ..)`: the weights are transposed, all else is as for LSTM."""
+    data, weights = dims_of(node, 0), dims_of(node, 2)
+    if len(data) != 3 or len(weights) != 3:
+        raise CannotTellError("operands of another rank")
+    (steps, batch, _), (directions, hidden, _) = data, weights
+    of = tensor_of(node, 0)
+    state = of.with_shape((directions, batch, hidden))
+    return [of.with_shape((steps, directions, batch, hidden)), state, state][: len(node.results)]
+
+
+def _cost_quantized(node: Node) -> int:
+    """As of an LSTM."""
+    (steps, batch, inputs), (directions, hidden, gates) = shape_of(node, 0), shape_of(node, 2)
+    return steps * batch * directions * gates * (2 * (inputs + hidden) + _FLOPS_PER_GATE)
+
+
+microsoft("DynamicQuantizeLSTM", _infer_quantized, flops=_cost_quantized)

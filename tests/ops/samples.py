@@ -350,6 +350,8 @@ def _recurrent() -> Iterator[Sample]:
         states = [floats(2, 6, 3)] * (results - 1)
         attributes = {"hidden_size": 3, "direction": "bidirectional"}
         yield Sample(name, (floats(4, 6, 5), *both, lengths, *states), attributes, results=results)
+        # Directions of their own devices, of which the second turns the steps around.
+        yield Sample(name, (floats(4, 6, 5), *both, None, *states), attributes, results=results)
 
 
 _ALL = [

@@ -20,6 +20,8 @@ from irpar.ops import definitions
 from irpar.ops.local_programs.program import LocalProgram
 from tests.runtime.groups.ring import check_rings
 
+from .recurrent import recurrent
+
 Operands = dict[str, np.ndarray]
 Drawn = tuple[onnx.NodeProto, Operands, int]
 """A node, its operands, and a dim of the one called x along which it works; those called other.. are inputs too."""
@@ -428,6 +430,7 @@ DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
         for draws, names in {
             losses: ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
             images: ("GroupNormalization", "BatchNormalization"),
+            recurrent: ("RNN", "GRU", "LSTM"),
             skips: ("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
         }.items()
         for name in names
