@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from . import first_signals  # noqa: F401 - before all that takes its time
 from .process import INTERRUPTED, SIGNALS, end_streams, mend_streams
 
 MISTAKE = 2

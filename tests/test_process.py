@@ -159,6 +159,36 @@ def test_a_signal_at_any_moment_is_quiet(base, milliseconds, number):
         assert err.strip() == b""
 
 
+AT_IMPORT = """
+import os, signal, sys
+name, interrupted, *words = sys.argv[1:]
+sys.argv = [name, *words]
+
+class Interrupting:
+    def find_spec(self, found, path=None, target=None):
+        if found == interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from irpar.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("interrupted", ["irpar.process", "irpar.commands", "irpar.commands.app"])
+@pytest.mark.parametrize("words", [["inspect", "gpt.onnx"], ["launch", "-n", "2", "run", "out"]], ids=" ".join)
+def test_an_interrupt_while_the_command_is_imported_is_quiet(base, words, interrupted):
+    command = [sys.executable, "-c", AT_IMPORT, "/usr/bin/irpar", interrupted, *words]
+    ended = subprocess.run(command, cwd=base, capture_output=True, timeout=patient(30))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
+def test_an_interrupt_while_a_program_imports_irpar_is_the_programs(base):
+    command = [sys.executable, "-c", AT_IMPORT, "/usr/bin/program", "irpar.process"]
+    ended = subprocess.run(command, cwd=base, capture_output=True, timeout=patient(30))
+    assert b"KeyboardInterrupt" in ended.stderr
+
+
 def test_nothing_changes_for_whoever_calls_main(base):
     handlers = [signal.getsignal(number) for number in ENDINGS]
     streams = sys.stdout, sys.stderr
