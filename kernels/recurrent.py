@@ -280,11 +280,13 @@ def lstm(
     )
     names = _names(activations, ("Sigmoid", "Tanh", "Tanh"), direction)
     functions = _activations(xp, names, activation_alpha, activation_beta, clip)
+    unclipped = _activations(xp, names, activation_alpha, activation_beta, None)
     n = layer.r.shape[2]
     peep = xp.zeros((len(layer.w), 3 * n), dtype=layer.x.dtype) if peepholes is None else widen(peepholes)
 
     def step_of(d: int) -> Step:
-        f, g, h = functions[3 * d : 3 * d + 3]
+        f, g, _ = functions[3 * d : 3 * d + 3]
+        h = unclipped[3 * d + 2]  # ONNX Runtime limits what goes into gates, and the cell not.
         peep_input, peep_output, peep_forget = (peep[d, k * n : (k + 1) * n] for k in range(3))
 
         def step(projected: Array, state: State) -> State:

@@ -207,3 +207,44 @@ def test_batch_normalization_that_trains_on_nothing() -> None:
     constants = {name: np.abs(floats(6)) for name in "sbmv"}
     for cut in _cuts(3)[:2]:
         check(model_of([node], inputs, constants), inputs, {"x": cut})
+
+
+@pytest.mark.parametrize(("op_type", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+def test_recurrent_layers_that_clip(op_type: str, gates: int, direction: str) -> None:
+    """Gates are limited, what an LSTM's cell gives is not."""
+    ways, size = 1 + (direction == "bidirectional"), 3
+    inputs = {"x": floats(4, 6, 5)}
+    constants = {
+        "w": floats(ways, gates * size, 5),
+        "r": floats(ways, gates * size, size),
+        "b": floats(ways, 2 * gates * size),
+        "h": floats(ways, 6, size),
+        "c": floats(ways, 6, size) * 3,
+    }
+    names = [*"xwrb", "", "h", *(["c"] if op_type == "LSTM" else [])]
+    constants = {name: array for name, array in constants.items() if name in names}
+    node = helper.make_node(op_type, names, ["y"], hidden_size=size, direction=direction, clip=0.5)
+    check(model_of([node], inputs, constants), inputs, {"x": [None, "x", None]})
+
+
+@pytest.mark.parametrize(
+    ("op_type", "shape", "numbers", "attributes", "rank"),
+    [
+        ("Squeeze", (4, 1, 6), [1], {}, 2),
+        ("Unsqueeze", (4, 6), [0, 2], {}, 4),
+        ("ReduceSum", (4, 6, 3), [1], {"keepdims": 1}, 3),
+        ("ReduceSum", (4, 6, 3), [0, 2], {"keepdims": 0}, 1),
+        ("Split", (4, 6), [2, 4], {"axis": 1}, 2),
+        ("Reshape", (4, 6), [3, 2, 4], {}, 3),
+    ],
+)
+def test_values_of_computed_size_and_known_rank_are_annotated(
+    op_type: str, shape: tuple[int, ...], numbers: list[int], attributes: dict[str, int], rank: int
+) -> None:
+    inputs = {"x": floats(*shape), "n": np.asarray(numbers)}
+    results = ["v", "rest"] if op_type == "Split" else ["v"]
+    nodes = [helper.make_node(op_type, ["x", "n"], results, **attributes), helper.make_node("Relu", ["v"], ["y"])]
+    check(model_of(nodes, inputs), inputs, {"v": [None] * rank})
+    with pytest.raises(irpar.IrparError, match="its size depends on data"):
+        check(model_of(nodes, inputs), inputs, {"v": ["x" if dim == rank - 1 else None for dim in range(rank)]})

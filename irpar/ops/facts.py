@@ -201,6 +201,22 @@ def ints_of(node: Node, name: str, index: int, since: int) -> tuple[int, ...] | 
     return ints_attribute(node, name) if node.version < since else ints_operand(node, index)
 
 
+def computed_count(node: Node, index: int) -> int | None:
+    """How many ints an operand lists that is computed when the model runs; None where they are known, or left out.
+
+    Raises:
+        CannotTellError: nobody knows how many.
+    """
+    value = operand(node, index)
+    if value is None or data_of(value) is not None:
+        return None
+    dims = dims_of(node, index)
+    count = dims[0] if dims else 1
+    if not isinstance(count, int):
+        raise CannotTellError(f"how many numbers operand {index} has")
+    return count
+
+
 def axis_of(axis: int, rank: int) -> int:
     """An axis counted from the front.
 

@@ -13,6 +13,7 @@ from .facts import (
     axes_of,
     axis_attribute,
     axis_of,
+    computed_count,
     dims_of,
     int_attribute,
     ints_of,
@@ -60,6 +61,11 @@ def _reduced_axes(node: Node) -> tuple[int, ...]:
 
 def _infer_reduce(node: Node) -> Sequence[Type]:
     data = tensor_of(node, 0)
+    count = computed_count(node, 1)
+    if count is not None and (count or not int_attribute(node, "noop_with_empty_axes", 0)):
+        rank = len(dims_of(node, 0))
+        keeps = int_attribute(node, "keepdims", 1)
+        return [TensorType(data.dtype, (None,) * (rank if keeps else rank - (count or rank)))]
     axes = _reduced_axes(node)
     return [TensorType(data.dtype, _without(dims_of(node, 0), axes, int_attribute(node, "keepdims", 1)))]
 

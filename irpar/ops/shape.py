@@ -11,6 +11,7 @@ from .facts import (
     axes_of,
     axis_attribute,
     broadcast_dims,
+    computed_count,
     dims_of,
     int_attribute,
     ints_attribute,
@@ -125,6 +126,9 @@ def _infer_flatten(node: Node) -> Sequence[Type]:
 
 def _infer_squeeze(node: Node) -> Sequence[Type]:
     dims = dims_of(node, 0)
+    count = computed_count(node, 1)
+    if count is not None:
+        return [tensor_of(node, 0).with_shape((None,) * (len(dims) - count))]
     axes = _squeezed(node, dims)
     return [tensor_of(node, 0).with_shape(tuple(size for dim, size in enumerate(dims) if dim not in axes))]
 
@@ -146,6 +150,9 @@ def _localize_squeeze(whole_node: Node, local: Node, builder: Builder) -> None:
 
 def _infer_unsqueeze(node: Node) -> Sequence[Type]:
     dims = list(dims_of(node, 0))
+    count = computed_count(node, 1)
+    if count is not None:
+        return [tensor_of(node, 0).with_shape((None,) * (len(dims) + count))]
     axes = ints_of(node, "axes", 1, 13)
     if axes is None:
         raise CannotTellError("axes")
@@ -217,6 +224,8 @@ def _split_sizes(node: Node, size: Dim, count: int) -> list[Dim]:
 def _infer_split(node: Node) -> Sequence[Type]:
     data, dims = tensor_of(node, 0), dims_of(node, 0)
     axis = axis_attribute(node, len(dims), 0)
+    if computed_count(node, 1) is not None:
+        return [data.with_shape((*dims[:axis], None, *dims[axis + 1 :]))] * len(node.results)
     sizes = _split_sizes(node, dims[axis], len(node.results))
     if len(sizes) != len(node.results):
         raise CannotTellError("sizes and results differ")
