@@ -312,3 +312,31 @@ def test_a_pipeline_that_leaves_a_value_otherwise_is_refused(tmp_path: Path) -> 
     value.sharding = irpar.Sharding.replicated(value.sharding.mesh, 2)
     with pytest.raises(irpar.IrparError, match=r"%a is annotated \[_?@p, _\], but would lie as \[_, _\] replicated"):
         settled_annotations(module)
+
+
+def test_a_gemm_runs_as_it_is_cut_when_its_bias_is_added_for_itself(tmp_path: Path) -> None:
+    text = "g (float[6, 8] x, float[8, 4] w, float[4] c) => (float[6, 4] y) { y = Gemm(x, w, c) }"
+    partition = held(text, {"p": 2}, {}, tmp_path, n0={"in": [[None, ["p"]], [["p"], None], None]})
+    assert partition.module is not None
+    (product,) = [node for node in partition.module.graph if node.op_type == "Gemm"]
+    assert [value.sharding and value.sharding.spec() for value in product.inputs] == [[None, ["p"]], [["p"], None]]
+    other = held(text, {"p": 2}, {}, tmp_path, n0={"in": [[["p"], None], None, None]})
+    assert other.plan.collectives == []
+
+
+def test_products_of_sections_run_as_the_product_of_all_was_to(tmp_path: Path) -> None:
+    text = """g (float[4, 8] x, float[8, 24] w) => (float[4, 8] q, float[4, 8] k, float[4, 8] v)
+    { h = MatMul(x, w) q, k, v = Split<axis = 1, num_outputs = 3>(h) }"""
+    program = parsed(text, {"p": 2, "q": 2}, {"x": [["p", "q"], None]})
+    weight = onnx.numpy_helper.from_array(program.inputs.pop("w"), "w")
+    program.model.graph.initializer.append(weight)
+    del program.model.graph.input[1]
+    program.model.graph.node[0].name = "n0"
+    for spec in ([["p"], None], [None, None]):
+        made = Annotated(program, {"n0": {"in": [None, [None, ["q"]]]}})
+        program.annotations["x"] = spec
+        partition, lost = partitioned(made, tmp_path)
+        assert lost == []
+        (entry,) = [entry for entry in partition.plan.values if entry["source"] == "w"]
+        assert (entry["sharding"], entry["sections"]["of"]) == ([None, ["q"]], [[0, 8], [8, 16], [16, 24]])
+        check_run(partition, "ort", program, expected_of(program))
