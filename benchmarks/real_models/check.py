@@ -180,10 +180,10 @@ def asked_for(names: Sequence[str], bind: dict[str, int]) -> list[tuple[RealMode
     """The models of the words of the command line: .onnx files, and packages, all models of each."""
     found: list[tuple[RealModel, Path | None]] = []
     for name in names:
-        if name.endswith(".onnx"):
+        known = [model for model in (*MODELS, *MORE) if name in (model.package, model.file)]
+        if not known and name.endswith(".onnx"):
             found.append((RealModel(Path(name).stem, "", Path(name).name, "", bind, {}), Path(name)))
             continue
-        known = [model for model in (*MODELS, *MORE) if name in (model.package, model.file)]
         if not known:
             files = importlib.metadata.files(name) or []
             version = importlib.metadata.version(name)
