@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import random
 import re
 import signal
 import socket
@@ -373,7 +374,9 @@ def test_ranks_that_were_started_with_another_size(port):
         Store("127.0.0.1", port, 1, 3, timeout=20)
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n" * 100, os.urandom(2000)])
+@pytest.mark.parametrize(
+    "noise", [b"", b"GET / HTTP/1.0\r\n\r\n" * 100, random.Random(7).randbytes(2000)], ids=["nothing", "HTTP", "noise"]
+)
 def test_strangers_do_not_disturb(port, noise):
     with Store("127.0.0.1", port, 0, 2, timeout=20) as first:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
