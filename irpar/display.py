@@ -30,6 +30,8 @@ ROWS = 20
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 QUIET_SECONDS = 2.0
 """Where standard error is no terminal, nothing is told about work that takes less."""
+MOST_OF_A_WORD = 48
+"""Characters of a name in a table."""
 SECONDS_BETWEEN_LINES = 5.0
 _UNBROKEN = 1_000_000
 """Columns where nobody has a width: no line is that long."""
@@ -71,6 +73,23 @@ def share_text(part: float, whole: float) -> str:
 def count_text(number: int, noun: str) -> str:
     """`1 tensor`, `2,000 tensors`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shortened(text: str, most: int = MOST_OF_A_WORD) -> str:
+    """A text whose longer words, such as exporters' names, have `…` for their middle; what differs at an end is kept.
+
+    Args:
+        text: of any number of words.
+        most: characters of a word.
+    """
+    return " ".join(_shortened_word(word, most) for word in text.split(" "))
+
+
+def _shortened_word(word: str, most: int) -> str:
+    if len(word) <= most:
+        return word
+    end = (most - 1) * 3 // 5  # The last parts of a name say more than the first.
+    return f"{word[: most - 1 - end]}…{word[-end:]}"
 
 
 def difference_text(number: float) -> str:

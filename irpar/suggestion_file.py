@@ -9,6 +9,7 @@ from irpar.atomic import WriteError, check_file, new_file
 from irpar.ir.annotate import matching, spec_json
 from irpar.sharding import IrparError, Mesh, option, spelled
 
+from .display import shortened
 from .shardings_file import read_shardings
 
 Spec = tuple[tuple[str, ...] | None, ...]
@@ -74,7 +75,7 @@ def as_yaml(mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], 
     ]
     entries = [(f"  {_key(name)}: {_dims(spec)}", comments.get(name, "")) for name, spec in lines.items()]
     width = min(max((len(entry) for entry, _ in entries), default=0), 60)
-    body = [f"{entry:<{width}}  # {_comment(comment)}" if comment else entry for entry, comment in entries]
+    body = [f"{entry:<{width}}  # {shortened(_comment(comment))}" if comment else entry for entry, comment in entries]
     return "\n".join((*head, *body, ""))
 
 

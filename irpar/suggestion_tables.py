@@ -13,6 +13,7 @@ from .display import (
     print_rows,
     sharding_text,
     share_text,
+    shortened,
     table,
 )
 
@@ -32,7 +33,7 @@ def print_suggestion(console: "Console", found: "Suggestion", rows: int | None, 
     _print_whole(console, found.whole, rows)
     _print_prediction(console, found.prediction)
     for note in found.notes:
-        console.print(f"\n{note}")
+        console.print(f"\n{shortened(note)}")
 
 
 def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:
@@ -40,7 +41,7 @@ def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | 
         return
     made = table("cut", "tensors", "lies as", "why", right=("tensors",))
     for group in groups[:rows]:
-        made.add_row(_labelled(group), f"{len(group.names):,}", _lies(group), group.reason)
+        made.add_row(_labelled(group), f"{len(group.names):,}", _lies(group), shortened(group.reason))
     print_rows(console, made, len(groups), rows)
 
 
@@ -53,14 +54,14 @@ def _print_whole(console: "Console", groups: "Sequence[TensorGroup]", rows: int 
             _labelled(group),
             f"{len(group.names):,}",
             bytes_text(group.bytes),
-            group.reason,
+            shortened(group.reason),
         )
     print_rows(console, made, len(groups), rows)
 
 
 def _labelled(group: "TensorGroup") -> Any:
     """The name, and below it the use of a tensor whose name does not tell it."""
-    return name_with(group.pattern, [group.use] if group.use else [])
+    return name_with(shortened(group.pattern), [shortened(group.use)] if group.use else [])
 
 
 def _lies(group: "TensorGroup") -> str:

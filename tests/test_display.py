@@ -10,7 +10,16 @@ import pytest
 
 from irpar import display
 from irpar.cli import main
-from irpar.display import ProgressReport, bytes_text, count_text, flops_text, print_json, sharding_text, share_text
+from irpar.display import (
+    ProgressReport,
+    bytes_text,
+    count_text,
+    flops_text,
+    print_json,
+    sharding_text,
+    share_text,
+    shortened,
+)
 from irpar.instrumentation import Progress
 from irpar.plan_tables import indented
 
@@ -142,3 +151,10 @@ def test_commands_are_printed_so_that_they_can_be_pasted(capsys, tmp_path, monke
     explain, inspect = following.split(", ")
     assert shlex.split(explain) == ["irpar", "explain", str(made / "partition")]
     assert shlex.split(inspect) == ["irpar", "inspect", str(made / "gpt.onnx")]
+
+
+def test_long_names_lose_their_middle() -> None:
+    name = "/model/encoder/layers.11/self_attention/query_projection/MatMul_output_0_quantized"
+    short = shortened(f"{name} needs it whole")
+    assert short == f"{name[:19]}…{name[-28:]} needs it whole"
+    assert shortened("w of MatMul") == "w of MatMul"
