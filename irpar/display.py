@@ -215,7 +215,9 @@ def facts(rows: Mapping[str, str]) -> Table:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on standard output, and nothing else; numbers that JSON has not become null."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+    text = json.dumps(_plain(value), indent=2, ensure_ascii=False)
+    # Between quotes alone, where JSON has an escape for each: what a terminal would take for a command.
+    print("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
 
 
 def _plain(value: Any) -> Any:

@@ -79,3 +79,10 @@ def test_no_command_prints_them(capsys, folder):
         assert is_clean(told), (command[0], told)
         assert is_clean(err), (command[0], err)
         assert told or err
+
+
+def test_json_holds_them_as_escapes(capsys, folder):
+    code, told, _ = call(capsys, "inspect", folder / "m.onnx", "--json")
+    assert code == 0
+    assert is_clean(told)
+    assert NAME in str(json.loads(told)) or repr(NAME)[1:-1] in str(json.loads(told))
