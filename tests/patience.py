@@ -9,7 +9,12 @@ GENEROUS = 4.0
 """What a bound allows for at least: others may begin any time."""
 
 
+def slowness() -> float:
+    """How many processes want each core now; 1 on an idle machine."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def patient(seconds: float) -> float:
-    """A bound in seconds, by how many processes want each core now; `IRPAR_TEST_PATIENCE` is a factor instead."""
+    """A bound in seconds, by how slow the machine is; `IRPAR_TEST_PATIENCE` is a factor instead."""
     said = os.environ.get("IRPAR_TEST_PATIENCE")
-    return seconds * (float(said) if said else max(GENEROUS, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    return seconds * (float(said) if said else max(GENEROUS, slowness()))

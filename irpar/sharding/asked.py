@@ -5,24 +5,24 @@ from contextlib import contextmanager
 
 
 class _Asked:
-    """Who asked: the process runs one command at a time."""
+    """Who asked: how many commands run in this process, in threads of which one may begin before another ends."""
 
-    by_command = False
+    commands = 0
 
 
 @contextmanager
 def asked_by_command() -> Iterator[None]:
     """In here messages name options as the command line spells them."""
-    before, _Asked.by_command = _Asked.by_command, True
+    _Asked.commands += 1
     try:
         yield
     finally:
-        _Asked.by_command = before
+        _Asked.commands -= 1
 
 
 def spelled(command: str, python: str) -> str:
     """What to do, in the words of whoever asked."""
-    return command if _Asked.by_command else python
+    return command if _Asked.commands else python
 
 
 def option(name: str, value: str | Mapping[str, str] | None = None) -> str:
