@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from irpar.process import import_native
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
 _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 INSTALL = "pip install 'irpar[cuda13]' (or 'irpar[cuda12]' for a driver of CUDA 12)"
@@ -51,16 +51,17 @@ def free_bytes(device: int) -> int:
         return int(cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes())
 
 
-def import_cupy(who: str, instead: str = "--engine ort") -> Any:
+def import_cupy(who: str, instead: str | None = None) -> Any:
     """CuPy, with a device to use.
 
     Args:
         who: what needs it, as the message begins.
-        instead: what does without it.
+        instead: what does without it; the engine ort where it is None.
 
     Raises:
         NoDeviceError: CuPy is not installed or cannot be imported, or there is no device.
     """
+    instead = instead or option("engine", "ort")
     if find_spec("cupy") is None:
         raise NoDeviceError(f"{who} needs CuPy, which is not installed", do=f"{INSTALL}, or use {instead}")
     try:
