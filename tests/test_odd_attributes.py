@@ -248,3 +248,16 @@ def test_values_of_computed_size_and_known_rank_are_annotated(
     check(model_of(nodes, inputs), inputs, {"v": [None] * rank})
     with pytest.raises(irpar.IrparError, match="its size depends on data"):
         check(model_of(nodes, inputs), inputs, {"v": ["x" if dim == rank - 1 else None for dim in range(rank)]})
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+@pytest.mark.parametrize("zero_point", [None, 0, 3])
+def test_what_is_dequantised_is_sliced_after_it(dtype: Any, zero_point: int | None) -> None:
+    """ONNX Runtime moves the one behind the other."""
+    numbers = np.asarray([[-7, -3, 1, -4]]) if np.iinfo(dtype).min else np.asarray([[7, 3, 1, 200]])
+    inputs = {"x": numbers.astype(dtype)}
+    constants = {"scale": np.asarray(0.1, np.float32)}
+    if zero_point is not None:
+        constants["point"] = np.asarray(zero_point, dtype)
+    node = helper.make_node("DequantizeLinear", ["x", *constants], ["y"])
+    check(model_of([node], inputs, constants), inputs, {"y": ["x", None]})

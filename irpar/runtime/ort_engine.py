@@ -136,6 +136,8 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
             _strip_node(inner, names)
             if inner.identity == ("", "Scan"):
                 _spare_empty(inner, copies)
+            elif inner.op_type == "DequantizeLinear":
+                _name_zero_point(inner)
             elif trains(inner):
                 _replace_copies(copies, write_out(inner, opsets))
     kept = set(segment.outputs)
@@ -158,6 +160,20 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     module = Module(graph, opsets=_known_opsets(graph, opsets))
     module.functions = {function.key: function for function in segment.functions()}
     return to_proto(module, graph, constant=weights.proto)
+
+
+def _name_zero_point(node: Node) -> None:
+    """Give a DequantizeLinear the zero point that it has without one, 0.
+
+    ONNX Runtime (1.32) moves it behind a Slice, Reshape or Transpose, and quantises in between as of unsigned integers
+    where no zero point says otherwise: what is negative becomes 0.
+    """
+    data, scale, *others = node.operands
+    if any(others) or node.graph is None or data is None or scale is None or not scale.is_static:
+        return
+    if data.dtype in (DType.I8, DType.I16, DType.U16):
+        zeros = ArrayTensor(np.zeros(scale.shape, data.dtype.numpy), data.dtype)
+        node.set_operands([data, scale, node.graph.add_constant(zeros)])
 
 
 def _replace_copies(copies: dict[Value, Value], instead: Mapping[Value, Value]) -> None:
