@@ -98,7 +98,10 @@ class OrtEngine:
         values = weights.enter(options)
         try:
             session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                model.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_wrong_optimizers(segment),
             )
         except Exception as error:
             raise _refusal(error, segment) from error
@@ -136,8 +139,6 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
             _strip_node(inner, names)
             if inner.identity == ("", "Scan"):
                 _spare_empty(inner, copies)
-            elif inner.op_type == "DequantizeLinear":
-                _name_zero_point(inner)
             elif trains(inner):
                 _replace_copies(copies, write_out(inner, opsets))
     kept = set(segment.outputs)
@@ -162,18 +163,23 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
     return to_proto(module, graph, constant=weights.proto)
 
 
-def _name_zero_point(node: Node) -> None:
-    """Give a DequantizeLinear the zero point that it has without one, 0.
+_MOVES_DEQUANTISATION = "QDQPropagationTransformer"
 
-    ONNX Runtime (1.32) moves it behind a Slice, Reshape or Transpose, and quantises in between as of unsigned integers
-    where no zero point says otherwise: what is negative becomes 0.
+
+def _wrong_optimizers(segment: Segment) -> list[str]:
+    """What ONNX Runtime must not do to a segment.
+
+    It (1.32) moves a DequantizeLinear behind a Slice, Reshape or Transpose, and quantises in between. Of integers that
+    are not u8 that goes wrong: before opset 21 without a zero point it quantises to u8, so that what is negative
+    becomes 0; from then on with one it makes a node that it refuses itself.
     """
-    data, scale, *others = node.operands
-    if any(others) or node.graph is None or data is None or scale is None or not scale.is_static:
-        return
-    if data.dtype in (DType.I8, DType.I16, DType.U16):
-        zeros = ArrayTensor(np.zeros(scale.shape, data.dtype.numpy), data.dtype)
-        node.set_operands([data, scale, node.graph.add_constant(zeros)])
+    walked = (inner for node in segment.nodes for inner in _walk(node) if inner.op_type == "DequantizeLinear")
+    for node in walked:
+        has_point = len(node.operands) > 2 and node.operands[2] is not None
+        is_other = node.operands[0] is not None and node.operands[0].dtype is not DType.U8
+        if is_other and has_point == (node.version >= 21):
+            return [_MOVES_DEQUANTISATION]
+    return []
 
 
 def _replace_copies(copies: dict[Value, Value], instead: Mapping[Value, Value]) -> None:
