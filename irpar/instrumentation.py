@@ -129,7 +129,7 @@ def _dump_folder(folder: Path, module: Module) -> "TextFolder":
 
     check_dump_folder(folder)
     constants = (value.data for graph in module.all_graphs() for value in graph.constants if value.data is not None)
-    bases = (base for data in constants for base in data.bases)
+    bases = (base for data in (*constants, *module.fixed.values()) for base in data.bases)
     if any(isinstance(base, ExternalTensor) and base.path.resolve().parent == folder.resolve() for base in bases):
         raise IrparError(
             "the dumps would replace the file that the module reads its numbers from",

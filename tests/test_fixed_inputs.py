@@ -10,7 +10,11 @@ import pytest
 
 import irpar
 from irpar.fixed_inputs import fix_inputs
+from irpar.ir import Module, read_text, verify, write_text
+from irpar.pass_manager import Instrumentation, PassFailure, PassManager
+from irpar.reproducer import read_reproducer
 from tests.command_line import Capture, call, refused
+from tests.test_reproducer import Crash
 from tests.written import model_of_text
 
 RATES = """g (float[4,8] x, float[8,8] w, int64 sr, float[2] gain, bool on) => (float[4,8] y, int64 z)
@@ -86,6 +90,55 @@ def test_the_command_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
     refused(capsys, "input sr is 8000, and was fixed to be 16000", "verify", out, "--input", "sr=8000")
     found = json.loads(call(capsys, "verify", out, "--strict", "--json")[1])
     assert (found["result"], found["not_run"]) == ("equal", [])
+
+
+TABLE = "g (float[4,8] x, int64 sr, float[5,5] t) => (float[4,8] y) { m = ReduceMax<keepdims=0>(t)  y = Mul(x, m) }"
+
+
+def table(folder: Path) -> Module:
+    """A module with a fixed input that is too big for the text, and one that nothing reads."""
+    onnx.save(model_of_text(TABLE, (), {}, 21), folder / "t.onnx")
+    module = irpar.load(folder / "t.onnx", set={"sr": 16000, "t": np.arange(25.0, dtype=np.float32).reshape(5, 5)})
+    module.set_mesh("dp=2")
+    module.shard("x", ["dp", None])
+    return module
+
+
+def check_table(module: Module) -> None:
+    """The plan of a module that was read back has the values, and it runs as one that was not."""
+    verify(module)
+    made = irpar.partition(module)
+    values = {spec["name"]: spec["value"] for spec in made.plan.inputs}
+    assert values == {"x": None, "sr": 16000, "t": np.arange(25.0).reshape(5, 5).tolist()}
+    x = np.ones((4, 8), np.float32)
+    np.testing.assert_array_equal(made.run({"x": x})["y"], 24 * x)
+    with pytest.raises(irpar.IrparError, match="was fixed to be 16000"):
+        made.run({"x": x, "sr": np.array(8000)})
+
+
+def test_texts_dumps_and_reproducers_keep_it(tmp_path: Path) -> None:
+    module = table(tmp_path)
+    write_text(module, tmp_path / "t.irpar")
+    check_table(read_text(tmp_path / "t.irpar"))
+    with pytest.raises(PassFailure):
+        PassManager([Crash()], Instrumentation(reproducer=tmp_path / "crash")).run(module)
+    check_table(read_reproducer(tmp_path / "crash" / "crash-test.irpar")[0])
+    dump = tmp_path / "dump"
+    PassManager.parse("fold-constants,dce", Instrumentation(dump_ir=dump)).run(table(tmp_path))
+    check_table(read_text(dump / "02-dce.irpar"))
+    folded = read_text(dump / "02-dce.irpar")
+    with pytest.raises(irpar.IrparError, match="would replace the file that the module reads"):
+        PassManager.parse("dce", Instrumentation(dump_ir=dump)).run(folded)
+
+
+def test_opt_keeps_it(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    dump = tmp_path / "dump"
+    words = ["--mesh", "tp=2", "--set", "sr=16000", "--dump-ir", dump]
+    assert call(capsys, "partition", model, "-o", tmp_path / "out", *words)[0] == 0
+    for file in (sorted(dump.glob("*.irpar"))[0], sorted(dump.glob("*.irpar"))[-1]):
+        assert call(capsys, "opt", file, "--pipeline", "dce", "-o", tmp_path / "again.irpar")[0] == 0
+        assert read_text(tmp_path / "again.irpar").fixed["sr"].numpy() == 16000
+        (tmp_path / "again.irpar").unlink()
 
 
 def test_a_suggestion_is_made_for_the_value(model: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -55,6 +55,11 @@ def _modules(a: Module, b: Module) -> Difference:
     waiting = [_annotation(annotation) for annotation in a.annotations]
     if waiting != [_annotation(annotation) for annotation in b.annotations]:
         yield f"module: annotations are {a.annotations} and {b.annotations}"
+    if list(a.fixed) != list(b.fixed):
+        yield f"module: fixed inputs are {list(a.fixed)} and {list(b.fixed)}"
+    for name, tensor in a.fixed.items():
+        if not same_tensor(tensor, b.fixed[name]):
+            yield f"module: the values of the fixed input {name} differ"
     if list(a.functions) != list(b.functions):
         yield f"module: functions are {list(a.functions)} and {list(b.functions)}"
     for key, function in a.functions.items():

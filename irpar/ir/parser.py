@@ -37,7 +37,7 @@ class Parser:
         self.lexer = Lexer(text, filename)
         self.module = Module()
         self.module.graphs = []
-        self.header = HeaderReader(self.lexer, self.module)
+        self.header = HeaderReader(self.lexer, self.module, lambda: self.literals.typed())
         self.clauses = ClauseReader(self.lexer, self.module.meshes)
         self.literals = LiteralReader(self.lexer, lambda: self.clauses.type(), resolve)
         self.attributes = AttributeReader(self.lexer, self.literals, self._nested_graph)

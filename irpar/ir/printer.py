@@ -54,7 +54,7 @@ class Printer:
     def print(self) -> str:
         """The whole text."""
         module, write = self.module, self.out.write
-        facts = _module_facts(module)
+        facts = self._module_facts()
         if facts:
             write(f"module {{{', '.join(facts)}}}\n")
         for mesh in module.meshes.values():
@@ -70,6 +70,27 @@ class Printer:
             self._body(graph, "", module.opsets)
             write("\n")
         return self.out.getvalue()
+
+    def _module_facts(self) -> list[str]:
+        module = self.module
+        facts = []
+        if module.ir_version != DEFAULT_IR_VERSION:
+            facts.append(f"ir_version={module.ir_version}")
+        if module.producer != ("", ""):
+            facts.append(f"producer=[{', '.join(map(quote, module.producer))}]")
+        if module.doc:
+            facts.append(f"doc={quote(module.doc)}")
+        if module.network != DEFAULT_NETWORK:
+            facts.append(f"network={quote(module.network)}")
+        if module.fixed:
+            entries = (f"{quote(name)}: {self._tensor(tensor)}" for name, tensor in module.fixed.items())
+            facts.append(f"fixed={{{', '.join(entries)}}}")
+        if module.metadata:
+            facts.append(f"meta={_metadata_text(module.metadata)}")
+        return facts
+
+    def _tensor(self, tensor: Tensor) -> str:
+        return f"tensor({tensor.type} {literal_text(tensor, self.store)})"
 
     # -- graphs -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +165,7 @@ class Printer:
         dtype = getattr(value.type, "dtype", None)
         if value.global_shape == data.shape and dtype is data.dtype:
             return f"whole {literal_text(data, self.store)}"
-        return f"tensor({data.type} {literal_text(data, self.store)})"
+        return self._tensor(data)
 
     def _node(self, node: Node, indent: str, opsets: Mapping[str, int]) -> None:
         write = self.out.write
@@ -188,7 +209,7 @@ class Printer:
                 )
             write("]")
         elif isinstance(value, Tensor):
-            write(f"tensor({value.type} {literal_text(value, self.store)})")
+            write(self._tensor(value))
         else:
             write(_scalar_text(value))
 
@@ -221,21 +242,6 @@ def _annotation_text(annotation: Annotation) -> str:
             dims.append(quote(dim) if isinstance(dim, str) else f"[{', '.join(map(quote, dim))}]")
     place = f" at {quote(annotation.where)}" if annotation.where else ""
     return f"annotate {quote(annotation.pattern)} [{', '.join(dims)}]{place}"
-
-
-def _module_facts(module: Module) -> list[str]:
-    facts = []
-    if module.ir_version != DEFAULT_IR_VERSION:
-        facts.append(f"ir_version={module.ir_version}")
-    if module.producer != ("", ""):
-        facts.append(f"producer=[{', '.join(map(quote, module.producer))}]")
-    if module.doc:
-        facts.append(f"doc={quote(module.doc)}")
-    if module.network != DEFAULT_NETWORK:
-        facts.append(f"network={quote(module.network)}")
-    if module.metadata:
-        facts.append(f"meta={_metadata_text(module.metadata)}")
-    return facts
 
 
 def _metadata_text(metadata: Mapping[str, str]) -> str:

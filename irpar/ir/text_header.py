@@ -1,22 +1,27 @@
 """The lines of the text form outside of graphs: module facts, meshes, annotations, opsets, metadata."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from irpar.sharding import DimSpec, IrparError, Mesh
 
 from .annotate import Annotation
 from .lexer import MOST_VERSION, Lexer
 from .module import Module
+from .tensor import Tensor
 
-_FACTS = "ir_version, producer, doc, network or meta"
+_FACTS = "ir_version, producer, doc, network, fixed or meta"
+
+T = TypeVar("T")
 
 
 class HeaderReader:
-    """Reads these lines out of a lexer into a module."""
+    """Reads these lines out of a lexer into a module; `tensor` reads a type and the numbers that follow it."""
 
-    def __init__(self, lexer: Lexer, module: Module) -> None:
+    def __init__(self, lexer: Lexer, module: Module, tensor: Callable[[], Tensor]) -> None:
         self.lexer = lexer
         self.made = module
+        self.tensor = tensor
 
     def items(self, close: str, item: Callable[[], None]) -> None:
         """Read items with commas between them up to a closing bracket; the opening one is past."""
@@ -49,6 +54,8 @@ class HeaderReader:
                 module.doc = lexer.string()
             elif name == "network":
                 module.network = lexer.string()
+            elif name == "fixed":
+                module.fixed = self.fixed()
             elif name == "meta":
                 module.metadata = self.metadata()
             else:
@@ -117,16 +124,33 @@ class HeaderReader:
 
     def metadata(self) -> dict[str, str]:
         """Read `{"key": "value"}`."""
+        return self._entries("a key in quotes", lambda: self.lexer.string("a value in quotes"))
+
+    def fixed(self) -> dict[str, Tensor]:
+        """Read `{"input": tensor(i64[] 16000)}`."""
         lexer = self.lexer
-        found: dict[str, str] = {}
+
+        def tensor() -> Tensor:
+            lexer.expect("tensor")
+            lexer.expect("(")
+            made = self.tensor()
+            lexer.expect(")")
+            return made
+
+        return self._entries("the name of an input in quotes", tensor)
+
+    def _entries(self, what: str, value: Callable[[], T]) -> dict[str, T]:
+        """Read `{"key": value, ...}`; `what` a key is, for messages."""
+        lexer = self.lexer
+        found: dict[str, T] = {}
 
         def entry() -> None:
             at = lexer.start
-            key = lexer.string("a key in quotes")
+            key = lexer.string(what)
             if key in found:
                 raise lexer.error(f'key "{key}" twice', at)
             lexer.expect(":")
-            found[key] = lexer.string("a value in quotes")
+            found[key] = value()
 
         lexer.expect("{")
         self.items("}", entry)

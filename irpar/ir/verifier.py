@@ -85,8 +85,23 @@ def _module(module: Module) -> Iterator[str]:
     views = {graph.view for graph in module.graphs}
     if "global" in views and len(module.graphs) > 1:
         yield f"module: has {len(module.graphs)} graphs; there is one in global view, or all are in local view"
+    yield from _fixed(module)
     yield from _ranks(module)
     yield from _recursion(module)
+
+
+def _fixed(module: Module) -> Iterator[str]:
+    inputs = {value.source_name: value for graph in module.graphs for value in graph.inputs}
+    for name, tensor in module.fixed.items():
+        value = inputs.get(name)
+        if value is None:
+            yield f'module: "{name}" is fixed, and no input has that name'
+            continue
+        whole = value.type
+        if isinstance(whole, TensorType) and value.global_shape is not None:
+            whole = whole.with_shape(value.global_shape)
+        if whole != tensor.type:
+            yield f'module: input "{name}" is {whole}, and is fixed to a tensor that is {tensor.type}'
 
 
 def _ranks(module: Module) -> Iterator[str]:

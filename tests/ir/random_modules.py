@@ -142,6 +142,7 @@ class _Maker:
         module.producer = (draw(texts), draw(texts))
         module.doc = draw(texts)
         module.metadata = draw(metadata) or {}
+        module.fixed = draw(st.dictionaries(texts, tensors(), max_size=2))
         spec = st.lists(st.none() | texts | st.lists(texts, max_size=2), max_size=3).map(tuple)
         module.annotations = draw(st.lists(st.builds(Annotation, texts, spec, texts), max_size=2))
         for key in draw(st.lists(st.tuples(texts, names, texts), max_size=2, unique=True)):

@@ -48,6 +48,7 @@ CHANGES = [
     ),
     _set("module.metadata", {"a": "c"}),
     _set("module.opsets", {"": 22}),
+    _set("module.fixed", {"c": ArrayTensor(np.ones(2, np.float32))}),
     _set("module.meshes", {"q": Mesh({"a": 2}, name="q")}),
     _set("module.annotations", [Annotation("p", (None,))]),
     *(_set(f"graph.{name}", value) for name, value in [("name", "n"), ("view", "local"), ("ranks", (1,)), ("doc", "")]),

@@ -46,6 +46,14 @@ def local_text(body: str, head: str = "() -> ()", ranks: str = "[0, 1, 2, 3]", s
 
 
 BROKEN_TEXTS = {
+    "fixed input that is none": (
+        'module {fixed={"y": tensor(i64[] 3)}}\n' + graph_text("%y = Relu(%x) : f32[8, 64]"),
+        'module: "y" is fixed, and no input has that name',
+    ),
+    "fixed input of another type": (
+        'module {fixed={"x": tensor(i64[] 3)}}\n' + graph_text("%y = Relu(%x) : f32[8, 64]"),
+        r'module: input "x" is f32\[8, 64\], and is fixed to a tensor that is i64\[\]',
+    ),
     "rank of sharding": (
         graph_text("%y = Relu(%x) : f32[8@dp, 64] sharded [_]"),
         r"node|%y: is f32\[8, 64\], but its sharding has 1 dims",
