@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError, Mesh, option, spelled
 
 TIMEOUT = 60.0
 """Seconds that a rank waits for others at a collective, where neither the caller nor IRPAR_TIMEOUT says."""
@@ -202,11 +202,19 @@ def no_launcher(group: str, count: int | str = "RANKS") -> WorldError:
         group: its name.
         count: of processes that it needs.
     """
-    start = f"mpiexec -n {count} irpar run OUT --group mpi ..."
-    if group != "mpi":
-        start = f"irpar launch -n {count} run OUT --group {group} ... (or torchrun, mpiexec, srun)"
     return WorldError(
-        f"--group {group} needs a process for each rank, and no launcher has made any", do=f"start them: {start}"
+        f"{option('group', group)} needs a process for each rank, and no launcher has made any",
+        do=f"start them: {start_ranks(group, count)}",
+    )
+
+
+def start_ranks(group: str, count: int | str) -> str:
+    """How to start the processes of a process group, as whoever asked would: see `no_launcher`."""
+    if group == "mpi":
+        return f"mpiexec -n {count} " + spelled("irpar run OUT --group mpi ...", "python PROGRAM ...")
+    return spelled(
+        f"irpar launch -n {count} run OUT --group {group} ... (or torchrun, mpiexec, srun)",
+        f"torchrun --nproc-per-node {count} PROGRAM ... (or mpiexec, srun)",
     )
 
 

@@ -2,10 +2,12 @@
 
 from functools import partial
 
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
-MORE_TIME = "give more time: --timeout SECONDS, in Python timeout=SECONDS"
-"""What to do where others are slow."""
+
+def more_time() -> str:
+    """What to do where others are slow."""
+    return f"give more time: {option('timeout', 'SECONDS')}"
 
 
 class InputError(IrparError):

@@ -18,8 +18,8 @@ from irpar.process import end_streams, handled, import_native
 from irpar.sharding import Mesh
 
 from ..driver import DRIVER
-from ..environment import World
-from ..errors import MORE_TIME, LaunchError, RunError
+from ..environment import World, start_ranks
+from ..errors import LaunchError, RunError, more_time
 from . import mpi_watcher
 from .mpi_watcher import remove_names, shared_names
 from .pulse import LOOK_SECONDS, Pulse, Silence
@@ -103,7 +103,7 @@ class Job:
         job = cls._begin(
             seconds,
             f"error: MPI did not begin in {seconds:g} s: not all ranks came\n"
-            f"  do: see what ended or stopped the others before they did; {MORE_TIME}\n",
+            f"  do: see what ended or stopped the others before they did; {more_time()}\n",
         )
         job.seconds = max(job.seconds, seconds)
         _check_size(job.mpi, mesh)
@@ -386,7 +386,7 @@ def await_all(comm: Any, have_come: Callable[[], bool], seconds: float, used: An
         _given_up.append(used)
         raise RunError(
             f"not all {comm.size} ranks of the MPI job came in {seconds:g} s",
-            do=f"see what the others do; they may hang, or be slow: then {MORE_TIME}",
+            do=f"see what the others do; they may hang, or be slow: then {more_time()}",
         )
 
 
@@ -430,7 +430,7 @@ def _check_size(mpi: Any, mesh: Mesh) -> None:
     raise LaunchError(
         f"MPI has {found} process{'es' if found > 1 else ''}, and mesh {mesh} has {mesh.size} ranks",
         notes=(note,),
-        do=f"start one process a rank, with the mpiexec of that MPI: mpiexec -n {mesh.size} irpar run OUT --group mpi",
+        do=f"start one process a rank, with the mpiexec of that MPI: {start_ranks('mpi', mesh.size)}",
     )
 
 

@@ -26,8 +26,8 @@ from typing import Any, Self
 
 from irpar.sharding import IrparError, Mesh
 
-from ..environment import World
-from ..errors import MORE_TIME, PeerError, RunError
+from ..environment import World, start_ranks
+from ..errors import PeerError, RunError, more_time
 from .base import Array, Call, rank_text
 from .connect import meet
 from .control import NOBODY, Control
@@ -35,7 +35,7 @@ from .header import Header
 from .nccl_lane import DeviceChannel, DeviceError, Work, enqueue_together, load_cupy
 from .nccl_transfers import moves_nothing, wire_of
 from .results import execute
-from .spmd import SEE_LATE, Finish, Meeting
+from .spmd import Finish, Meeting, see_late
 from .threads import ThreadGroup
 from .wired import ASK_SECONDS, WiredGroup
 
@@ -205,7 +205,7 @@ class NcclGroup(WiredGroup):
         error = RunError(
             f"collective {meeting.collective.id} did not end in {self.seconds:g} s, though all its ranks came to it",
             notes=(meeting.header.text, *self._elsewhere(meeting).values()),
-            do=f"see with NCCL_DEBUG=INFO what NCCL waits for; where the network is slow, {MORE_TIME}",
+            do=f"see with NCCL_DEBUG=INFO what NCCL waits for; where the network is slow, {more_time()}",
         )
         # A member that went on may have done its part, and one that is silent may compute: none is to blame for it.
         self.control.tell_failed(NOBODY, str(error))
@@ -220,7 +220,7 @@ class NcclGroup(WiredGroup):
                 f"NCCL did not connect the ranks of collective {id_} in {self.seconds:g} s, though all came to it",
                 notes=(meeting.header.text,),
                 do="let their hosts reach each other as NCCL wants to (NCCL_DEBUG=INFO tells how, NCCL_SOCKET_IFNAME "
-                f"says by which network); where it is slow, {MORE_TIME}",
+                f"says by which network); where it is slow, {more_time()}",
             )
             self.control.tell_failed(NOBODY, str(error))
             return error
@@ -228,7 +228,7 @@ class NcclGroup(WiredGroup):
         what = f"did not connect with NCCL for collective {id_} in {self.seconds:g} s"
         first = min(elsewhere)
         self.control.tell_failed(first, "\n".join((f"it {what}", *notes)))
-        return PeerError(f"{rank_text(self.mesh, first)} {what}", rank=first, notes=notes, do=SEE_LATE)
+        return PeerError(f"{rank_text(self.mesh, first)} {what}", rank=first, notes=notes, do=see_late())
 
     def _elsewhere(self, meeting: Meeting) -> dict[int, str]:
         """Members that do not wait in a collective as this rank does, and what is known of each.
@@ -317,8 +317,8 @@ class NcclDevices(ThreadGroup):
         if count < mesh.size:
             raise IrparError(
                 f"mesh {mesh} has {mesh.size} ranks, and this process sees {count} GPU{'s' if count > 1 else ''}",
-                do=f"start a process for each rank: irpar launch -n {mesh.size} run OUT --group nccl ... "
-                "(or torchrun, mpiexec, srun); docs/clusters.md tells how several ranks can share a GPU",
+                do=f"start a process for each rank: {start_ranks('nccl', mesh.size)}; "
+                "docs/clusters.md tells how several ranks can share a GPU",
             )
         return cls(mesh, seconds, cupy, range(mesh.size))
 
@@ -367,7 +367,7 @@ class NcclDevices(ThreadGroup):
                 raise RunError(
                     f"collective {works[0].meeting.collective.id} did not end in {self.seconds:g} s",
                     notes=(works[0].meeting.header.text,),
-                    do=f"see with NCCL_DEBUG=INFO what NCCL waits for, or {MORE_TIME}",
+                    do=f"see with NCCL_DEBUG=INFO what NCCL waits for, or {more_time()}",
                 )
             time.sleep(_PAUSE_SECONDS)
 

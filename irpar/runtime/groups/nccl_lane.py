@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from irpar.process import import_native
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
 from ..cuda import INSTALL, import_cupy
 from ..errors import RunError
@@ -31,7 +31,9 @@ def load_cupy() -> Any:
     Raises:
         IrparError: saying which of them is not there, and how to get it.
     """
-    cupy = import_cupy("the group nccl", "--engine ort with --group processes or mpi")
+    cupy = import_cupy(
+        "the group nccl", f"{option('engine', 'ort')} with {option('group', 'processes')} or {option('group', 'mpi')}"
+    )
     try:
         has_nccl = import_native("cupy.cuda.nccl").available
     except ImportError:

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Self
 
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError, Mesh, option
 
 from ..environment import World
 from ..errors import MismatchError, PeerError
@@ -35,9 +35,9 @@ class ProcessGroup(SpmdGroup):
         world = World(0, 1) if is_alone else World.of_ranks("processes", mesh)
         if world.local_size not in (None, world.size):
             raise IrparError(
-                f"--group processes is for the ranks of one machine, and {world.launcher} has {world.local_size} of "
-                f"{world.size} on this one",
-                do="run with --group mpi; or, where all are here, set LOCAL_WORLD_SIZE to their number",
+                f"{option('group', 'processes')} is for the ranks of one machine, and {world.launcher} has "
+                f"{world.local_size} of {world.size} on this one",
+                do=f"run with {option('group', 'mpi')}; or, where all are here, set LOCAL_WORLD_SIZE to their number",
             )
         return cls(mesh, world.rank, seconds, join(mesh, world, seconds))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from irpar.sharding import Axis, Mesh
 
-from ..errors import MORE_TIME, MismatchError, PeerError
+from ..errors import MismatchError, PeerError, more_time
 from .base import Array, Call, Collective, rank_text
 from .header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
 from .results import EXECUTED, execute
@@ -57,10 +57,13 @@ class Meeting:
 
 _Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[int, ...]]
 """All of a meeting but its call."""
-SEE_LATE = f"see what that rank does; it may hang, or be slow: then {MORE_TIME}"
-"""What to do about a rank that does not come."""
 _MOST_KNOWN = 10_000
 """Collectives of which a group knows these; a program has fewer."""
+
+
+def see_late() -> str:
+    """What to do about a rank that does not come."""
+    return f"see what that rank does; it may hang, or be slow: then {more_time()}"
 
 
 class SpmdGroup(ABC):
@@ -185,7 +188,7 @@ class SpmdGroup(ABC):
             f"{who} did not come to collective {call.collective.id} in {self.seconds:g} s",
             rank=first,
             notes=(call.describe(self.mesh), *known),
-            do=SEE_LATE,
+            do=see_late(),
         )
 
     def reason_of_late(self, call: Call, error: PeerError) -> str:

@@ -10,7 +10,7 @@ from ..driver import DRIVER
 from ..errors import PeerError
 from .base import rank_text
 from .pulse import LOOK_SECONDS, Silence
-from .spmd import SEE_LATE
+from .spmd import see_late
 
 READING = 20
 """A rank may take so many times the bound of a collective to read and compile its part."""
@@ -56,7 +56,7 @@ class Fault:
     def error(self, mesh: Mesh) -> PeerError:
         """What this rank raises."""
         notes = (self.note,) if self.note else ()
-        return PeerError(f"{rank_text(mesh, self.rank)} {self.what}", rank=self.rank, notes=notes, do=SEE_LATE)
+        return PeerError(f"{rank_text(mesh, self.rank)} {self.what}", rank=self.rank, notes=notes, do=see_late())
 
 
 def await_word(rank: int, word: Word, was_asked: bool, seconds: float) -> Fault | None:

@@ -313,7 +313,7 @@ def test_a_device_for_each_rank_in_one_process(mesh: Mesh) -> None:
 def test_too_few_devices_in_one_process() -> None:
     with pytest.raises(IrparError, match="has 4 ranks, and this process sees 2 GPUs") as caught:
         NcclDevices.on_devices(Mesh({"x": 4}), 5.0, FakeCupy(Network(), devices=2))
-    assert "irpar launch -n 4" in str(caught.value)
+    assert "torchrun --nproc-per-node 4" in str(caught.value)
 
 
 def test_what_does_not_end_in_one_process() -> None:
@@ -361,7 +361,7 @@ def test_without_cupy(monkeypatch) -> None:
     with pytest.raises(IrparError, match="the group nccl needs CuPy, which is not installed") as caught:
         make_group("nccl", PAIR)
     assert "pip install 'irpar[cuda13]'" in str(caught.value)
-    assert "with --group processes or mpi" in str(caught.value)
+    assert 'use engine="ort" with group="processes" or group="mpi"' in str(caught.value)
 
 
 def install(monkeypatch, cupy: FakeCupy, nccl: object) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.groups import Call, Collective, make_group
-from irpar.sharding import Axis, IrparError, Mesh
+from irpar.sharding import Axis, IrparError, Mesh, asked_by_command
 from tests.patience import patient
 
 from .process_ranks import Ranks, joined, world
@@ -304,6 +304,41 @@ def test_a_world_that_does_not_fit_is_refused(
         monkeypatch.setenv(name, text)
     with pytest.raises(IrparError, match=told):
         make_group("processes", LINE, 1)
+
+
+@pytest.mark.parametrize(
+    ("group", "variables", "command", "python"),
+    [
+        (
+            "processes",
+            {},
+            "--group processes needs a process for each rank, and no launcher has made any\n"
+            "  do: start them: irpar launch -n 4 run OUT --group processes ... (or torchrun, mpiexec, srun)",
+            'group="processes" needs a process for each rank, and no launcher has made any\n'
+            "  do: start them: torchrun --nproc-per-node 4 PROGRAM ... (or mpiexec, srun)",
+        ),
+        (
+            "processes",
+            world(0, 4, "run") | {"LOCAL_WORLD_SIZE": "2"},
+            "do: run with --group mpi; or",
+            'do: run with group="mpi"; or',
+        ),
+    ],
+)
+def test_messages_are_in_the_words_of_whoever_asked(
+    monkeypatch: pytest.MonkeyPatch, group: str, variables: dict[str, str], command: str, python: str
+) -> None:
+    for name in world(0, 4, "run"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(IrparError) as asked, asked_by_command():
+        make_group(group, LINE, 1)
+    assert command in str(asked.value)
+    with pytest.raises(IrparError) as called:
+        make_group(group, LINE, 1)
+    assert python in str(called.value)
+    assert "--group" not in str(called.value)
 
 
 def test_a_rank_that_comes_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

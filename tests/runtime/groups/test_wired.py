@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from irpar.runtime.groups import Call, Collective
 from irpar.runtime.groups.connect import ConnectError, connect
 from irpar.runtime.groups.control import Control, Frame
 from irpar.runtime.token import made_token
-from irpar.sharding import Axis, Mesh
+from irpar.sharding import Axis, Mesh, asked_by_command
 from tests.patience import patient
 
 from .collective_cases import cases, check
@@ -176,7 +177,12 @@ def test_the_clock_begins_again_when_data_comes(frame: Frame, is_moving: bool) -
     control.close()
 
 
-def test_a_rank_with_nothing_left_to_do_is_named() -> None:
+@pytest.mark.parametrize(
+    ("who", "more_time"), [(asked_by_command, "--timeout SECONDS"), (nullcontext, "timeout=SECONDS")]
+)
+def test_a_rank_with_nothing_left_to_do_is_named(
+    who: Callable[[], AbstractContextManager[None]], more_time: str
+) -> None:
     mesh = Mesh({"x": 2})
     make = hosts(mesh, 0.3)
 
@@ -187,8 +193,10 @@ def test_a_rank_with_nothing_left_to_do_is_named() -> None:
             else:
                 group.receive(0)
 
-    raised = run_threads(2, run)[1]
+    with who():
+        raised = run_threads(2, run)[1]
     assert "rank 1 (x=1) did not come to collective 7 in 0.3 s" in str(raised[0])
+    assert str(raised[0]).endswith(f"then give more time: {more_time}")
     assert "rank 1 (x=1) came to no further collective, and waits for rank 0" in str(raised[0])
     assert "rank 1 (x=1) failed: it did not come to collective 7" in str(raised[1])
 

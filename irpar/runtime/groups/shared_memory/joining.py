@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from irpar.sharding import IrparError, Mesh
+from irpar.sharding import IrparError, Mesh, option
 
 from ...environment import LAUNCHERS, World
 from ...errors import PeerError
@@ -66,7 +66,9 @@ def join(mesh: Mesh, world: World, seconds: float) -> Joined:
         IrparError: not all came, or they do not fit together.
     """
     if world.size > _MOST_RANKS:
-        raise IrparError(f"--group processes takes up to {_MOST_RANKS} ranks", do="run with --group mpi")
+        raise IrparError(
+            f"{option('group', 'processes')} takes up to {_MOST_RANKS} ranks", do=f"run with {option('group', 'mpi')}"
+        )
     name = "\0irpar-" + hashlib.blake2b(_run_key(world).encode(), digest_size=16).hexdigest()
     until = time.monotonic() + seconds
     return _Host(mesh, name, until, seconds).meet() if world.rank == 0 else _visit(mesh, world, name, until, seconds)
@@ -145,7 +147,9 @@ class _Host:
             listener.bind(self._name)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise IrparError(f"ranks cannot meet: {error.strerror}", do="run with --group mpi") from error
+                raise IrparError(
+                    f"ranks cannot meet: {error.strerror}", do=f"run with {option('group', 'mpi')}"
+                ) from error
             raise IrparError(
                 "another run of the same name has its ranks meet at this moment",
                 do="give each run an IRPAR_RUN_ID of its own, or let the launcher name it",

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
 from ..base import Array
 from ..header import HEADER_BYTES
@@ -134,8 +134,8 @@ class Segment:
             raise _no_room(layout, error) from error
         except AttributeError as error:
             raise IrparError(
-                "the system has no memory files, which --group processes needs",
-                do="run on Linux, or with --group mpi",
+                f"the system has no memory files, which {option('group', 'processes')} needs",
+                do=f"run on Linux, or with {option('group', 'mpi')}",
             ) from error
         return handle
 

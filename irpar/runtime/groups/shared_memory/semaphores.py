@@ -12,7 +12,7 @@ import time
 from functools import cache
 from typing import Any
 
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
 SEMAPHORE_BYTES = 64
 """Of the segment, for each semaphore: a cache line; the C libraries take up to 32 bytes of it."""
@@ -28,8 +28,8 @@ def _library() -> Any:
     found = ctypes.PyDLL(None)
     if not hasattr(found, "sem_timedwait") or ctypes.sizeof(ctypes.c_void_p) != 8:
         raise IrparError(
-            "the system has no POSIX semaphores that processes can share, which --group processes needs",
-            do="run on 64-bit Linux, or with --group mpi",
+            f"the system has no POSIX semaphores that processes can share, which {option('group', 'processes')} needs",
+            do=f"run on 64-bit Linux, or with {option('group', 'mpi')}",
         )
     return found
 
@@ -62,8 +62,8 @@ class Semaphore:
         """
         if _library().sem_init(self._pointer, 1, 0):
             raise IrparError(
-                "the system refuses a semaphore that processes share, which --group processes needs",
-                do="run with --group mpi",
+                f"the system refuses a semaphore that processes share, which {option('group', 'processes')} needs",
+                do=f"run with {option('group', 'mpi')}",
             )
 
     def post(self) -> None:

@@ -18,7 +18,7 @@ from ...errors import MismatchError, PeerError
 from ..base import Call, rank_text
 from ..header import ELSEWHERE, mismatch
 from ..pulse import ASLEEP_SECONDS
-from ..spmd import SEE_LATE, SpmdGroup
+from ..spmd import SpmdGroup, see_late
 from .joining import Joined
 from .segment import FAULT_BYTES
 from .system import own_process, process_state, processor_time
@@ -307,7 +307,7 @@ class Watch:
             f"{who} {what} in {self._group.seconds:g} s",
             rank=missing[0],
             notes=(self._chain(missing[0]),),
-            do=SEE_LATE,
+            do=see_late(),
         )
 
     def _chain(self, rank: int) -> str:
