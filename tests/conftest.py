@@ -1,11 +1,16 @@
 """What all tests share: assertions that say what differs, and which tests one of several processes runs together."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # How long examples take says how busy the machine is.
 settings.register_profile("irpar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("irpar")
+
+# A process of several gets the width of the terminal; what a command prints into a pipe depends on it.
+os.environ.pop("COLUMNS", None)
 
 for name in ("tests.passes.golden", "tests.conformance"):
     pytest.register_assert_rewrite(name)

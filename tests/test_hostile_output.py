@@ -143,6 +143,7 @@ def test_dumps_go_to_a_folder_of_their_own(capsys, tmp_path, base):
         "00-start.irpar",
         "01-infer-types.irpar",
         "02-cse.irpar",
+        "tensors.data",
     ]
     (tmp_path / "dumps" / "notes.txt").write_text("mine")
     before = content(tmp_path)

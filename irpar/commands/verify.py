@@ -126,7 +126,7 @@ def _print(verified: "Verification", bisected: "Bisection | None", command: str)
             found.note or ("equal" if found.is_equal else f"differs, most at {list(found.where)}"),
         )
     console.print(made)
-    console.print(f"\nthe partition is {verified.verdict}")
+    console.print(f"\nthe partition is {verified.verdict}", soft_wrap=True)
     for line in (*verified.but, *verified.notes):
         console.print(line, soft_wrap=True)
     if bisected is not None:

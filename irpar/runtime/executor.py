@@ -469,7 +469,7 @@ def _check_operators(parts: Sequence[Part]) -> None:
             f"no engine can run {operator}: neither ONNX Runtime nor irpar's kernels know it",
             where=f"node {nodes[0].label}",
             do="define it in the model as a function of known operators, or register a kernel with "
-            "irpar.kernels.register and run the partition from Python with engine='numpy'",
+            "irpar.kernels.register and run the partition from Python by the engine numpy",
         )
 
 
