@@ -398,8 +398,6 @@ class _Chooser:
             )
             node = view.node
             runs = self.flow.times(view), flops(node), carriers(node, "sum")
-            # What a local program sends, its attributes say.
-            sends = any(way.program_factors for way in view.ways)
-            key = node.identity, view.rule, values, runs, node.strategy, node if sends else None
+            key = node.identity, view.rule, values, runs, node.strategy, view.program_kind
             known = self.kinds[view.node] = self.kinds_known.setdefault(key, len(self.kinds_known))
         return known

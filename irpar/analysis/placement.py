@@ -275,6 +275,18 @@ class RuleView:
         """Whether one of `ways` has a local program."""
         return any(way.program is not None or way.program_factors for way in self.ways)
 
+    @cached_property
+    def program_kind(self) -> Hashable:
+        """Equal for nodes whose local programs send alike, where `_Alike` and the types of values are equal."""
+        programs = [way.program for way in self.ways if way.program is not None and way.program_factors]
+        if not programs:
+            return ()
+        if any(program.reads_elements for program in programs):
+            return self.node
+        node = self.node
+        dtypes = tuple(None if value is None else value.dtype for value in self.values)
+        return node.identity, node.version, tuple(sorted(node.attributes.items())), dtypes
+
     def way_of(self, placement: Placement) -> "RuleView":
         """The one of `ways` that a placement follows."""
         return next((way for way in self.ways if way.rule == placement.rule), self)

@@ -126,13 +126,14 @@ class Situation:
     def least(self) -> Price:
         """What that way costs; variants of one graph are priced in many runs, so that it is kept where it can be."""
         view = self.view
-        if view.has_programs or self.network.device is not None or self.network.memory is not None:
+        kind = view.program_kind
+        if kind is view.node or self.network.device is not None or self.network.memory is not None:
             return self._found()
         bits = tuple(None if value is None else value.dtype.bits for value in view.values)
         carried = tuple(view.carriable(self.lies))
         ways = tuple(way.rule for way in view.ways)
         times = None if self.times is None else tuple(self.times)
-        key = tuple(self.lies), tuple(self.free), self.network, times, bits, carried, ways, view.node.strategy
+        key = tuple(self.lies), tuple(self.free), self.network, times, bits, carried, ways, view.node.strategy, kind
         if key not in view.prices:
             view.prices[key] = self._found()
         return view.prices[key]

@@ -114,3 +114,33 @@ def test_a_result_that_has_the_reduced_factor_is_in_blocks() -> None:
     cut = view.placement(tuple((Axis("x"),) if at == factor else () for at in range(len(view.rule.sizes))))
     assert cut is not None
     assert list(map(str, cut.results)) == ["[_, _, _, _] partial(sum: x)", "[_, _, @x, _]", "[_, _, @x, _]"]
+
+
+def test_convolutions_are_alike_whose_attributes_are() -> None:
+    def kind(pads: list[int]) -> object:
+        text = (
+            'mesh @m = ["x"=2]\ngraph @g(%x: f32[1, 4, 8], %w: f32[4, 4, 3]) -> (%y) opset 21 '
+            f"{{ %y = Conv(%x, %w) {{pads={pads}}} : f32[1, 4, 8] }}"
+        )
+        module = parse_module(text)
+        assert module.graph.last is not None
+        view = rule_view(module.graph.last, module.mesh)
+        assert view is not None
+        assert view.program_factors
+        return view.program_kind
+
+    assert kind([1, 1]) == kind([1, 1])
+    assert kind([1, 1]) != kind([2, 0])
+
+
+def test_nodes_whose_programs_read_elements_are_never_alike() -> None:
+    text = (
+        'mesh @m = ["x"=2]\ngraph @g(%x: f32[1, 8]) -> (%y) opset 21 { %p = constant : i64[4] [0, 1, 0, 1]'
+        " %y = Pad(%x, %p) : f32[1, 10] }"
+    )
+    node = parse_module(text).graph.last
+    assert node is not None
+    view = rule_view(node, Mesh({"x": 2}))
+    assert view is not None
+    assert view.program_factors
+    assert view.program_kind is node

@@ -180,6 +180,7 @@ class Moving:
             changed the local node.
         sources: how many of its first operands lie in blocks; None: all.
         fill: the element that FILL stands for; None: zero.
+        reads_elements: see `LocalProgram`.
     """
 
     dims: Callable[[Node], Sequence[int] | None]
@@ -187,10 +188,11 @@ class Moving:
     rest: Callable[[ProgramWriter, Value, Sequence[int]], Sequence[Value] | None]
     sources: int | None = 1
     fill: "Callable[[Node], np.ndarray[Any, Any] | None]" = lambda node: None
+    reads_elements: bool = True
 
     def local_program(self) -> LocalProgram:
         """Its local program."""
-        return LocalProgram(self._sends, self._write, self._dims)
+        return LocalProgram(self._sends, self._write, self._dims, reads_elements=self.reads_elements)
 
     def _dims(self, node: Node) -> Sequence[int] | None:
         # ONNX Runtime's Gather, which takes what a block has, gives only the first string of each row.

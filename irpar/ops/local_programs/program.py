@@ -74,6 +74,8 @@ class LocalProgram:
             places of queries and of keys by the same axes. Only how a node runs is chosen by it; completion follows
             the rule of the operator.
         manner: how it works, in words, where that has a name: "in a ring".
+        reads_elements: whether what it sends may depend on elements of constant operands, not on types and attributes
+            alone; nodes are then never taken to be alike.
     """
 
     sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
@@ -82,6 +84,7 @@ class LocalProgram:
     operand: int = 0
     rule: Callable[[Node], FactorRule | None] | None = None
     manner: str = ""
+    reads_elements: bool = True
 
 
 class ProgramWriter:

@@ -60,7 +60,7 @@ def _split_block(program: ProgramWriter, value: Value, cut: Sequence[int]) -> li
     return list(node.results)
 
 
-CONCAT = Moving(_axis_dims, _wanted_of_concat, lambda program, value, cut: [value], sources=None)
+CONCAT = Moving(_axis_dims, _wanted_of_concat, lambda program, value, cut: [value], sources=None, reads_elements=False)
 SPLIT = Moving(_axis_dims, _wanted_of_split, _split_block)
 
 

@@ -92,7 +92,7 @@ def _lowest(node: Node) -> "np.ndarray[Any, Any]":
 
 
 def _moving(dims: Callable[[Node], Sequence[int] | None], fill: Callable[[Node], Any] = lambda node: None) -> Moving:
-    return Moving(dims, _wanted, _mend, fill=fill)
+    return Moving(dims, _wanted, _mend, fill=fill, reads_elements=False)
 
 
 WINDOWS = {
