@@ -190,8 +190,8 @@ def squeeze_by_attribute(xp: ArrayModule, x: Array, *, axes: Ints | None = None)
 
 @kernel("Squeeze", since=13)
 def squeeze(xp: ArrayModule, x: Array, axes: HostArray | None = None) -> Array:
-    """Drop the named dims of size 1, or all of them."""
-    return _squeeze(x, None if axes is None else to_ints(axes))
+    """Drop the named dims of size 1; where none is named, all of them."""
+    return _squeeze(x, None if axes is None else to_ints(axes) or None)
 
 
 def _unsqueeze(x: Array, axes: Ints) -> Array:

@@ -263,3 +263,32 @@ def test_what_is_dequantised_is_sliced_after_it(dtype: Any, zero_point: int | No
     for opset in (17, 21):
         if opset == 21 or dtype in (np.int8, np.uint8):
             check(model_of([node], inputs, constants, opset=opset), inputs, {"y": ["x", None]})
+
+
+@pytest.mark.parametrize("opset", [11, 13, 21])
+def test_squeeze_where_nothing_is_squeezed(opset: int) -> None:
+    """A block of size 1 stays."""
+    inputs = {"x": floats(5, 2, 3)}
+    model = model_of([helper.make_node("Squeeze", ["x"], ["y"])], inputs, opset=opset)
+    for cut in _cuts(3)[:2]:
+        check(model, inputs, {"x": cut})
+
+
+def test_squeeze_of_dims_that_an_empty_list_names() -> None:
+    """ONNX Runtime takes it for none at all."""
+    inputs = {"x": floats(4, 1, 6)}
+    model = model_of([helper.make_node("Squeeze", ["x", "axes"], ["y"])], inputs, {"axes": np.zeros(0, np.int64)})
+    for cut in (["x", None, None], [None, None, "x"]):
+        check(model, inputs, {"x": cut})
+
+
+def test_features_at_places_in_several_rows() -> None:
+    inputs = {"x": floats(4, 7), "places": np.arange(8).reshape(4, 2) % 7}
+    node = helper.make_node("ArrayFeatureExtractor", ["x", "places"], ["y"], domain="ai.onnx.ml")
+    model = model_of([node], inputs)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    for name, array in inputs.items():
+        for cut in _cuts(array.ndim):
+            check(model, inputs, {name: cut})
+    check(model, inputs, {"y": ["x", None]})
+    check(model, inputs, {"y": [None, "x"]})

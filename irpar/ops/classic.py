@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from irpar.ir import Dim, DType, Floats, Ints, Node, Strings, Tensor, TensorType, Type
+from irpar.ir.dims import product_of
 
 from .elementwise import per_element
 from .facts import (
@@ -173,20 +174,20 @@ define(OpDef(DOMAIN, "OneHotEncoder", _infer_one_hot_encoder, _rule_one_hot_enco
 
 def _infer_feature_extractor(node: Node) -> Sequence[Type]:
     dims = dims_of(node, 0)
-    count = dims_of(node, 1)[-1]
+    count = product_of(dims_of(node, 1))
     return [tensor_of(node, 0).with_shape((1, count) if len(dims) == 1 else (*dims[:-1], count))]
 
 
 def _rule_feature_extractor(node: Node) -> FactorRule:
-    """`([b,c],[1,n])->([b,n])`: rows and the picked columns pass; the data's columns are whole."""
+    """`([b,c],[m,n])->([b,(mn)])`: rows and the picked columns pass; the data's columns are whole."""
     rule = RuleBuilder()
     *batch, size = shape_of(node, 0)
     picked = shape_of(node, 1)
     rows = rule.dims(batch)
     (column,) = rule.dims([size], Kind.REPLICATE)
-    (place,) = rule.dims(picked[-1:])
-    result: list[DimFactors] = [*(rows or [()]), place]
-    return rule.done([[*rows, column], [*[()] * (len(picked) - 1), place]], [result])
+    places = rule.dims(picked)
+    result: list[DimFactors] = [*(rows or [()]), tuple(factor for dim in places for factor in dim)]
+    return rule.done([[*rows, column], places], [result])
 
 
 def _infer_feature_vectorizer(node: Node) -> Sequence[Type]:

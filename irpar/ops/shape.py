@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from irpar.ir import Builder, Dim, Expr, Node, Type
+from irpar.ir import Builder, Dim, Expr, Node, Type, Value
 from irpar.ir.dims import exact_div, product_of
 from irpar.sharding import ceil_div
 
@@ -18,14 +18,13 @@ from .facts import (
     ints_of,
     needed,
     needed_ints,
-    operand,
     result_shape,
     result_shapes,
     shape_of,
     shapes_of,
     tensor_of,
 )
-from .local import set_target
+from .local import set_target, typed_like
 from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, reshape_factors, whole
@@ -127,7 +126,7 @@ def _infer_flatten(node: Node) -> Sequence[Type]:
 def _infer_squeeze(node: Node) -> Sequence[Type]:
     dims = dims_of(node, 0)
     count = computed_count(node, 1)
-    if count is not None:
+    if count:
         return [tensor_of(node, 0).with_shape((None,) * (len(dims) - count))]
     axes = _squeezed(node, dims)
     return [tensor_of(node, 0).with_shape(tuple(size for dim, size in enumerate(dims) if dim not in axes))]
@@ -135,17 +134,21 @@ def _infer_squeeze(node: Node) -> Sequence[Type]:
 
 def _squeezed(node: Node, dims: Sequence[Dim]) -> tuple[int, ...]:
     axes = ints_of(node, "axes", 1, 13)
-    if axes is not None:
+    if axes:  # An empty list says nothing, as ONNX Runtime has it.
         return axes_of(axes, len(dims))
     if not all(isinstance(size, int) for size in dims):
         raise CannotTellError("whether a symbolic dim is 1")
     return tuple(dim for dim, size in enumerate(dims) if size == 1)
 
 
-def _localize_squeeze(whole_node: Node, local: Node, builder: Builder) -> None:
-    """Name the axes: without them, a dim whose block has size 1 would go too."""
-    if operand(local, 1) is None and "axes" not in local.attributes:
-        set_target(local, 1, _squeezed(whole_node, shape_of(whole_node, 0)), builder)
+def _localize_squeeze(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
+    """Name the axes: without them, or with none, a dim whose block has size 1 would go too."""
+    axes = _squeezed(whole_node, shape_of(whole_node, 0))
+    if not axes:
+        return [typed_like(local.result, "Identity", local.operands[:1], None, builder)]
+    if not ints_of(local, "axes", 1, 13):
+        set_target(local, 1, axes, builder)
+    return None
 
 
 def _infer_unsqueeze(node: Node) -> Sequence[Type]:
