@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from irpar.analysis.control_flow import trip_count
 from irpar.analysis.cost import graph_flops, node_flops
@@ -30,7 +30,7 @@ from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import Axis, IrparError, Mesh, split_axis
 
-from .default_pipeline import NORMALISE, SHARD, know_ranks
+from .default_pipeline import COMPLETE, NORMALISE, SHARD, know_ranks
 from .display import share_text
 from .suggestion_file import Spec, lines_of
 from .suggestion_minimum import alike, fewest
@@ -133,13 +133,13 @@ class _Suggester:
         if self.mesh.group_size(data) > 1:
             entries, shares = self._cut_batch(data)
         if self.mesh.group_size(other) == 1:
-            return self._told(self._fewest(self._try(entries), self._try), None)
+            return self._told(self._fewest(self._try(entries)), None)
         classes = self._classes(other, shares)
         chosen = self._choose(classes)
         variant = self._best(classes, chosen, entries)
         if variant.prediction.gain <= 0:
             chosen, variant = {}, self._try(entries)
-        return self._told(self._fewest(*self._exact(variant)), CutWords(classes, chosen, other))
+        return self._told(self._fewest(variant), CutWords(classes, chosen, other))
 
     # -- the batch ----------------------------------------------------------------------------------------------
 
@@ -271,36 +271,53 @@ class _Suggester:
 
     # -- trying it ----------------------------------------------------------------------------------------------
 
-    def _exact(self, variant: _Variant) -> tuple[_Variant, "_Try"]:
-        """The variant as `irpar partition` comes to it, which normalises what is annotated already: it folds no
-        annotated constant, and keeps some sizes apart. Of a large model the difference is not worth the time.
+    def _fewest(self, variant: _Variant) -> _Variant:
+        """What the fewest entries come to that are worth as much, in order of the model.
 
-        Returns:
-            The variant, and how to try others in the same way.
-        """
-        if len(self.work.graph) > _MOST_EXACT or not variant.tensors:
-            return variant, self._try
-        return self._try_exact(variant.tensors), self._try_exact
-
-    def _fewest(self, variant: _Variant, run: "_Try") -> _Variant:
-        """What the fewest entries come to that give the same, in order of the model.
+        Which entries are needed is looked up by completion alone. What they come to is then said as `irpar partition`
+        comes to it, which normalises what is annotated already: it folds no annotated constant, and keeps some sizes
+        apart. Of a large model the difference is not worth the time.
 
         Args:
             variant: with all entries.
-            run: how it was tried.
         """
         last = len(self.places)
         tensors = dict(sorted(variant.tensors.items(), key=lambda item: self.places.get(item[0], last)))
+        run = self._try_exact if len(self.work.graph) <= _MOST_EXACT else self._try
+        whole = cache(lambda: run(tensors))
+        if not tensors:
+            return whole()
         values: dict[str, list[Value]] = {}
         for value in self.flow.values():
             values.setdefault(value.source_name, []).append(value)
+        wanted = self._completed(tensors)
+        tried: list[_Variant] = []
 
-        def missing(found: _Variant) -> list[str] | None:
-            other = [name for name in tensors if found.shardings.get(name) != variant.shardings.get(name)]
-            return None if not other and found.prediction.is_as_good(variant.prediction) else other or list(tensors)
+        def completed(entries: Mapping[str, Spec]) -> tuple[Mapping[str, Spec], Mapping[str, Spec]]:
+            return entries, self._completed(entries)
 
-        found = fewest(tensors, alike(tensors, values, self.classes), run, missing)
-        return replace(variant, tensors=tensors) if found is None else found
+        def missing(found: tuple[Mapping[str, Spec], Mapping[str, Spec]]) -> list[str] | None:
+            entries, lies = found
+            other = [name for name in tensors if lies.get(name) != wanted.get(name)]
+            if other:
+                return other
+            tried.append(run(entries))
+            made = tried[-1].prediction
+            if made.is_as_good(variant.prediction) or made.is_as_good(whole().prediction):
+                return None
+            return [name for name in tensors if tried[-1].shardings.get(name) != whole().shardings.get(name)] or [
+                *tensors
+            ]
+
+        is_found = fewest(tensors, alike(tensors, values, self.classes), completed, missing) is not None
+        return tried[-1] if is_found else whole()
+
+    def _completed(self, tensors: Mapping[str, Spec]) -> dict[str, Spec]:
+        """How inputs and constants lie after completion with some annotations."""
+        work = clone_module(self.work)
+        self._annotate(work, tensors)
+        PassManager.parse(COMPLETE, self._instrumentation()).run(work)
+        return _shardings(work.graph)
 
     def _try_exact(self, tensors: Mapping[str, Spec]) -> _Variant:
         """As a whole, from the model as it is."""
@@ -315,6 +332,19 @@ class _Suggester:
 
     def _partition(self, work: Module, pipeline: str, tensors: Mapping[str, Spec]) -> _Variant:
         """Annotate a module and run passes over it; weights stay where they are."""
+        self._annotate(work, tensors)
+        PassManager.parse(pipeline, self._instrumentation()).run(work)
+        plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
+        prediction = Prediction(
+            self.flops,
+            self.weight_bytes,
+            plan.totals["flops_per_rank"],
+            max(part["weight_bytes"] for part in plan.parts),
+            plan.totals["by_kind"],
+        )
+        return _Variant(dict(tensors), prediction, _shardings(work.graph), _flops_by_operator(work.graph))
+
+    def _annotate(self, work: Module, tensors: Mapping[str, Spec]) -> None:
         self.tried += 1
         work.set_mesh(self.mesh)
         values: dict[str, list[Value]] = {}
@@ -324,22 +354,6 @@ class _Suggester:
         for name, spec in tensors.items():
             annotation = Annotation(name, dims_of(spec))
             apply_to(work, annotation, self.mesh, list(dict.fromkeys(values[name])))
-        PassManager.parse(pipeline, self._instrumentation()).run(work)
-        plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
-        shardings: dict[str, Spec] = {}
-        for value in (*(value for graph in work.graph.graphs() for value in graph.constants), *work.graph.inputs):
-            if value.sharding is not None:
-                spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
-                name = value.source_name
-                shardings[name] = spec if any(spec) else shardings.get(name, spec)
-        prediction = Prediction(
-            self.flops,
-            self.weight_bytes,
-            plan.totals["flops_per_rank"],
-            max(part["weight_bytes"] for part in plan.parts),
-            plan.totals["by_kind"],
-        )
-        return _Variant(dict(tensors), prediction, shardings, _flops_by_operator(work.graph))
 
     # -- telling it ---------------------------------------------------------------------------------------------
 
@@ -381,8 +395,15 @@ class _Suggester:
                 )
 
 
-_Try = Callable[[Mapping[str, Spec]], _Variant]
-"""What some annotations come to."""
+def _shardings(graph: Graph) -> dict[str, Spec]:
+    """How inputs and constants lie, by their names in the source model."""
+    found: dict[str, Spec] = {}
+    for value in (*(value for inner in graph.graphs() for value in inner.constants), *graph.inputs):
+        if value.sharding is not None:
+            spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
+            name = value.source_name
+            found[name] = spec if any(spec) else found.get(name, spec)
+    return found
 
 
 def _major_part(mesh: Mesh, axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:

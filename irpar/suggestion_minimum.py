@@ -1,9 +1,10 @@
 """The fewest annotations that come to the same: of dims that lie alike one is enough where completion finds the rest.
 
 x : [8@dp, 64] and mask : [8@dp] go together, so that one line says it; w1 : [64, 256@tp] says w2 : [256@tp, 64] too.
-What completion would decide otherwise stays said.
+What completion would decide otherwise, and worse, stays said.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
@@ -12,8 +13,6 @@ from irpar.ir import Value
 
 from .suggestion_file import Spec
 
-_MOST_ROUNDS = 4
-"""In which left-out entries come back, until the result is the same."""
 _V = TypeVar("_V")
 Missing = Callable[[_V], Sequence[str] | None]
 """Which entries a result lacks, given or not; None where it is what it should be."""
@@ -65,18 +64,19 @@ def fewest(
     for name in tensors:
         first.setdefault(keys[name], name)
     kept = dict.fromkeys(first.values())
-    for _ in range(_MOST_ROUNDS):
-        if len(kept) == len(tensors):
-            return None
+    count = 1
+    while len(kept) < len(tensors):
         found = run({name: spec for name, spec in tensors.items() if name in kept})
         lacks = missing(found)
         if lacks is None:
             return found
-        back: dict[Hashable, str] = {}
+        back: Counter[Hashable] = Counter()
         for name in lacks:
-            if name in tensors and name not in kept:
-                back.setdefault(keys[name], name)
+            if name in tensors and name not in kept and back[keys[name]] < count:
+                back[keys[name]] += 1
+                kept[name] = None
         if not back:
             return None
-        kept.update(dict.fromkeys(back.values()))
+        # Of a class that does not hang together one by one would take as many rounds as it has entries.
+        count *= 2
     return None

@@ -355,6 +355,21 @@ def test_a_result_that_needs_more_entries_gets_them() -> None:
     assert fewest(tensors, keys, run, lambda found: []) is None
 
 
+def test_entries_that_do_not_follow_come_back_in_few_rounds() -> None:
+    names = [f"w{number}" for number in range(100)]
+    tensors: dict[str, Spec] = dict.fromkeys(names, (("tp",),))
+    needed = set(names[:60])
+    tried: list[set[str]] = []
+
+    def run(entries: dict[str, Spec]) -> set[str]:
+        tried.append(set(entries))
+        return set(entries)
+
+    found = fewest(tensors, dict.fromkeys(names, "one"), run, lambda found: sorted(needed - found) or None)
+    assert found == needed
+    assert len(tried) < 8
+
+
 NO_BATCH = {
     "g (float[1,1] x) => (float[1,1] y) { y = Relu(x) }": "the inputs (x f32[1, 1]) have no dim of 2 elements or more",
     "g (float[1,4] x) => (float[1,4] y) { y = CumSum(x, a) }": "dim 1 of x: CumSum needs it whole",
