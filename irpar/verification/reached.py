@@ -6,8 +6,10 @@ hold graphs, and what these need.
 
 import json
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -116,26 +118,49 @@ class Control:
                 raise ProfileError(f"ONNX Runtime does not profile the model: {first_line(error)}") from error
             taken = {value.name for value in session.get_inputs()}
             names = [value.name for value in session.get_outputs()]
-            ran = [_runs(session, names, {key: given[key] for key in taken}) for given in inputs]
+            ends = [_run(session, names, {key: given[key] for key in taken}) for given in inputs]
             events = json.loads(Path(session.end_profiling()).read_text())
         if len(events) >= _MOST_EVENTS:
             raise ProfileError(f"ONNX Runtime's profile ends after {_MOST_EVENTS:,} events")
-        counted = _by_run(events, self._marks)
-        return [counted.pop(0) if is_run else None for is_run in ran]
+        return _by_draw(_by_run(events, self._marks), ends)
 
 
-def _runs(session: Any, names: Sequence[str], inputs: Mapping[str, Any]) -> bool:
+class _End(Enum):
+    """How a run ended."""
+
+    DONE = auto()
+    IN_A_NODE = auto()
+    REFUSED = auto()
+    """By checks before anything runs; or for a reason that ONNX Runtime tells in other words."""
+
+
+def _run(session: Any, names: Sequence[str], inputs: Mapping[str, Any]) -> _End:
     try:
         run_session(session, names, inputs)
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        return _End.IN_A_NODE if "returned while running" in str(error) else _End.REFUSED
+    return _End.DONE
+
+
+def _by_draw(counted: Sequence[Counts], ends: Sequence[_End]) -> list[Counts | None]:
+    """The counts of each draw: the profile has the runs that a node ended too, but not those that checks refuse.
+
+    Raises:
+        ProfileError: the profile has other runs than were made.
+    """
+    begun = [place for place, end in enumerate(ends) if end is not _End.REFUSED]
+    if len(counted) == len(ends):
+        begun = list(range(len(ends)))
+    if len(counted) != len(begun):
+        raise ProfileError(f"ONNX Runtime's profile has {len(counted)} runs of {len(begun)}")
+    of = dict(zip(begun, counted, strict=True))
+    return [of[place] if end is _End.DONE else None for place, end in enumerate(ends)]
 
 
 def _by_run(events: Sequence[Mapping[str, Any]], marks: Sequence[str]) -> list[Counts]:
-    """How often each mark is in each run that came to its end."""
-    runs = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == "model_run")
-    made = [[0] * len(marks) for _ in runs]
+    """How often each mark is in each run, in the order in which they began."""
+    begins = sorted(event["ts"] for event in events if event["name"] == "model_run")
+    made = [[0] * len(marks) for _ in begins]
     places = {mark: place for place, mark in enumerate(marks)}
     for event in events:
         name = event["name"]
@@ -143,8 +168,8 @@ def _by_run(events: Sequence[Mapping[str, Any]], marks: Sequence[str]) -> list[C
         if start < 0 or not name.endswith("_kernel_time"):
             continue
         place = places.get(name[start : name.index(";", start) + 1])
-        run = next((run for run, (begin, end) in enumerate(runs) if begin <= event["ts"] <= end), None)
-        if place is not None and run is not None:
+        run = bisect_right(begins, event["ts"]) - 1
+        if place is not None and run >= 0:
             made[run][place] += 1
     return [tuple(counts) for counts in made]
 
