@@ -226,5 +226,5 @@ def _unet_weights(config: UnetConfig) -> dict[str, Cut]:
 
 
 def _no_weights(config: ModelConfig) -> dict[str, Cut]:
-    """Nothing: a step of a recurrent layer needs the whole state of the one before, ."""
+    """Nothing: a step of a recurrent layer needs the whole state of the one before."""
     return {}
