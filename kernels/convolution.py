@@ -7,7 +7,7 @@ import numpy as np
 
 from .depthwise import depthwise, is_depthwise
 from .gemm import for_product, product
-from .operands import check_same_dtype, compute_dtype, narrow, one_of, widen
+from .operands import check_same_dtype, compute_dtype, narrow, one_of, summed_as_int32, summing_dtype, widen
 from .quantization import saturated
 from .registry import Array, ArrayModule, HostArray, kernel
 from .windows import Windows
@@ -39,6 +39,12 @@ def _convolved(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Wi
         piece = view[start : start + images]
         result[start : start + images] = product(xp, matrices, piece.reshape(len(piece), group, depth, places), kind)
     return result.reshape(batch, features, *windows.counts)
+
+
+def _convolved_integers(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows) -> Array:
+    """The convolution of 8-bit numbers less their zero points, in int32."""
+    kind = summing_dtype(math.prod(weight.shape[1:]))
+    return summed_as_int32(_convolved(xp, x.astype(kind), weight.astype(kind), group, windows))
 
 
 def _check_kernel_shape(kernel_shape: Ints | None, weight: Array) -> None:
@@ -101,7 +107,7 @@ def conv_integer(
         x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
     scalar = None if x_zero_point is None else x_zero_point.reshape(())
-    return _convolved(xp, _less(x, scalar, x.ndim), _less(weight, weight_zero_point, x.ndim), group, windows)
+    return _convolved_integers(xp, _less(x, scalar, x.ndim), _less(weight, weight_zero_point, x.ndim), group, windows)
 
 
 @kernel("QLinearConv", since=10)
@@ -130,7 +136,7 @@ def q_linear_conv(
         x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
     offset = x_zero_point.reshape(())
-    y = _convolved(xp, _less(x, offset, x.ndim), _less(weight, weight_zero_point, x.ndim), group, windows)
+    y = _convolved_integers(xp, _less(x, offset, x.ndim), _less(weight, weight_zero_point, x.ndim), group, windows)
     per_feature = (-1,) + (1,) * (x.ndim - 2)
     if bias is not None:
         y += bias.reshape(per_feature)

@@ -3,7 +3,15 @@
 import numpy as np
 
 from .gemm import einsum_product, product
-from .operands import check_same_dtype, compute_dtype, is_integer, narrow, widen
+from .operands import (
+    check_same_dtype,
+    compute_dtype,
+    is_integer,
+    narrow,
+    summed_as_int32,
+    summing_dtype,
+    widen,
+)
 from .registry import Array, ArrayModule, kernel
 
 
@@ -77,8 +85,10 @@ def integer_product(
     xp: ArrayModule, a: Array, b: Array, a_zero_point: Array | None, b_zero_point: Array | None
 ) -> Array:
     """(a - its zero point) @ (b - its zero point) in int32."""
-    left = _less_zero_point(xp, a, a_zero_point, rows=True)
-    return xp.matmul(left, _less_zero_point(xp, b, b_zero_point, rows=False))
+    kind = summing_dtype(a.shape[-1])
+    left = _less_zero_point(xp, a, a_zero_point, rows=True).astype(kind)
+    right = _less_zero_point(xp, b, b_zero_point, rows=False).astype(kind)
+    return summed_as_int32(product(xp, left, right))
 
 
 @kernel("MatMulInteger", since=10)

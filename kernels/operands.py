@@ -49,6 +49,9 @@ SMALL_FLOATS = frozenset({np.dtype(np.float16), BFLOAT16, ONNX_DTYPES[23], ONNX_
 SMALL_INTEGERS = frozenset(ONNX_DTYPES[number] for number in (21, 22, 25, 26))
 FLOAT32 = np.dtype(np.float32)
 
+_MOST_PRODUCT = 255 * 255
+"""The largest product of two 8-bit numbers less their zero points."""
+
 
 def dtype_of(number: int) -> np.dtype[Any]:
     """The dtype of an ONNX data type number (`TensorProto.DataType`)."""
@@ -80,6 +83,22 @@ def widen(x: Array) -> Array:
 def narrow(x: Array, dtype: np.dtype[Any]) -> Array:
     """The array in the result dtype; itself where it has it already."""
     return x if x.dtype == dtype else x.astype(dtype)
+
+
+def summing_dtype(terms: int) -> np.dtype[Any]:
+    """The float in which sums of products of 8-bit numbers less their zero points are exact.
+
+    Products of floats are those of BLAS; NumPy multiplies matrices of integers up to a hundred times slower.
+
+    Args:
+        terms: how many products a sum has.
+    """
+    return FLOAT32 if terms * _MOST_PRODUCT <= 2**24 else np.dtype(np.float64)
+
+
+def summed_as_int32(sums: Array) -> Array:
+    """Sums of whole numbers as int32, where larger ones wrap around."""
+    return sums.astype(np.int64).astype(np.int32)
 
 
 def in_compute_dtype(function: Function) -> Function:

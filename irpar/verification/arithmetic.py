@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from irpar.ir import DType, Module, Node, Value, clone_module, dtype_of_numpy, tensor_type
+from irpar.ir import DType, Graph, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
 from irpar.kernels import Kernel, lookup
 from irpar.runtime.arrays import Arrays, Reads
 from irpar.runtime.bodies import Body, Scope
@@ -152,10 +152,22 @@ def _run(module: Module, arrays: Arrays, inputs: Mapping[str, Any], names: Seque
     known = {value.source_name: value for value in reversed([*graph.values()])}
     known |= dict(zip(graph.output_names, graph.outputs, strict=True))
     outputs = tuple(known[name] for name in names)
-    body = Body(tuple(graph), tuple(graph.inputs), outputs, graph.constants, Scope(arrays))
+    nodes, read = _needed(graph, outputs)
+    constants = [value for value in graph.constants if value in read]
+    body = Body(nodes, tuple(graph.inputs), outputs, constants, Scope(arrays))
     with np.errstate(all="ignore"):
         results = body.call([inputs[value.source_name] for value in graph.inputs], {})
     return dict(zip(names, results, strict=True))
+
+
+def _needed(graph: Graph, outputs: Sequence[Value]) -> tuple[list[Node], set[Value]]:
+    """The nodes that some values of a graph are made by, in order, and all values that these read."""
+    read, needed = set(outputs), []
+    for node in reversed([*graph]):
+        if not read.isdisjoint(node.results):
+            needed.append(node)
+            read.update(captured_or_read(node))
+    return needed[::-1], read
 
 
 def widen(given: Any) -> Any:

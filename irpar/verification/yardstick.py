@@ -75,7 +75,10 @@ class Yardstick:
         self._fetch = fetch
 
     def judge(self, got: Mapping[str, Tree], expected: Mapping[str, Tree]) -> Judgement:
-        """Compare what both sides have under the names of `expected`."""
+        """Compare what both sides have under the names of `expected`.
+
+        Of intermediate tensors that differ the first, in this order, is told; those after it may only seem to.
+        """
         found = {name: compare_rounding(name, got[name], wanted) for name, wanted in expected.items()}
         waiting = [name for name, difference in found.items() if not difference.is_equal]
         if not waiting:
@@ -83,15 +86,25 @@ class Yardstick:
         reference, notes, is_exact = self._reference(waiting)
         samples: dict[str, list[Tree]] = {name: [expected[name]] for name in waiting}
         doubts: dict[str, list[str]] = {}
+
+        def measure(name: str) -> None:
+            measured = _Measure(name, is_exact)
+            found[name] = measured.of(name, got[name], samples[name], reference.get(name))
+            doubts[name] = measured.doubts
+
         for more in (lambda names: {}, *self._others()):
             for name, sample in more(waiting).items():
                 samples[name].append(sample)
             for name in waiting:
-                measure = _Measure(name, is_exact)
-                found[name] = measure.of(name, got[name], samples[name], reference.get(name))
-                doubts[name] = measure.doubts
+                measure(name)
             waiting = [name for name in waiting if not found[name].is_equal]
             if not waiting:
+                break
+        for name in waiting if self._fetch else ():
+            # Alone, so that what comes before is fused as in a run of the whole. That takes a session for each.
+            samples[name] += self._run([name], self._inputs, optimized=True).values()
+            measure(name)
+            if not found[name].is_equal:
                 break
         told = (doubt for name, known in doubts.items() if found[name].is_equal for doubt in known)
         return Judgement(found, notes, tuple(told))
@@ -122,9 +135,6 @@ class Yardstick:
         """More ways to compute the tensors that are as right as the first."""
         yield lambda names: self._run(names, self._inputs, optimized=self._fetch)
         yield lambda names: self._run(names, self._inputs, optimized=not self._fetch, threads=1)
-        if self._fetch:
-            # Alone, so that what comes before is fused as in a run of the whole.
-            yield lambda names: {name: self._run([name], self._inputs, optimized=True)[name] for name in names}
         for seed in range(NUDGES):
             yield partial(self._nudged, seed=seed)
 

@@ -254,3 +254,34 @@ def test_a_copy_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     verified = made.verify()
     assert verified.result == "different"
     assert "y should be equal on ranks 0 and 1, but" in str(verified)
+
+
+def test_many_tensors_that_differ_take_few_runs_of_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session for each of hundreds of tensors took minutes: the first that differs is enough."""
+    steps = [f"h{place} = Softmax(h{place - 1})" for place in range(1, 21)]
+    model = original(f"g (float[4,8] x) => (float[4,8] y) {{ h0 = Sigmoid(x) {' '.join(steps)} y = Relu(h20) }}")
+    inputs = {"x": _RANDOM.standard_normal((4, 8)).astype(np.float32)}
+    names = [f"h{place}" for place in range(21)]
+    expected = model.run(inputs, fetch=names, optimized=False)
+    runs: list[Any] = []
+    plain = Original.run
+
+    def counted(self: Original, *arguments: Any, **named: Any) -> Any:
+        runs.append(named.get("fetch"))
+        return plain(self, *arguments, **named)
+
+    monkeypatch.setattr(Original, "run", counted)
+    got = {name: array if name == "h0" else array * np.float32(1.01) for name, array in expected.items()}
+    found = Yardstick(model, inputs, fetch=True).judge(got, expected).differences
+    assert [name for name in names if not found[name].is_equal] == names[1:]
+    assert len(runs) <= 3
+    assert runs[-1] == ["h1"]
+
+
+def test_what_is_not_asked_for_is_not_computed() -> None:
+    model = original("g (float[4,8] x) => (float[2] y) <int64[1] n = {2}> { h = Relu(x) y = Reshape(h, n) }")
+    given = {"x": np.ones((4, 8), np.float32)}
+    values, _ = run_float64(model.module, given, ["h"])
+    assert values["h"].dtype == np.float64
+    with pytest.raises(irpar.IrparError, match="Reshape"):
+        run_float64(model.module, given, ["y"])
