@@ -36,7 +36,8 @@ from .original import Original, VerificationError, first_line
 FACTOR = 4.0
 """How many times the error of the original a right result may have."""
 MOST_NOISE = 0.1
-"""Where the original itself is off by more than this share of its largest element, little can be told."""
+"""Where the original itself is off by more than this share of its largest element, or a result may be (the bound is
+`FACTOR` times as much), little can be told."""
 LESS_EXACT = 8.0
 """How many times more is allowed at least where the yardstick is not all float64."""
 NUDGES = 3
@@ -211,14 +212,19 @@ class _Measure:
             truth = reference[group]
             scale, own = largest_finite(truth), _own_error(samples, truth)
             if own <= MOST_NOISE * scale:
-                return _bounded(found, _error(got, expected, truth), FACTOR * own + least, "float64")
+                return self._within(found, _error(got, expected, truth), FACTOR * own + least, scale, "float64")
         # Without float64, or where float32 is far from it, ONNX Runtime beside itself tells what rounding does.
         scale, own = largest_finite(expected), _own_error(samples, expected)
-        if own > MOST_NOISE * scale:
+        return self._within(found, _error(got, expected, expected), FACTOR * own + least, scale, "float32")
+
+    def _within(self, found: Difference, error: float, allowed: float, scale: float, measure: str) -> Difference:
+        if allowed > MOST_NOISE * scale:
             self._doubt(
-                f"rounding alone moves it by {own / scale:.0%} of its largest number" if scale else "it is noise"
+                f"rounding may explain differences of {allowed / scale:.0%} of its largest number"
+                if scale
+                else "it is noise"
             )
-        return _bounded(found, _error(got, expected, expected), FACTOR * own + least, "float32")
+        return _bounded(found, error, allowed, measure)
 
     def _values(self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None) -> Difference:
         """Of integers and truth values those that are wrong are counted: rounding decides a few, at ties and steps."""
@@ -229,10 +235,11 @@ class _Measure:
             own = max(int((sample != truth).sum()) for sample in samples)
             if measure == "float64" and own > MOST_NOISE * expected.size:
                 continue
-            if own > MOST_NOISE * expected.size:
+            allowed = FACTOR * own
+            if allowed > MOST_NOISE * expected.size:
                 self._doubt(f"rounding alone changes {own} of its {expected.size} elements")
             wrong = int((got != truth).sum())
-            made = _bounded(found, float(wrong), FACTOR * own, measure)
+            made = _bounded(found, float(wrong), allowed, measure)
             return replace(made, note="" if made.error <= made.allowed else f"{count_wrong(wrong)} differ")
         return found
 

@@ -13,7 +13,7 @@ from irpar.runtime.executor import Executor
 from irpar.verification import Original, Verification
 from irpar.verification.arithmetic import run_float64
 from irpar.verification.comparison import units
-from irpar.verification.yardstick import FACTOR, Yardstick
+from irpar.verification.yardstick import FACTOR, MOST_NOISE, Yardstick, _Measure
 from tests.written import model_of_text
 
 _RANDOM = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def cancelling(far: float) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize(("far", "result"), [(100.0, "equal"), (3000.0, "equal, but")])
+@pytest.mark.parametrize(("far", "result"), [(100.0, "equal"), (600.0, "equal, but"), (3000.0, "equal, but")])
 def test_large_cancellations_raise_no_false_alarm(tmp_path: Path, far: float, result: str) -> None:
     made = partitioned(tmp_path, cancelling(far), {"w": [None, ["tp"]]})
     for seed in range(4):
@@ -100,6 +100,22 @@ def test_large_cancellations_raise_no_false_alarm(tmp_path: Path, far: float, re
         assert verified.result == result
         assert verified.differences[0].relative > 1e-4, "the model does not cancel"
     assert made.bisect().first is None
+
+
+@pytest.mark.parametrize(("own", "told"), [(0.02, False), (0.03, True), (0.09, True), (0.2, True)])
+def test_a_bound_that_allows_much_is_a_doubt(own: float, told: bool) -> None:
+    # The original may be off by less than a tenth where four times as much is more.
+    truth = np.ones(100)
+    found = _Measure("y", True)
+    wrong = (truth * (1 + 2 * own)).astype(np.float32)
+    assert found.of("y", wrong, [(truth * (1 + own)).astype(np.float32), truth.astype(np.float32)], truth).is_equal
+    assert bool(found.doubts) is told is (FACTOR * own > MOST_NOISE)
+    integers = np.zeros(100, np.int64)
+    found = _Measure("z", True)
+    count = round(100 * own)
+    original, wrong = (np.where(np.arange(100) < most, 1, integers) for most in (count, 2 * count))
+    assert found.of("z", wrong, [original, integers], integers).is_equal
+    assert bool(found.doubts) is told
 
 
 def test_cancellations_do_not_hide_a_wrong_result() -> None:
@@ -138,7 +154,7 @@ def chaotic() -> onnx.ModelProto:
 def test_chaos_is_told_and_is_no_false_alarm(tmp_path: Path) -> None:
     verified = partitioned(tmp_path, chaotic(), {"x": [None, ["tp"]], "w": [["tp"], None]}).verify()
     assert verified.result == "equal, but"
-    assert "rounding alone moves it by" in verified.but[0]
+    assert "rounding may explain differences of" in verified.but[0]
     with pytest.raises(irpar.IrparError, match="not all was compared"):
         verified.check().check(strict=True)
 
