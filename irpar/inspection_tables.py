@@ -4,7 +4,18 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from .display import bytes_text, count_text, facts, flops_text, name_with, print_rows, scaled, share_text, table
+from .display import (
+    bytes_text,
+    count_text,
+    facts,
+    flops_text,
+    name_with,
+    print_rows,
+    scaled,
+    share_text,
+    shortened,
+    table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +52,7 @@ def _print_facts(console: "Console", found: "Inspection") -> None:
         "computation": "" if found.flops is None else flops_text(found.flops),
     }
     if memory is not None:
-        where = f" at {memory.node}" if memory.node else ""
+        where = f" at {shortened(memory.node)}" if memory.node else ""
         rows["memory"] = (
             f"{bytes_text(memory.peak)} on one device: weights {bytes_text(memory.weights)}, "
             f"activations {bytes_text(memory.activations)}{where}"
@@ -55,7 +66,11 @@ def _print_parameters(console: "Console", found: "Inspection", rows: int | None)
     for group in groups[:rows]:
         share = share_text(group.bytes, found.parameter_bytes)
         made.add_row(
-            name_with(group.pattern, group.uses), f"{group.tensors:,}", group.type, bytes_text(group.bytes), share
+            name_with(shortened(group.pattern), map(shortened, group.uses)),
+            f"{group.tensors:,}",
+            group.type,
+            bytes_text(group.bytes),
+            share,
         )
     print_rows(console, made, len(groups), rows)
 
@@ -76,7 +91,7 @@ def _print_scopes(console: "Console", found: "Inspection", rows: int | None) -> 
     for scope, facts_ in list(groups.items())[:rows]:
         flops = sum(fact.flops or 0 for fact in facts_)
         made.add_row(
-            scope or "(none)",
+            shortened(scope) or "(none)",
             f"{sum(fact.nodes for fact in facts_):,}",
             bytes_text(sum(fact.parameter_bytes for fact in facts_)),
             "" if found.flops is None else scaled(flops, ""),
@@ -108,5 +123,5 @@ def _print_unsharded(console: "Console", found: "Inspection", rows: int | None) 
         return
     made = table("cannot be sharded", "nodes", "why", "first", right=("nodes",))
     for entry in found.unsharded[:rows]:
-        made.add_row(entry.op, f"{entry.nodes:,}", entry.why, entry.first)
+        made.add_row(entry.op, f"{entry.nodes:,}", shortened(entry.why), shortened(entry.first))
     print_rows(console, made, len(found.unsharded), rows)

@@ -9,7 +9,17 @@ from rich.padding import Padding
 from rich.text import Text
 
 from irpar.analysis.plan_schema import known_times
-from irpar.display import ROWS, bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text, table
+from irpar.display import (
+    ROWS,
+    bytes_text,
+    count_text,
+    flops_text,
+    seconds_text,
+    sharding_text,
+    share_text,
+    shortened,
+    table,
+)
 
 if TYPE_CHECKING:
     from irpar.analysis.plan import Plan
@@ -70,7 +80,7 @@ def collectives_table(plan: "Plan") -> Any:
     for (kind, axes, size, _), entries in alike:
         times = sum(known_times(entry) for entry in entries)
         sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
-        why = merged(list(map(_reason, entries)))
+        why = shortened(merged(list(map(_reason, entries))))
         made.add_row(kind, axes, f"{times:,}", bytes_text(size), bytes_text(sent), why)
     sent = plan.totals["sent_bytes"]
     made.add_row("all", "", f"{sum(known_times(entry) for entry in plan.collectives):,}", "", bytes_text(sent), "")
@@ -157,7 +167,8 @@ def print_collectives(console: Console, plan: "Plan", more: str) -> None:
         console.print(f"{count_text(unknown, 'collective')} in bodies that run as often as the data says: counted once")
     ordered = sorted(reasons.items(), key=lambda item: -sum(entry["sent_bytes"] for entry in item[1]))
     for _, same in ordered[:_REASONS]:
-        console.print(indented(f"{len(same)} x {same[0]['kind']}: {merged(list(map(_reason, same)))}"))
+        reason = shortened(merged(list(map(_reason, same))))
+        console.print(indented(f"{len(same)} x {same[0]['kind']}: {reason}"))
     if len(ordered) > _REASONS:
         console.print(f"{count_text(len(ordered) - _REASONS, 'more reason')}: {more}", soft_wrap=True)
 
@@ -181,7 +192,7 @@ def print_replicated(
         label = merged([str(entry.get("value") or entry.get("op") or "") for entry in entries])
         times = f" ({len(entries)})" if len(entries) > 1 else ""
         known = [entry["bytes"] for entry in entries if entry["bytes"] is not None]
-        made.add_row(f"{label}{times}", bytes_text(sum(known)) if known else "?", why)
+        made.add_row(f"{shortened(label)}{times}", bytes_text(sum(known)) if known else "?", shortened(why))
     console.print()
     console.print(made)
     if rows is not None and len(groups) > rows:

@@ -2,7 +2,11 @@
 
 import pytest
 
-from irpar.plan_tables import merged, pattern
+import irpar
+from irpar.display import output
+from irpar.inspection_tables import print_inspection
+from irpar.ir.text import parse_module
+from irpar.plan_tables import merged, pattern, print_summary
 
 
 @pytest.mark.parametrize("name", ["h.{}.fc1.weight", "b{}.fc1.weight", "block{}/fc1.weight", "l_{}x.fc1.weight", "{}"])
@@ -19,3 +23,23 @@ def test_what_differs_in_more_than_numbers_stays_apart() -> None:
 
 def test_a_single_text_keeps_its_numbers() -> None:
     assert merged(["b0.fc1 in s.yaml, line 3"]) == "b0.fc1"
+
+
+def test_names_of_exporters_make_no_long_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "/model/encoder/" + "layers/self_attention/" * 12 + "output_projection"
+    text = f"""
+        graph @g(%x: f32[8, 64]) -> (%y) opset 21 {{
+          %w = constant : f32[64, 64] data("w.bin", 0, 16384) from "{name}.weight"
+          %v = constant : f32[64, 64] data("w.bin", 0, 16384) from "{name}.bias"
+          %h = MatMul(%x, %w) : f32[8, 64] from "{name}/MatMul"
+          %y = MatMul(%h, %v) : f32[8, 64] from "{name}/MatMul_1"
+        }}"""
+    module = parse_module(text)
+    module.shard(f"{name}.weight", [["tp"], None])
+    partition = irpar.partition(module, "tp=2")
+    print_summary(output(), partition.plan, "irpar explain OUT")
+    print_inspection(output(), irpar.inspect(module), None)
+    printed = capsys.readouterr().out
+    assert "…" in printed
+    assert "sums over tp" in printed
+    assert max(map(len, printed.splitlines())) < 400
