@@ -74,6 +74,8 @@ class Yardstick:
         self._original = original
         self._inputs = inputs
         self._fetch = fetch
+        self._no_nudges = ""
+        """Why what nodes compute cannot be off by a rounding, once that is known."""
 
     def judge(self, got: Mapping[str, Tree], expected: Mapping[str, Tree]) -> Judgement:
         """Compare what both sides have under the names of `expected`.
@@ -108,7 +110,7 @@ class Yardstick:
             if not found[name].is_equal:
                 break
         told = (doubt for name, known in doubts.items() if found[name].is_equal for doubt in known)
-        return Judgement(found, notes, tuple(told))
+        return Judgement(found, (*notes, *filter(None, [self._no_nudges])), tuple(told))
 
     def _reference(self, names: Sequence[str]) -> tuple[Mapping[str, Tree], tuple[str, ...], bool]:
         """The tensors in float64, what is to be said of that, and whether all was computed so."""
@@ -116,8 +118,7 @@ class Yardstick:
             self._check_memory()
             values, narrow = run_float64(self._original.module, self._inputs, names)
         except IrparError as error:
-            where = f" ({error.where})" if error.where else ""
-            note = f"the original cannot be computed in float64: {first_line(error)}{where}"
+            note = f"the original cannot be computed in float64: {_told(error)}"
             return {}, (f"{note}; differences are judged by how far ONNX Runtime is from itself",), False
         except Exception as error:
             note = f"the original cannot be computed in float64: {type(error).__name__}: {first_line(error)}"
@@ -141,11 +142,14 @@ class Yardstick:
 
     def _nudged(self, names: Sequence[str], seed: int) -> Mapping[str, Tree]:
         """With all that nodes compute off by a rounding; or the inputs alone, where only ONNX Runtime can do it."""
-        try:
-            self._check_memory()
-            return run_nudged(self._original.module, self._inputs, names, seed)
-        except Exception:
-            return self._run(names, nudged(self._inputs, seed), optimized=False)
+        if not self._no_nudges:
+            try:
+                self._check_memory()
+                return run_nudged(self._original.module, self._inputs, names, seed)
+            except IrparError as error:
+                why = f"rounding cannot be tried inside the original: {_told(error)}"
+                self._no_nudges = f"{why}; its inputs alone are off by it"
+        return self._run(names, nudged(self._inputs, seed), optimized=False)
 
     def _run(
         self, names: Sequence[str], inputs: Mapping[str, Any], *, optimized: bool, threads: int = 0
@@ -245,6 +249,10 @@ class _Measure:
 
     def _doubt(self, why: str) -> None:
         self.doubts = [f"{self._name}: on these inputs {why}, so that little can be told of it"]
+
+
+def _told(error: IrparError) -> str:
+    return f"{first_line(error)} ({error.where})" if error.where else first_line(error)
 
 
 def _bounded(found: Difference, error: float, allowed: float, measure: str) -> Difference:

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import irpar
+from irpar.runtime.errors import NodeError
 from irpar.runtime.executor import Executor
 from irpar.verification import Original, Verification
 from irpar.verification.arithmetic import run_float64
@@ -196,6 +197,33 @@ def test_ties_that_rounding_decides_excuse_only_as_many(tmp_path: Path) -> None:
     )
     made = Original.of_module(irpar.onnx_io.to_module(model))
     assert judged(made, far, flip(1))[0] is False
+
+
+def test_rounding_that_cannot_be_tried_inside_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = original(DENSE, ("w",))
+    inputs = {"x": _RANDOM.standard_normal((4, 512)).astype(np.float32)}
+    expected = model.run(inputs)
+    tried = []
+
+    def failing(error: Exception) -> Any:
+        def run(module: Any, given: Any, names: Any, seed: int) -> Any:
+            tried.append(seed)
+            raise error
+
+        return run
+
+    refusal = NodeError("Frobnicate failed: no", where="node %y")
+    monkeypatch.setattr("irpar.verification.yardstick.run_nudged", failing(refusal))
+    found = Yardstick(model, inputs).judge({"y": expected["y"] * np.float32(1.01)}, expected)
+    assert not found.differences["y"].is_equal
+    (note,) = found.notes
+    assert note.startswith("rounding cannot be tried inside the original: ")
+    assert note.endswith("Frobnicate failed: no (node %y); its inputs alone are off by it")
+    assert tried == [0]
+    # What nobody expects is a fault of irpar's, and no answer.
+    monkeypatch.setattr("irpar.verification.yardstick.run_nudged", failing(KeyError("y")))
+    with pytest.raises(KeyError):
+        Yardstick(model, inputs).judge({"y": expected["y"] * np.float32(1.01)}, expected)
 
 
 HALF = "g (float16[4,512] x, float16[512,8] w) => (float16[4,8] y) { y = MatMul(x, w) }"
