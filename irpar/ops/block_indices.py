@@ -13,6 +13,7 @@ from irpar.ir import Builder, DType, Node, TensorType, Value
 
 from .coords import start_of_block
 from .facts import axis_attribute, needed
+from .neutral import neutral
 
 Sizes = int | Sequence[int]
 """Of one dim; or of several, whose indices stand side by side in the last dim of a tensor."""
@@ -44,15 +45,18 @@ def relative_or(index: Value, start: Value, rows: Sizes, outside: int, builder: 
     return builder.op("Where", [inside, relative, number(builder, outside)], type=of), inside
 
 
-def zero_or_nan(known: Value, dtype: DType, builder: Builder) -> Value:
-    """What stands for elements of other blocks: 0; but NaN where no block has the index, which ONNX Runtime refuses.
+def nothing_or_nan(known: Value, dtype: DType, builder: Builder) -> Value:
+    """What stands for elements of other blocks: -0.0, which changes no sum; NaN where no block has the index.
+
+    ONNX Runtime refuses such an index.
 
     Args:
         known: bool, whether some block has it.
         dtype: one of f16, f32 and f64.
         builder: inserts.
     """
-    values = [builder.constant(np.full((), each, dtype.numpy), name) for each, name in ((0, "zero"), (np.nan, "nan"))]
+    numbers = {"nothing": neutral("sum", dtype), "nan": np.full((), np.nan, dtype.numpy)}
+    values = [builder.constant(each, name) for name, each in numbers.items()]
     return builder.op("Where", [known, *values], type=TensorType(dtype, known.shape))
 
 

@@ -13,10 +13,10 @@ from .block_indices import (
     counted_dims,
     from_start,
     is_within,
+    nothing_or_nan,
     number,
     relative_or,
     tuples_in_block,
-    zero_or_nan,
 )
 from .coords import start_of_block
 from .facts import (
@@ -35,6 +35,7 @@ from .facts import (
 )
 from .local import add_bias_once, typed_like
 from .local_programs.shape import COMPRESS, chosen
+from .neutral import neutral
 from .registry import OpDef, define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 
@@ -110,9 +111,9 @@ def _looked_up(
     if result.dtype is DType.BOOL:  # ONNX Runtime has no Where for bools.
         return typed_like(result, "And", [inside_each, found], None, builder)
     if result.dtype in (DType.F16, DType.F32, DType.F64):
-        other = _with_dims(zero_or_nan(known(), result.dtype, builder), trailing, builder)
+        other = _with_dims(nothing_or_nan(known(), result.dtype, builder), trailing, builder)
     else:
-        other = builder.constant(np.zeros((), result.dtype.numpy), "zero")
+        other = builder.constant(neutral("sum", result.dtype), "nothing")
     return typed_like(result, "Where", [inside_each, found, other], None, builder)
 
 

@@ -13,7 +13,10 @@ from .coords import block_index
 
 
 def neutral(reduce: Reduction, dtype: DType) -> "np.ndarray[Any, Any]":
-    """The element of a type that changes nothing in a reduction, as an array without dims."""
+    """The element of a type that changes nothing in a reduction, as an array without dims.
+
+    In sums of floats that is -0.0: -0.0 + 0.0 is 0.0, which has lost the sign (IEEE 754-2019, section 6.3).
+    """
     return np.asarray(_NEUTRAL[reduce](dtype), dtype.numpy)
 
 
@@ -31,7 +34,7 @@ def _limit(dtype: DType, sign: int) -> object:
 
 
 _NEUTRAL: dict[Reduction, Callable[[DType], object]] = {
-    "sum": lambda _: 0,
+    "sum": lambda dtype: -0.0 if dtype.is_float else 0,
     "prod": lambda _: 1,
     "max": lambda dtype: _limit(dtype, -1),
     "min": lambda dtype: _limit(dtype, 1),

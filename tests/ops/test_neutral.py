@@ -26,7 +26,10 @@ def test_neutral_numbers_change_nothing(dtype: DType, reduce: Reduction) -> None
     numbers = numbers[np.isfinite(numbers.astype(np.float64))]
     if dtype.is_float:
         limits = [np.nextafter(np.asarray(0, dtype.numpy), np.asarray(1, dtype.numpy)), -np.max(numbers)]
-        numbers = np.concatenate([numbers, np.asarray(limits, dtype.numpy)])
+        numbers = np.concatenate([numbers, np.asarray([*limits, -0.0], dtype.numpy)])
     nothing = np.full(numbers.shape, neutral(reduce, dtype), dtype.numpy)
     for arrays in ([numbers, nothing], [nothing, numbers], [nothing, nothing, numbers]):
-        np.testing.assert_array_equal(reduce_arrays(arrays, reduce), numbers)
+        reduced = reduce_arrays(arrays, reduce)
+        np.testing.assert_array_equal(reduced, numbers)
+        if dtype.is_float and reduce == "sum":
+            np.testing.assert_array_equal(np.signbit(reduced), np.signbit(numbers))
