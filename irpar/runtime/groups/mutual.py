@@ -5,9 +5,11 @@ anything else is said (see `proof`):
 
 answerer: GREETING nonce
 caller:   nonce, rank, proof        its role, both nonces, its rank and whom it calls
-answerer: proof
+answerer: proof                       or as many zeros, to one that is no rank of this meeting
 
-Nobody waits for anybody in particular: whoever says nothing, or says it byte by byte, keeps no rank out.
+Nobody waits for anybody in particular: whoever says nothing, or says it byte by byte, keeps no rank out. A rank may
+lose its place to such (it was stopped for a while, or many came at once): one whose connection ends before the proof
+calls again, as long as there is time.
 """
 
 import selectors
@@ -26,8 +28,11 @@ _GREETING = b"irpar-rank/2\n"
 _HELLO = struct.Struct(f"!{NONCE_BYTES}sI{PROOF_BYTES}s")
 """Nonce, rank, proof."""
 _ABOUT = struct.Struct("!II")
+_REFUSAL = bytes(PROOF_BYTES)
 _PATIENCE = 5.0
-"""Seconds that whoever connects has to show that it is a rank; a rank does so at once."""
+"""Seconds that whoever connects has to show that it is a rank; a rank that was stopped for longer calls again."""
+_PAUSE = 0.2
+"""Seconds until a rank whose connection has ended calls again."""
 _MOST_NEW = 64
 """Beside the ranks, so many may be about to show it; then the one goes that has been at it longest."""
 
@@ -45,6 +50,16 @@ class _StrangerError(Exception):
     """The other end is none that this rank looks for."""
 
 
+@dataclass(frozen=True)
+class _Called:
+    """A rank that this one calls: its number, where it is, and that place in words."""
+
+    rank: int
+    family: socket.AddressFamily
+    place: Place
+    shown: str
+
+
 @dataclass
 class _Talk:
     """A connection whose other end is not known yet.
@@ -54,16 +69,14 @@ class _Talk:
         steps: what is said; begun.
         wanted: bytes that it waits for.
         until: when it is given up.
-        rank: whom this rank calls; None where it was called.
-        place: of that rank.
+        called: whom this rank calls; None where it was called.
         told: what has come of them.
     """
 
     connection: socket.socket
     steps: _Steps
     until: float
-    rank: int | None = None
-    place: str = ""
+    called: _Called | None = None
     wanted: int = 0
     told: bytearray = field(default_factory=bytearray)
 
@@ -87,6 +100,7 @@ class Mutual:
         self._deadline = deadline
         self._made: dict[int, socket.socket] = {}
         self._talks: dict[socket.socket, _Talk] = {}
+        self._again: dict[_Called, tuple[float, Exception]] = {}  # When, and what ended the last call.
         self._selector = selectors.DefaultSelector()
 
     def connect(self, places: Mapping[int, Place]) -> dict[int, socket.socket]:
@@ -98,12 +112,14 @@ class Mutual:
         Raises:
             ConnectError: naming the first rank with which there is none in time.
         """
+        # A name may take long to be found: before anybody waits for what this rank says.
+        lower = [self._found(rank, place) for rank, place in places.items()]
         with self._selector:
             try:
                 self._listener.setblocking(False)
                 self._selector.register(self._listener, selectors.EVENT_READ)
-                for rank, place in places.items():
-                    self._call(rank, place)
+                for called in lower:
+                    self._call(called)
                 while len(self._made) < self._size - 1:
                     self._wait()
             except BaseException:
@@ -122,26 +138,35 @@ class Mutual:
         now = time.monotonic()
         if now >= self._deadline:
             raise self._late()
-        for talk in [talk for talk in self._talks.values() if talk.rank is None and now >= talk.until]:
+        for talk in [talk for talk in self._talks.values() if talk.called is None and now >= talk.until]:
             self._hang_up(talk)
-        until = min((talk.until for talk in self._talks.values()), default=self._deadline)
-        for key, _ in self._selector.select(min(until, self._deadline) - now):
+        for called in [called for called, (when, _) in self._again.items() if now >= when]:
+            del self._again[called]
+            self._call(called)
+        bounds = [talk.until for talk in self._talks.values()] + [when for when, _ in self._again.values()]
+        for key, _ in self._selector.select(min([*bounds, self._deadline]) - now):
             if key.fileobj is self._listener:
                 self._answer()
             elif (talk := self._talks.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                 self._hear(talk)
 
-    def _call(self, rank: int, place: Place) -> None:
-        shown = "{}:{}".format(*place)
+    def _found(self, rank: int, place: Place) -> _Called:
+        host, port = place
         try:
-            family, address = addresses_of(place[0])[0]
-            connection = socket.socket(family, socket.SOCK_STREAM)
-            self._begin(_Talk(connection, self._caller(connection, rank), self._deadline, rank, shown))
+            family, address = addresses_of(host)[0]
+        except OSError as error:
+            raise self._unreached(rank, f"{host}:{port}", error) from error
+        return _Called(rank, family, (address, port), f"{host}:{port}")
+
+    def _call(self, called: _Called) -> None:
+        try:
+            connection = socket.socket(called.family, socket.SOCK_STREAM)
+            self._begin(_Talk(connection, self._caller(connection, called.rank), self._deadline, called))
             connection.setblocking(False)
             with suppress(BlockingIOError):
-                connection.connect((address, place[1]))
+                connection.connect(called.place)
         except OSError as error:
-            raise self._unreached(rank, shown, error) from error
+            raise self._unreached(called.rank, called.shown, error) from error
 
     def _answer(self) -> None:
         """Let one more show who it is."""
@@ -149,9 +174,9 @@ class Mutual:
             connection, _ = self._listener.accept()
         except OSError:
             return  # It has gone again.
-        called = [talk for talk in self._talks.values() if talk.rank is None]
-        if len(called) >= _MOST_NEW + self._size:
-            self._hang_up(called[0])
+        new = [talk for talk in self._talks.values() if talk.called is None]
+        if len(new) >= _MOST_NEW + self._size:
+            self._hang_up(new[0])
         connection.setblocking(False)
         until = min(time.monotonic() + _PATIENCE, self._deadline)
         self._begin(_Talk(connection, self._answerer(connection), until))
@@ -180,11 +205,16 @@ class Mutual:
             del self._talks[talk.connection]
             self._selector.unregister(talk.connection)
             set_up(talk.connection)
+            if (lost := self._made.get(stop.value)) is not None:
+                lost.close()  # That rank calls again: it has not heard the proof.
             self._made[stop.value] = talk.connection
         except (OSError, _StrangerError) as error:
             self._hang_up(talk)
-            if talk.rank is not None:
-                raise self._unreached(talk.rank, talk.place, error) from error
+            if talk.called is None:
+                return
+            if not isinstance(error, (ConnectionResetError, BrokenPipeError)):
+                raise self._unreached(talk.called.rank, talk.called.shown, error) from error
+            self._again[talk.called] = time.monotonic() + _PAUSE, error
 
     def _hang_up(self, talk: _Talk) -> None:
         del self._talks[talk.connection]
@@ -209,16 +239,20 @@ class Mutual:
         other, rank, shown = _HELLO.unpack((yield _HELLO.size))
         nonces, about = own + other, _ABOUT.pack(rank, self._rank)
         if not is_shown(proof(self._key, "caller", nonces, about), shown):
+            connection.send(_REFUSAL)
             raise _StrangerError
-        if not self._rank < rank < self._size or rank in self._made:
+        if not self._rank < rank < self._size:
             raise _StrangerError
         connection.send(proof(self._key, "answerer", nonces, about))
         return int(rank)
 
     def _late(self) -> ConnectError:
-        called = next((talk for talk in self._talks.values() if talk.rank is not None), None)
-        if called is not None and called.rank is not None:
-            return self._unreached(called.rank, called.place, TimeoutError("it did not answer in time"))
+        for called, (_, ended) in self._again.items():
+            return self._unreached(called.rank, called.shown, ended)
+        for talk in self._talks.values():
+            if talk.called is not None:
+                silent = TimeoutError("it did not answer in time")
+                return self._unreached(talk.called.rank, talk.called.shown, silent)
         missing = next(rank for rank in range(self._rank + 1, self._size) if rank not in self._made)
         host, port = self._listener.getsockname()[:2]
         return ConnectError(
@@ -228,7 +262,12 @@ class Mutual:
         )
 
     def _unreached(self, rank: int, place: str, error: Exception) -> ConnectError:
+        do = "let the hosts of all ranks reach each other on all TCP ports; MASTER_ADDR is how they reach rank 0"
+        if isinstance(error, _StrangerError):
+            do = "let that address lead to the host of that rank alone, and start all ranks with the same IRPAR_TOKEN"
+        elif isinstance(error, (ConnectionResetError, BrokenPipeError)):
+            do = "see what that rank does, and who else connects to that port"
         return ConnectError(
             f"rank {self._rank} cannot connect to rank {rank} at {place}: {getattr(error, 'strerror', '') or error}",
-            do="let the hosts of all ranks reach each other on all TCP ports; MASTER_ADDR is how they reach rank 0",
+            do=do,
         )

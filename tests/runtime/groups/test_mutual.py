@@ -1,5 +1,6 @@
 """Connections of ranks that prove to each other who they are; ranks are threads."""
 
+import select
 import socket
 import struct
 import threading
@@ -95,11 +96,113 @@ def test_more_strangers_than_may_wait(monkeypatch):
         close(*made)
 
 
+def test_a_rank_that_is_stopped_for_longer_than_others_wait_calls_again(monkeypatch):
+    monkeypatch.setattr(mutual, "_PATIENCE", 0.2)
+    calls = []
+
+    class Stopped(Mutual):
+        """Comes to nothing after its first call, until the other rank has given up that connection."""
+
+        def _call(self, called):
+            super()._call(called)
+            calls.append(called.rank)
+            if len(calls) == 1:
+                (connection,) = self._talks
+                given_up = select.poll()
+                given_up.register(connection, select.POLLRDHUP)
+                assert given_up.poll(patient(10) * 1000)
+
+    with listeners(2) as doors, ThreadPoolExecutor(2) as pool:
+        first = begun(pool, doors, 0, seconds=patient(20))
+        stopped = Stopped(1, 2, doors[1], KEY, time.monotonic() + patient(20))
+        made = [stopped.connect({0: doors[0].getsockname()}), first.result()]
+        assert [sorted(connections) for connections in made] == [[0], [1]]
+        assert len(calls) > 1
+        close(*made)
+
+
+def test_a_flood_that_takes_the_place_of_a_rank_does_not_keep_it_out(monkeypatch):
+    """So many strangers between what a rank hears and what it says that its connection goes: it calls again."""
+    monkeypatch.setattr(mutual, "_MOST_NEW", 4)
+    flooded = []
+
+    def proof_after_flood(*about):
+        if not flooded:
+            with ExitStack() as stack:
+                for _ in range(30):
+                    flooded.append(stack.enter_context(socket.create_connection(doors[0].getsockname())))
+                for each in flooded[:10]:  # So many have had its place since.
+                    with suppress(ConnectionResetError):
+                        each.recv(100)
+        return proof(*about)
+
+    with listeners(2) as doors, ThreadPoolExecutor(2) as pool:
+        first = begun(pool, doors, 0)
+        monkeypatch.setattr(mutual, "proof", proof_after_flood)
+        second = begun(pool, doors, 1)
+        made = [first.result(), second.result()]
+        assert [sorted(connections) for connections in made] == [[1], [0]]
+        assert len(flooded) == 30
+        close(*made)
+
+
+def test_connections_that_are_all_closed_end_at_the_bound():
+    with listeners(2) as doors, ThreadPoolExecutor(1) as pool:
+        calling = begun(pool, doors, 1, seconds=0.7)
+        for _ in range(2):
+            doors[0].accept()[0].close()
+        over = threading.Event()
+
+        def turn_away():
+            doors[0].settimeout(0.05)
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    doors[0].accept()[0].close()
+
+        thread = threading.Thread(target=turn_away)
+        thread.start()
+        try:
+            with pytest.raises(ConnectError, match=r"rank 1 cannot connect to rank 0 at .*: .*closed") as told:
+                calling.result()
+            assert "who else connects to that port" in told.value.do
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_a_rank_that_has_not_heard_the_proof_may_call_again():
+    with listeners(3) as doors, ThreadPoolExecutor(3) as pool:
+        zero = Mutual(0, 3, doors[0], KEY, time.monotonic() + patient(20))
+        first = pool.submit(zero.connect, {})
+        with socket.create_connection(doors[0].getsockname()) as lost:
+            told = lost.recv(13 + NONCE_BYTES, socket.MSG_WAITALL)
+            own = bytes(NONCE_BYTES)
+            about = struct.pack("!II", 1, 0)
+            lost.sendall(struct.pack("!16sI32s", own, 1, proof(KEY, "caller", told[13:] + own, about)))
+            assert lost.recv(PROOF_BYTES, socket.MSG_WAITALL) == proof(KEY, "answerer", told[13:] + own, about)
+        while 1 not in zero._made:
+            time.sleep(0.01)
+        before = zero._made[1]
+        second = begun(pool, doors, 1, seconds=patient(20))
+        while zero._made[1] is before:
+            time.sleep(0.01)
+        made = [each.result() for each in (first, second, begun(pool, doors, 2, seconds=patient(20)))]
+        assert [sorted(connections) for connections in made] == [[1, 2], [0, 2], [0, 1]]
+        made[1][0].setblocking(True)
+        made[0][1].setblocking(True)
+        made[1][0].sendall(b"x")
+        assert made[0][1].recv(1) == b"x"
+        close(*made)
+
+
 def test_a_rank_with_another_key_is_none():
     with listeners(2) as doors, ThreadPoolExecutor(2) as pool:
         first, second = begun(pool, doors, 0, seconds=1.0), begun(pool, doors, 1, key=key_of("another"))
-        with pytest.raises(ConnectError, match=r"rank 1 cannot connect to rank 0 at .*: the connection was closed"):
+        with pytest.raises(
+            ConnectError, match=r"rank 1 cannot connect to rank 0 at .*: .* no rank of this run"
+        ) as told:
             second.result()
+        assert "the same IRPAR_TOKEN" in told.value.do
         with pytest.raises(ConnectError, match="rank 1 did not connect"):
             first.result()
 
@@ -142,13 +245,13 @@ def test_a_proof_for_one_rank_is_none_for_another():
             own = bytes(NONCE_BYTES)
             shown = proof(KEY, role, told[13:] + own, struct.pack("!II", *shown_for))
             connection.sendall(struct.pack("!16sI32s", own, 1, shown))
-            return connection.recv(1)
+            return connection.recv(PROOF_BYTES, socket.MSG_WAITALL)
 
     with listeners(3) as doors, ThreadPoolExecutor(3) as pool:
         first = begun(pool, doors, 0)
-        assert answer(doors[0], (2, 0), "caller") == b""
-        assert answer(doors[0], (1, 2), "caller") == b""
-        assert answer(doors[0], (1, 0), "answerer") == b""
+        assert answer(doors[0], (2, 0), "caller") == bytes(PROOF_BYTES)
+        assert answer(doors[0], (1, 2), "caller") == bytes(PROOF_BYTES)
+        assert answer(doors[0], (1, 0), "answerer") == bytes(PROOF_BYTES)
         others = [begun(pool, doors, rank) for rank in (1, 2)]
         made = [each.result() for each in (first, *others)]
         assert [sorted(connections) for connections in made] == [[1, 2], [0, 2], [0, 1]]
