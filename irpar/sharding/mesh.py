@@ -13,7 +13,15 @@ from .errors import ShardingError
 
 MOST_DEVICES = 65_536
 """Of a mesh; the ranks are listed one by one, in plans and in programs."""
+_SHOWN = 10**30
+"""Counts from here on are not written out: Python itself refuses to write numbers of thousands of digits."""
 _AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def too_many(count: int) -> str:
+    """In words that a count of devices is above the bound; of numbers beyond any use that they are that."""
+    shown = f"{count:,}" if count < _SHOWN else "far too many"
+    return f"{shown} devices; irpar cuts over {MOST_DEVICES:,} at most"
 
 
 class Axis(NamedTuple):
@@ -78,7 +86,7 @@ class Mesh:
                 raise ShardingError(f"mesh axis {axis} has size {size}", do="give every axis a size of 1 or more")
         if self.size > MOST_DEVICES:
             raise ShardingError(
-                f"the mesh {self._shortened()} has {self.size:,} devices; irpar cuts over {MOST_DEVICES:,} at most",
+                f"the mesh {self._shortened()} has {too_many(self.size)}",
                 do="give smaller sizes, such as dp=2,tp=4",
             )
         if self.devices is not None:
@@ -128,7 +136,7 @@ class Mesh:
         return ",".join(f"{axis}={size}" for axis, size in self.axes.items())
 
     def _shortened(self) -> str:
-        text = str(self)
+        text = ",".join(f"{axis}={size if size < _SHOWN else '...'}" for axis, size in self.axes.items())
         return text if len(text) <= 60 else f"{text[:57]}..."
 
     def __hash__(self) -> int:

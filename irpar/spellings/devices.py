@@ -8,7 +8,7 @@ import numpy as np
 
 from irpar.ir import Module
 from irpar.sharding import Axis, IrparError, Mesh
-from irpar.sharding.mesh import MOST_DEVICES
+from irpar.sharding.mesh import MOST_DEVICES, too_many
 from irpar.sharding.tiles import axes_of_blocks, blocks_over
 
 Devices = np.ndarray[Any, np.dtype[np.int64]]
@@ -32,6 +32,8 @@ def device_array(given: Any, what: str) -> Devices:
     do = "write nested lists of device ids, each id once, such as [[0, 1], [2, 3]]"
     if isinstance(given, Mesh):
         return _devices_of(given)
+    if isinstance(given, range) and given[MOST_DEVICES:]:  # Before it is written out.
+        raise SpellingError(f"{what} has {too_many(MOST_DEVICES + 1)}", do="use fewer devices")
     try:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError):
@@ -39,9 +41,7 @@ def device_array(given: Any, what: str) -> Devices:
     if found.ndim == 0 or found.size == 0 or found.dtype.kind not in "iu":
         raise SpellingError(f"{what} is no array of device ids: {_shown(given)}", do=do)
     if found.size > MOST_DEVICES:
-        raise SpellingError(
-            f"{what} has {found.size:,} devices; irpar cuts over {MOST_DEVICES:,} at most", do="use fewer devices"
-        )
+        raise SpellingError(f"{what} has {too_many(found.size)}", do="use fewer devices")
     ids = found.ravel().tolist()
     if min(ids) < 0 or len(set(ids)) < len(ids):
         twice = "a device twice" if min(ids) >= 0 else "a negative device id"

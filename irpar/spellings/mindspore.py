@@ -9,6 +9,7 @@ import numpy as np
 
 from irpar.ir import Module
 from irpar.sharding import Axis, DimSpec, Mesh, join_axes
+from irpar.sharding.mesh import MOST_DEVICES, too_many
 
 from .devices import Devices, SpellingError, axes_over, device_array, mesh_over, spec_of
 from .named import infer_types
@@ -43,6 +44,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         sizes, names = tuple(self.device_matrix), tuple(self.alias_name)
+        # Before the devices are listed one by one.
+        if all(type(size) is int and size > 0 for size in sizes) and math.prod(sizes) > MOST_DEVICES:
+            raise SpellingError(f"the device matrix has {too_many(math.prod(sizes))}", do="give smaller sizes")
         where = f"Layout({sizes}, {names})"
         if not sizes or any(type(size) is not int or size < 1 for size in sizes) or len(sizes) != len(names):
             raise SpellingError(

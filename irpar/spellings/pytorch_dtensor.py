@@ -3,6 +3,7 @@
 Objects are read by what they have (`dim`, `reduce_op`), texts as PyTorch prints them; PyTorch itself is not needed.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from irpar.ir import Module
 from irpar.sharding import Axis, DimSpec, Mesh, join_axes, with_priority
+from irpar.sharding.mesh import MOST_DEVICES, too_many
 
 from .devices import SpellingError, axes_over, device_array, mesh_over, spec_of
 from .named import annotate_named
@@ -180,6 +182,12 @@ def distribute_tensor(module: Module, tensor: str, device_mesh: Any = None, plac
 
 
 def _ids(device_mesh: Any) -> Any:
-    """The device ids of PyTorch's mesh as nested lists; of anything else itself."""
+    """The device ids of PyTorch's mesh as nested lists; of anything else itself.
+
+    Raises:
+        SpellingError: they are more than irpar cuts over, and are not listed.
+    """
     ids = getattr(device_mesh, "mesh", device_mesh)
+    if math.prod(getattr(ids, "shape", ())) > MOST_DEVICES:
+        raise SpellingError(f"device_mesh has {too_many(math.prod(ids.shape))}", do="use fewer devices")
     return ids.tolist() if hasattr(ids, "tolist") else ids

@@ -21,6 +21,8 @@ UNSHARDED = "unsharded"
 """What stands for a dim that is not cut."""
 _FORM = f'write for each dim of the tensor a dim of the mesh, or "{UNSHARDED}": ["batch", "{UNSHARDED}"]'
 _TEXT = re.compile(r"sharding_specs:(?P<specs>.*?),?\s+mesh:(?P<mesh>.*)", re.DOTALL)
+_PAIR = re.compile(r"([^,=\s]+)=([0-9]{1,9})")
+_ID = re.compile(r"[0-9]{1,18}")
 _TEXT_DO = 'write it as TensorFlow does: "sharding_specs:x,unsharded, mesh:|x=2,y=4|0,1,2,3,4,5,6,7|..."'
 
 
@@ -98,12 +100,16 @@ def read_layout(pattern: str, given: Any, text: str, where: str = "", priority: 
 def _mesh_of_text(text: str, place: str) -> NamedDevices:
     """`NAME|x=2,y=4|global ids|local ids|devices` as named devices; the ids may be left out, or stand as `*CPU`."""
     parts = text.split("|")
-    pairs = re.findall(r"([^,=\s]+)=(\d{1,9})", parts[1] if len(parts) > 1 else "")
-    if not pairs:
+    pairs = [_PAIR.fullmatch(pair) for pair in _listed(parts[1] if len(parts) > 1 else "")]
+    ids = [_ID.fullmatch(number) for number in _listed(parts[2] if len(parts) > 2 and parts[2][:1] != "*" else "")]
+    if not pairs or None in pairs or None in ids:
         raise SpellingError(f'the mesh "{text[:60]}" of the layout cannot be read', where=place, do=_TEXT_DO)
-    sizes = tuple(int(size) for _, size in pairs)
-    ids = re.findall(r"\d+", parts[2]) if len(parts) > 2 and not parts[2].startswith("*") else []
-    return _named_devices(tuple(name for name, _ in pairs), sizes, [int(number) for number in ids])
+    names, sizes = zip(*(pair.groups() for pair in pairs if pair is not None), strict=True)
+    return _named_devices(names, tuple(map(int, sizes)), [int(number[0]) for number in ids if number is not None])
+
+
+def _listed(text: str) -> list[str]:
+    return [part for part in (part.strip() for part in text.split(",")) if part]
 
 
 def _mesh_of_object(mesh: Any, place: str) -> NamedDevices:
@@ -122,7 +128,7 @@ def _mesh_of_object(mesh: Any, place: str) -> NamedDevices:
 
 
 def _named_devices(names: tuple[str, ...], sizes: tuple[int, ...], ids: Sequence[int]) -> NamedDevices:
-    in_order = not ids or list(ids) == list(range(math.prod(sizes)))
+    in_order = not ids or (len(ids) == math.prod(sizes) and list(ids) == list(range(len(ids))))
     return NamedDevices(sizes, names, None if in_order else tuple(ids))
 
 

@@ -16,6 +16,8 @@ SHARDINGS = {
     "comes twice, first in line 1": "tensors: {input_ids: [dp, null],\n  input_ids: [null, dp]}",
     "used twice in one sharding": "tensors: {input_ids: [dp, dp]}",
     "has no list of dims": "tensors: {input_ids: dp}",
+    "of the layout cannot be read": 'tensors: {x: {layout: "sharding_specs:dp, mesh:|dp=99999999999999999999,tp=2|"}}',
+    "has 400,000,000 devices": 'tensors: {x: {layout: "sharding_specs:dp, mesh:|dp=200000000,tp=2|"}}',
     "2 is no mesh axis": "tensors: {input_ids: [2, 1]}",
     "1.5 is no mesh axis": "tensors: {input_ids: [1.5, null]}",
     ".nan is no mesh axis": "tensors: {input_ids: [.nan, null]}",

@@ -47,6 +47,8 @@ def test_a_layout_may_be_another_view_of_the_mesh(meshed):
         ((2,), ("a", "b"), "do not fit"),
         ((), (), "do not fit"),
         ((2.0,), ("a",), "do not fit"),
+        ((65_536, 2), ("a", "b"), "has 131,072 devices; irpar cuts over 65,536 at most"),
+        ((10**5000,), ("a",), "has far too many devices"),
         ((2, 2), ("a", "a"), "comes twice"),
         ((2,), ("None",), "comes twice"),
         ((2,), ("a b",), "cannot name a mesh axis"),

@@ -115,6 +115,12 @@ def test_other_devices(meshed):
         distribute_tensor(meshed, "x", DeviceMesh([0, 1]), [Shard(0)])
 
 
+@pytest.mark.parametrize("ids", [np.broadcast_to(np.int64(0), (10**6, 10**6)), range(10**15)])
+def test_too_many_devices_are_not_listed(module, ids):
+    with pytest.raises(IrparError, match="devices; irpar cuts over 65,536 at most"):
+        distribute_tensor(module, "x", ids, [Shard(0)])
+
+
 def test_what_placements_say_is_computed(tmp_path):
     save(tmp_path / "mlp.onnx", "mlp")
     module = irpar.load(tmp_path / "mlp.onnx")

@@ -22,6 +22,11 @@ class TensorFlowMesh:
         return self.ids
 
 
+class HugeMesh(TensorFlowMesh):
+    def dim_size(self, name):
+        return 10**5000
+
+
 class Layout:
     def __init__(self, sharding_specs, mesh):
         self.sharding_specs, self.mesh = list(sharding_specs), mesh
@@ -70,6 +75,15 @@ def test_a_layout_may_be_another_view_of_the_mesh(meshed):
         ("x", ["dp"], "the annotation has 1 dims, but x is"),
         ("x", "dp,unsharded", "'dp,unsharded' is no layout"),
         ("x", "sharding_specs:dp,unsharded, mesh:none", 'the mesh "none" of the layout cannot be read'),
+        ("x", "sharding_specs:dp,unsharded, mesh:|dp=99999999999999999999,tp=2|", "of the layout cannot be read"),
+        ("x", "sharding_specs:dp,unsharded, mesh:|dp=2,tp=4|0,1,2,x|", "of the layout cannot be read"),
+        ("x", "sharding_specs:dp,unsharded, mesh:|dp=999999999,tp=2|", "has 1,999,999,998 devices; irpar cuts over"),
+        ("x", "sharding_specs:dp,unsharded, mesh:|dp=999999999,tp=2|0,1|", "has 1,999,999,998 devices"),
+        (
+            "x",
+            Layout(["dp", "unsharded"], HugeMesh([[0, 1]], ("dp", "tp"))),
+            "has far too many devices; irpar cuts over 65,536 at most",
+        ),
         ("x", [3, "dp"], "is no layout"),
         ("x", 3, "3 is no layout"),
         ("x", Layout(["dp", "unsharded"], object()), "the mesh of the layout is a object"),
