@@ -15,6 +15,10 @@ KNOWN_REFUSALS = (
     "onnx's version converter cannot convert it",
     "its size depends on data",
     "ONNX Runtime has no CPU kernel",
+    "draws random numbers",
+    # Of operands that ONNX's text does not allow, and ONNX Runtime alone lets pass:
+    "MaxUnpool failed",
+    "GroupNormalization failed",
 )
 """What may be refused of these programs; anything else is needless."""
 MOST_UNFIT = 0.05
