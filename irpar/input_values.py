@@ -64,6 +64,8 @@ def value_of(name: str, text: str, dtype: DType | None, shape: Dims) -> Array:
         return array_of(name, _file(name, Path(text), dtype), dtype, shape)
     try:
         value = json.loads(text)
+    except RecursionError:
+        raise _too_deep(name) from None
     except ValueError:
         if dtype is not DType.STR:
             raise InputValueError(
@@ -84,7 +86,11 @@ def array_of(name: str, value: Any, dtype: DType | None, shape: Dims) -> Array:
         raise InputValueError(f"input {name} is no tensor", do="give it from Python")
     try:
         given = np.asarray(value)
-    except ValueError:
+    except RecursionError:
+        raise _too_deep(name) from None
+    except ValueError as error:
+        if "maximum number of dimension" in str(error):
+            raise _too_deep(name) from None
         raise InputValueError(f"the value of input {name} is ragged", do="give rows of equal lengths") from None
     array = _converted(name, given, dtype)
     known = None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
@@ -99,6 +105,10 @@ def array_of(name: str, value: Any, dtype: DType | None, shape: Dims) -> Array:
             do="give a value of that shape, or one number for all of it",
         )
     return array
+
+
+def _too_deep(name: str) -> InputValueError:
+    return InputValueError(f"the value of input {name} is nested too deep", do="give a list for each dim, and no more")
 
 
 def _converted(name: str, given: Array, dtype: DType) -> Array:

@@ -74,6 +74,8 @@ def test_inputs_of_a_run(capsys, out, tmp_path):
         ("x=[[1, 2], [3]]", "the value of input x is ragged"),
         ("x=none.npy", "cannot read the value of input x: No such file or directory"),
         ("sr=99999999999999999999", "which is no i64"),
+        pytest.param("x=" + "[" * 20_000, "the value of input x is nested too deep", id="deep"),
+        ("x=" + "[" * 200 + "1" + "]" * 200, "the value of input x is nested too deep"),
     ],
 )
 def test_values_that_do_not_fit(capsys, out, given, told):

@@ -176,6 +176,7 @@ def test_a_branch_that_the_sizes_do_not_fit_may_be_one_that_is_never_taken(tmp_p
         ("sr=0.5", "the value of input sr is 0.5, which is no i64"),
         ("gain=[1, 2, 3]", "the value of input gain has shape [3], expected [2]"),
         ("gain=[1, NaN]", "the value of input gain is not finite"),
+        pytest.param("gain=" + "[" * 20_000, "the value of input gain is nested too deep", id="deep"),
         ("on=maybe", 'the value of input on is "maybe", which is neither a number nor a list'),
     ],
 )
