@@ -143,7 +143,11 @@ class StoreServer:
             await _send(writer, _told(Answer.REFUSED, set(), problem))
             return None
         self._there.add(rank)
-        await _send(writer, (Answer.OK, proof_of_rank(self._key, "server", nonces, rank, size)))
+        try:
+            await _send(writer, (Answer.OK, proof_of_rank(self._key, "server", nonces, rank, size)))
+        except BaseException:
+            self._there.discard(rank)  # It has not heard that it is in, and comes again.
+            raise
         return int(rank)
 
     def _misfit(self, rank: int, size: int) -> str:

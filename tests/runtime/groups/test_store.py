@@ -20,7 +20,7 @@ import pytest
 
 from irpar.runtime.environment import World
 from irpar.runtime.errors import PeerError, RunError
-from irpar.runtime.groups import store_wire
+from irpar.runtime.groups import store_server, store_wire
 from irpar.runtime.groups.store import Store, StoreError
 from irpar.runtime.token import TokenError
 from tests.patience import patient
@@ -364,6 +364,24 @@ def test_a_rank_that_is_started_twice(port):
         pytest.raises(StoreError, match="two processes that were started as rank 1"),
     ):
         Store("127.0.0.1", port, 1, 2, timeout=20)
+
+
+@pytest.mark.parametrize("ended", [ConnectionResetError, asyncio.CancelledError])
+def test_a_rank_that_is_lost_while_it_is_let_in_comes_again(port, ended, monkeypatch):
+    send, lost = store_server._send, []
+
+    async def send_with_a_loss(writer, reply):
+        if not lost and reply[0] is store_wire.Answer.OK:
+            lost.append(reply)
+            raise ended
+        await send(writer, reply)
+
+    with Store("127.0.0.1", port, 0, 2, timeout=patient(20)) as first:
+        monkeypatch.setattr(store_server, "_send", send_with_a_loss)
+        with Store("127.0.0.1", port, 1, 2, timeout=patient(20)) as second:
+            second.set("a", b"1")
+            assert first.get("a") == b"1"
+    assert len(lost) == 1
 
 
 def test_ranks_that_were_started_with_another_size(port):
