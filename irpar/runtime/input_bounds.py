@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import DType, Graph, Node, Value, tensor_type
+from irpar.ir import DType, Graph, Node, Value, dtype_of_onnx, tensor_type
 
 _DATA_MOVERS = frozenset(
     {
@@ -175,15 +175,24 @@ def _of_control(node: Node, index: int, seen: set[Value]) -> Bounds:
 
 
 def _of_cast(node: Node, seen: set[Value]) -> Bounds:
-    type_ = tensor_type(node.results[0].type)
-    if type_ is None or type_.dtype is DType.STR:
+    dtype = _cast_dtype(node)
+    if dtype is None or dtype is DType.STR:
         return NARROW
-    if type_.dtype is DType.BOOL:
+    if dtype is DType.BOOL:
         return Bounds(is_mask=True)
     found = _of_results(node, seen)
-    if type_.dtype.is_float:
+    if dtype.is_float:
         return Bounds(is_mask=True, points=found.points)
     return found
+
+
+def _cast_dtype(node: Node) -> DType | None:
+    """What a Cast makes: its attribute says so where models leave out the types of what is between."""
+    type_ = tensor_type(node.results[0].type)
+    if type_ is not None:
+        return type_.dtype
+    number = node.attributes.get("to")
+    return dtype_of_onnx(number) if isinstance(number, int) else None
 
 
 def _of_shift(node: Node, index: int, seen: set[Value]) -> Bounds:

@@ -32,6 +32,7 @@ class Rounds:
         bodies: the branches and loop bodies that the partition has.
         missed: those of them that none of the inputs reach.
         doubt: why it cannot be told which of them ran, where that is so.
+        drawn: names of the inputs that are not given.
     """
 
     inputs: tuple[Arrays, ...]
@@ -40,6 +41,7 @@ class Rounds:
     bodies: tuple[Body, ...] = ()
     missed: tuple[Body, ...] = ()
     doubt: str = ""
+    drawn: tuple[str, ...] = ()
 
 
 def rounds_for(
@@ -66,7 +68,7 @@ def rounds_for(
     if not drawn:
         chosen, told = Rounds((given,), "given"), "given" if specs else "none"
     else:
-        chosen = _first(draw, original)
+        chosen = replace(_first(draw, original), drawn=tuple(spec.name for spec in drawn))
         told = f"random, seed {seed}" + (f"; {', '.join(sorted(given))} given" if given else "")
     if not control.bodies:
         return replace(chosen, told=told)

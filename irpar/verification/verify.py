@@ -163,14 +163,18 @@ def verify(
     worst: dict[str, Difference] = {}
     notes: dict[str, None] = dict.fromkeys(original.notes)
     doubts: dict[str, None] = {rounds.doubt: None} if rounds.doubt else {}
+    moved: dict[str, None] = {}
     for place in range(len(rounds.inputs)):
         judged = _verify_once(executor, original, rounds, place, tolerance)
         for name, found in judged.differences.items():
             worst[name] = max(worst.get(name, found), found, key=lambda difference: difference.severity)
         notes |= dict.fromkeys(judged.notes)
         doubts |= dict.fromkeys(judged.doubts)
+        moved |= dict.fromkeys(judged.badly_conditioned)
         if not all(found.is_equal for found in judged.differences.values()):
             break  # Nothing more is to be told; and ranks in other processes may have ended.
+    else:
+        notes |= dict.fromkeys(_conditioning(worst, tuple(moved), rounds.drawn))
     return Verification(
         tuple(worst.values()),
         rounds.told,
@@ -179,6 +183,20 @@ def verify(
         rounds.missed,
         tuple(doubts),
     )
+
+
+def _conditioning(found: Mapping[str, Difference], moved: Sequence[str], drawn: Sequence[str]) -> Iterator[str]:
+    """What is told of outputs of which much may be wrong unseen, and what inputs would tell more."""
+    if not moved:
+        return
+    named = ", ".join(f"{name} ({found[name].allowed:.2g} allowed)" for name in moved[:_MOST_NAMED])
+    more = f" and {len(moved) - _MOST_NAMED} more" if len(moved) > _MOST_NAMED else ""
+    what = f"these inputs are badly conditioned: rounding alone moves {named}{more} far"
+    if not drawn:
+        yield what
+        return
+    given = spelled("--inputs FILE.npz", f'inputs={{"{drawn[0]}": array}}')
+    yield f"{what}; real inputs may tell more, give them: {given}"
 
 
 def _rounds(executor: "Executor", original: Original, inputs: Arrays | None, seed: int) -> Rounds:
@@ -219,7 +237,7 @@ def _verify_once(
             judged = _beside_inner(judged, executor, original, inputs)
     doubts = tuple(f"{name}: {why}" for name, wanted in expected.items() if (why := _emptiness(wanted)))
     found = {**dict.fromkeys(expected, misfit("", "")), **judged.differences, **missing}
-    return Judgement(found, judged.notes, (*judged.doubts, *doubts))
+    return replace(judged, differences=found, doubts=(*judged.doubts, *doubts))
 
 
 def _beside_inner(judged: Judgement, executor: "Executor", original: Original, inputs: Arrays) -> Judgement:

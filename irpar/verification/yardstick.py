@@ -41,6 +41,8 @@ MOST_NOISE = 0.1
 LESS_EXACT = 8.0
 """How many times more is allowed at least where the yardstick is not all float64."""
 NUDGES = 3
+BADLY_CONDITIONED = 1000.0
+"""Where so many times the 8 units is allowed, in float32 a thousandth of the largest element, that is told."""
 
 Tree = Any
 """An array, a list of these, or None."""
@@ -54,11 +56,13 @@ class Judgement:
         differences: by name.
         notes: how they were judged, where that is not by float64 alone.
         doubts: what about them cannot be told from these inputs.
+        badly_conditioned: names of those that rounding alone moves far on these inputs, and that agree.
     """
 
     differences: Mapping[str, Difference]
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    badly_conditioned: tuple[str, ...] = ()
 
 
 class Yardstick:
@@ -89,11 +93,13 @@ class Yardstick:
         reference, notes, is_exact = self._reference(waiting)
         samples: dict[str, list[Tree]] = {name: [expected[name]] for name in waiting}
         doubts: dict[str, list[str]] = {}
+        moved: dict[str, bool] = {}
 
         def measure(name: str) -> None:
             measured = _Measure(name, is_exact)
             found[name] = measured.of(name, got[name], samples[name], reference.get(name))
             doubts[name] = measured.doubts
+            moved[name] = measured.is_badly_conditioned and not measured.doubts
 
         for more in (lambda names: {}, *self._others()):
             for name, sample in more(waiting).items():
@@ -110,7 +116,8 @@ class Yardstick:
             if not found[name].is_equal:
                 break
         told = (doubt for name, known in doubts.items() if found[name].is_equal for doubt in known)
-        return Judgement(found, (*notes, *filter(None, [self._no_nudges])), tuple(told))
+        badly = tuple(name for name, is_moved in moved.items() if is_moved and found[name].is_equal)
+        return Judgement(found, (*notes, *filter(None, [self._no_nudges])), tuple(told), badly)
 
     def _reference(self, names: Sequence[str]) -> tuple[Mapping[str, Tree], tuple[str, ...], bool]:
         """The tensors in float64, what is to be said of that, and whether all was computed so."""
@@ -167,12 +174,14 @@ class _Measure:
 
     Attributes:
         doubts: what cannot be told of it, if anything.
+        is_badly_conditioned: whether far more is allowed than a rounding of its largest element.
     """
 
     def __init__(self, name: str, is_exact: bool) -> None:
         self._name = name
         self._least = 1.0 if is_exact else LESS_EXACT
         self.doubts: list[str] = []
+        self.is_badly_conditioned = False
 
     def of(self, name: str, got: Tree, samples: Sequence[Tree], reference: Tree) -> Difference:
         """The difference of a tensor that the original gives in several ways, the first of which counts."""
@@ -211,14 +220,17 @@ class _Measure:
         self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None, group: Array
     ) -> Difference:
         expected = samples[0]
-        least = self._least * units(expected)
+        unit = units(expected)
+        least = self._least * unit
         if reference is not None:
             truth = reference[group]
             scale, own = largest_finite(truth), _own_error(samples, truth)
             if own <= MOST_NOISE * scale:
+                self.is_badly_conditioned |= FACTOR * own > BADLY_CONDITIONED * unit
                 return self._within(found, _error(got, expected, truth), FACTOR * own + least, scale, "float64")
         # Without float64, or where float32 is far from it, ONNX Runtime beside itself tells what rounding does.
         scale, own = largest_finite(expected), _own_error(samples, expected)
+        self.is_badly_conditioned |= FACTOR * own > BADLY_CONDITIONED * unit
         return self._within(found, _error(got, expected, expected), FACTOR * own + least, scale, "float32")
 
     def _within(self, found: Difference, error: float, allowed: float, scale: float, measure: str) -> Difference:

@@ -137,6 +137,29 @@ def test_masks_are_zeros_and_ones_with_a_one_in_each_row() -> None:
     assert inputs["m"][:, 0].tolist() == [1] * 40
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # Models of exporters leave out the types of what is between: the attribute of Cast says what it makes.
+        "%f = Cast(%m) {to=1} : ?\n %s = Sub(%one, %f) : ?\n %y = Mul(%s, %far) : ?",
+        "%s = Sub(%whole, %m) : ?\n %f = Cast(%s) {to=1} : ?\n %y = Mul(%f, %far) : ?",
+        "%s = Add(%m, %whole) : ?\n %u = Unsqueeze(%s, %axis) : ?\n %f = Cast(%u) {to=10} : ?\n %y = Neg(%f) : ?",
+    ],
+)
+def test_masks_that_become_floats_beside_arithmetic(steps: str) -> None:
+    inputs = drawn(f"""
+        graph @g(%m: i64[40, 3]) -> (%y) opset 21 {{
+          %one = constant : f32[] 1.0
+          %far = constant : f32[] -10000.0
+          %whole = constant : i64[] 1
+          %axis = constant : i64[1] [1]
+          {steps}
+        }}
+    """)
+    assert set(inputs["m"].ravel().tolist()) == {0, 1}
+    assert inputs["m"][:, 0].tolist() == [1] * 40
+
+
 def test_token_ids_of_models() -> None:
     graph = to_module(models.build("gpt", vocab=50)).graph
     found = index_bounds(graph.inputs[0])

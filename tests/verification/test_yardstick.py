@@ -329,3 +329,14 @@ def test_what_is_not_asked_for_is_not_computed() -> None:
     assert values["h"].dtype == np.float64
     with pytest.raises(irpar.IrparError, match="Reshape"):
         run_float64(model.module, given, ["y"])
+
+
+def test_badly_conditioned_inputs_are_told(tmp_path: Path) -> None:
+    made = partitioned(tmp_path, cancelling(100.0), {"w": [None, ["tp"]]})
+    (note,) = made.verify().notes
+    assert "badly conditioned: rounding alone moves y (" in note
+    assert note.endswith('real inputs may tell more, give them: inputs={"x": array}')
+    (note,) = made.verify({"x": _RANDOM.standard_normal((4, 256)).astype(np.float32)}).notes
+    assert "badly conditioned" in note
+    assert "real inputs" not in note
+    assert not partitioned(tmp_path, cancelling(0.5), {"w": [None, ["tp"]]}).verify().notes
