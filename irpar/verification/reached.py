@@ -7,7 +7,7 @@ hold graphs, and what these need.
 import json
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import chain
@@ -28,6 +28,9 @@ _WHOLE = frozenset({"Shape", "Size"})
 """Operators whose results depend on the shapes of their operands alone."""
 
 
+_Key = tuple[str, str, str]
+"""Domain, name and overload of a function."""
+
 _MOST_EVENTS = 1_000_000
 """ONNX Runtime records no more of them."""
 
@@ -45,9 +48,8 @@ class Body:
         operator: of that node.
         attribute: that has it: then_branch, else_branch or body.
         nodes: how many it has, those of bodies in it not counted.
-        results: names of what the holder gives.
+        results: names of what the holder gives; in a function with the path of the call before them, for each call.
         follows_inputs: the numbers in the inputs decide how often it runs.
-        in_function: it belongs to a function of the model.
     """
 
     holder: str
@@ -56,7 +58,6 @@ class Body:
     nodes: int
     results: tuple[str, ...]
     follows_inputs: bool
-    in_function: bool
 
     def __str__(self) -> str:
         what = "body" if self.attribute == "body" else self.attribute
@@ -86,7 +87,7 @@ class Control:
         # Most partitions have none, and a model may be large.
         if present := _holders(graphs):
             proto = original.proto()
-            held = {mark: body for mark, body in _Finder(proto).found.items() if _is_held(body, present)}
+            held = {mark: body for mark, body in _Finder(proto).found.items() if not present.isdisjoint(body.results)}
             self._proto = _control_of(proto) if held else None
         self.bodies = tuple(held.values())
         self._marks = tuple(held)
@@ -183,17 +184,16 @@ class _Finder:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.found: dict[str, Body] = {}
-        self._in_function = False
+        self._functions = {_key(function) for function in proto.functions}
         self._nodes(proto.graph.node, {value.name for value in proto.graph.input})
-        self._in_function = True
+        calls = _Calls(proto)
         for function in proto.functions:
             first = len(self.found)
             self._nodes(function.node, set(function.input))
-            called = _called_as(function, proto.graph)
             for mark in list(self.found)[first:]:
                 body = self.found[mark]
-                names = (called.get(name, ()) for name in body.results)
-                self.found[mark] = replace(body, results=(*body.results, *chain.from_iterable(names)))
+                names = chain.from_iterable(calls.outside(function, name) for name in body.results)
+                self.found[mark] = replace(body, results=tuple(dict.fromkeys(names)))
 
     def _nodes(self, nodes: Iterable[onnx.NodeProto], moving: set[str]) -> None:
         """Walk nodes in order; `moving` names the values that the inputs' numbers decide, and grows."""
@@ -218,7 +218,7 @@ class _Finder:
         results = tuple(filter(None, node.output))
         mark = f"{_MARK}{len(self.found)};"
         count = len(graph.node)
-        _mark(graph, mark)
+        _mark(graph, mark, self._functions)
         self.found[mark] = Body(
             node.name or (results[0] if results else ""),
             node.op_type,
@@ -226,18 +226,61 @@ class _Finder:
             count,
             results,
             follows,
-            self._in_function,
         )
 
 
-def _called_as(function: onnx.FunctionProto, graph: onnx.GraphProto) -> dict[str, list[str]]:
-    """The results of a function, to what its calls name them."""
-    found: dict[str, list[str]] = {}
-    for node in graph.node:
-        if (node.domain, node.op_type) == (function.domain, function.name):
-            for own, outside in zip(function.output, node.output, strict=False):
-                found.setdefault(own, []).append(outside)
-    return found
+class _Calls:
+    """The calls of a model's functions, wherever they are: in its graph, in bodies, in other functions."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self._calls: dict[_Key, list[tuple[onnx.NodeProto, onnx.FunctionProto | None]]] = {}
+        for function in proto.functions:
+            self._calls[_key(function)] = []
+        for caller in (None, *proto.functions):
+            for node in _walk((proto.graph if caller is None else caller).node):
+                if (calls := self._calls.get(_called(node))) is not None:
+                    calls.append((node, caller))
+
+    def outside(self, function: onnx.FunctionProto, name: str) -> Iterator[str]:
+        """What a partition calls a value of a function's body, once for each path of calls that leads there.
+
+        Before it stand the names of the calls; a result of the function has the name that it has at the call.
+        """
+        for node, caller in self._calls[_key(function)]:
+            given = dict(reversed([*zip(function.output, node.output, strict=False)])).get(name)
+            if caller is None:
+                yield given or _joined(node, name)
+            elif given:
+                yield from self.outside(caller, given)
+            else:
+                yield from (_joined(node, name, path) for path in self._paths(caller))
+
+    def _paths(self, function: onnx.FunctionProto) -> Iterator[tuple[str, ...]]:
+        """The names of the calls that lead to a function, the outermost first."""
+        for node, caller in self._calls[_key(function)]:
+            own = (node.name,) if node.name else ()
+            yield from [own] if caller is None else ((*path, *own) for path in self._paths(caller))
+
+
+def _joined(call: onnx.NodeProto, name: str, path: tuple[str, ...] = ()) -> str:
+    return "/".join((*path, *filter(None, [call.name]), name))
+
+
+def _key(function: onnx.FunctionProto) -> _Key:
+    return function.domain, function.name, function.overload
+
+
+def _called(node: onnx.NodeProto) -> _Key:
+    """The function that a node calls, where the model has it."""
+    return node.domain, node.op_type, node.overload
+
+
+def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of their bodies."""
+    for node in nodes:
+        yield node
+        for attribute in _bodies(node):
+            yield from _walk(attribute.g.node)
 
 
 def _carried(node: onnx.NodeProto, graph: onnx.GraphProto) -> Iterator[tuple[Any, str]]:
@@ -246,13 +289,13 @@ def _carried(node: onnx.NodeProto, graph: onnx.GraphProto) -> Iterator[tuple[Any
         yield from zip(graph.input, node.input, strict=False)
 
 
-def _mark(graph: onnx.GraphProto, mark: str) -> None:
-    """Name a node of a body that runs whenever the body does; constants are not run."""
-    node = next((node for node in graph.node if node.op_type != "Constant"), None)
+def _mark(graph: onnx.GraphProto, mark: str, functions: Set[_Key]) -> None:
+    """Name a node of a body that runs whenever the body does; constants are not run, nor are calls once opened."""
+    node = next((node for node in graph.node if node.op_type != "Constant" and _called(node) not in functions), None)
     if node is None:
-        node = helper.make_node("Identity", [graph.output[0].name], [mark])
-        graph.node.append(node)
-    node.name = mark
+        graph.node.append(helper.make_node("Identity", [graph.output[0].name], [mark], name=mark))
+    else:
+        node.name = mark
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[AttributeProto]:
@@ -270,12 +313,13 @@ def _captured(node: onnx.NodeProto) -> Iterator[str]:
 
 def _control_of(proto: onnx.ModelProto) -> onnx.ModelProto:
     """What a model does for its branches and loops, as a model of its own."""
-    functions = {(function.domain, function.name): function for function in proto.functions}
-    holding = [node for node in proto.graph.node if _holds(node, functions)]
+    functions = _holding(proto.functions)
+    holding = [place for place, node in enumerate(proto.graph.node) if _holds(node, functions)]
+    held = set(holding)
     needed: set[str] = set()
     kept = []
-    for node in reversed(proto.graph.node):
-        if any(node is holder for holder in holding) or any(name in needed for name in node.output if name):
+    for place, node in reversed([*enumerate(proto.graph.node)]):
+        if place in held or any(name in needed for name in node.output if name):
             kept.append(node)
             needed.update(name for name in (*node.input, *_captured(node)) if name)
     made = onnx.ModelProto()
@@ -287,28 +331,34 @@ def _control_of(proto: onnx.ModelProto) -> onnx.ModelProto:
         left = [w for w in weights if (w.name if hasattr(w, "name") else w.values.name) in needed]
         del weights[:]
         weights.extend(left)
-    ends = dict.fromkeys(next(filter(None, node.output), "") for node in holding)
+    ends = dict.fromkeys(next(filter(None, proto.graph.node[place].output), "") for place in holding)
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in ends if name)
     return made
 
 
-def _holds(node: onnx.NodeProto, functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> bool:
-    """Whether a node has bodies, or calls a function that has."""
-    called = functions.get((node.domain, node.op_type))
-    if called is not None:
-        return any(_holds(inside, functions) for inside in called.node)
-    return next(_bodies(node), None) is not None
+def _holds(node: onnx.NodeProto, functions: Set[_Key]) -> bool:
+    """Whether a node has bodies, or calls one of the functions that have."""
+    return _called(node) in functions or next(_bodies(node), None) is not None
+
+
+def _holding(functions: Sequence[onnx.FunctionProto]) -> set[_Key]:
+    """The functions that have bodies, or call such, each looked at once."""
+    callers: dict[_Key, list[_Key]] = {}
+    for function in functions:
+        for node in function.node:
+            callers.setdefault(_called(node), []).append(_key(function))
+    waiting = [
+        _key(function) for function in functions if any(next(_bodies(node), None) is not None for node in function.node)
+    ]
+    found = set(waiting)
+    while waiting:
+        more = set(callers.get(waiting.pop(), ())) - found
+        found |= more
+        waiting += more
+    return found
 
 
 def _holders(graphs: Sequence[Graph]) -> set[str]:
     """What the source model calls the results of nodes of programs that hold graphs."""
     nodes = (node for graph in graphs for node in graph.walk() if next(iter(node.nested_graphs()), None) is not None)
     return {value.source for node in nodes for value in node.results if value.source}
-
-
-def _is_held(body: Body, present: set[str]) -> bool:
-    """Whether a partition has a body: what a pass took out does not have to run."""
-    if not body.in_function:
-        return not present.isdisjoint(body.results)
-    # What a function's body gives has the name of the call before its own.
-    return not present.isdisjoint(body.results) or any(name.rpartition("/")[2] in body.results for name in present)
