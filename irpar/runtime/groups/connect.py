@@ -1,7 +1,6 @@
 """How the processes of a run find each other, and connect each to each."""
 
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from .mpi_gather import all_gather_of
 from .mpi_job import Job
 from .mutual import ConnectError, Mutual
 from .proof import key_of, nonce
-from .sockets import LISTEN, addresses_of, listen
+from .sockets import addresses_of, listen, listen_address
 from .store import Store
 
 AllGather = Callable[[bytes], list[bytes]]
@@ -121,10 +120,11 @@ def connect(
     """
     deadline = time.monotonic() + seconds
     host = _own_host(world, gather)
-    with listen(host, 0, world.size) as listener:
+    own = listen_address(world.rank, host)
+    with listen(own, 0, world.size) as listener:
         address, port = listener.getsockname()[:2]
         card = {
-            "host": host if os.environ.get(LISTEN) else address,
+            "host": address if own == host else host,
             "port": port,
             "nonce": nonce().hex(),
             "about": dict(about),

@@ -10,7 +10,7 @@ import socket
 from contextlib import suppress
 
 LISTEN = "IRPAR_LISTEN"
-"""Names the address to listen at, where the name that the others use is that of a service or a gateway."""
+"""Names the address at which rank 0 listens, where the name that the others use is that of a service or a gateway."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """Seconds until, and between, and number of probes: a host that vanished is noticed after about 35 s."""
 _LEAST_BACKLOG = 128
@@ -22,8 +22,7 @@ def listen(host: str, port: int, size: int) -> socket.socket:
     """A listening socket, at the first address of that name which this host has.
 
     Args:
-        host: the name or address by which the others reach this process; where it is not the loopback, `IRPAR_LISTEN`
-            goes before it.
+        host: the name or address at which to listen, see `listen_address`.
         port: 0: any that is free.
         size: ranks of the run, which may all connect at once.
 
@@ -31,7 +30,7 @@ def listen(host: str, port: int, size: int) -> socket.socket:
         OSError: the port is in use, or may not be used; or the name is of no address of this host (EADDRNOTAVAIL).
     """
     refused: OSError | None = None
-    for family, address in addresses_of(host if names_loopback(host) else os.environ.get(LISTEN, "").strip() or host):
+    for family, address in addresses_of(host):
         try:
             listener = socket.create_server((address, port), family=family, backlog=max(size, _LEAST_BACKLOG))
         except OSError as error:
@@ -42,6 +41,17 @@ def listen(host: str, port: int, size: int) -> socket.socket:
         set_up(listener)  # Accepted connections inherit it.
         return listener
     raise refused or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+
+def listen_address(rank: int, host: str) -> str:
+    """The name or address at which a rank listens.
+
+    Args:
+        rank: of this process; `IRPAR_LISTEN` is for rank 0 alone, as MASTER_ADDR names that alone.
+        host: the name or address by which the others reach it; where that is the loopback, it is what it listens at.
+    """
+    said = os.environ.get(LISTEN, "").strip()
+    return said if said and rank == 0 and not names_loopback(host) else host
 
 
 def addresses_of(host: str) -> list[tuple[socket.AddressFamily, str]]:

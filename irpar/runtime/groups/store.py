@@ -29,7 +29,7 @@ from ..errors import PeerError, RunError
 from ..token import no_token, token_of_environment
 from . import TIMEOUT
 from .proof import NONCE_BYTES, is_shown, key_of, nonce
-from .sockets import LISTEN, addresses_of, listen, names_loopback, set_up
+from .sockets import LISTEN, addresses_of, listen, listen_address, names_loopback, set_up
 from .store_server import StoreServer
 from .store_wire import (
     GREETING,
@@ -267,7 +267,7 @@ class Store:
             TokenError: see `Store`.
         """
         try:
-            listener = listen(host, port, self.size)
+            listener = listen(listen_address(self.rank, host), port, self.size)
         except OSError as error:
             raise _not_listening(host, port, error) from error
         try:

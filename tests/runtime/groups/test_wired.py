@@ -18,6 +18,7 @@ from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.groups import Call, Collective
 from irpar.runtime.groups.connect import ConnectError, connect
 from irpar.runtime.groups.control import Control, Frame
+from irpar.runtime.groups.sockets import listen_address
 from irpar.runtime.token import made_token
 from irpar.sharding import Axis, Mesh, asked_by_command
 from tests.patience import patient
@@ -397,6 +398,36 @@ def test_strangers_are_turned_away() -> None:
     assert raised == {}
     assert given == [1, 1]
     assert told.is_set()
+
+
+def test_the_address_to_listen_at_is_of_rank_0_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRPAR_LISTEN", " 127.0.0.2 ")
+    assert [listen_address(rank, "gateway.example") for rank in range(2)] == ["127.0.0.2", "gateway.example"]
+    assert listen_address(0, "127.0.0.1") == "127.0.0.1"
+    monkeypatch.setenv("IRPAR_LISTEN", " ")
+    assert listen_address(0, "gateway.example") == "gateway.example"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [(" 127.0.0.2 ", ["gateway.example", "127.0.0.1"]), (" ", ["127.0.0.1"] * 2)]
+)
+def test_ranks_tell_an_address_at_which_they_listen(
+    said: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 is behind a gateway, whose name others use: it alone listens elsewhere than it says."""
+    monkeypatch.setenv("IRPAR_LISTEN", said)
+    reached = ["gateway.example" if said.strip() else "127.0.0.1", "127.0.0.1"]
+    monkeypatch.setattr("irpar.runtime.groups.connect._own_host", lambda world, _: reached[world.rank])
+    for rank in range(2):
+        cards = []
+
+        def note(mine: bytes, cards: list = cards) -> list[bytes]:
+            cards.append(json.loads(mine))
+            raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            connect(world(rank, 2), note, {}, 5.0)
+        assert cards[0]["host"] == told[rank]
 
 
 def test_a_rank_that_does_not_connect_is_named() -> None:
