@@ -19,6 +19,7 @@ from .api_arguments import (
     check_path,
     check_run,
     check_sizes,
+    check_values,
     check_weights,
 )
 from .default_pipeline import DEFAULT_PIPELINE, NORMALISING, know_ranks
@@ -70,8 +71,7 @@ def load(
 
     check_model(model)
     check_sizes(bind)
-    if set is not None:
-        require("set", set, Mapping, 'write inputs and their values: set={"sr": 16000}')
+    check_values(set)
     if configuration is not None:
         require("configuration", configuration, str, 'name one of the model, or "none"')
     if mesh is not None:

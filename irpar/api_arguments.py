@@ -15,9 +15,11 @@ def check_model(model: object) -> None:
     """A path, bytes, or a ModelProto.
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: it is none of these, or a path that no file can have.
     """
-    if not isinstance(model, (*PATH, bytes, bytearray, memoryview)):
+    if isinstance(model, PATH):
+        _check_text("the model", model)
+    elif not isinstance(model, (bytes, bytearray, memoryview)):
         import onnx
 
         require("the model", model, onnx.ModelProto, MODEL)
@@ -39,6 +41,21 @@ def check_sizes(bind: object) -> None:
         require(f'the size of "{name}" in bind', size, Integral, do)
 
 
+def check_values(values: object) -> None:
+    """Names with values, or None.
+
+    Raises:
+        ArgumentError: it is no mapping, or a name is no text.
+    """
+    if values is None:
+        return
+    do = 'write inputs and their values: set={"sr": 16000}'
+    require("set", values, Mapping, do)
+    assert isinstance(values, Mapping)
+    for name in values:
+        require("a name in set", name, str, do)
+
+
 def check_partition(pipeline: object, network: object, most: object) -> None:
     """The options of `partition`.
 
@@ -55,6 +72,8 @@ def check_partition(pipeline: object, network: object, most: object) -> None:
         require(
             "network", network, (*PATH, Network), "give the name of a preset, the path of a network file, or a Network"
         )
+        if isinstance(network, PATH):
+            _check_text("network", network)
     if most is not None:
         require("max_redistribution_mb", most, Real, "give megabytes as a number")
 
@@ -63,9 +82,24 @@ def check_path(name: str, given: object) -> None:
     """A path.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is something else, or no file can have it.
     """
     require(name, given, PATH, "give a path")
+    assert isinstance(given, PATH)
+    _check_text(name, given)
+
+
+def _check_text(name: str, path: "str | os.PathLike[Any]") -> None:
+    """Refuse paths that the system's calls do not take."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise ArgumentError(f"{name} is a path of bytes", do="give it as text: os.fsdecode(path)")
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{name} is {text[:40]!a}, which is no text of Unicode", do="give a path") from None
+    if b"\0" in encoded:
+        raise ArgumentError(f"{name} is {text[:40]!a}, and no path has a null character", do="leave it out")
 
 
 def check_weights(weights: object) -> None:

@@ -43,14 +43,21 @@ def find_network(given: str | os.PathLike[str] | Network) -> Network:
     if isinstance(given, str) and text in PRESETS:
         return network_of(text)
     path = Path(text)
-    if path.suffix in _SUFFIXES or path.exists() or len(path.parts) > 1:
+    if path.suffix in _SUFFIXES or _is_there(path) or len(path.parts) > 1:
         return read_network(path)
     begun = [name for name in PRESETS if text and name.startswith(text)]
     raise NetworkError(
-        f'there is no network "{text}", and no such file',
+        f'there is no network "{text if len(text) <= 60 else text[:57] + "..."}", and no such file',
         notes=(f"nearest names: {', '.join(begun)}",) if begun else nearest_names(text, PRESETS),
         do=f"use {', '.join(PRESETS)}, or a file such as `irpar calibrate -o here.yaml` writes",
     )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # Such as a name that is too long for a file.
+        return False
 
 
 def read_network(path: str | Path) -> Network:
