@@ -17,6 +17,7 @@ TOKEN_FILE = "IRPAR_TOKEN_FILE"
 _LEAST = 16
 """Characters: who hears a proof could try all shorter ones."""
 _MOST_BYTES = 4096
+"""Of a file with a secret: a longer one is something else."""
 _DO = (
     f"give all ranks one {TOKEN}=$(openssl rand -hex 32); or write such a text to a file of mode 0600, and its path to "
     f"{TOKEN_FILE}"
@@ -73,13 +74,21 @@ def _read(path: str) -> str:
         try:
             status = os.fstat(handle)
             _check(status, path)
-            told = os.read(handle, _MOST_BYTES)
+            told = b""
+            while len(told) <= _MOST_BYTES and (part := os.read(handle, _MOST_BYTES + 1 - len(told))):
+                told += part
         finally:
             os.close(handle)
     except OSError as error:
         raise TokenError(
             f"the secret of the run cannot be read: {error.strerror}", where=f"{path}, as {TOKEN_FILE} says", do=_DO
         ) from error
+    if len(told) > _MOST_BYTES:
+        raise TokenError(
+            f"what holds the secret of the run has more than {_MOST_BYTES} bytes",
+            where=f"{path}, as {TOKEN_FILE} says",
+            do=_DO,
+        )
     return told.decode("utf-8", "surrogateescape").strip()
 
 
@@ -88,7 +97,7 @@ def _check(status: os.stat_result, path: str) -> None:
     problem, do = "", _DO
     if not stat.S_ISREG(status.st_mode):
         problem = "is no file"
-    elif status.st_uid not in (os.getuid(), 0):
+    elif status.st_uid not in (os.geteuid(), 0):
         problem = "belongs to another user"
     elif status.st_mode & 0o077:
         problem = f"can be read or written by others (mode {stat.S_IMODE(status.st_mode):04o})"

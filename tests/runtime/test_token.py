@@ -37,6 +37,32 @@ def test_a_file_that_others_can_read_or_write_holds_no_secret(file, mode):
     assert SECRET not in str(failure.value)
 
 
+def test_a_file_is_read_to_its_end(file, monkeypatch):
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda handle, count: read(handle, min(count, 5)))
+    assert token_of_environment({"IRPAR_TOKEN_FILE": str(file)}) == SECRET
+
+
+def test_a_file_that_is_longer_than_a_secret_is_refused(file):
+    file.write_text("x" * 4096)
+    assert token_of_environment({"IRPAR_TOKEN_FILE": str(file)}) == "x" * 4096
+    file.write_text("x" * 4097)
+    with pytest.raises(TokenError, match="has more than 4096 bytes"):
+        token_of_environment({"IRPAR_TOKEN_FILE": str(file)})
+
+
+def test_the_file_is_of_whom_the_process_acts_for(file, monkeypatch):
+    owner = os.stat(file).st_uid
+    if owner == 0:  # Whose files everybody believes.
+        os.chown(file, 1, -1)
+    owner = os.stat(file).st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert token_of_environment({"IRPAR_TOKEN_FILE": str(file)}) == SECRET
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(TokenError, match="belongs to another user"):
+        token_of_environment({"IRPAR_TOKEN_FILE": str(file)})
+
+
 def test_a_file_that_is_none(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)

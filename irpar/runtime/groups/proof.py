@@ -2,6 +2,9 @@
 
 Each makes a number that was never used (a nonce) and shows HMAC-SHA256(key, its role, both numbers, what they speak
 about). A proof that was overheard fits no other conversation, nor the other role.
+
+The proofs say who is there when a conversation begins, and nothing of what follows: the stream after them is neither
+encrypted nor authenticated, so that somebody on the way can read and change it.
 """
 
 import hashlib
