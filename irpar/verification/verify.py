@@ -263,6 +263,8 @@ def _emptiness(expected: Any) -> str:
         return ""
     if expected.size and np.isnan(expected).all():
         return "it is all NaN on these inputs, which tells nothing of it"
+    if expected.size and np.isinf(expected).all():
+        return "it is all infinite on these inputs, which tells nothing of it"
     return ""
 
 

@@ -31,6 +31,7 @@ from .comparison import (
     nudged,
     units,
 )
+from .not_finite import explained
 from .original import Original, VerificationError, first_line
 
 FACTOR = 4.0
@@ -208,12 +209,18 @@ class _Measure:
 
     def _floats(self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None) -> Difference:
         expected = samples[0]
+        if reference is not None and expected.dtype.kind != "c":
+            got, samples, reference, told = explained(got, samples, reference)
+            expected = samples[0]
+            self.doubts += [f"{self._name}: {why}" for why in told]
         judged = []
         for group in magnitude_groups(expected):
             least = units(expected[group])
             if float(np.max(distance(got[group], expected[group]), initial=0.0)) <= least:
                 continue
             judged.append(self._group(found, got[group], [sample[group] for sample in samples], reference, group))
+        if not judged:  # What differs has no number on one side.
+            return _bounded(found, 0.0, units(expected), "float64")
         return max(judged, key=lambda difference: difference.severity)
 
     def _group(
@@ -260,7 +267,7 @@ class _Measure:
         return found
 
     def _doubt(self, why: str) -> None:
-        self.doubts = [f"{self._name}: on these inputs {why}, so that little can be told of it"]
+        self.doubts += [f"{self._name}: on these inputs {why}, so that little can be told of it"]
 
 
 def _told(error: IrparError) -> str:
