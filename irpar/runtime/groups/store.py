@@ -240,6 +240,8 @@ class Store:
                 raise
         if answer is Answer.OK:
             return told
+        if answer not in _DO or len(told) < RANK.size:
+            raise self._stranger()
         (rank,), text = RANK.unpack_from(told), told[RANK.size :].decode(errors="replace")
         if rank >= 0:
             raise PeerError(text, rank=rank, where=f"rank {self.rank} waited", do=_DO[answer])

@@ -315,6 +315,19 @@ def test_a_store_that_answers_nonsense(told):
         pretending.result()
 
 
+@pytest.mark.parametrize("answer", [store_wire.Answer.OTHER_RUN, store_wire.Answer.FAILED])
+def test_an_answer_that_is_none_to_a_request(port, answer, monkeypatch):
+    """It came in the midst of a run, and without the rank and the text that it should have."""
+
+    async def answer_so(*_):
+        return answer, b""
+
+    with Store("127.0.0.1", port, 0, 1, timeout=20) as store:
+        monkeypatch.setitem(store_server._ACTIONS, store_wire.Ask.GET, answer_so)
+        with pytest.raises(StoreError, match="is not irpar's store"):
+            store.get("a")
+
+
 def test_a_port_in_use(port):
     with socket.create_server(("127.0.0.1", port)), pytest.raises(StoreError) as failure:
         Store("127.0.0.1", port, 0, 2, timeout=20)
