@@ -13,6 +13,7 @@ import pytest
 import irpar
 from irpar import models
 from irpar.sharding import ArgumentError
+from irpar.verification import Bisection, Difference
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,20 @@ def test_a_plan_is_shown_with_collectives_and_bytes(module: irpar.Module) -> Non
     assert entry["reason"] in shown
     assert "i64" in shown
     assert "input_ids" in shown
+
+
+def test_answers_of_verify_are_shown_in_a_line_and_as_a_page(module: irpar.Module) -> None:
+    module.shard("h.*.mlp.c_fc.weight", [None, "tp"])
+    partition = irpar.partition(module, "tp=2")
+    verified, bisected = partition.verify(), partition.bisect()
+    assert re.fullmatch(r"<verification: equal, 1 output, largest difference \S+>", repr(verified))
+    assert re.fullmatch(r"<bisection: no tensor differs, \d+ tensors compared>", repr(bisected))
+    assert html.escape(verified.verdict) in verified._repr_html_()
+    assert html.escape(str(bisected)) in bisected._repr_html_()
+    found = Bisection(Difference("<b>", 1.0, 1.0, 1.0, 0.5), 2, "MatMul n")
+    assert repr(found) == "<bisection: <b> differs, after 2 tensors that agree>"
+    assert "<b>" not in found._repr_html_()
+    assert "made by MatMul n" in found._repr_html_()
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:

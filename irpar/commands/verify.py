@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.display import count_text, difference_text, output, print_json, table
+from irpar.display import difference_text, output, print_json, table
 
 from .options import Engine, Input, Inputs, Json, Out
 from .ranks import GroupName, Timeout, on_ranks
@@ -136,11 +136,4 @@ def _print(verified: "Verification", bisected: "Bisection | None", command: str)
 
 
 def _print_bisection(bisected: "Bisection") -> None:
-    from irpar.verification import describe
-
-    agree = f"{count_text(bisected.compared, 'tensor')} inside the model"
-    if bisected.first is None:
-        output().print(f"no tensor differs: {agree} compared")
-        return
-    output().print(f"the first tensor that differs, after {agree} that agree:\n  {describe(bisected.first)}")
-    output().print(f"  made by {bisected.node}")
+    output().print(str(bisected), soft_wrap=True)

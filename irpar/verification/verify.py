@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from irpar.display import count_text, difference_text
+from irpar.html import report_html
 from irpar.ir import tensor_type
 from irpar.runtime.layout import find_first
 from irpar.sharding import IrparError, spelled
@@ -78,6 +80,13 @@ class Verification:
     def __bool__(self) -> bool:
         return self.is_equal
 
+    def __repr__(self) -> str:
+        outputs = count_text(len(self.differences), "output")
+        return f"<verification: {self.result}, {outputs}, largest difference {difference_text(self.largest)}>"
+
+    def _repr_html_(self) -> str:
+        return report_html(lambda page: page.print(str(self)))
+
     @property
     def verdict(self) -> str:
         """The answer in a line."""
@@ -121,6 +130,22 @@ class Bisection:
     first: Difference | None
     compared: int
     node: str
+
+    def __repr__(self) -> str:
+        agree = count_text(self.compared, "tensor")
+        if self.first is None:
+            return f"<bisection: no tensor differs, {agree} compared>"
+        return f"<bisection: {self.first.name} differs, after {agree} that agree>"
+
+    def __str__(self) -> str:
+        agree = f"{count_text(self.compared, 'tensor')} inside the model"
+        if self.first is None:
+            return f"no tensor differs: {agree} compared"
+        found = f"  {describe(self.first)}\n  made by {self.node}"
+        return f"the first tensor that differs, after {agree} that agree:\n{found}"
+
+    def _repr_html_(self) -> str:
+        return report_html(lambda page: page.print(str(self)))
 
 
 def describe(difference: Difference) -> str:
