@@ -34,7 +34,10 @@ def settings(option: str, texts: Iterable[str], known: Collection[str]) -> dict[
     for text in texts:
         places = [place for place, letter in enumerate(text) if letter == "="]
         if not places or not places[0]:
-            raise InputValueError(f'cannot read {option} "{text}"', do=f"write NAME=VALUE, such as {option} sr=16000")
+            file = f", or --inputs {text}" if option == "--input" and text.endswith(".npz") else ""
+            raise InputValueError(
+                f'cannot read {option} "{text}"', do=f"write NAME=VALUE, such as {option} sr=16000{file}"
+            )
         place = next((place for place in places if text[:place] in known), places[0])
         name = text[:place]
         if name not in known:

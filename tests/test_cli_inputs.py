@@ -7,7 +7,9 @@ import onnx
 import pytest
 
 from irpar.cli import main
+from irpar.input_values import settings
 from irpar.runtime.executor import Executor
+from irpar.sharding import IrparError
 from tests.command_line import call
 from tests.written import model_of_text
 
@@ -102,3 +104,10 @@ def test_all_ranks_in_processes_of_their_own(capfd, out):
     code, text, _ = call(capfd, "verify", out, "--group", "processes", "--json")
     found = json.loads(text)
     assert (code, found["result"], found["inputs"]) == (0, "equal", "random, seed 0; 2 runs")
+
+
+def test_a_file_of_inputs_given_to_the_option_for_one() -> None:
+    with pytest.raises(IrparError, match=r"or --inputs in\.npz"):
+        settings("--input", ["in.npz"], ["x"])
+    with pytest.raises(IrparError, match=r"such as --set sr=16000$"):
+        settings("--set", ["in.npz"], ["x"])
