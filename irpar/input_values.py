@@ -1,6 +1,7 @@
 """Numbers for an input, as people write them: `sr=16000`, `x=[[1, 2], [3, 4]]`, `x=rows.npy`."""
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def value_of(name: str, text: str, dtype: DType | None, shape: Dims) -> Array:
     if text.endswith(".npy"):
         return array_of(name, _file(name, Path(text), dtype), dtype, shape)
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=lambda number: _float(name, number))
     except RecursionError:
         raise _too_deep(name) from None
     except ValueError:
@@ -110,6 +111,13 @@ def array_of(name: str, value: Any, dtype: DType | None, shape: Dims) -> Array:
     return array
 
 
+def _float(name: str, text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise InputValueError(f"the value of input {name} has {text[:40]}, which is too large", do="give less")
+    return number
+
+
 def _too_deep(name: str) -> InputValueError:
     return InputValueError(f"the value of input {name} is nested too deep", do="give a list for each dim, and no more")
 
@@ -124,6 +132,7 @@ def _converted(name: str, given: Array, dtype: DType) -> Array:
         return given
     kind = given.dtype.kind
     if dtype is DType.STR and kind in "UO" and all(isinstance(text, str) for text in given.reshape(-1).tolist()):
+        _check_texts(name, given)
         return given.astype(object)
     whole = kind in "iu" or (kind == "f" and bool(np.all(np.isfinite(given) & (np.floor(given) == given))))
     fits = {
@@ -137,7 +146,29 @@ def _converted(name: str, given: Array, dtype: DType) -> Array:
             f"the value of input {name} is {shown}, which is no {dtype}", do=f"give what {dtype} can hold"
         )
     with np.errstate(over="ignore"):
-        return given.astype(dtype.numpy)
+        made: Array = given.astype(dtype.numpy)
+    lost = given[np.isfinite(given) & ~np.isfinite(made)] if fits["float"] else np.empty(0)
+    if lost.size:
+        raise InputValueError(
+            f"the value of input {name} has {lost[0]}, which is too large for {dtype}", do=f"give what {dtype} can hold"
+        )
+    return made
+
+
+def _check_texts(name: str, given: Array) -> None:
+    """Refuse texts with half a character, which models and plans cannot hold.
+
+    Raises:
+        InputValueError: there is one.
+    """
+    for text in given.reshape(-1).tolist():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputValueError(
+                f"the value of input {name} has {text[:40]!a}, which is no text of Unicode: it has half a character",
+                do="give whole characters, or both halves of one",
+            ) from None
 
 
 def _in_range(given: Array, dtype: DType) -> bool:

@@ -134,11 +134,11 @@ class _Reader(Tables):
             NetworkError: it is written otherwise, or is infinite.
         """
         if _NUMBER.fullmatch(text):
-            if re.fullmatch(r"[+-]?\d{1,18}", text):
+            if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
                 return int(text)
             if math.isfinite(float(text)):
                 return float(text)
         raise self.error(f"{text_of(node)} is no number that can be used", node, "write a decimal number such as 25e9")
 
 
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)

@@ -340,5 +340,7 @@ class _Reader(Tables):
 
     def integer(self, node: Any) -> int | None:
         """A whole number in decimal, else None."""
-        is_number = isinstance(node, ScalarNode) and node.tag == TAG + "int" and re.fullmatch(r"-?\d{1,9}", node.value)
+        is_number = (
+            isinstance(node, ScalarNode) and node.tag == TAG + "int" and re.fullmatch(r"-?[0-9]{1,9}", node.value)
+        )
         return int(node.value) if is_number else None

@@ -213,3 +213,20 @@ def test_a_suggestion_of_what_is_left(model: Path, tmp_path: Path, capsys: Captu
     assert "--set sr=16000" in text.splitlines()[-1]
     assert json.loads(call(capsys, "inspect", model, "--set", "sr=8000", "--json")[1])
     refused(capsys, 'there is no input "rate"', "inspect", model, "--set", "rate=8000")
+
+
+def test_texts_with_half_a_character_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    text = "g (float[4,8] x, string[1] s) => (float[4,8] y, string[1] t) { y = Neg(x)  t = Identity(s) }"
+    onnx.save(model_of_text(text, (), {}, 21), tmp_path / "m.onnx")
+    words = ["partition", tmp_path / "m.onnx", "-o", tmp_path / "out", "--mesh", "tp=2"]
+    half = 's=["\\ud800"]'
+    refused(capsys, "which is no text of Unicode", *words, "--set", half)
+    assert call(capsys, *words)[0] == 0
+    for command in ("run", "verify"):
+        refused(capsys, "which is no text of Unicode", command, tmp_path / "out", "--input", half)
+    assert call(capsys, "verify", tmp_path / "out", "--input", 's=["\\ud83d\\ude00"]')[0] == 0
+
+
+def test_numbers_too_large_for_the_type(model: Path) -> None:
+    with pytest.raises(irpar.IrparError, match=r"the value of input gain has 1e\+39, which is too large for f32"):
+        irpar.load(model, set={"gain": [1.0, 1e39]})

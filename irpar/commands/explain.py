@@ -234,7 +234,7 @@ def _placement(entry: Entry) -> str:
 
 
 def _unknown(plan: "Plan", target: str) -> IrparError:
-    if target.isdecimal():
+    if target.isascii() and target.isdecimal():
         count = len(plan.collectives)
         do = (
             f"give an id of 0 to {max(entry['id'] for entry in plan.collectives)}"

@@ -123,7 +123,7 @@ def bind_of(texts: Sequence[str] | None) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for text in (part for given in texts or () for part in given.split(",")):
         name, equals, size = (part.strip() for part in text.rpartition("="))
-        if not equals or not name or not size.isdecimal():
+        if not equals or not name or not (size.isascii() and size.isdecimal()):
             raise IrparError(f'cannot read --bind "{text}"', do="write NAME=SIZE, such as --bind batch=8")
         if name in sizes:
             raise IrparError(f"--bind gives {name} twice", do="give each symbol once")

@@ -45,7 +45,7 @@ class Axis(NamedTuple):
         Raises:
             ShardingError: the text is neither.
         """
-        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?::\((\d+)\)(\d+))?", text.strip())
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?::\(([0-9]{1,9})\)([0-9]{1,9}))?", text.strip())
         if match is None:
             raise ShardingError(
                 f'"{text}" is not a mesh axis', do='write an axis name such as tp, or a sub-axis "tp:(2)4"'
@@ -125,7 +125,7 @@ class Mesh:
         axes: dict[str, int] = {}
         for item in text.split(","):
             axis, equals, size = (part.strip() for part in item.partition("="))
-            if not equals or not re.fullmatch(r"\d{1,9}", size):
+            if not equals or not re.fullmatch(r"[0-9]{1,9}", size):
                 raise ShardingError(f'"{text}" is not a mesh: cannot read "{item.strip()}"', do="write it as dp=2,tp=4")
             if axis in axes:
                 raise ShardingError(f'mesh "{text}" names axis {axis} twice', do="name each axis once")

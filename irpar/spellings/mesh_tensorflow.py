@@ -204,7 +204,7 @@ def read_mesh_shape(shape: str | Mapping[str, int]) -> Mesh:
         return Mesh(shape)
     pairs = _pairs(shape, "mesh_shape", "dp:2;tp:4")
     for name, size in pairs:
-        if not re.fullmatch(r"\d{1,9}", size):
+        if not re.fullmatch(r"[0-9]{1,9}", size):
             raise SpellingError(f'mesh axis {name} has the size "{size}"', where=shape, do="write it as dp:2;tp:4")
     return Mesh({name: int(size) for name, size in pairs})
 

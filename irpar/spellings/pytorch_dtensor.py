@@ -17,7 +17,7 @@ from .devices import SpellingError, axes_over, device_array, mesh_over, spec_of
 from .named import annotate_named
 
 _FORM = 'write one placement for each dim of the mesh: "Shard(0)" or "Replicate()"'
-_SHARD = re.compile(r"(?:Shard|S)\((?:dim=)?(-?\d{1,9})\)")
+_SHARD = re.compile(r"(?:Shard|S)\((?:dim=)?(-?[0-9]{1,9})\)")
 _REPLICATE = re.compile(r"Replicate\(\)|R")
 _PARTIAL = re.compile(r"_?(?:Mask)?Partial\(.*\)|P(?:\(.*\))?", re.DOTALL)
 _STRIDED = re.compile(r"_StridedShard\(.*\)|_S\(.*\)", re.DOTALL)

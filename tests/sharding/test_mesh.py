@@ -145,5 +145,13 @@ def test_a_mesh_of_too_many_devices(axes):
         Mesh(axes)
 
 
+@pytest.mark.parametrize("digit", ["２", "٢", "²"])
+def test_digits_of_other_scripts_are_no_sizes(digit):
+    with pytest.raises(ShardingError, match="cannot read"):
+        Mesh.parse(f"tp={digit}")
+    with pytest.raises(ShardingError, match="is not a mesh axis"):
+        Axis.parse(f"tp:({digit})2")
+
+
 def test_the_largest_mesh():
     assert Mesh({"tp": 65_536}).size == 65_536

@@ -94,6 +94,7 @@ def test_no_placements_are_copies_everywhere(meshed):
         ("x", [_StridedShard(0, split_factor=2), Shard(0)], r'strided blocks.*\n.*\n.*\["tp", "dp"\]'),
         ("x", "(_StridedShard(dim=0, sf=2), Shard(dim=0))", "strided blocks"),
         ("x", ["Shrad(0)", "Replicate()"], r"'Shrad\(0\)' is no placement"),
+        ("x", ["Shard(١)", "Replicate()"], "is no placement"),
         ("x", [0, 1], "'0' is no placement"),
         ("x", 3, "3 is no list of placements"),
         ("x", "(Shard(0", "is no list of placements"),
