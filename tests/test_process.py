@@ -161,6 +161,7 @@ def test_a_signal_at_any_moment_is_quiet(base, milliseconds, number):
 
 AT_IMPORT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what runs in the background ignore it
 name, interrupted, *words = sys.argv[1:]
 sys.argv = [name, *words]
 

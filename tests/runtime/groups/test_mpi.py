@@ -134,7 +134,7 @@ def test_another_number_of_processes(library: Library) -> None:
     check_failed(
         library.run(3, PROGRAMS, "mpi", "mlp"),
         "MPI has 3 processes, and mesh dp=2,tp=2 has 4 ranks",
-        "mpiexec -n 4 irpar run",
+        "mpiexec -n 4 python PROGRAM",
     )
 
 
