@@ -1,12 +1,13 @@
 """How two results differ: what a bound on it says, and what 8 units in the last place explain."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from irpar.display import count_text
 from irpar.ir import DType, dtype_of_numpy
 
 Array = np.ndarray[Any, Any]
@@ -58,6 +59,10 @@ class Difference:
         return not self.is_equal, self.error / self.allowed if self.allowed else self.error
 
 
+CompareFloats = Callable[[str, Array, Array], Difference]
+"""Compares two arrays of floats of one shape; takes a name and both."""
+
+
 def compare(name: str, got: Any, expected: Any, tolerance: float | None = None) -> Difference:
     """Compare two arrays, lists of these, or None, by the largest |a - b| / (1 + |b|).
 
@@ -95,7 +100,7 @@ def compare_rounding(name: str, got: Any, expected: Any) -> Difference:
     return compare_by(name, got, expected, bounded)
 
 
-def compare_by(name: str, got: Any, expected: Any, floats: Any) -> Difference:
+def compare_by(name: str, got: Any, expected: Any, floats: CompareFloats) -> Difference:
     """Compare two results of any kind.
 
     Args:
@@ -113,19 +118,13 @@ def compare_by(name: str, got: Any, expected: Any, floats: Any) -> Difference:
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return misfit(name, f"is {got.dtype}{list(got.shape)}, should be {expected.dtype}{list(expected.shape)}")
     if dtype.is_float or dtype in _COMPLEX:
-        found: Difference = floats(name, got, expected)
-        return found
+        return floats(name, got, expected)
     wrong = np.argwhere(got != expected)
     if not len(wrong):
         return exact(name)
-    note = f"{count_wrong(len(wrong))} differ"
+    note = f"{count_text(len(wrong), 'element')} differ"
     where = tuple(map(int, wrong[0]))
     return Difference(name, np.inf, np.inf, float(len(wrong)), 0.0, "values", where, note)
-
-
-def count_wrong(count: int) -> str:
-    """So many elements, in words."""
-    return f"{count} element{'' if count == 1 else 's'}"
 
 
 def exact(name: str) -> Difference:
@@ -138,7 +137,7 @@ def misfit(name: str, note: str) -> Difference:
     return Difference(name, np.inf, np.inf, np.inf, 0.0, "values", note=note)
 
 
-def _compare_lists(name: str, got: Any, expected: Sequence[Any], floats: Any) -> Difference:
+def _compare_lists(name: str, got: Any, expected: Sequence[Any], floats: CompareFloats) -> Difference:
     if not isinstance(got, (list, tuple)) or len(got) != len(expected):
         return misfit(name, f"is {_kind(got)}, should be {_kind(expected)}")
     entries = zip(got, expected, strict=True)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
+from irpar.display import count_text
 from irpar.ir import dtype_of_numpy
 
-from .comparison import Array, count_wrong, distance
+from .comparison import Array, distance
 
 
 def explained(got: Array, samples: Sequence[Array], truth: Array) -> tuple[Array, list[Array], Array, list[str]]:
@@ -43,10 +44,12 @@ def explained(got: Array, samples: Sequence[Array], truth: Array) -> tuple[Array
     told = []
     if count := int(skipped.sum()):
         have = "is NaN where ONNX Runtime has a number" if count == 1 else "are NaN where ONNX Runtime has numbers"
-        told.append(f"{count_wrong(count)} of float64 {have}, since it may pass over a NaN by where that stands")
+        told.append(
+            f"{count_text(count, 'element')} of float64 {have}, since it may pass over a NaN by where that stands"
+        )
     if count := int(passed.sum()):
         range_ = f"the range of {dtype_of_numpy(expected.dtype)} in some orders of summation"
-        told.append(f"{count_wrong(count)} {'passes' if count == 1 else 'pass'} {range_}")
+        told.append(f"{count_text(count, 'element')} {'passes' if count == 1 else 'pass'} {range_}")
     with np.errstate(over="ignore"):
         rounded = truth.astype(expected.dtype)
     first = np.where(passed & np.isfinite(got), rounded, expected)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from irpar.analysis.liveness import peak
+from irpar.display import count_text
 from irpar.ir import dtype_of_numpy
 from irpar.sharding import IrparError
 
@@ -24,7 +25,6 @@ from .comparison import (
     Arrays,
     Difference,
     compare_rounding,
-    count_wrong,
     distance,
     largest_finite,
     magnitude_groups,
@@ -263,7 +263,7 @@ class _Measure:
                 self._doubt(f"rounding alone changes {own} of its {expected.size} elements")
             wrong = int((got != truth).sum())
             made = _bounded(found, float(wrong), allowed, measure)
-            return replace(made, note="" if made.error <= made.allowed else f"{count_wrong(wrong)} differ")
+            return replace(made, note="" if made.error <= made.allowed else f"{count_text(wrong, 'element')} differ")
         return found
 
     def _doubt(self, why: str) -> None:

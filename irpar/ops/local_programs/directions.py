@@ -13,7 +13,6 @@ from irpar.ir import Node, Strings, Value
 from ..facts import int_attribute, operand, shape_of, text_attribute
 from .program import Cuts, LocalProgram, ProgramWriter, Sent, Shape
 
-_PER_DIRECTION = ("activations", "activation_alpha", "activation_beta")
 _WEIGHTS = 1
 
 
@@ -46,7 +45,7 @@ def _write(program: ProgramWriter) -> list[Value]:
     assert data is not None
     turned = program.op("Gather", [data, order], {"axis": time}, shape=data.shape)
     attributes: Mapping[str, object] = {
-        name: _first_half(value) if name in _PER_DIRECTION else value
+        name: _first_half(value) if name == "activations" else value
         for name, value in node.attributes.items()
         if name != "direction"
     }
