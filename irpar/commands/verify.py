@@ -1,6 +1,7 @@
 """irpar verify: a partition against ONNX Runtime on the original model."""
 
 from dataclasses import asdict
+from math import isinf
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,7 +121,7 @@ def _print(verified: "Verification", bisected: "Bisection | None", command: str)
     for found in verified.differences:
         made.add_row(
             found.name,
-            difference_text(found.largest),
+            "" if found.note and isinf(found.largest) else difference_text(found.largest),
             "" if found.measure == "values" else difference_text(found.error),
             difference_text(found.allowed),
             found.note or ("equal" if found.is_equal else f"differs, most at {list(found.where)}"),

@@ -1,23 +1,26 @@
-"""A model in other arithmetic than its own, by irpar's numpy kernels: in float64, or with other roundings."""
+"""A model, or some of its nodes, by irpar's numpy kernels: as it is, in float64, or with other roundings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from irpar.ir import DType, Graph, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
-from irpar.kernels import Kernel, lookup
+from irpar.ir import DType, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
+from irpar.kernels import Kernel
 from irpar.runtime.arrays import Arrays, Reads
 from irpar.runtime.bodies import Body, Scope
 from irpar.runtime.control_flow import Environment, Operation
 from irpar.runtime.engine import EngineSettings
 from irpar.runtime.single_nodes import on_ort
+from irpar.sharding import IrparError
 
 from .comparison import Array
 
 _NARROW = frozenset({DType.F16, DType.BF16, DType.F32})
 """Floats that stand for real numbers. Those of 8 bits and less are codes: rounding to them is what a model asks for."""
+REALS = _NARROW | {DType.F64}
+"""Floats that are no codes."""
 _DTYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision")
 """Attributes that name the dtype to give, or to compute in."""
 _DEFAULT_FLOAT = {"stash_type": 1, "output_datatype": 1}
@@ -74,39 +77,21 @@ class WideArrays(Arrays):
         return run
 
 
-class NudgedArrays(Arrays):
-    """Arrays in the model's own dtypes, of which each float that a node computes is off by a random rounding.
+class Nudges:
+    """Random roundings: of a tensor (a list of these, None) each float is multiplied by 1 - eps, 1 or 1 + eps.
 
-    Runs of different seeds show what rounding can do to the results: Monte Carlo arithmetic (Parker, 1997). Whole
-    numbers stay as they are where there is room for fractions beside them: arithmetic on counts and places is exact.
+    Whole numbers stay as they are where there is room for fractions beside them: arithmetic on counts and places is
+    exact. So do floats of 8 bits and less, which are codes.
     """
 
-    name = "numpy"
-
-    def __init__(self, opsets: Mapping[str, int], seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
-        self._on_ort: Callable[[Node], Operation] = on_ort(EngineSettings(opsets, 1))
 
-    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
-        """A kernel whose results are nudged, where it computes at all."""
-        compute = super().kernel(node, kernel, attributes)
-        return compute if node.op_type in _EXACT else self._nudging(compute)
-
-    def without_kernel(self, node: Node) -> Operation:
-        """The node in ONNX Runtime, with its results nudged."""
-        return self._nudging(self._on_ort(node))
-
-    def _nudging(self, compute: Operation) -> Operation:
-        def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-            return [self.nudge(array) for array in compute(inputs, environment)]
-
-        return run
-
-    def nudge(self, given: Any) -> Any:
-        """A tensor (a list of these, None) whose floats are multiplied by 1 - eps, 1 or 1 + eps of their dtype."""
+    def of(self, given: Any) -> Any:
+        """What is given, off by a rounding of its dtype."""
         if isinstance(given, (list, tuple)):
-            return [self.nudge(entry) for entry in given]
-        if given is None or dtype_of_numpy(np.asarray(given).dtype) not in {*_NARROW, DType.F64}:
+            return [self.of(entry) for entry in given]
+        if given is None or dtype_of_numpy(np.asarray(given).dtype) not in REALS:
             return given
         array = np.asarray(given)
         wide = array.astype(np.float64)
@@ -116,58 +101,124 @@ class NudgedArrays(Arrays):
         return np.where(is_count, wide, moved).astype(array.dtype)
 
 
-def run_float64(module: Module, inputs: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Compute values of a model's main graph in float64.
+class PlainArrays(Arrays):
+    """Arrays in the model's own dtypes; ONNX Runtime computes what there is no kernel of."""
 
-    Args:
-        module: as it was loaded.
-        inputs: whole arrays (lists of these, None) by name.
-        names: of outputs and other values of the main graph.
+    name = "numpy"
 
-    Returns:
-        The values by name, and the operators that were computed no wider than the model says.
+    def __init__(self, opsets: Mapping[str, int]) -> None:
+        self._on_ort: Callable[[Node], Operation] = on_ort(EngineSettings(opsets, 1))
 
-    Raises:
-        IrparError: an operator can be computed neither by irpar's kernels nor alone in ONNX Runtime.
+    def without_kernel(self, node: Node) -> Operation:
+        """The node in ONNX Runtime."""
+        return self._on_ort(node)
+
+
+class OrtArrays(PlainArrays):
+    """Arrays in the model's own dtypes; ONNX Runtime computes each node alone."""
+
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+        """The node in ONNX Runtime."""
+        return self._on_ort(node)
+
+
+class NudgedArrays(PlainArrays):
+    """Arrays in the model's own dtypes, of which each float that a node computes is off by a random rounding.
+
+    Runs of different seeds show what rounding can do to the results: Monte Carlo arithmetic (Parker, 1997).
     """
-    arrays = WideArrays(module.opsets)
-    given = {name: widen(array) for name, array in inputs.items()}
-    return _run(module, arrays, given, names), list(arrays.narrow)
+
+    def __init__(self, opsets: Mapping[str, int], nudges: Nudges) -> None:
+        super().__init__(opsets)
+        self._nudges = nudges
+
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+        """A kernel whose results are nudged, where it computes at all."""
+        compute = super().kernel(node, kernel, attributes)
+        return compute if node.op_type in _EXACT else self._nudging(compute)
+
+    def without_kernel(self, node: Node) -> Operation:
+        """The node in ONNX Runtime, with its results nudged."""
+        return self._nudging(super().without_kernel(node))
+
+    def _nudging(self, compute: Operation) -> Operation:
+        def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
+            return [self._nudges.of(array) for array in compute(inputs, environment)]
+
+        return run
 
 
-def run_nudged(module: Module, inputs: Mapping[str, Any], names: Sequence[str], seed: int) -> dict[str, Any]:
-    """As `run_float64`, in the model's own dtypes, with the inputs and what nodes compute off by a rounding."""
-    arrays = NudgedArrays(module.opsets, seed)
-    return _run(module, arrays, {name: arrays.nudge(array) for name, array in inputs.items()}, names)
+class Nodes:
+    """The nodes of a model's main graph, any of which can be computed from what they read.
+
+    Attributes:
+        module: a copy of the model, with types inferred where they can be.
+        graph: its main graph.
+    """
+
+    def __init__(self, module: Module) -> None:
+        from irpar.passes.infer_types import InferTypes
+
+        self.module = clone_module(module)
+        try:
+            # ONNX Runtime has to know the types of what it computes alone.
+            InferTypes().run(self.module)
+        except IrparError:
+            self.module = clone_module(module)  # What has a kernel can be computed all the same.
+        self.graph = self.module.graph
+        known = {value.source_name: value for value in reversed([*self.graph.values()])}
+        self._known = known | dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
+        self._places = {node: place for place, node in enumerate(self.graph)}
+
+    def value(self, name: str) -> Value:
+        """The value of a name in the source."""
+        return self._known[name]
+
+    def between(self, cut: Collection[Value], values: Iterable[Value]) -> list[Node]:
+        """The nodes that make some values from those of `cut`, constants and inputs, in order."""
+        needed, waiting = set(), [*values]
+        while waiting:
+            node = waiting.pop().node
+            if node is not None and node not in needed:
+                needed.add(node)
+                waiting += [value for value in captured_or_read(node) if value not in cut]
+        return sorted(needed, key=self._places.__getitem__)
+
+    def run(self, arrays: Arrays, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Compute values from given ones.
+
+        Args:
+            arrays: the arithmetic.
+            given: whole arrays (lists of these, None) by name: of inputs, or of what nodes make.
+            names: of what to compute; the producers of these run also where they are given.
+
+        Raises:
+            IrparError: a node cannot be computed.
+        """
+        outputs = tuple(self.value(name) for name in names)
+        known = {self.value(name): array for name, array in given.items()}
+        nodes = self.between(known.keys(), outputs)
+        read = dict.fromkeys((*outputs, *(value for node in nodes for value in captured_or_read(node))))
+        inputs = {value: known[value] for value in read if value in known}
+        constants = [value for value in read if value.is_constant and value not in inputs]
+        body = Body(nodes, tuple(inputs), outputs, constants, Scope(arrays))
+        with np.errstate(all="ignore"):
+            results = body.call(list(inputs.values()), {})
+        return dict(zip(names, results, strict=True))
 
 
-def _run(module: Module, arrays: Arrays, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    from irpar.passes.infer_types import InferTypes
-
-    if any(lookup(node.domain, node.op_type, node.version) is None for graph in module.all_graphs() for node in graph):
-        # ONNX Runtime has to know the types of what it computes alone.
-        module = clone_module(module)
-        InferTypes().run(module)
-    graph = module.graph
-    known = {value.source_name: value for value in reversed([*graph.values()])}
-    known |= dict(zip(graph.output_names, graph.outputs, strict=True))
-    outputs = tuple(known[name] for name in names)
-    nodes, read = _needed(graph, outputs)
-    constants = [value for value in graph.constants if value in read]
-    body = Body(nodes, tuple(graph.inputs), outputs, constants, Scope(arrays))
-    with np.errstate(all="ignore"):
-        results = body.call([inputs[value.source_name] for value in graph.inputs], {})
-    return dict(zip(names, results, strict=True))
+def run_float64(nodes: Nodes, given: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """As `Nodes.run`, in float64; also the operators that were computed no wider than the model says."""
+    arrays = WideArrays(nodes.module.opsets)
+    widened = {name: widen(array) for name, array in given.items()}
+    return nodes.run(arrays, widened, names), list(arrays.narrow)
 
 
-def _needed(graph: Graph, outputs: Sequence[Value]) -> tuple[list[Node], set[Value]]:
-    """The nodes that some values of a graph are made by, in order, and all values that these read."""
-    read, needed = set(outputs), []
-    for node in reversed([*graph]):
-        if not read.isdisjoint(node.results):
-            needed.append(node)
-            read.update(captured_or_read(node))
-    return needed[::-1], read
+def run_nudged(nodes: Nodes, given: Mapping[str, Any], names: Sequence[str], seed: int) -> dict[str, Any]:
+    """As `Nodes.run`, in the model's own dtypes, with what is given and what nodes compute off by a rounding."""
+    nudges = Nudges(seed)
+    moved = {name: nudges.of(array) for name, array in given.items()}
+    return nodes.run(NudgedArrays(nodes.module.opsets, nudges), moved, names)
 
 
 def widen(given: Any) -> Any:

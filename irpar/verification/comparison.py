@@ -28,7 +28,7 @@ class Difference:
 
     Attributes:
         name: of the tensor.
-        largest: max |a - b|; inf where shapes, dtypes or NaNs differ.
+        largest: max |a - b|; inf where shapes, dtypes, NaNs or texts differ.
         relative: max |a - b| / (1 + |b|).
         error: what is bounded: `relative` for a tolerance; `largest`, or the largest distance from the numbers in
             float64; of numbers that are no floats how many are wrong.
@@ -122,9 +122,16 @@ def compare_by(name: str, got: Any, expected: Any, floats: CompareFloats) -> Dif
     wrong = np.argwhere(got != expected)
     if not len(wrong):
         return exact(name)
-    note = f"{count_text(len(wrong), 'element')} differ"
+    largest = np.inf  # Texts are not so far from each other.
+    if expected.dtype.kind in "iub":
+        largest = float(np.abs(got.astype(np.float64) - expected.astype(np.float64)).max())
     where = tuple(map(int, wrong[0]))
-    return Difference(name, np.inf, np.inf, float(len(wrong)), 0.0, "values", where, note)
+    return Difference(name, largest, np.inf, float(len(wrong)), 0.0, "values", where, differ_text(len(wrong)))
+
+
+def differ_text(count: int) -> str:
+    """That so many elements differ."""
+    return f"{count_text(count, 'element')} {'differs' if count == 1 else 'differ'}"
 
 
 def exact(name: str) -> Difference:
@@ -206,21 +213,3 @@ def magnitude_groups(expected: Array) -> Iterator[Array]:
     if outliers.any():
         yield outliers
     yield ~outliers
-
-
-def nudged(inputs: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
-    """Inputs that are off by one rounding: every float is multiplied by 1 - eps, 1 or 1 + eps of its dtype."""
-    random = np.random.default_rng(seed)
-
-    def nudge(given: Any) -> Any:
-        if isinstance(given, (list, tuple)):
-            return [nudge(entry) for entry in given]
-        if given is None:
-            return None
-        array = np.asarray(given)
-        if not dtype_of_numpy(array.dtype).is_float:
-            return given
-        eps = float(ml_dtypes.finfo(array.dtype).eps)
-        return (array * (1 + eps * random.integers(-1, 2, array.shape))).astype(array.dtype)
-
-    return {name: nudge(given) for name, given in inputs.items()}

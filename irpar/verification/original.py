@@ -1,8 +1,9 @@
 """The whole model as ONNX Runtime runs it: what a partition is compared with."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,9 @@ from irpar.process import import_native
 from irpar.sharding import IrparError, spelled
 
 from .comparison import Array, Arrays
+
+if TYPE_CHECKING:
+    from .arithmetic import Nodes
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _NUMPY_TYPES = frozenset(f"tensor({name})" for name in ("float", "float16", "double", "bool", "string", *_INTEGERS))
@@ -37,6 +41,13 @@ class Original:
         self.name = name
         self.notes = notes
         self._folders = NativeFolders()
+
+    @cached_property
+    def nodes(self) -> "Nodes":
+        """Its nodes, to be computed by irpar's kernels."""
+        from .arithmetic import Nodes
+
+        return Nodes(self.module)
 
     @classmethod
     def of_file(cls, path: str | Path | None, source: Mapping[str, Any]) -> "Original":

@@ -16,13 +16,11 @@ from .comparison import Arrays, Difference, compare, misfit
 from .original import Original, VerificationError
 from .reached import Body
 from .rounds import Rounds, rounds_for
+from .steps import TENSORS_AT_ONCE, StepByStep
 from .yardstick import Judgement, Yardstick
 
 if TYPE_CHECKING:
     from irpar.runtime.executor import Executor
-
-VALUES_AT_ONCE = 256
-"""How many tensors a bisection compares in one run of the two sides."""
 
 EQUAL, EQUAL_BUT, DIFFERENT = "equal", "equal, but", "different"
 _MISSING = "the partition does not give it"
@@ -258,21 +256,40 @@ def _verify_once(
         judged = Judgement({name: compare(name, got[name], wanted, tolerance) for name, wanted in present.items()})
     else:
         judged = Yardstick(original, inputs).judge(got, present)
-        if judged.doubts and all(found.is_equal for found in judged.differences.values()):
-            judged = _beside_inner(judged, executor, original, inputs)
-    doubts = tuple(f"{name}: {why}" for name, wanted in expected.items() if (why := _emptiness(wanted)))
+        if judged.doubts or not all(found.is_equal for found in judged.differences.values()):
+            judged = _step_by_step(judged, executor, original, inputs)
+    empty = {name: (f"{name}: {why}",) for name, wanted in expected.items() if (why := _emptiness(wanted))}
     found = {**dict.fromkeys(expected, misfit("", "")), **judged.differences, **missing}
-    return replace(judged, differences=found, doubts=(*judged.doubts, *doubts))
+    return replace(judged, differences=found, doubted={**judged.doubted, **empty})
 
 
-def _beside_inner(judged: Judgement, executor: "Executor", original: Original, inputs: Arrays) -> Judgement:
-    """Outputs that are noise, judged by the tensors before them: the first that differs counts as an output."""
-    inner = _bisect_once(executor, original, inputs, None)
-    if inner.first is None:
-        told = (f"{doubt}; {inner.compared} tensors inside the model agree" for doubt in judged.doubts)
-        return replace(judged, doubts=tuple(told))
-    note = inner.first.note or f"differs, made by {inner.node} inside the model"
-    return replace(judged, differences={**judged.differences, inner.first.name: replace(inner.first, note=note)})
+def _step_by_step(judged: Judgement, executor: "Executor", original: Original, inputs: Arrays) -> Judgement:
+    """Outputs that differ or are noise, judged by the tensors before them.
+
+    The first tensor that is wrong counts as an output. Where none is, outputs may differ by what quantisers and their
+    like decide otherwise.
+    """
+    wrong = {name: found for name, found in judged.differences.items() if not found.is_equal}
+    steps = StepByStep(executor, original, inputs)
+    walked = steps.walk()
+    if walked.first is not None:
+        if wrong:
+            return judged
+        note = walked.first.note or f"differs, made by {walked.node} inside the model"
+        return replace(judged, differences={**judged.differences, walked.first.name: replace(walked.first, note=note)})
+    agree = f"{count_text(walked.compared, 'tensor')} inside the model {'agrees' if walked.compared == 1 else 'agree'}"
+    doubted = {name: tuple(f"{doubt}; {agree}" for doubt in known) for name, known in judged.doubted.items()}
+    decided, why = steps.decided([*wrong, *doubted]) if walked.is_whole else (Judgement({}), "")
+    found = dict(judged.differences)
+    for name, now in decided.differences.items():
+        if now.is_equal and name not in decided.doubted:
+            away = found[name].largest
+            found[name] = replace(now, largest=away, relative=found[name].relative)
+            doubted[name] = (
+                f"{name}: differs by {difference_text(away)}, since {why}; with what these give, "
+                f"the original gives the same, and {agree}",
+            )
+    return replace(judged, differences=found, doubted={**doubted, "": walked.doubts})
 
 
 def _told(inputs: Mapping[str, Any]) -> str:
@@ -308,27 +325,22 @@ def bisect(
 
 
 def _bisect_once(executor: "Executor", original: Original, inputs: Arrays, tolerance: float | None) -> Bisection:
-    held = {value.source_name: value for value in executor.parts[0].graph.values() if tensor_type(value.type)}
+    if tolerance is None:
+        walked = StepByStep(executor, original, inputs).walk()
+        return Bisection(walked.first, walked.compared, walked.node)
+    held = {value.source_name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
     producers = {value.source_name: node.label for node in original.module.graph for value in node.results}
     computed = original.computed()
     names = [name for name in producers if name in held and name in computed]
-    yardstick = Yardstick(original, inputs, fetch=True)
     compared = 0
-    for batch in _batches(names, VALUES_AT_ONCE):
+    for start in range(0, len(names), TENSORS_AT_ONCE):
+        batch = names[start : start + TENSORS_AT_ONCE]
         # With fusions off every intermediate value exists.
         plain = original.run(inputs, fetch=batch, optimized=False)
         got = executor.run(inputs, fetch=batch)
-        if tolerance is not None:
-            differences = {name: compare(name, got[name], plain[name], tolerance) for name in batch}
-        else:
-            differences = dict(yardstick.judge(got, {name: plain[name] for name in batch}).differences)
         for name in batch:
-            if not differences[name].is_equal:
-                return Bisection(differences[name], compared, producers[name])
+            found = compare(name, got[name], plain[name], tolerance)
+            if not found.is_equal:
+                return Bisection(found, compared, producers[name])
             compared += 1
     return Bisection(None, compared, "")
-
-
-def _batches(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), size):
-        yield names[start : start + size]

@@ -8,27 +8,26 @@ apart), and with every result of a node off by one rounding.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from irpar.analysis.liveness import peak
-from irpar.display import count_text
 from irpar.ir import dtype_of_numpy
 from irpar.sharding import IrparError
 
-from .arithmetic import run_float64, run_nudged
+from .arithmetic import Nudges, OrtArrays, PlainArrays, run_float64, run_nudged
 from .comparison import (
     Array,
     Arrays,
     Difference,
     compare_rounding,
+    differ_text,
     distance,
     largest_finite,
     magnitude_groups,
-    nudged,
     units,
 )
 from .not_finite import explained
@@ -56,14 +55,19 @@ class Judgement:
     Attributes:
         differences: by name.
         notes: how they were judged, where that is not by float64 alone.
-        doubts: what about them cannot be told from these inputs.
+        doubted: names of those that agree, to what about them cannot be told from these inputs.
         badly_conditioned: names of those that rounding alone moves far on these inputs, and that agree.
     """
 
     differences: Mapping[str, Difference]
     notes: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     badly_conditioned: tuple[str, ...] = ()
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What cannot be told."""
+        return tuple(doubt for known in self.doubted.values() for doubt in known)
 
 
 class Yardstick:
@@ -72,21 +76,16 @@ class Yardstick:
     Args:
         original: the whole model.
         inputs: whole arrays by name.
-        fetch: the tensors are intermediate ones, and were fetched from the original without its optimizations.
     """
 
-    def __init__(self, original: Original, inputs: Arrays, *, fetch: bool = False) -> None:
+    def __init__(self, original: Original, inputs: Arrays) -> None:
         self._original = original
         self._inputs = inputs
-        self._fetch = fetch
         self._no_nudges = ""
         """Why what nodes compute cannot be off by a rounding, once that is known."""
 
     def judge(self, got: Mapping[str, Tree], expected: Mapping[str, Tree]) -> Judgement:
-        """Compare what both sides have under the names of `expected`.
-
-        Of intermediate tensors that differ the first, in this order, is told; those after it may only seem to.
-        """
+        """Compare what both sides have under the names of `expected`."""
         found = {name: compare_rounding(name, got[name], wanted) for name, wanted in expected.items()}
         waiting = [name for name, difference in found.items() if not difference.is_equal]
         if not waiting:
@@ -110,21 +109,15 @@ class Yardstick:
             waiting = [name for name in waiting if not found[name].is_equal]
             if not waiting:
                 break
-        for name in waiting if self._fetch else ():
-            # Alone, so that what comes before is fused as in a run of the whole. That takes a session for each.
-            samples[name] += self._run([name], self._inputs, optimized=True).values()
-            measure(name)
-            if not found[name].is_equal:
-                break
-        told = (doubt for name, known in doubts.items() if found[name].is_equal for doubt in known)
+        doubted = {name: tuple(known) for name, known in doubts.items() if known and found[name].is_equal}
         badly = tuple(name for name, is_moved in moved.items() if is_moved and found[name].is_equal)
-        return Judgement(found, (*notes, *filter(None, [self._no_nudges])), tuple(told), badly)
+        return Judgement(found, (*notes, *filter(None, [self._no_nudges])), doubted, badly)
 
     def _reference(self, names: Sequence[str]) -> tuple[Mapping[str, Tree], tuple[str, ...], bool]:
         """The tensors in float64, what is to be said of that, and whether all was computed so."""
         try:
             self._check_memory()
-            values, narrow = run_float64(self._original.module, self._inputs, names)
+            values, narrow = run_float64(self._original.nodes, self._inputs, names)
         except IrparError as error:
             note = f"the original cannot be computed in float64: {_told(error)}"
             return {}, (f"{note}; differences are judged by how far ONNX Runtime is from itself",), False
@@ -143,8 +136,8 @@ class Yardstick:
 
     def _others(self) -> Iterator[Callable[[Sequence[str]], Mapping[str, Tree]]]:
         """More ways to compute the tensors that are as right as the first."""
-        yield lambda names: self._run(names, self._inputs, optimized=self._fetch)
-        yield lambda names: self._run(names, self._inputs, optimized=not self._fetch, threads=1)
+        yield lambda names: self._run(names, self._inputs, optimized=False)
+        yield lambda names: self._run(names, self._inputs, optimized=True, threads=1)
         for seed in range(NUDGES):
             yield partial(self._nudged, seed=seed)
 
@@ -153,21 +146,63 @@ class Yardstick:
         if not self._no_nudges:
             try:
                 self._check_memory()
-                return run_nudged(self._original.module, self._inputs, names, seed)
+                return run_nudged(self._original.nodes, self._inputs, names, seed)
             except IrparError as error:
                 why = f"rounding cannot be tried inside the original: {_told(error)}"
                 self._no_nudges = f"{why}; its inputs alone are off by it"
-        return self._run(names, nudged(self._inputs, seed), optimized=False)
+        nudges = Nudges(seed)
+        return self._run(names, {name: nudges.of(given) for name, given in self._inputs.items()}, optimized=False)
 
     def _run(
         self, names: Sequence[str], inputs: Mapping[str, Any], *, optimized: bool, threads: int = 0
     ) -> Mapping[str, Tree]:
-        fetch = names if self._fetch else None
         try:
-            made = self._original.run(inputs, fetch=fetch, optimized=optimized, threads=threads)
+            made = self._original.run(inputs, optimized=optimized, threads=threads)
         except VerificationError:
             return {}  # Inputs that are off by a rounding may be outside of what the model takes.
         return {name: made[name] for name in names}
+
+
+class StepYardstick(Yardstick):
+    """Judges tensors by what the original's nodes make of tensors of the partition.
+
+    Args:
+        original: the whole model.
+        given: whole arrays by name, of inputs and of what nodes make.
+    """
+
+    def __init__(self, original: Original, given: Mapping[str, Tree]) -> None:
+        super().__init__(original, given)
+
+    def judge_step(self, got: Mapping[str, Tree]) -> Judgement:
+        """Compare what the partition has with what the original's nodes make.
+
+        Raises:
+            IrparError: a node can be computed neither by irpar's kernels nor alone in ONNX Runtime.
+        """
+        nodes = self._original.nodes
+        return self.judge(got, nodes.run(PlainArrays(nodes.module.opsets), self._inputs, list(got)))
+
+    def _check_memory(self) -> None:
+        """Few nodes at a time need little."""
+
+    def _others(self) -> Iterator[Callable[[Sequence[str]], Mapping[str, Tree]]]:
+        yield self._on_ort
+        for seed in range(NUDGES):
+            yield partial(self._nudged, seed=seed)
+
+    def _on_ort(self, names: Sequence[str]) -> Mapping[str, Tree]:
+        """Each node alone in ONNX Runtime, whose kernels may round otherwise than irpar's."""
+        nodes = self._original.nodes
+        try:
+            return nodes.run(OrtArrays(nodes.module.opsets), self._inputs, names)
+        except IrparError:
+            return {}
+
+    def _run(
+        self, names: Sequence[str], inputs: Mapping[str, Any], *, optimized: bool, threads: int = 0
+    ) -> Mapping[str, Tree]:
+        return {}  # ONNX Runtime runs models, not some of their nodes.
 
 
 class _Measure:
@@ -263,7 +298,7 @@ class _Measure:
                 self._doubt(f"rounding alone changes {own} of its {expected.size} elements")
             wrong = int((got != truth).sum())
             made = _bounded(found, float(wrong), allowed, measure)
-            return replace(made, note="" if made.error <= made.allowed else f"{count_text(wrong, 'element')} differ")
+            return replace(made, note="" if made.error <= made.allowed else differ_text(wrong))
         return found
 
     def _doubt(self, why: str) -> None:

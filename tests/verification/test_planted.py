@@ -182,6 +182,14 @@ PLANTS = {
         "MatMulInteger",
         reduces_otherwise,
     ),
+    "products before a quantiser": Plant(
+        """g (float[4,16] x, float[16,16] w, float[16,8] v) => (float[4,8] y) {
+          h = MatMul(x, w)  q, s, z = DynamicQuantizeLinear(h)  a = Cast<to=1>(q)  m = Mul(a, s)  y = MatMul(m, v) }""",
+        {"v": [["tp"], None]},
+        "MatMul",
+        reduces_otherwise,
+        ("w", "v"),
+    ),
     "images": Plant(
         """g (float[1,2,8,8] x) => (float[1,2,16,16] y) <float[4] s = {1, 1, 2, 2}> {
           y = Resize<mode="linear">(x, , s) }""",

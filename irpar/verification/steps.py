@@ -1,0 +1,181 @@
+"""A partition judged node by node: each tensor that it has by what the original's node makes of the partition's own.
+
+Where rounding is amplified the two sides may be far from each other, and both right: a quantiser whose operand lies
+beside a step gives another whole number for a difference in the last place, and every tensor behind it differs. So the
+nodes of the original are computed, one after the other, from the tensors of the partition that they read; each result
+must be, within the rounding of that one node, what the partition has. Where all are, the outputs of the two sides may
+differ only by what nodes decided otherwise (see `decides`): then the original is computed with these decisions.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from irpar.display import count_text
+from irpar.ir import Node, Value, captured_or_read, tensor_type
+from irpar.sharding import IrparError
+
+from .arithmetic import REALS
+from .comparison import Arrays, Difference, compare_rounding
+from .original import Original, first_line
+from .yardstick import Judgement, StepYardstick
+
+if TYPE_CHECKING:
+    from irpar.runtime.executor import Executor
+
+TENSORS_AT_ONCE = 256
+"""How many tensors are judged in one run of the partition."""
+
+_STEPS = frozenset(
+    {
+        *("Round", "Floor", "Ceil", "Sign", "Mod", "Hardmax", "Shrink", "ThresholdedRelu"),
+        *("DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention"),
+    }
+)
+"""Operators whose floats jump where their operands pass a step, or that quantise inside."""
+_SHAPES = frozenset({"Shape", "Size"})
+"""Operators that read nothing of the numbers."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is found node by node.
+
+    Attributes:
+        first: the first tensor that is not what the original's nodes make of the partition's own.
+        node: what makes it.
+        compared: how many tensors before it are.
+        doubts: what cannot be told.
+        is_whole: all tensors could be judged.
+    """
+
+    first: Difference | None
+    node: str
+    compared: int
+    doubts: tuple[str, ...] = ()
+    is_whole: bool = True
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The results of one node that the partition has, by name, and which of its other tensors they are made of."""
+
+    node: Node
+    results: Mapping[str, Value]
+    operands: Mapping[str, Value]
+    decides: bool
+
+
+class StepByStep:
+    """The nodes of the original beside the tensors of a partition.
+
+    Args:
+        executor: runs the partition.
+        original: the model that it was made of.
+        inputs: whole arrays by name.
+    """
+
+    def __init__(self, executor: "Executor", original: Original, inputs: Arrays) -> None:
+        self._executor = executor
+        self._original = original
+        self._inputs = inputs
+        self._steps = tuple(_steps(executor, original))
+
+    def walk(self) -> Steps:
+        """Judge the tensors in the order of the original, up to the first that differs."""
+        compared, unjudged, doubts = 0, 0, dict[str, None]()
+        for batch in _batches(self._steps):
+            names = [name for step in batch for name in (*step.operands, *step.results) if name not in self._inputs]
+            held = {**self._inputs, **self._executor.run(self._inputs, fetch=dict.fromkeys(names))}
+            for step in batch:
+                yardstick = StepYardstick(self._original, {name: held[name] for name in step.operands})
+                try:
+                    judged = yardstick.judge_step({name: held[name] for name in step.results})
+                except IrparError as error:
+                    doubts[f"{step.node.label} cannot be computed alone: {first_line(error)}"] = None
+                    unjudged += 1
+                    continue
+                for found in judged.differences.values():
+                    if not found.is_equal:
+                        return Steps(found, step.node.label, compared, tuple(doubts))
+                    compared += 1
+                doubts |= dict.fromkeys(judged.doubts)
+        return Steps(None, "", compared, tuple(doubts), is_whole=not unjudged)
+
+    def decided(self, names: Sequence[str]) -> tuple[Judgement, str]:
+        """Judge outputs by the original with the decisions of the partition.
+
+        Args:
+            names: of outputs.
+
+        Returns:
+            How they differ from that, and what decisions are others; nothing and "" where none are.
+        """
+        deciding = [step for step in self._steps if step.decides]
+        decisions = [name for step in deciding for name in step.results]
+        # All from one run: what it fuses decides what lies beside a step.
+        held = self._executor.run(self._inputs, fetch=decisions)
+        others = self._otherwise(deciding, held)
+        if not others:
+            return Judgement({}), ""
+        given = {**self._inputs, **{name: held[name] for name in decisions}}
+        try:
+            judged = StepYardstick(self._original, given).judge_step({name: held[name] for name in names})
+        except IrparError:
+            return Judgement({}), ""
+        decide = "decides" if len(others) == 1 else "decide"
+        return judged, (
+            f"{len(others)} of {count_text(len(deciding), 'node')} that quantise, round or compare {decide} otherwise "
+            f"than in ONNX Runtime, beside a step (the first: {others[0].node.label})"
+        )
+
+    def _otherwise(self, deciding: Sequence[_Step], held: Mapping[str, Any]) -> list[_Step]:
+        """The steps whose results are others than the original's."""
+        computed = self._original.computed()
+        names = [name for step in deciding for name in step.results if name in computed]
+        plain = self._original.run(self._inputs, fetch=names, optimized=False) if names else {}
+        differs = {name for name in names if not compare_rounding(name, held[name], plain[name]).is_equal}
+        return [step for step in deciding if not differs.isdisjoint(step.results)]
+
+
+def decides(node: Node) -> bool:
+    """Whether a result jumps where an operand passes a step: an integer or code that is made of floats, a rounding."""
+    if node.op_type in _STEPS:
+        return True
+    bodies = [*node.nested_graphs(), *([node.callee.graph] if node.callee is not None else ())]
+    if bodies:
+        return any(decides(inner) for body in bodies for inner in body)
+    if node.op_type in _SHAPES:
+        return False
+    return any(_is_real(value) for value in node.inputs) and not all(_is_real(value) for value in node.results)
+
+
+def _is_real(value: Value) -> bool:
+    type_ = tensor_type(value.type)
+    return type_ is None or type_.dtype in REALS
+
+
+def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
+    """The nodes whose results the partition has."""
+    nodes = original.nodes
+    held = {value.source_name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
+    outputs = dict(zip(nodes.graph.outputs, nodes.graph.output_names, strict=True))
+    given = {spec.name for spec in executor.outputs}
+    cut: dict[Value, str] = {value: value.source_name for value in nodes.graph.inputs}
+    for node in nodes.graph:
+        results = {}
+        for value in node.results:
+            name = outputs[value] if outputs.get(value) in given else value.source_name
+            if (name in held or name in given) and nodes.value(name) is value:
+                results[name] = value
+        if not results:
+            continue
+        between = nodes.between(cut, results.values())
+        read = dict.fromkeys(value for inner in between for value in captured_or_read(inner) if value in cut)
+        yield _Step(node, results, {cut[value]: value for value in read}, any(map(decides, between)))
+        cut |= {value: name for name, value in results.items()}
+
+
+def _batches(steps: Sequence[_Step]) -> Iterator[Sequence[_Step]]:
+    for start in range(0, len(steps), TENSORS_AT_ONCE):
+        yield steps[start : start + TENSORS_AT_ONCE]
