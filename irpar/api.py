@@ -329,7 +329,7 @@ class Partition:
                 made = Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options)
             else:
                 assert self.folder is not None
-                made = Executor.open(self.folder, **options)
+                made = Executor.open(self.folder, plan=self.plan, **options)
             self._executors[engine, group] = made
         return self._executors[engine, group]
 

@@ -7,7 +7,6 @@ in one form: what, where, and what to do. `IRPAR_DEBUG=1` adds the traceback.
 Little is imported before the signals have their handlers: whoever presses Ctrl-C early meets no traceback.
 """
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -18,19 +17,6 @@ from .process import INTERRUPTED, SIGNALS, end_streams, mend_streams
 
 MISTAKE = 2
 BUG = 70
-
-_REMEDIES = {
-    errno.ENOSPC: "free some room, or write to another disk",
-    errno.EDQUOT: "free some of your quota, or write to another disk",
-    errno.EACCES: "give a place that you may read and write",
-    errno.EPERM: "give a place that you may read and write",
-    errno.EROFS: "give a place that can be written",
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path",
-    errno.EISDIR: "give a file, not a folder",
-    errno.EEXIST: "give another place: there is a file of that name",
-    errno.EMFILE: "allow more open files: ulimit -n",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,9 +128,11 @@ def _usage_text(error: Exception) -> str:
 
 
 def _os_text(error: OSError) -> str:
+    from .system_errors import remedy
+
     lines = [error.strerror or str(error) or type(error).__name__]
     lines += [f"  {name}" for name in (error.filename, error.filename2) if name is not None]
-    lines.append(f"  do: {_REMEDIES.get(error.errno or 0, 'check the file and the disk')}")
+    lines.append(f"  do: {remedy(error)}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import ArrayTensor, DType, Module, dtype_of_text, tensor_type
+from irpar.sharding import option
 
 from .input_values import Array, InputValueError, fitting, settings, value_of
 
@@ -65,7 +66,8 @@ def _check(name: str, array: Array, shape: Any) -> None:
         )
     if shape is None or not all(isinstance(dim, int) for dim in shape):
         raise InputValueError(
-            f"the shape of input {name} is not known, so that it cannot be fixed", do="give sizes: --bind NAME=SIZE"
+            f"the shape of input {name} is not known, so that it cannot be fixed",
+            do=f"give sizes: {option('bind', {'NAME': 'SIZE'})}",
         )
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         raise InputValueError(f"the value of input {name} is not finite", do="leave it an input")

@@ -10,7 +10,7 @@ import numpy as np
 
 from irpar.ir import DType
 from irpar.regular_file import open_file
-from irpar.sharding import IrparError, nearest_names
+from irpar.sharding import IrparError, nearest_names, spelled
 
 Array = np.ndarray[Any, Any]
 Dims = Sequence[Any] | None
@@ -87,7 +87,8 @@ def array_of(name: str, value: Any, dtype: DType | None, shape: Dims) -> Array:
         InputValueError: it is not of that dtype, not in its range, or not of that shape.
     """
     if dtype is None:
-        raise InputValueError(f"input {name} is no tensor", do="give it from Python")
+        do = spelled("leave it out here, and give it from Python", "leave it out here, and give it to the run")
+        raise InputValueError(f"input {name} is no tensor", do=do)
     try:
         given = np.asarray(value)
     except RecursionError:

@@ -69,8 +69,9 @@ def test_it_stays_an_input_of_one_value(model: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(partition.run({**rest, "sr": np.array(16000)})["y"], without["y"])
         for run in (partition.run, partition.verify, partition.bisect):
             for other in (np.array(8000), np.array(16000, np.int32), np.array([16000])):
-                with pytest.raises(irpar.IrparError, match="was fixed to be 16000 when the model was partitioned"):
+                with pytest.raises(irpar.IrparError, match="was fixed to be 16000 when the model was") as caught:
                     run({**rest, "sr": other})
+                assert 'partition the model again with another set={"sr": VALUE}' in str(caught.value)
         assert partition.verify(rest).result == "equal"
 
 
@@ -164,6 +165,9 @@ def test_a_branch_that_the_sizes_do_not_fit_may_be_one_that_is_never_taken(tmp_p
     told = refused(capsys, "Reshape of f32[2, 512]", *words)
     assert "it stands in a branch of If" in told
     assert "fix the input that decides it: --set NAME=VALUE" in told
+    with pytest.raises(irpar.IrparError, match="Reshape of f32") as caught:
+        irpar.partition(irpar.load(tmp_path / "m.onnx", bind={"n": 512}), "dp=2")
+    assert 'fix the input that decides it: set={"NAME": VALUE}' in str(caught.value)
     assert call(capsys, *words, "--set", "sr=16000")[0] == 0
     assert call(capsys, "verify", tmp_path / "out", "--strict")[0] == 0
 
@@ -189,8 +193,9 @@ def test_what_cannot_be_fixed(tmp_path: Path) -> None:
     text = "g (float[n,8] x, float[100,100] t) => (float[n,8] y) { y = Neg(x) }"
     onnx.save(model_of_text(text, (), {}, 21), tmp_path / "m.onnx")
     module = irpar.load(tmp_path / "m.onnx")
-    with pytest.raises(irpar.IrparError, match="the shape of input x is not known"):
+    with pytest.raises(irpar.IrparError, match="the shape of input x is not known") as caught:
         fix_inputs(module, {"x": np.ones((2, 8), np.float32)})
+    assert 'give sizes: bind={"NAME": SIZE}' in str(caught.value)
     with pytest.raises(irpar.IrparError, match="up to 4,096 can be fixed"):
         fix_inputs(module, {"t": 1.0})
     assert module.fixed == {}

@@ -19,6 +19,7 @@ from irpar.ir import (
 )
 from irpar.ir.instantiate import body_of_call
 from irpar.ops import definition
+from irpar.sharding import option
 
 from . import control_flow
 from .node_checks import check_node
@@ -29,7 +30,7 @@ MAX_NOTES = 10
 """Contradictions that are told one by one; the rest is counted."""
 
 
-_NEVER_TAKEN = "or, where that branch is never taken, fix the input that decides it: --set NAME=VALUE"
+_NEVER_TAKEN = "or, where that branch is never taken, fix the input that decides it: "
 
 
 class Inference:
@@ -198,7 +199,7 @@ def _in_branch(node: Node, error: TypeInferenceError) -> TypeInferenceError:
         error.what,
         where=error.where,
         notes=(*error.notes, f"it stands in a branch of If {branching.label}"),
-        do=f"{error.do}; {_NEVER_TAKEN}",
+        do=f"{error.do}; {_NEVER_TAKEN}{option('set', {'NAME': 'VALUE'})}",
     )
 
 

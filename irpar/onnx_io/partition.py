@@ -25,7 +25,7 @@ from .data_file import DataFile
 from .fingerprint import fingerprint, whole_digest
 from .proto import replace_metadata, set_metadata, to_proto
 from .save import EXTERNAL_BYTES, external_tensor, serialized
-from .target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE, OutputError, check_target, source_files
+from .target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE, OutputError, check_target, source_files, told
 from .tensors import write_tensor
 
 Weights = Literal["copy", "none"]
@@ -66,12 +66,11 @@ def write_partition(
         The plan as written: with the partition's id, and the size and digest of each part's program and weights.
 
     Raises:
-        OutputError: the target exists (and is not to be replaced), or there is not enough room.
-        OSError: the system refuses.
+        OutputError: the target exists (and is not to be replaced), there is not enough room, or the system refuses.
     """
     sources = source_files(module)
     check_target(folder, force, sources)
-    with _told_when_full(folder), new_folder(folder) as fresh:
+    with told(folder), _told_when_full(folder), new_folder(folder) as fresh:
         layouts = [_Layout(part) for part in parts]
         total = sum(layout.file.size for layout in layouts) if weights == "copy" else 0
         _check_room(fresh, total)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from irpar.analysis.plan import FORMAT
@@ -11,17 +12,38 @@ from irpar.atomic import is_leftover, left_aside, notes_on_aside
 from irpar.ir import ExternalTensor, Module
 from irpar.regular_file import read_text
 from irpar.sharding import IrparError, option, spelled
+from irpar.system_errors import remedy
 
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
 _PART = re.compile(r"part\d+")
 _SUMS = re.compile(r"part\d+\.sha256")
 """What `irpar pack` puts beside the parts."""
+_MOST_OF_A_PATH = 255
+"""Characters of a path in a message."""
 _MOST_NAMED = 3
 """Of what else lies in a folder."""
 
 
 class OutputError(IrparError):
     """The output folder cannot be written, or must not be replaced."""
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Tell what the system refuses at a target in words.
+
+    Raises:
+        OutputError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        path = os.fsdecode(error.filename or folder)
+        raise OutputError(
+            f"the partition cannot be written: {error.strerror or error}",
+            where=path if len(path) <= _MOST_OF_A_PATH else f"{path[:_MOST_OF_A_PATH]}...",
+            do=remedy(error),
+        ) from error
 
 
 def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> None:
@@ -35,6 +57,11 @@ def check_target(folder: Path, force: bool, sources: Iterable[Path] = ()) -> Non
     Raises:
         OutputError: saying why.
     """
+    with told(folder):
+        _check_target(folder, force, sources)
+
+
+def _check_target(folder: Path, force: bool, sources: Iterable[Path]) -> None:
     _refuse_current_folder(folder)
     if not folder.exists() and not folder.is_symlink():
         if not force:

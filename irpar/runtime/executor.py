@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
@@ -15,8 +16,9 @@ import numpy as np
 
 from irpar.analysis.engines import unknown_nodes
 from irpar.analysis.parts import Part, parts_of
+from irpar.analysis.plan import Plan
 from irpar.ir import Module
-from irpar.sharding import IrparError, Mesh, option
+from irpar.sharding import IrparError, Mesh, option, spelled
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
 from .engine import CompiledSegment, EngineSettings, make_engine
@@ -32,11 +34,6 @@ from .specs import check_inputs, input_specs, output_specs, with_fixed
 
 PARALLEL_SECONDS = 2e-4
 """Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
-
-_CHECK_ORIGINAL = (
-    "check the numbers in the inputs, and whether the original runs on them in ONNX Runtime: "
-    "`irpar verify OUT --inputs FILE` tells; if only the partition fails, report it"
-)
 
 
 class Executor:
@@ -153,21 +150,28 @@ class Executor:
         group: str | Group = "threads",
         timeout: float | None = None,
         strict: bool = False,
+        plan: Plan | None = None,
     ) -> "Executor":
         """The program that `irpar partition` wrote to a folder; only the parts of this process's ranks are opened.
+
+        Args:
+            folder: that.
+            engine, group, timeout, strict: as the class has them.
+            plan: its plan.json, where that was read.
 
         Raises:
             IrparError: plan.json or a part cannot be read, they do not fit each other, or the others cannot be met.
         """
         from irpar.fixed_inputs import fixed_of_plan
 
-        from .pieces import mesh_of, open_parts
+        from .pieces import open_parts, plan_of
 
-        mesh = mesh_of(folder)
+        plan = plan or plan_of(Path(folder))
+        mesh = plan.mesh_of_ranks
         joined = make_group(group, mesh, timeout) if isinstance(group, str) else group
         with _left_when_failing(joined, mesh):
             own = None if len(joined.ranks) == mesh.size else joined.ranks
-            plan, _, parts, modules = open_parts(folder, own)
+            _, _, parts, modules = open_parts(folder, own, plan)
             fixed = fixed_of_plan(plan.inputs)
         executor = cls(modules[0], mesh, engine=engine, group=joined, parts=parts, strict=strict, fixed=fixed)
         executor._partition = str(plan.id)
@@ -394,7 +398,7 @@ class Executor:
         step = state.compute
         label = step.segment.label if step is not None else ""
         if isinstance(error, IrparError):
-            do = error.do or _CHECK_ORIGINAL
+            do = error.do or _check_original()
             return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=do)
         return RunError(
             f"{who}: {type(error).__name__}: {error}",
@@ -479,3 +483,12 @@ def _parts(module: Module, mesh: Mesh) -> list[Part]:
     if mesh.size > 1:
         raise ProgramError(f"the module is in global view, which {mesh.size} ranks cannot run", do="run localize first")
     return [Part(0, module.graph, (0,), mesh.coords(0))]
+
+
+def _check_original() -> str:
+    """What to do where the numbers may be at fault."""
+    verify = spelled("`irpar verify OUT --inputs FILE`", "`partition.verify(inputs)`")
+    return (
+        f"check the numbers in the inputs, and whether the original runs on them in ONNX Runtime: {verify} tells; "
+        "if only the partition fails, report it"
+    )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from irpar.ir import DType, Graph, Value
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, spelled
 
 from .input_bounds import Bounds, index_bounds, thresholds, words
 from .layout import Array, TensorSpec
@@ -122,13 +122,16 @@ def _static_shape(spec: TensorSpec) -> tuple[int, ...]:
     if spec.dtype is None:
         raise IrparError(
             f"cannot make up input {spec}",
-            do="verify it from Python: irpar.Partition.open(OUT) and then partition.verify({"
-            + repr(spec.name)
-            + ": ...})",
+            do=spelled("verify it from Python: irpar.Partition.open(OUT) and then ", "give it: ")
+            + f"partition.verify({{{spec.name!r}: ...}})",
         )
     if spec.shape is None or not all(isinstance(dim, int) for dim in spec.shape):
         raise IrparError(
-            f"cannot make up input {spec}", do="give it (--input NAME=VALUE, or --inputs FILE), or bind all symbols"
+            f"cannot make up input {spec}",
+            do=spelled(
+                "give it (--input NAME=VALUE, or --inputs FILE), or bind all symbols (--bind NAME=SIZE)",
+                'give it (inputs={"NAME": array}), or bind all symbols (bind={"NAME": size})',
+            ),
         )
     shape: tuple[int, ...] = spec.shape  # type: ignore[assignment]
     return shape

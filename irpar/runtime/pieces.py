@@ -43,7 +43,9 @@ class OpenedParts(NamedTuple):
     modules: tuple[Module, ...]
 
 
-def open_parts(folder: str | os.PathLike[str], ranks: Collection[int] | None = None) -> OpenedParts:
+def open_parts(
+    folder: str | os.PathLike[str], ranks: Collection[int] | None = None, plan: Plan | None = None
+) -> OpenedParts:
     """Open the parts of some ranks; those of others need not be there, as in a folder that `irpar pack` was used for.
 
     The model of a part is compared with the plan byte by byte, its weights by samples. Where a checksum file stands
@@ -52,12 +54,13 @@ def open_parts(folder: str | os.PathLike[str], ranks: Collection[int] | None = N
     Args:
         folder: what `irpar partition` wrote, or what a pack of it was unpacked to.
         ranks: those that will run; None: all.
+        plan: its plan.json, where that was read.
 
     Raises:
         IrparError: plan.json or a part is missing, damaged, or of another partition; there is no such rank.
     """
     folder = Path(folder)
-    plan = _read_plan(folder)
+    plan = plan or plan_of(folder)
     members = ranks_by_part(plan, ranks)
     _check_there(folder, plan, members, ranks)
     for index in members:
@@ -79,7 +82,7 @@ def mesh_of(folder: str | os.PathLike[str]) -> Mesh:
     Raises:
         IrparError: plan.json cannot be read.
     """
-    return _read_plan(Path(folder)).mesh_of_ranks
+    return plan_of(Path(folder)).mesh_of_ranks
 
 
 def ranks_by_part(plan: Plan, ranks: Collection[int] | None) -> dict[int, tuple[int, ...]]:
@@ -102,8 +105,12 @@ def ranks_by_part(plan: Plan, ranks: Collection[int] | None) -> dict[int, tuple[
     return {index: tuple(of) for index, of in found.items() if of or ranks is None}
 
 
-def _read_plan(folder: Path) -> Plan:
-    """The plan; one that cannot be read and is not what a checksum file says is told as that."""
+def plan_of(folder: Path) -> Plan:
+    """The plan of a folder.
+
+    Raises:
+        IrparError: it cannot be read, or is not what a checksum file says.
+    """
     try:
         return read_plan(folder)
     except PlanError:

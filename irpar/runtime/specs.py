@@ -9,7 +9,7 @@ import numpy as np
 from irpar.input_values import same_numbers, shown
 from irpar.ir import Dim, Expr, Graph, OptionalType, SequenceType, Type, Value, dtype_of_numpy, tensor_type
 from irpar.ops.coords import COORDS
-from irpar.sharding import spelled
+from irpar.sharding import option, spelled
 
 from .errors import InputError
 from .layout import Array, TensorSpec
@@ -82,7 +82,7 @@ def with_fixed(fixed: Mapping[str, Array], inputs: Mapping[str, Any]) -> dict[st
                 f"input {name} is {shown(given) if given.dtype.kind in 'biuf' else given.dtype}, and was fixed to be "
                 f"{shown(value)} when the model was partitioned",
                 notes=(f"expected: {value.dtype}{list(value.shape)}, or nothing",),
-                do="leave it out, or partition the model again with another --set (in Python: irpar.load(set=...))",
+                do=f"leave it out, or partition the model again with another {option('set', {name: 'VALUE'})}",
             )
     return {**inputs, **fixed}
 

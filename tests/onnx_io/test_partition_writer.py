@@ -92,6 +92,25 @@ def test_too_little_room_is_said_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_the_system_refuses(
+    made: irpar.Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(irpar.IrparError, match="the partition cannot be written: File name too long") as caught:
+        made.save("x" * 5000)
+    assert len(str(caught.value)) < 600
+    (tmp_path / "file").touch()
+    with pytest.raises(irpar.IrparError, match="there is a file of that name"):
+        made.save(tmp_path / "file" / "out")
+
+    def failing(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(writer, "_write_model", failing)
+    with pytest.raises(irpar.IrparError, match="the partition cannot be written: Input/output error"):
+        made.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_external_data_that_is_gone(made: irpar.Partition, tmp_path: Path) -> None:
     os.remove(tmp_path / "gpt.onnx.data")
     with pytest.raises(irpar.IrparError, match=r"cannot read external data: No such file .*\n.*gpt\.onnx\.data"):

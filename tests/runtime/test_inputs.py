@@ -9,7 +9,7 @@ from irpar.onnx_io import to_module
 from irpar.runtime.input_bounds import index_bounds
 from irpar.runtime.inputs import random_inputs
 from irpar.runtime.specs import input_specs
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, asked_by_command
 
 from .programs import module
 
@@ -167,5 +167,11 @@ def test_token_ids_of_models() -> None:
 
 
 def test_what_cannot_be_made_up() -> None:
-    with pytest.raises(IrparError, match="cannot make up input x f32"):
-        drawn("graph @g(%x: f32['n', 2]) -> (%x) opset 21 {\n}")
+    text = "graph @g(%x: f32['n', 2]) -> (%x) opset 21 {\n}"
+    with pytest.raises(IrparError, match=r"(?s)cannot make up input x f32.*inputs=\{.*bind=\{"):
+        drawn(text)
+    with (
+        pytest.raises(IrparError, match=r"--inputs FILE\), or bind all symbols \(--bind NAME=SIZE\)"),
+        asked_by_command(),
+    ):
+        drawn(text)

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from irpar import Partition
+from irpar.analysis import plan as plan_module
 from irpar.analysis.parts import parts_of
 from irpar.analysis.plan import make_plan, original_of, read_plan, source_of
 from irpar.ir import Module
@@ -50,6 +52,18 @@ def test_uneven_blocks_and_coordinates(tmp_path: Path, engine: str) -> None:
     assert list(outputs) == list(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(outputs[name], array)
+
+
+def test_a_plan_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(module(MLP, **mlp_weights()), tmp_path / "out")
+    read = []
+    plain = plan_module.misfit
+    monkeypatch.setattr(plan_module, "misfit", lambda data: read.append(data) or plain(data))
+    Executor.open(folder).close()
+    assert len(read) == 1
+    with Partition.open(folder) as partition:
+        partition.run(mlp_input())
+    assert len(read) == 2
 
 
 def test_a_plan_that_does_not_fit_its_parts(tmp_path: Path) -> None:
