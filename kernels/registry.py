@@ -15,15 +15,20 @@ reads shape and dtype alone, so that it may be an array of either module:
 
 `Kernel` checks a call against that signature, so that a function body handles only what is particular to it. A function
 reports a problem with a plain `ValueError`; the caller sees a `KernelError` that names the operator and its operands.
+
+The families of kernels, a file each, are loaded when one of their operators is looked up, as `families` says.
 """
 
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any, TypeAlias, get_args
 
 import numpy as np
+
+from .families import OPERATORS
 
 Array: TypeAlias = Any  # a numpy.ndarray or a cupy.ndarray
 HostArray: TypeAlias = Annotated[Any, "host"]  # an operand whose numbers the function reads: always a numpy.ndarray
@@ -168,10 +173,14 @@ class Kernel:
 
 
 _TABLE: dict[tuple[str, str], list[Kernel]] = {}
+"""Those of the families that are loaded, and what others have registered."""
+_LOADED: set[str] = set()
 
 
 def register(op_type: str, since: int, function: Function, domain: str = "") -> None:
     """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
+    if not function.__module__.startswith(f"{__package__}."):
+        _load(domain, op_type)  # So that two for one version are told here.
     versions = _TABLE.setdefault((domain, op_type), [])
     if any(entry.since == since for entry in versions):
         raise ValueError(f"two kernels for {op_type} since version {since}")
@@ -189,6 +198,22 @@ def kernel(op_type: str, since: int, domain: str = "") -> Callable[[Function], F
     return enter
 
 
+def _load(domain: str, op_type: str) -> None:
+    """Load the family that has kernels of an operator, if one has."""
+    family, _ = OPERATORS.get((domain, op_type), ("", 0))
+    if family and family not in _LOADED:
+        import_module(f".{family}", __package__)
+        _LOADED.add(family)
+
+
+def has_kernel(domain: str, op_type: str, version: int) -> bool:
+    """True where `lookup` finds a kernel; loads none."""
+    key = ("" if domain == "ai.onnx" else domain, op_type)
+    if key in OPERATORS and OPERATORS[key][1] <= version:
+        return True
+    return any(entry.since <= version for entry in _TABLE.get(key, ()))
+
+
 def lookup(domain: str, op_type: str, version: int) -> Kernel | None:
     """The kernel with the greatest since-version that is not above `version`, or None.
 
@@ -197,13 +222,17 @@ def lookup(domain: str, op_type: str, version: int) -> Kernel | None:
         op_type: the operator's name.
         version: the version of that domain's operator set that the model imports.
     """
-    versions = _TABLE.get(("" if domain == "ai.onnx" else domain, op_type), [])
+    domain = "" if domain == "ai.onnx" else domain
+    _load(domain, op_type)
+    versions = _TABLE.get((domain, op_type), [])
     index = bisect_right(versions, version, key=lambda entry: entry.since)
     return versions[index - 1] if index else None
 
 
 def supported() -> list[tuple[str, str]]:
     """All (domain, op type) pairs that have a kernel, sorted."""
+    for operator in OPERATORS:
+        _load(*operator)
     return sorted(_TABLE)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from irpar.ir import Graph, Node
-from irpar.kernels import lookup
+from irpar.kernels import has_kernel
 from irpar.process import import_native
 
 
@@ -14,11 +14,6 @@ def _ort_operators() -> frozenset[tuple[str, str]]:
     runtime = import_native("onnxruntime.capi.onnxruntime_pybind11_state")
 
     return frozenset((schema.domain, schema.name) for schema in runtime.get_all_operator_schema())
-
-
-def has_kernel(domain: str, op_type: str, version: int) -> bool:
-    """True where irpar has a kernel of its own for the operator: the engine `numpy` can run it."""
-    return lookup(domain, op_type, version) is not None
 
 
 def is_known(node: Node) -> bool:

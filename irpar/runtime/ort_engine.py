@@ -13,7 +13,6 @@ import onnx
 import onnxruntime
 
 from irpar.analysis.effects import schema_of
-from irpar.analysis.engines import has_kernel
 from irpar.ir import (
     UNKNOWN,
     ArrayTensor,
@@ -29,6 +28,7 @@ from irpar.ir import (
     clone_value,
     tensor_type,
 )
+from irpar.kernels import has_kernel
 from irpar.native_paths import NativeFolders
 from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor

@@ -1,10 +1,16 @@
 """What a kernel says about a call that it cannot compute."""
 
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+
 import numpy as np
 import pytest
 
 from irpar import kernels
 from irpar.kernels import registry
+from irpar.kernels.families import OPERATORS
 
 X = np.ones((2, 3), dtype=np.float32)
 Y = np.ones((4, 3), dtype=np.float32)
@@ -55,6 +61,7 @@ def test_two_kernels_for_one_version_are_refused():
 
 
 def test_registered_kernel_is_found(monkeypatch):
+    kernels.supported()  # What is loaded later enters the table that it meets.
     monkeypatch.setattr(registry, "_TABLE", {})
 
     @kernels.kernel("Twice", since=3, domain="test")
@@ -66,6 +73,36 @@ def test_registered_kernel_is_found(monkeypatch):
     assert y.tolist() == [[3.0] * 3] * 2
     assert kernels.supported() == [("test", "Twice")]
     assert kernels.lookup("test", "Twice", 2) is None
+
+
+def test_each_family_has_what_is_said_of_it():
+    for module in pkgutil.iter_modules(kernels.__path__):
+        import_module(f"{kernels.__name__}.{module.name}")
+    found = {}
+    for (domain, op_type), (first, *_) in registry._TABLE.items():
+        package, _, family = first.function.__module__.rpartition(".")
+        if package == kernels.__name__:
+            found[domain, op_type] = family, first.since
+    assert found == OPERATORS, "say it in kernels/families.py"
+
+
+def test_only_what_is_looked_up_is_loaded():
+    program = """
+import sys
+from irpar import kernels
+assert kernels.has_kernel("", "MatMul", 13) and kernels.has_kernel("ai.onnx", "Relu", 6)
+assert not kernels.has_kernel("", "Relu", 5) and not kernels.has_kernel("", "Florp", 1)
+assert kernels.lookup("", "Relu", 5) is None and kernels.lookup("", "Relu", 14).op_type == "Relu"
+loaded = [name for name in sys.modules if name.startswith("irpar.kernels.")]
+assert "irpar.kernels.activation" in loaded and "irpar.kernels.matmul" not in loaded, loaded
+try:
+    kernels.register("MatMul", 1, lambda xp, a, b: a)
+except ValueError as error:
+    assert "two kernels for MatMul since version 1" in str(error)
+else:
+    raise SystemExit("registered twice")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_scalar_results_are_arrays():
