@@ -29,6 +29,7 @@ _PLACE = re.compile(r" in [^\s\"]+, line \d+")
 _NUMBERS = re.compile(r"(\d+)")
 _LAYERS = re.compile(r"(?<![\d()])\d+")
 """Numbers, but not those of parts of axes: x:(1)2."""
+_ANNOTATED = re.compile(r'annotated "([^"]*)"')
 _REASONS = 4
 """How many reasons for collectives a summary shows, those that send the most first."""
 _REPLICATED = 5
@@ -203,7 +204,7 @@ def specs_table(title: str, specs: Sequence[Mapping[str, Any]]) -> Any:
     """Inputs or outputs with their types and shardings."""
     made = table(title, "dtype", "sharding")
     for spec in specs:
-        made.add_row(spec["name"], spec["dtype"] or "", sharding_text(spec["sharding"], spec["shape"]))
+        made.add_row(shortened(spec["name"]), spec["dtype"] or "", sharding_text(spec["sharding"], spec["shape"]))
     return made
 
 
@@ -220,8 +221,25 @@ def pattern(text: str) -> str:
     return _LAYERS.sub("*", _PLACE.sub("", text))
 
 
+def _with_one_annotation(texts: Sequence[str]) -> Sequence[str]:
+    """Texts that name the same annotations: where they name several, the first of them and how many more."""
+    split = [_ANNOTATED.split(text) for text in texts]
+    if len({len(parts) for parts in split}) > 1:
+        return texts
+    for place in range(1, len(split[0]), 2):
+        names = dict.fromkeys(parts[place] for parts in split)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        for parts in split:
+            parts[place] = f'annotated "{next(iter(names))}"{more}'
+    return ["".join(parts) for parts in split]
+
+
 def merged(texts: Sequence[str]) -> str:
-    """Texts of one pattern as one: numbers in which they differ are `*`, what all say alike stays."""
+    """Texts of one pattern as one: numbers in which they differ are `*`, what all say alike stays.
+
+    Of annotations that differ the first is named, as it is written, and how many more there are.
+    """
+    texts = _with_one_annotation(texts)
     split = [_NUMBERS.split(_PLACE.sub("", text)) for text in texts]
     if len({len(parts) for parts in split}) > 1:
         return pattern(texts[0])

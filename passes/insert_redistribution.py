@@ -11,7 +11,7 @@ from irpar.analysis.moves import captured_whole, first_target, placements_of, wa
 from irpar.analysis.network import Network, network_of
 from irpar.analysis.origins import explain_values
 from irpar.analysis.placement import why_whole
-from irpar.analysis.reasons import Reasons
+from irpar.analysis.reasons import REDUCTIONS, Reasons
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
 from irpar.analysis.refinement import refine
 from irpar.ir import Builder, Module, Node, Value
@@ -180,9 +180,9 @@ class _Insertion:
             if not readers:
                 continue
             uses = value.uses
-            moved = self._redistributed(
-                value, target, following, self.reasons.of_result(node, value, given, target), node
-            )
+            reason = self.reasons.of_result(node, value, given, target)
+            onward = self.reasons.of_layout(node, value, given, target)
+            moved = self._redistributed(value, target, following, reason, node, onward)
             value.replace_uses(moved, only=uses)
 
     def _hold(self, value: Value, given: Sharding, following: Node) -> None:
@@ -200,7 +200,8 @@ class _Insertion:
         reason = self.reasons.of_result(node, value, given, target)
         planned = self._planned(value, given, target)
         conflict = self.reasons.conflict(node, value, given, target, planned.steps)
-        steps = self._steps(value, planned, following, node, reason)
+        onward = self.reasons.of_layout(node, value, given, target)
+        steps = self._steps(value, planned, following, node, reason, onward)
         held = steps[-1][1]
         value.replace_uses(held, only=uses)
         self.log.held(value, held)
@@ -211,9 +212,18 @@ class _Insertion:
                 self.module.conflicts[result.name] = conflict
 
     def _redistributed(
-        self, value: Value, target: Sharding, before: Node, reason: str, party: Node | None = None
+        self, value: Value, target: Sharding, before: Node, reason: str, party: Node | None = None, onward: str = ""
     ) -> Value:
-        """The value under another sharding, made once and shared; `party` is the node that gives or needs it so."""
+        """The value under another sharding, made once and shared.
+
+        Args:
+            value: what is moved.
+            target: how it is to lie.
+            before: what it is moved in front of.
+            reason: why.
+            party: the node that gives or needs it so.
+            onward: why it is moved further once it is summed, where that is not the same.
+        """
         assert value.sharding is not None
         if value.sharding == target:
             return value
@@ -233,7 +243,7 @@ class _Insertion:
                 conflict = self.reasons.conflict(party, value, value.sharding, target, steps)
             move = Move(value, target, party)
             result = value
-            for previous, result, op in self._steps(value, planned, before, value.node, reason):
+            for previous, result, op in self._steps(value, planned, before, value.node, reason, onward):
                 self.log.moved(previous, result, op, move)
                 if conflict is not None and op not in FREE:
                     self.module.conflicts[result.name] = conflict
@@ -252,7 +262,7 @@ class _Insertion:
         )
 
     def _steps(
-        self, value: Value, planned: Redistribution, before: Node, origin: Node | None, reason: str
+        self, value: Value, planned: Redistribution, before: Node, origin: Node | None, reason: str, onward: str
     ) -> list[tuple[Value, Value, str]]:
         """Insert the collectives of a move: of each its operand, its result and its operator."""
         if planned.peak_bytes > planned.ends_bytes + self.options.chunk_bytes:
@@ -260,7 +270,8 @@ class _Insertion:
         made: list[tuple[Value, Value, str]] = []
         for step in planned.steps:
             previous = made[-1][1] if made else value
-            made.append((previous, self._step(previous, step, before, origin, reason), step.op))
+            why = onward if onward and step.op not in REDUCTIONS else reason
+            made.append((previous, self._step(previous, step, before, origin, why), step.op))
         return made
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:

@@ -122,3 +122,20 @@ def test_keys_are_gathered_because_all_meet_every_query(tmp_path: Path) -> None:
     assert list(found) == ["k; v"]
     for conflict in found.values():
         assert "needs all keys for every query, and reads %q as [_, @sp, _]" in conflict["needed_because"]
+
+
+SUM = "g (float[8,16] x, float[16,8] w) => (float[8,8] y) { h = MatMul(x, w)  y = Relu(h) }"
+
+
+@pytest.mark.parametrize("annotated", ["h", "y"])
+def test_what_moves_a_sum_on_is_told_of_its_readers(annotated: str, tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {SUM}'), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    irpar.annotate(module, {"x": [["p"], ["q"]], "w": [["q"], None], annotated: [["q"], ["p"]]})
+    plan = irpar.partition(module, {"p": 2, "q": 2}).plan
+    summed, moved = ((entry["kind"], entry["reason"]) for entry in plan.collectives)
+    assert summed[0] == "reduce_scatter"
+    assert summed[1].startswith("MatMul of %h sums over q, which cuts %x")
+    assert moved[0] == "permute"
+    assert moved[1].startswith("%h lies as [@p, _] once it is summed; its readers want [@q, @p]: ")
+    assert f'annotated "{annotated}"' in moved[1]

@@ -18,7 +18,7 @@ from .command_line import Capture, call
 from .random_programs import Program, programs
 from .test_conflicts import torn, written
 from .test_random_programs import ANY_TIME
-from .written import Specs
+from .written import Specs, model_of_text
 
 Entry = dict[str, Any]
 
@@ -129,3 +129,30 @@ def test_every_value_of_programs_of_all_operators(tmp_path: Path) -> None:
         check_explained(irpar.partition(module, program.mesh).plan)
 
     draws()
+
+
+LONG = "/decoder/layers.0/self_attention/projection_of_the_values/MatMul"
+
+
+def test_what_was_told_is_not_told_again(tmp_path: Path, capsys: Capture) -> None:
+    """Of a tensor that moves twice the second chain says so, and so do collectives of one reason; long names are cut."""
+    text = """g (float[8,16] x) => (float[8,16] y) {
+      a = Neg(x)  b = Exp(a)  c = Neg(b)  long = Exp(c)
+      s, t, z = DynamicQuantizeLinear(long)  y = DequantizeLinear(s, t, z) }"""
+    model = model_of_text(text)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [LONG if name == "long" else name for name in names]
+    onnx.save(model, tmp_path / "m.onnx")
+    module = irpar.load(tmp_path / "m.onnx")
+    irpar.annotate(module, {"x": [["p"], ["q"]]})
+    irpar.partition(module, "p=2,q=2").save(tmp_path / "out")
+    code, told, _ = call(capsys, "explain", tmp_path / "out", LONG)
+    assert code == 0
+    assert "more steps, as above ..." in told
+    assert told.count("%x annotated") == 1
+    assert "for the same reason as 0" in told
+    assert f"of {LONG}: " in told
+    _, told, _ = call(capsys, "explain", tmp_path / "out")
+    assert LONG not in told
+    assert "of /decoder/layers.0" in told

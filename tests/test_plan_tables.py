@@ -25,6 +25,11 @@ def test_a_single_text_keeps_its_numbers() -> None:
     assert merged(["b0.fc1 in s.yaml, line 3"]) == "b0.fc1"
 
 
+def test_annotations_are_told_as_they_are_written() -> None:
+    texts = [f'%w{n} (annotated "fc::{n}") of %v{n} (annotated "h.*.w" in s.yaml, line {n})' for n in (7, 8, 9)]
+    assert merged(texts) == '%w* (annotated "fc::7" and 2 more) of %v* (annotated "h.*.w")'
+
+
 def test_names_of_exporters_make_no_long_lines(capsys: pytest.CaptureFixture[str]) -> None:
     name = "/model/encoder/" + "layers/self_attention/" * 12 + "output_projection"
     text = f"""

@@ -14,7 +14,8 @@ from .origins import VERBS, cutting_names, given_up_dims, why_dearer, why_given_
 from .placement import Placement
 from .redistribution import Step
 
-_REDUCTIONS = frozenset({"AllReduce", "ReduceScatter", "AllSlice"})
+REDUCTIONS = frozenset({"AllReduce", "ReduceScatter", "AllSlice"})
+"""What brings parts of a sum together, and cuts what comes of it."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,14 @@ class Reasons:
         told = f"{node.title} gives %{value.name} as {given}{gives.introduced}"
         return f"{told}; its readers want {target}{wants.introduced}"
 
+    def of_layout(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
+        """Why a sum is brought to another layout than it is given in; "" where it is not, or nothing is summed."""
+        summed = given.with_partial(())
+        if not given.partial or summed.canonical == target.canonical:
+            return ""
+        _, wants = self._sides(node, value, summed, target)
+        return f"%{value.name} lies as {summed} once it is summed; its readers want {target}{wants.introduced}"
+
     def _of_partial(self, node: Node, given: Sharding) -> str:
         axes = ", ".join(map(str, given.partial))
         reasons = []
@@ -158,7 +167,7 @@ class Reasons:
         if is_read and placement.rule is None and not placement.is_boundary:
             return None
         ops = [step.op for step in steps]
-        if lies.partial and _REDUCTIONS.issuperset(ops):
+        if lies.partial and REDUCTIONS.issuperset(ops):
             return None
         one, other = self._sides(node, value, lies, needed, "it" if is_read else node.title)
         reader = next(iter([] if is_read else self._readers(value, needed)), node)

@@ -2,14 +2,14 @@
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from irpar.analysis.plan_schema import known_times
-from irpar.display import bytes_text, count_text, output, print_json, sharding_text
+from irpar.display import bytes_text, count_text, output, print_json, sharding_text, shortened
 from irpar.plan_tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
 from irpar.sharding import IrparError, nearest_names
 
@@ -62,10 +62,10 @@ def explain_command(out: Out, target: Target = None, conflicts: Conflicts = Fals
         print_json({"values": found, "collectives": related})
         return
     console = output()
+    told: set[tuple[str, str]] = set()
     for entry in values:
-        _print_value(console, entry, chains[entry["name"]])
-    for entry in related:
-        _print_collective(console, entry)
+        _print_value(console, entry, chains[entry["name"]], told)
+    _print_collectives(console, related, str)
 
 
 def _explain_all(plan: "Plan", as_json: bool) -> None:
@@ -81,8 +81,7 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
     console.print(specs_table("input", plan.inputs))
     console.print()
     console.print(specs_table("output", plan.outputs))
-    for entry in plan.collectives:
-        _print_collective(console, entry)
+    _print_collectives(console, plan.collectives, shortened)
     print_replicated(console, plan.replicated, "", rows=None)
     console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID", soft_wrap=True)
 
@@ -110,7 +109,7 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
     for entry in entries:
         groups.setdefault((*entry["axes"], pattern(_told(entry))), []).append(entry)
     for alike in sorted(groups.values(), key=lambda entries: -sum(map(_sent, entries))):
-        text = merged(list(map(_told, alike)))
+        text = "\n".join(map(shortened, merged(list(map(_told, alike))).splitlines()))
         times = f"{len(alike)} x " if len(alike) > 1 else ""
         console.print()
         console.print(Text(f"{times}{text.splitlines()[0]}"), style="bold")
@@ -209,14 +208,25 @@ def _chain(known: Mapping[str, Entry], name: str, reason: Entry) -> Iterator[dic
             ]
 
 
-def _print_value(console: "Console", entry: Entry, chains: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+def _print_value(
+    console: "Console", entry: Entry, chains: Sequence[Sequence[Mapping[str, Any]]], told: set[tuple[str, str]]
+) -> None:
+    """A value and the steps of its reasons; of `told` ones that end a chain only the first is shown again."""
     name = entry["source"] if entry["source"] == entry["name"] else f"{entry['source']} (%{entry['name']})"
     console.print(Text(f"{name} {_placement(entry)}", style="bold"))
     for chain in chains:
         axes = ",".join(chain[0]["axes"])
         if axes:
             console.print(f"  {axes}:")
-        lines = [f"%{step['value']} {step['why']}" for step in chain] if len(chain) > 1 else [chain[0]["why"]]
+        steps = [(step["value"], step["why"]) for step in chain]
+        known = len(steps)
+        while known and steps[known - 1] in told:
+            known -= 1
+        told.update(steps)
+        # The names that steps start with can be asked for; those inside are told by the next step.
+        lines = [f"%{value} {shortened(why)}" for value, why in steps] if len(steps) > 1 else [chain[0]["why"]]
+        if len(steps) - known > 2:
+            lines[known + 1 :] = [f"... {len(steps) - known - 1} more steps, as above ..."]
         left_out = len(lines) - _FIRST_STEPS - _LAST_STEPS
         if left_out > 1:
             lines[_FIRST_STEPS:-_LAST_STEPS] = [f"... {left_out} more steps (--json has all) ..."]
@@ -258,7 +268,22 @@ def _unknown(plan: "Plan", target: str) -> IrparError:
 # -- collectives --------------------------------------------------------------------------------------------------
 
 
-def _print_collective(console: "Console", entry: Entry) -> None:
+def _print_collectives(console: "Console", entries: Sequence[Entry], written: Callable[[str], str]) -> None:
+    """Collectives, each with its reason; one that has the reason of another says so.
+
+    Args:
+        console: where to.
+        entries: of the plan.
+        written: how texts with names are written.
+    """
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        known = first.setdefault(entry["reason"] or str(entry["id"]), entry)
+        why = written(entry["reason"] or "") if known is entry else f"for the same reason as {known['id']}"
+        _print_collective(console, entry, written(entry["value"]), why)
+
+
+def _print_collective(console: "Console", entry: Entry, value: str, why: str) -> None:
     reduce = f" {entry['reduce']}" if entry["reduce"] else ""
     times = f", {entry['times']} times" if entry["times"] != 1 else ""
     if entry["times"] is None:
@@ -270,9 +295,9 @@ def _print_collective(console: "Console", entry: Entry) -> None:
     )
     console.print(
         indented(
-            f"of {entry['value']}: {bytes_text(entry['bytes'])} {entry['dtype']}, "
+            f"of {value}: {bytes_text(entry['bytes'])} {entry['dtype']}, "
             f"each rank sends at most {bytes_text(entry['sent_bytes'])}{times}"
         )
     )
-    if entry["reason"]:
-        console.print(indented(entry["reason"]))
+    if why:
+        console.print(indented(why))

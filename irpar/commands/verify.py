@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.display import difference_text, output, print_json, table
+from irpar.display import difference_text, output, print_json, shortened, table
 
 from .options import Engine, Input, Inputs, Json, Out
 from .ranks import GroupName, Timeout, on_ranks
@@ -120,11 +120,11 @@ def _print(verified: "Verification", bisected: "Bisection | None", command: str)
     made = table("output", *numbers, "", right=numbers)
     for found in verified.differences:
         made.add_row(
-            found.name,
+            shortened(found.name),
             "" if found.note and isinf(found.largest) else difference_text(found.largest),
             "" if found.measure == "values" else difference_text(found.error),
             difference_text(found.allowed),
-            found.note or ("equal" if found.is_equal else f"differs, most at {list(found.where)}"),
+            shortened(found.note) or ("equal" if found.is_equal else f"differs, most at {list(found.where)}"),
         )
     console.print(made)
     console.print(f"\nthe partition is {verified.verdict}", soft_wrap=True)
