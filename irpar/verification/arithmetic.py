@@ -77,6 +77,15 @@ class WideArrays(Arrays):
         return run
 
 
+_SUMS = frozenset(
+    {
+        *("MatMul", "FusedMatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "Add", "Sum", "CumSum"),
+        *("ReduceSum", "ReduceMean", "Mean", "AveragePool", "GlobalAveragePool"),
+    }
+)
+"""Operators whose results are sums of products of elements of their operands."""
+
+
 class Nudges:
     """Random roundings: of a tensor (a list of these, None) each float is multiplied by 1 - eps, 1 or 1 + eps.
 
@@ -99,6 +108,19 @@ class Nudges:
         is_count = (wide == np.rint(wide)) & (np.abs(wide) < 1 / (16 * eps))
         moved = wide * (1 + eps * self._random.integers(-1, 2, array.shape))
         return np.where(is_count, wide, moved).astype(array.dtype)
+
+
+class MagnitudeArrays(WideArrays):
+    """Arrays in float64 without signs: what the terms of a sum make when they do not cancel."""
+
+    def constant(self, array: Array, reads: Reads) -> Any:
+        """A constant, widened, without signs where it is of floats."""
+        return magnitudes(array)
+
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+        """A kernel whose factors have no signs."""
+        factors = {name: abs(value) for name, value in attributes.items() if name in ("alpha", "beta")}
+        return super().kernel(node, kernel, {**attributes, **factors})
 
 
 class PlainArrays(Arrays):
@@ -214,6 +236,16 @@ def run_float64(nodes: Nodes, given: Mapping[str, Any], names: Sequence[str]) ->
     return nodes.run(arrays, widened, names), list(arrays.narrow)
 
 
+def run_magnitudes(nodes: Nodes, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """As `Nodes.run`, of sums alone: what their terms make without their signs, in float64; {} of other nodes."""
+    cut = {nodes.value(name) for name in given}
+    made = nodes.between(cut, map(nodes.value, names))
+    if len(made) != 1 or made[0].op_type not in _SUMS:
+        return {}
+    unsigned = {name: magnitudes(array) for name, array in given.items()}
+    return nodes.run(MagnitudeArrays(nodes.module.opsets), unsigned, names)
+
+
 def run_nudged(nodes: Nodes, given: Mapping[str, Any], names: Sequence[str], seed: int) -> dict[str, Any]:
     """As `Nodes.run`, in the model's own dtypes, with what is given and what nodes compute off by a rounding."""
     nudges = Nudges(seed)
@@ -229,6 +261,14 @@ def widen(given: Any) -> Any:
         return None
     array = np.asarray(given)
     return array.astype(np.float64) if dtype_of_numpy(array.dtype) in _NARROW else array
+
+
+def magnitudes(given: Any) -> Any:
+    """A tensor (a list of these, None) with floats as float64, without their signs."""
+    if isinstance(given, (list, tuple)):
+        return [magnitudes(entry) for entry in given]
+    wide = widen(given)
+    return np.abs(wide) if wide is not None and wide.dtype == np.float64 else wide
 
 
 def _narrowed(array: Any, dtype: DType | None) -> Any:

@@ -11,7 +11,9 @@ from irpar.ir import dtype_of_numpy
 from .comparison import Array, distance
 
 
-def explained(got: Array, samples: Sequence[Array], truth: Array) -> tuple[Array, list[Array], Array, list[str]]:
+def explained(
+    got: Array, samples: Sequence[Array], truth: Array, sums: Array | None = None
+) -> tuple[Array, list[Array], Array, list[str]]:
     """Take out what is not judged by numbers.
 
     - NaN in float64 and on one side: ONNX Runtime's ReduceMax and its like pass over a NaN that is not the first.
@@ -21,6 +23,8 @@ def explained(got: Array, samples: Sequence[Array], truth: Array) -> tuple[Array
         got: the result, real floats.
         samples: the original's, computed in several ways; the first counts.
         truth: in float64.
+        sums: what the terms that an element is a sum of make without their signs, where that is known: it tells whether
+            the sum of some of them may be beyond the range.
 
     Returns:
         All three, alike where an element is explained and has no number to judge, and with the rounded number of
@@ -37,6 +41,9 @@ def explained(got: Array, samples: Sequence[Array], truth: Array) -> tuple[Array
     limit = float(ml_dtypes.finfo(expected.dtype).max)
     is_beyond = np.isfinite(truth) & (np.abs(truth) >= limit)
     overflows = np.isfinite(truth) & np.logical_or.reduce([~np.isfinite(sample) for sample in samples])
+    if sums is not None:
+        # No sum of some of the terms is larger than that of all those that have the one sign.
+        overflows |= np.isfinite(truth) & ((sums + np.abs(truth)) / 2 >= limit)
     # The infinity that has the sign of what is beyond the range; NaN where both infinities were met on the way.
     fits = ~np.isfinite(got) & ~(is_beyond & np.isinf(got) & (np.sign(got) != np.sign(truth)))
     passed = odd & (is_beyond | overflows) & (fits | np.isfinite(got))

@@ -80,6 +80,8 @@ class StepByStep:
         self._original = original
         self._inputs = inputs
         self._steps = tuple(_steps(executor, original))
+        self._without_numbers: list[_Step] = []
+        """Those whose results have infinities or NaNs that are right, and that the original's node has not."""
 
     def walk(self) -> Steps:
         """Judge the tensors in the order of the original, up to the first that differs."""
@@ -100,10 +102,11 @@ class StepByStep:
                         return Steps(found, step.node.label, compared, tuple(doubts))
                     compared += 1
                 doubts |= dict.fromkeys(judged.doubts)
+                self._without_numbers += [step] * bool(judged.without_numbers)
         return Steps(None, "", compared, tuple(doubts), is_whole=not unjudged)
 
     def decided(self, names: Sequence[str]) -> tuple[Judgement, str]:
-        """Judge outputs by the original with the decisions of the partition.
+        """Judge outputs by the original with the decisions of the partition, and its infinities.
 
         Args:
             names: of outputs.
@@ -112,22 +115,19 @@ class StepByStep:
             How they differ from that, and what decisions are others; nothing and "" where none are.
         """
         deciding = [step for step in self._steps if step.decides]
-        decisions = [name for step in deciding for name in step.results]
+        given_up = [step for step in self._without_numbers if step not in deciding]
+        decisions = [name for step in (*deciding, *given_up) for name in step.results]
         # All from one run: what it fuses decides what lies beside a step.
         held = self._executor.run(self._inputs, fetch=decisions)
         others = self._otherwise(deciding, held)
-        if not others:
+        if not others and not given_up:
             return Judgement({}), ""
         given = {**self._inputs, **{name: held[name] for name in decisions}}
         try:
             judged = StepYardstick(self._original, given).judge_step({name: held[name] for name in names})
         except IrparError:
             return Judgement({}), ""
-        decide = "decides" if len(others) == 1 else "decide"
-        return judged, (
-            f"{len(others)} of {count_text(len(deciding), 'node')} that quantise, round or compare {decide} otherwise "
-            f"than in ONNX Runtime, beside a step (the first: {others[0].node.label})"
-        )
+        return judged, " and ".join(filter(None, [_deciding_text(others, len(deciding)), _range_text(given_up)]))
 
     def _otherwise(self, deciding: Sequence[_Step], held: Mapping[str, Any]) -> list[_Step]:
         """The steps whose results are others than the original's."""
@@ -136,6 +136,26 @@ class StepByStep:
         plain = self._original.run(self._inputs, fetch=names, optimized=False) if names else {}
         differs = {name for name in names if not compare_rounding(name, held[name], plain[name]).is_equal}
         return [step for step in deciding if not differs.isdisjoint(step.results)]
+
+
+def _deciding_text(steps: Sequence[_Step], among: int) -> str:
+    if not steps:
+        return ""
+    decide = "decides" if len(steps) == 1 else "decide"
+    return (
+        f"{len(steps)} of {count_text(among, 'node')} that quantise, round or compare {decide} otherwise than in ONNX "
+        f"Runtime, beside a step (the first: {steps[0].node.label})"
+    )
+
+
+def _range_text(steps: Sequence[_Step]) -> str:
+    if not steps:
+        return ""
+    give = "gives" if len(steps) == 1 else "give"
+    return (
+        f"{count_text(len(steps), 'node')} {give} infinities or NaNs that are right in the partition's order "
+        f"(the first: {steps[0].node.label})"
+    )
 
 
 def decides(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -282,12 +283,12 @@ def _step_by_step(judged: Judgement, executor: "Executor", original: Original, i
     decided, why = steps.decided([*wrong, *doubted]) if walked.is_whole else (Judgement({}), "")
     found = dict(judged.differences)
     for name, now in decided.differences.items():
-        if now.is_equal and name not in decided.doubted:
+        if now.is_equal and (name not in decided.doubted or name in decided.without_numbers):
             away = found[name].largest
             found[name] = replace(now, largest=away, relative=found[name].relative)
+            by = f" by {difference_text(away)}" if isfinite(away) else ""
             doubted[name] = (
-                f"{name}: differs by {difference_text(away)}, since {why}; with what these give, "
-                f"the original gives the same, and {agree}",
+                f"{name}: differs{by}, since {why}; with what these give, the original gives the same, and {agree}",
             )
     return replace(judged, differences=found, doubted={**doubted, "": walked.doubts})
 

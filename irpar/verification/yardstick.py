@@ -18,7 +18,7 @@ from irpar.analysis.liveness import peak
 from irpar.ir import dtype_of_numpy
 from irpar.sharding import IrparError
 
-from .arithmetic import Nudges, OrtArrays, PlainArrays, run_float64, run_nudged
+from .arithmetic import Nudges, OrtArrays, PlainArrays, run_float64, run_magnitudes, run_nudged
 from .comparison import (
     Array,
     Arrays,
@@ -57,12 +57,14 @@ class Judgement:
         notes: how they were judged, where that is not by float64 alone.
         doubted: names of those that agree, to what about them cannot be told from these inputs.
         badly_conditioned: names of those that rounding alone moves far on these inputs, and that agree.
+        without_numbers: names of those that agree, and have infinities or NaNs that the other side has not.
     """
 
     differences: Mapping[str, Difference]
     notes: tuple[str, ...] = ()
     doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     badly_conditioned: tuple[str, ...] = ()
+    without_numbers: tuple[str, ...] = ()
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -94,11 +96,14 @@ class Yardstick:
         samples: dict[str, list[Tree]] = {name: [expected[name]] for name in waiting}
         doubts: dict[str, list[str]] = {}
         moved: dict[str, bool] = {}
+        gaps: dict[str, bool] = {}
+        sums = self._sums({name: got[name] for name in waiting}, expected)
 
         def measure(name: str) -> None:
-            measured = _Measure(name, is_exact)
+            measured = _Measure(name, is_exact, sums.get(name))
             found[name] = measured.of(name, got[name], samples[name], reference.get(name))
             doubts[name] = measured.doubts
+            gaps[name] = measured.has_gaps
             moved[name] = measured.is_badly_conditioned and not measured.doubts
 
         for more in (lambda names: {}, *self._others()):
@@ -111,7 +116,12 @@ class Yardstick:
                 break
         doubted = {name: tuple(known) for name, known in doubts.items() if known and found[name].is_equal}
         badly = tuple(name for name, is_moved in moved.items() if is_moved and found[name].is_equal)
-        return Judgement(found, (*notes, *filter(None, [self._no_nudges])), doubted, badly)
+        missing = tuple(name for name, has_gaps in gaps.items() if has_gaps and found[name].is_equal)
+        return Judgement(found, (*notes, *filter(None, [self._no_nudges])), doubted, badly, missing)
+
+    def _sums(self, got: Mapping[str, Tree], expected: Mapping[str, Tree]) -> Mapping[str, Array]:
+        """What the terms of sums make without their signs, where that is to be known."""
+        return {}
 
     def _reference(self, names: Sequence[str]) -> tuple[Mapping[str, Tree], tuple[str, ...], bool]:
         """The tensors in float64, what is to be said of that, and whether all was computed so."""
@@ -183,6 +193,14 @@ class StepYardstick(Yardstick):
         nodes = self._original.nodes
         return self.judge(got, nodes.run(PlainArrays(nodes.module.opsets), self._inputs, list(got)))
 
+    def _sums(self, got: Mapping[str, Tree], expected: Mapping[str, Tree]) -> Mapping[str, Array]:
+        try:
+            if any(_is_infinite(tree) and not _is_infinite(expected[name]) for name, tree in got.items()):
+                return run_magnitudes(self._original.nodes, self._inputs, list(got))
+        except IrparError:
+            pass
+        return {}
+
     def _check_memory(self) -> None:
         """Few nodes at a time need little."""
 
@@ -211,13 +229,16 @@ class _Measure:
     Attributes:
         doubts: what cannot be told of it, if anything.
         is_badly_conditioned: whether far more is allowed than a rounding of its largest element.
+        has_gaps: whether it has infinities or NaNs that count as right, and that the original has not.
     """
 
-    def __init__(self, name: str, is_exact: bool) -> None:
+    def __init__(self, name: str, is_exact: bool, sums: Array | None = None) -> None:
         self._name = name
+        self._sums = sums
         self._least = 1.0 if is_exact else LESS_EXACT
         self.doubts: list[str] = []
         self.is_badly_conditioned = False
+        self.has_gaps = False
 
     def of(self, name: str, got: Tree, samples: Sequence[Tree], reference: Tree) -> Difference:
         """The difference of a tensor that the original gives in several ways, the first of which counts."""
@@ -245,7 +266,10 @@ class _Measure:
     def _floats(self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None) -> Difference:
         expected = samples[0]
         if reference is not None and expected.dtype.kind != "c":
-            got, samples, reference, told = explained(got, samples, reference)
+            sums = None if self._sums is None or self._sums.shape != got.shape else self._sums
+            judged_as, samples, reference, told = explained(got, samples, reference, sums)
+            self.has_gaps = bool(np.any(~np.isfinite(got) & np.isfinite(judged_as)))
+            got = judged_as
             expected = samples[0]
             self.doubts += [f"{self._name}: {why}" for why in told]
         judged = []
@@ -303,6 +327,14 @@ class _Measure:
 
     def _doubt(self, why: str) -> None:
         self.doubts += [f"{self._name}: on these inputs {why}, so that little can be told of it"]
+
+
+def _is_infinite(tree: Tree) -> bool:
+    """Whether a tensor has infinities or NaNs."""
+    if tree is None or isinstance(tree, (list, tuple)):
+        return False
+    array = np.asarray(tree)
+    return dtype_of_numpy(array.dtype).is_float and not bool(np.isfinite(array).all())
 
 
 def _told(error: IrparError) -> str:
