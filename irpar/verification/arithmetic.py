@@ -124,12 +124,17 @@ class MagnitudeArrays(WideArrays):
 
 
 class PlainArrays(Arrays):
-    """Arrays in the model's own dtypes; ONNX Runtime computes what there is no kernel of."""
+    """Arrays in the model's own dtypes; ONNX Runtime computes what there is no kernel of.
+
+    Args:
+        opsets: domain to version.
+        threads: with which it computes; 0: as many as it chooses.
+    """
 
     name = "numpy"
 
-    def __init__(self, opsets: Mapping[str, int]) -> None:
-        self._on_ort: Callable[[Node], Operation] = on_ort(EngineSettings(opsets, 1))
+    def __init__(self, opsets: Mapping[str, int], threads: int = 0) -> None:
+        self._on_ort: Callable[[Node], Operation] = on_ort(EngineSettings(opsets, 1, threads=threads))
 
     def without_kernel(self, node: Node) -> Operation:
         """The node in ONNX Runtime."""

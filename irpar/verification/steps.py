@@ -186,7 +186,8 @@ def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
         results = {}
         for value in node.results:
             name = outputs[value] if outputs.get(value) in given else value.source_name
-            if (name in held or name in given) and nodes.value(name) is value:
+            # What nothing reads ONNX Runtime does not give of a node alone.
+            if value.has_uses and (name in held or name in given) and nodes.value(name) is value:
                 results[name] = value
         if not results:
             continue

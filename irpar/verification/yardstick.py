@@ -205,15 +205,16 @@ class StepYardstick(Yardstick):
         """Few nodes at a time need little."""
 
     def _others(self) -> Iterator[Callable[[Sequence[str]], Mapping[str, Tree]]]:
-        yield self._on_ort
+        yield partial(self._on_ort, threads=0)
+        yield partial(self._on_ort, threads=1)
         for seed in range(NUDGES):
             yield partial(self._nudged, seed=seed)
 
-    def _on_ort(self, names: Sequence[str]) -> Mapping[str, Tree]:
+    def _on_ort(self, names: Sequence[str], threads: int) -> Mapping[str, Tree]:
         """Each node alone in ONNX Runtime, whose kernels may round otherwise than irpar's."""
         nodes = self._original.nodes
         try:
-            return nodes.run(OrtArrays(nodes.module.opsets), self._inputs, names)
+            return nodes.run(OrtArrays(nodes.module.opsets, threads), self._inputs, names)
         except IrparError:
             return {}
 

@@ -247,7 +247,9 @@ def test_an_explicit_tolerance_decides_alone(tmp_path: Path) -> None:
     assert verified.differences[0].measure == "tolerance"
 
 
-def quantised_lstm(steps: int, batch: int, width: int, hidden: int) -> Original:
+def quantised_lstm(
+    steps: int, batch: int, width: int, hidden: int, results: tuple[str, ...] = ("y",)
+) -> onnx.ModelProto:
     """A model of one DynamicQuantizeLSTM both ways, which quantises the rows of a batch thread by thread."""
     draw = np.random.default_rng(0)
     constants = {
@@ -258,7 +260,7 @@ def quantised_lstm(steps: int, batch: int, width: int, hidden: int) -> Original:
     }
     operands = ["x", "w", "r", "", "", "", "", "", "scale", "zero", "scale", "zero"]
     node = helper.make_node(
-        "DynamicQuantizeLSTM", operands, ["y"], domain="com.microsoft", hidden_size=hidden, direction="bidirectional"
+        "DynamicQuantizeLSTM", operands, results, domain="com.microsoft", hidden_size=hidden, direction="bidirectional"
     )
     graph = helper.make_graph(
         [node],
@@ -268,13 +270,13 @@ def quantised_lstm(steps: int, batch: int, width: int, hidden: int) -> Original:
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    return Original.of_module(irpar.onnx_io.to_module(helper.make_model(graph, opset_imports=opsets, ir_version=9)))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_number_of_threads_changes_is_no_fault(seed: int) -> None:
     """With one thread ONNX Runtime quantises all rows of the batch by one scale; with more, those of each by their own."""
-    model = quantised_lstm(12, 4, 16, 64)
+    model = Original.of_module(irpar.onnx_io.to_module(quantised_lstm(12, 4, 16, 64)))
     inputs = {"x": np.random.default_rng(seed).standard_normal((12, 4, 16)).astype(np.float32)}
     inputs["x"][:, 1] *= 10
     expected = model.run(inputs)
@@ -283,6 +285,15 @@ def test_what_a_number_of_threads_changes_is_no_fault(seed: int) -> None:
         assert Yardstick(model, inputs).judge(got, expected).differences["y"].is_equal
     wrong = {"y": np.roll(expected["y"], 1, axis=0)}
     assert not Yardstick(model, inputs).judge(wrong, expected).differences["y"].is_equal
+
+
+def test_nodes_that_threads_change_are_judged_alone(tmp_path: Path) -> None:
+    """ONNX Runtime alone computes such a node, and does not give the result of it that nothing reads."""
+    made = partitioned(tmp_path, quantised_lstm(12, 4, 16, 64, ("y", "last")), {"x": [None, ["dp"], None]}, "dp=2")
+    inputs = {"x": np.random.default_rng(0).standard_normal((12, 4, 16)).astype(np.float32)}
+    inputs["x"][:, 1] *= 10
+    assert made.bisect(inputs).first is None
+    assert made.verify(inputs).is_equal
 
 
 def test_a_copy_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
