@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -114,7 +115,13 @@ def loaded(export: str) -> irpar.Module:
 
 
 def partitioned(export: str, mesh: dict[str, int]) -> irpar.Partition:
-    """The export over the mesh, annotated by its shardings file."""
+    """The export over the mesh, annotated by its shardings file; made once for all tests."""
+    return _partitioned(export, tuple(mesh.items()))
+
+
+@cache
+def _partitioned(export: str, axes: tuple[tuple[str, int], ...]) -> irpar.Partition:
+    mesh = dict(axes)
     module = loaded(export)
     irpar.annotate(module, cuts_of(export, mesh))
     return irpar.partition(module, irpar.Mesh(mesh))
@@ -177,9 +184,9 @@ def test_four_heads_over_four_ranks(export: str) -> None:
     check_share(partition, model_of(export), {})
 
 
-@pytest.mark.parametrize("export", EXPORTS)
-def test_exports_through_irpars_own_kernels(export: str) -> None:
-    check_numbers(partitioned(export, {"dp": 2, "tp": 2}), export, "numpy")
+@pytest.mark.parametrize(("export", "mesh"), pairs(EXPORTS, MESHES), ids=str)
+def test_exports_through_irpars_own_kernels(export: str, mesh: dict[str, int]) -> None:
+    check_numbers(partitioned(export, mesh), export, "numpy")
 
 
 @pytest.mark.slow

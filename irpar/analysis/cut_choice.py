@@ -6,8 +6,8 @@ stream) that excludes them all. Trees are folded from their leaves; what is left
 
 from collections.abc import Collection, Mapping
 
-MOST_STEPS = 2_000
-"""Branches of the search in all; above it the rest is decided greedily."""
+MOST_LOOKED_AT = 100_000
+"""Numbers in all branches of the search; above it the rest is decided greedily."""
 MOST_DEPTH = 64
 """Branches inside each other."""
 
@@ -29,7 +29,7 @@ class _Search:
 
     def __init__(self, conflicts: Mapping[int, set[int]]) -> None:
         self.conflicts = conflicts
-        self.steps = 0
+        self.looked_at = 0
 
     def best(self, weights: Mapping[int, float], depth: int) -> set[int]:
         """The best choice among the numbers that have a weight."""
@@ -78,8 +78,8 @@ class _Search:
         return folded
 
     def _branch(self, weights: Mapping[int, float], depth: int) -> set[int]:
-        self.steps += 1
-        if self.steps > MOST_STEPS or depth > MOST_DEPTH:
+        self.looked_at += len(weights)
+        if self.looked_at > MOST_LOOKED_AT or depth > MOST_DEPTH:
             return self._greedy(weights)
         hub = max(sorted(weights), key=lambda number: sum(other in weights for other in self.conflicts[number]))
         without = self.best({number: weight for number, weight in weights.items() if number != hub}, depth + 1)
