@@ -19,6 +19,7 @@ from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
 from . import redistribution
+from .choice_memory import AlikeNodes, alike_nodes
 from .elimination import Elimination
 from .flow import Flow
 from .network import BYTES, Network
@@ -94,11 +95,7 @@ class _Chooser:
         self.states: dict[Value, list[Sharding]] = {}
         self.waiting: deque[tuple[Node, Value, Sharding]] = deque()
         self.outputs = {value for graph in flow.trips for value in graph.outputs}
-        self.kinds: dict[Node, int] = {}
-        self.kinds_known: dict[object, int] = {}
-        self.known: dict[object, Price] = {}
-        self.joined: dict[object, FactorAxes] = {}
-        self.costs: dict[object, np.ndarray] = {}
+        self.kinds: dict[Node, AlikeNodes] = {}
         self.movable: dict[Value, bool] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
@@ -243,8 +240,9 @@ class _Chooser:
 
     def _joined(self, view: RuleView, tensor: int, state: Sharding, lies: Sequence[Sharding | None]) -> FactorAxes:
         """Factor axes of one value, and of the others what fits beside them."""
-        key = self._kind(view), tensor, state, tuple(lies)
-        if key not in self.joined:
+        joined = self._kind(view).joined
+        key = tensor, state, tuple(lies)
+        if key not in joined:
             mine = view.project(tensor, state.axes)
             factors = [mine.get(factor, ()) for factor in range(len(view.rule.sizes))]
             taken: list[Axis] = [axis for axes in factors for axis in axes]
@@ -253,8 +251,8 @@ class _Chooser:
                     if not factors[factor] and are_disjoint(self.mesh, [*taken, *axes]):
                         factors[factor] = axes
                         taken.extend(axes)
-            self.joined[key] = tuple(factors)
-        return self.joined[key]
+            joined[key] = tuple(factors)
+        return joined[key]
 
     def _carried(self, view: RuleView, tensor: int, state: Sharding) -> Iterator[Carried]:
         """The ways in which a partial operand stays partial, those beside it being so in one of their states."""
@@ -338,10 +336,11 @@ class _Chooser:
             places = tuple(
                 values.index(value) if value is not None and value in number else -1 for value in view.values
             )
-            key = self._kind(view), places, tuple(lies), tuple(tuple(self.states[value]) for value in values)
-            if key not in self.costs:
-                self.costs[key] = self._table(view, values, lies)
-            yield [number[value] for value in values], self.costs[key]
+            tables = self._kind(view).tables
+            key = self.work, places, tuple(lies), tuple(tuple(self.states[value]) for value in values)
+            if key not in tables:
+                tables[key] = self._table(view, values, lies)
+            yield [number[value] for value in values], tables[key]
 
     def _table(self, view: RuleView, values: Sequence[Value], lies: Sequence[Sharding | None]) -> np.ndarray:
         """What a node costs in all states of some of its values."""
@@ -378,26 +377,21 @@ class _Chooser:
         return total + _LAUNCH * launches - _WORK * flops(view.node) / self.work / minus_ways
 
     def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
-        """What a node costs; layers that are alike ask only once."""
-        key = self._kind(view), tuple(lies)
-        if key not in self.known:
-            self.known[key] = self._situation(view, lies).least()
-        return self.known[key]
+        """What a node costs; nodes that are alike ask only once."""
+        prices = self._kind(view).prices
+        key = tuple(lies)
+        if key not in prices:
+            prices[key] = self._situation(view, lies).least()
+        return prices[key]
 
     def _situation(self, view: RuleView, lies: Sequence[Sharding | None]) -> Situation:
         free = [self._is_free(value) for value in view.values]
         return Situation(view, lies, free, self.network, self.flow.times(view))
 
-    def _kind(self, view: RuleView) -> int:
-        """A number for all nodes that cost the same where their values lie alike."""
+    def _kind(self, view: RuleView) -> AlikeNodes:
+        """What is known of all nodes that cost the same where their values lie alike."""
         known = self.kinds.get(view.node)
         if known is None:
-            values = tuple(
-                None if value is None else (value.shape, value.dtype.bits, value.is_constant, self._is_free(value))
-                for value in view.values
-            )
-            node = view.node
-            runs = self.flow.times(view), flops(node), carriers(node, "sum")
-            key = node.identity, view.rule, values, runs, node.strategy, view.program_kind
-            known = self.kinds[view.node] = self.kinds_known.setdefault(key, len(self.kinds_known))
+            is_free = tuple(map(self._is_free, view.values))
+            known = self.kinds[view.node] = alike_nodes(view, is_free, self.flow.times(view), self.network)
         return known

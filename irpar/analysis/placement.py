@@ -106,7 +106,6 @@ class _Alike:
         placements: by (factor axes, what is carried).
         agreements: by the dim axes of all values: how a node runs that takes them as they lie.
         suggestions: by the dim axes of all values: what they suggest for each factor.
-        prices: what `Situation` found, by what it depends on beside rule, mesh and shapes.
         joined: by several dim axes of each value: the factor axes that one or two of them suggest.
     """
 
@@ -117,7 +116,6 @@ class _Alike:
     placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
     agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
     suggestions: dict[tuple[tuple[Axes, ...] | None, ...], Suggested] = field(default_factory=dict)
-    prices: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)
     joined: dict[tuple[tuple[tuple[Axes, ...], ...], ...], tuple[FactorAxes, ...]] = field(default_factory=dict)
 
 
@@ -265,10 +263,19 @@ class RuleView:
             dims.append(join_axes(self.mesh, axes))
         return tuple(dims)
 
-    @property
-    def prices(self) -> dict[Hashable, tuple[int, int, int]]:
-        """What `Situation` has found of nodes that are alike, in other runs too."""
-        return self._alike.prices
+    @cached_property
+    def operand_sizes(self) -> tuple[tuple[int, tuple[int, ...], int], ...]:
+        """Of each operand that there is its number, shape and bits of an element."""
+        return tuple(each for each in self._sizes() if each[0] < self.operand_count)
+
+    @cached_property
+    def result_sizes(self) -> tuple[tuple[int, tuple[int, ...], int], ...]:
+        """The same of results, which are counted behind the operands."""
+        return tuple(each for each in self._sizes() if each[0] >= self.operand_count)
+
+    def _sizes(self) -> Iterator[tuple[int, tuple[int, ...], int]]:
+        values = enumerate(self.values)
+        return ((place, value.shape, value.dtype.bits) for place, value in values if value is not None)
 
     @cached_property
     def has_programs(self) -> bool:

@@ -9,6 +9,7 @@ stands where the tensor is smallest: before a broadcast, behind a slice or a cas
 import itertools
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 
 from irpar.ir import Node, Value
 from irpar.ops import flops
@@ -55,6 +56,23 @@ def refine(
     return _Refinement(flow, dict(placements), network, pinned).run()
 
 
+@dataclass(frozen=True)
+class _Around:
+    """A value of a node that is about to change.
+
+    Attributes:
+        value: it.
+        cost: what its moves cost before.
+        places: which of the operands and results of the node it is.
+        known: what its moves cost, by how the node needs and gives it.
+    """
+
+    value: Value
+    cost: Cost | None
+    places: tuple[int, ...]
+    known: dict[tuple[Sharding | None, ...], Cost | None]
+
+
 class _Refinement:
     """One run.
 
@@ -77,8 +95,9 @@ class _Refinement:
         self.costs: dict[tuple[Node, Placement], Cost] = {}
         self.moving: dict[Value, Cost | None] = {}
         self.looks: dict[Hashable, int] = {}
-        self.known: dict[tuple[Node | None, int], int] = {}
         self.hopeless: set[int] = set()
+        self.known: dict[tuple[Node | None, int], int] = {}
+        self.light: dict[RuleView, bool] = {}
         self.left = MOST_TRIED + 4 * len(placements)
         for node, placement in placements.items():
             self._take(node, placement)
@@ -147,7 +166,7 @@ class _Refinement:
         if value is None:
             return None
         needs = tuple(self.needs.get(value, {}).values())
-        return value.type, value.is_constant, self._lies(value), needs, self._is_held(value)
+        return value.type, value.is_constant, self._lies(value), needs, value.name in self.pinned
 
     # -- what may change ------------------------------------------------------------------------------------------
 
@@ -180,7 +199,7 @@ class _Refinement:
         tried: list[tuple[Cost, Change]] = []
         before = self._moving_around(node, {})
         for placement in self._ways(node, {}):
-            cost = self._difference(before, {node: placement}, node)
+            cost = self._difference(before, {}, node, placement)
             if cost is not None:
                 tried.append((cost, {node: placement}))
         tried.sort(key=lambda pair: pair[0])
@@ -202,10 +221,9 @@ class _Refinement:
             for other in following:
                 before = self._moving_around(other, change)
                 for placement in self._ways(other, change):
-                    more = {**change, other: placement}
-                    found = self._difference(before, more, other)
+                    found = self._difference(before, change, other, placement)
                     if found is not None and (best is None or found < best[0]):
-                        best, node = (found, more), other
+                        best, node = (found, {**change, other: placement}), other
             if best is None:
                 return None
             cost, change = (cost[0] + best[0][0], cost[1] + best[0][1]), best[1]
@@ -237,7 +255,7 @@ class _Refinement:
         view = self.flow.rule(node)
         assert view is not None
         now = self.placements[node]
-        least = now.ways(self.flow.mesh) if self.network.device is None and not _is_light(view) else 1
+        least = now.ways(self.flow.mesh) if self.network.device is None and not self._is_light(view) else 1
         seen = {now}
         needs, given = self._around(change)
         lies = [self._of(value, needs, given) for value in view.values]
@@ -258,6 +276,12 @@ class _Refinement:
             for placement in itertools.islice(enough, MOST_WAYS):
                 seen.add(placement)
                 yield placement
+
+    def _is_light(self, view: RuleView) -> bool:
+        known = self.light.get(view)
+        if known is None:
+            known = self.light[view] = _is_light(view)
+        return known
 
     def _read(self, value: Value, given: Mapping[Value, Sharding]) -> Sharding | None:
         """How readers meet a value that is given in these ways."""
@@ -286,31 +310,44 @@ class _Refinement:
 
     # -- costs ----------------------------------------------------------------------------------------------------
 
-    def _difference(self, before: list[tuple[Value, Cost | None]], change: Change, node: Node) -> Cost | None:
-        """What a change costs more than without its last node; None where it cannot be.
+    def _difference(self, before: list["_Around"], change: Change, node: Node, placement: Placement) -> Cost | None:
+        """What a change costs more with one node more; None where it cannot be.
 
         Args:
             before: what the values of that node cost without it; no other value is moved otherwise.
-            change: with it.
-            node: the last.
+            change: without it.
+            node: that one.
+            placement: how it runs.
         """
         self.left -= 1
-        placement = change[node]
-        if any(given is None for given in placement.results):
+        if None in placement.results:
             return None
+        lies = (*placement.operands, *placement.results)
         ran, runs = self._running(node, self.placements[node]), self._running(node, placement)
         total, launches = runs[0] - ran[0], runs[1] - ran[1]
-        for value, was in before:
-            found = self._moving(value, change)
-            if was is None or found is None:
+        more: Change | None = None
+        for around in before:
+            if around.cost is None:
                 return None
-            total += found[0] - was[0]
-            launches += found[1] - was[1]
+            key = tuple([lies[place] for place in around.places])
+            if key in around.known:
+                found = around.known[key]
+            else:
+                more = more or {**change, node: placement}
+                found = around.known[key] = self._moved(around.value, more)
+            if found is None:
+                return None
+            total += found[0] - around.cost[0]
+            launches += found[1] - around.cost[1]
         return total, launches
 
-    def _moving_around(self, node: Node, change: Change) -> list[tuple[Value, Cost | None]]:
+    def _moving_around(self, node: Node, change: Change) -> list["_Around"]:
         """What all moves of the values of a node cost."""
-        return [(value, self._moving(value, change)) for value in dict.fromkeys((*node.inputs, *node.results))]
+        places: dict[Value, list[int]] = {}
+        for place, value in enumerate((*node.operands, *node.results)):
+            if value is not None:
+                places.setdefault(value, []).append(place)
+        return [_Around(value, self._moving(value, change), tuple(found), {}) for value, found in places.items()]
 
     def _moving(self, value: Value, change: Change) -> Cost | None:
         """What all moves of a value cost."""

@@ -124,21 +124,7 @@ class Situation:
         return self._agreed() or self._least()[1]
 
     def least(self) -> Price:
-        """What that way costs; variants of one graph are priced in many runs, so that it is kept where it can be."""
-        view = self.view
-        kind = view.program_kind
-        if kind is view.node or self.network.device is not None or self.network.memory is not None:
-            return self._found()
-        bits = tuple(None if value is None else value.dtype.bits for value in view.values)
-        carried = tuple(view.carriable(self.lies))
-        ways = tuple(way.rule for way in view.ways)
-        times = None if self.times is None else tuple(self.times)
-        key = tuple(self.lies), tuple(self.free), self.network, times, bits, carried, ways, view.node.strategy, kind
-        if key not in view.prices:
-            view.prices[key] = self._found()
-        return view.prices[key]
-
-    def _found(self) -> Price:
+        """What that way costs."""
         agreed = self._agreed()
         return self._least()[0] if agreed is None else self.price(agreed)
 
@@ -157,26 +143,24 @@ class Situation:
 
     def price(self, placement: Placement) -> Price:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
-        view, count = self.view, self.view.operand_count
+        view, lies, network = self.view, self.lies, self.network
+        times = self.times or (1,) * len(lies)
         total = launches = 0
-        times = self.times or [1] * len(view.values)
-        operands = zip(
-            view.values[:count], placement.operands, self.lies[:count], self.free[:count], times[:count], strict=True
-        )
-        for value, needed, lie, is_free, often in operands:
-            if value is None or needed is None or lie is None or is_free:
+        for place, shape, bits in view.operand_sizes:
+            needed, lie = placement.operands[place], lies[place]
+            if needed is None or lie is None or needed is lie or self.free[place]:
                 continue
-            moved = redistribution.price(lie, needed, value.shape, value.dtype.bits, self.network)
-            total, launches = total + often * moved[0], launches + moved[-1]
-        results = zip(view.values[count:], placement.results, self.lies[count:], times[count:], strict=True)
-        for value, given, lie, often in results:
-            if value is None or given is None:
+            moved = redistribution.price(lie, needed, shape, bits, network)
+            total, launches = total + times[place] * moved[0], launches + moved[-1]
+        for place, shape, bits in view.result_sizes:
+            given, lie = placement.results[place - view.operand_count], lies[place]
+            if given is None or given is lie:
                 continue
             wanted = lie or given.with_partial(())
             if not set(wanted.partial) <= set(given.partial):
                 return IMPOSSIBLE
-            moved = redistribution.price(given, wanted, value.shape, value.dtype.bits, self.network)
-            total, launches = total + often * moved[0], launches + moved[-1]
+            moved = redistribution.price(given, wanted, shape, bits, network)
+            total, launches = total + times[place] * moved[0], launches + moved[-1]
         spent, collectives = running_cost(view.node, view, placement, self.network)
         ways = placement.ways(view.mesh)
         if view.has_programs:

@@ -84,12 +84,23 @@ class Sharding:
         names = self.mesh.axis_names
         return (names.index(axis.name) if axis.name in names else len(names), axis.pre)
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Sharding) or self._hash != other._hash:
+            return False
+        return self._fields == other._fields
+
     def __hash__(self) -> int:
         return self._hash
 
+    @property
+    def _fields(self) -> tuple[object, ...]:
+        return self.mesh, self.dims, self.partial, self.reduce
+
     @cached_property
     def _hash(self) -> int:
-        return hash((self.mesh, self.dims, self.partial, self.reduce))
+        return hash(self._fields)
 
     @classmethod
     def replicated(cls, mesh: Mesh, rank: int) -> "Sharding":

@@ -129,9 +129,14 @@ def price(
     source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES
 ) -> Key:
     """What the cheapest steps cost by the network, comparable (`Network.key`); arguments as for `redistribution`."""
-    if source.axes == target.axes and source.partial == target.partial:
+    if source is target or (source.axes == target.axes and source.partial == target.partial):
         return network.nothing
-    return redistribution(source, target, shape, itemsize_bits, network).key
+    return _price(source, target, tuple(shape), itemsize_bits, network)
+
+
+@lru_cache(maxsize=65536)
+def _price(source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int, network: Network) -> Key:
+    return redistribution(source, target, shape, bits, network).key
 
 
 def step_key(before: Sharding, step: Step, shape: Sequence[int], itemsize_bits: int, network: Network) -> Key:
