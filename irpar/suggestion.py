@@ -6,43 +6,36 @@ classes those are cut that together save most, in FLOPs and weights against sent
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cached_property
 
-from irpar.analysis.control_flow import trip_count
-from irpar.analysis.cost import graph_flops, node_flops
 from irpar.analysis.cut_choice import heaviest
 from irpar.analysis.cut_classes import CutClass, CutClasses, Shares
 from irpar.analysis.cut_rest import SingleCut, single_cuts
 from irpar.analysis.flow import Flow
-from irpar.analysis.liveness import constant_bytes
 from irpar.analysis.order import order_of_use
-from irpar.analysis.parts import parts_of
 from irpar.analysis.placement import has_rank
-from irpar.analysis.plan import make_plan
 from irpar.analysis.symbols import require_static
 from irpar.instrumentation import Progress
-from irpar.ir import Annotation, Graph, Module, Value, clone_module, rewrite
-from irpar.ir.annotate import apply_to, named_values
-from irpar.ops.matmul import decompose_gemm_bias
-from irpar.pass_manager import Instrumentation, PassManager
+from irpar.ir import Module, Value, clone_module
+from irpar.ir.annotate import named_values
 from irpar.sharding import Axis, IrparError, Mesh, split_axis
 
-from .default_pipeline import COMPLETE, NORMALISE, SHARD, know_ranks
-from .display import share_text
+from .default_pipeline import know_ranks
+from .display import bytes_text, share_text
 from .suggestion_file import Spec, lines_of
-from .suggestion_minimum import alike, fewest
+from .suggestion_minimum import alike, fewest, without_needless
 from .suggestion_report import Groups
-from .suggestion_result import Prediction, Suggestion, dims_of
+from .suggestion_result import Figures, Suggestion
+from .suggestion_trials import Estimate, Trials, Variant, flops_by_operator
 from .suggestion_words import CutWords, why_no_batch
 
 _DATA_AXIS = re.compile(r"(dp|data|batch)_?\d*")
 _LEAST_SHARE = 0.02
 """Of the average gain for each collective, or of all weights; what saves less is not worth one."""
-_MOST_EXACT = 20_000
-"""Nodes up to which the choice is run once more from the start."""
+_MOST_TRIED = 1_000
+"""Nodes in all of the completions that look for lines that can be left out."""
 _LEAST_TOLD = 0.05
 """Share of a rank's FLOPs that an operator has more than its part, to be told."""
 
@@ -70,52 +63,24 @@ def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | N
     return _Suggester(module, mesh, progress).run()
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """One set of annotations and what it comes to."""
-
-    tensors: dict[str, Spec]
-    prediction: Prediction
-    shardings: dict[str, Spec]
-    flops: dict[str, int]
-    """Operator to what a rank computes of it."""
-
-
 class _Suggester:
     """One run: normalise, choose the batch, choose the weights, try it, leave out what follows."""
 
     def __init__(self, module: Module, mesh: Mesh, progress: Callable[[Progress], None] | None) -> None:
         self.mesh = mesh
-        self.progress = progress
-        self.tried = 0
         self.source = module
-        self.work = clone_module(module)
-        self.work.annotations.clear()
-        PassManager.parse(NORMALISE, self._instrumentation()).run(self.work)
-        self.flops = graph_flops(self.work.graph)
-        self.weight_bytes = constant_bytes(self.work.graph)
-        rewrite(self.work.graph, self.work.opsets, {"Gemm": decompose_gemm_bias})
+        self.trials = Trials(module, mesh, progress)
+        self.graph = self.trials.work.graph
         known = dict(named_values(module))
         self.sources = {name for name, value in known.items() if value.is_constant}
         self.names = set(known)
-        self.flow = Flow(self.work.graph, mesh)
+        self.flow = Flow(self.graph, mesh)
         self.notes: list[str] = []
         self.classes: list[CutClasses] = []
         self.places = order_of_use(self.flow)
 
-    def _instrumentation(self) -> Instrumentation:
-        """Of the passes of the next cut that is tried."""
-        tell, tried = self.progress, self.tried
-        if tell is None:
-            return Instrumentation(reproducer=None)
-
-        def told(event: Progress) -> None:
-            tell(replace(event, name=f"{event.name} of cut {tried}") if tried else event)
-
-        return Instrumentation(reproducer=None, progress=told)
-
     def _classes(self, axes: tuple[Axis, ...], shares: Shares | None = None) -> CutClasses:
-        self.classes.append(CutClasses(self.work.graph, self.mesh, axes, shares, self.flow))
+        self.classes.append(CutClasses(self.graph, self.mesh, axes, shares, self.flow))
         return self.classes[-1]
 
     @cached_property
@@ -133,13 +98,14 @@ class _Suggester:
         if self.mesh.group_size(data) > 1:
             entries, shares = self._cut_batch(data)
         if self.mesh.group_size(other) == 1:
-            return self._told(self._fewest(self._try(entries)), None)
+            return self._told(self._fewest(self.trials.estimate(entries)), None)
         classes = self._classes(other, shares)
         chosen = self._choose(classes)
-        variant = self._best(classes, chosen, entries)
-        if variant.prediction.gain <= 0:
-            chosen, variant = {}, self._try(entries)
-        return self._told(self._fewest(variant), CutWords(classes, chosen, other))
+        best = self._best(classes, chosen, entries)
+        if self.trials.gain(best.figures) <= 0:
+            chosen, best = {}, self.trials.estimate(entries)
+        found = self._fewest(best)
+        return self._told(found, CutWords(classes, chosen, other, found.readings))
 
     # -- the batch ----------------------------------------------------------------------------------------------
 
@@ -174,14 +140,14 @@ class _Suggester:
         others = [(n, held) for n, held in able.items() if n not in chosen and not taken & set(held.inputs)]
         if not chosen or not others:
             return chosen
-        best = self._try(self._of_inputs(chosen, axes))
+        best = self.trials.estimate(self._of_inputs(chosen, axes))
         for number, held in sorted(others, key=lambda item: -item[1].gain):
             if taken & set(held.inputs):
                 continue
             more = chosen | {number: held}
-            variant = self._try(self._of_inputs(more, axes))
-            if variant.prediction.gain > best.prediction.gain:
-                chosen, best = more, variant
+            found = self.trials.estimate(self._of_inputs(more, axes))
+            if self.trials.gain(found.figures) > self.trials.gain(best.figures):
+                chosen, best = more, found
                 taken |= set(held.inputs)
         return chosen
 
@@ -194,7 +160,7 @@ class _Suggester:
         chosen = {number: able[number] for number in sorted(numbers)}
         launches = sum(held.collectives for held in chosen.values())
         least_gain = _LEAST_SHARE * sum(held.gain for held in chosen.values()) / max(launches, 1)
-        least_bytes = _LEAST_SHARE * self.weight_bytes
+        least_bytes = _LEAST_SHARE * self.trials.weight_bytes
         return {
             number: held
             for number, held in chosen.items()
@@ -212,7 +178,7 @@ class _Suggester:
     def _is_source(self, value: Value) -> bool:
         return value.source_name in self.sources
 
-    def _best(self, classes: CutClasses, chosen: dict[int, CutClass], entries: dict[str, Spec]) -> _Variant:
+    def _best(self, classes: CutClasses, chosen: dict[int, CutClass], entries: dict[str, Spec]) -> Estimate:
         """Of the ways to write the choice down the one that turns out best.
 
         Heads that only a part of the axes divides, such as those of k and v in grouped attention, are cut by completion
@@ -222,18 +188,41 @@ class _Suggester:
         fits = {number: max(map(classes.parts_that_fit, held.gathered), default=1) for number, held in chosen.items()}
         partly = {number: held for number, held in chosen.items() if fits[number] > 1}
         first = {number: held for number, held in chosen.items() if number not in partly}
-        variants = [self._try(entries | self._entries(classes, first))]
+        estimate = self.trials.estimate
+        found = [estimate(entries | self._entries(classes, first))]
         if partly:
-            variants.append(self._try(entries | self._entries(classes, chosen)))
-            variants.append(self._try(entries | self._by_parts(classes, chosen, partly, max(fits.values()))))
-        best = _best_of(variants)
+            found.append(estimate(entries | self._entries(classes, chosen)))
+            found.append(estimate(entries | self._by_parts(classes, chosen, partly, max(fits.values()))))
+        best = self._best_of(found)
         rest = single_cuts(classes, chosen, self._is_source)
-        least = _LEAST_SHARE * best.prediction.gain / max(best.prediction.collectives, 1)
+        least = _LEAST_SHARE * self.trials.gain(best.figures) / max(best.figures.collectives, 1)
         rest = [single for single in rest if single.gain >= least]
         if rest:
-            more = [self._try(best.tensors | self._single(classes, rest, keep=keep)) for keep in (False, True)]
-            best = _best_of([best, *more])
+            more = [estimate(best.tensors | self._single(classes, rest, keep=keep)) for keep in (False, True)]
+            best = self._best_of([best, *more])
         return best
+
+    def _best_of(self, found: Sequence[Estimate]) -> Estimate:
+        """The best of several, the first among equals; each collective has its price.
+
+        Collectives that estimates have too many are joined in the end, so that where they decide it is looked up.
+        """
+        figures = [one.figures for one in found]
+        plain = max(range(len(found)), key=lambda index: self.trials.gain(figures[index]))
+        priced = self._best_priced(figures)
+        if plain != priced:
+            figures[plain], figures[priced] = (
+                self.trials.exact(found[index].tensors).prediction.figures for index in (plain, priced)
+            )
+            first, second = sorted((plain, priced))
+            priced = (first, second)[self._best_priced([figures[first], figures[second]])]
+        return found[priced]
+
+    def _best_priced(self, figures: Sequence[Figures]) -> int:
+        """The number of the best, the first among equals."""
+        gain = self.trials.gain
+        price = _LEAST_SHARE * max(gain(figures[0]), 0.0) / max(figures[0].collectives, 1)
+        return max(range(len(figures)), key=lambda index: gain(figures[index]) - price * figures[index].collectives)
 
     def _entries(self, classes: CutClasses, chosen: Mapping[int, CutClass]) -> dict[str, Spec]:
         return {
@@ -269,101 +258,68 @@ class _Suggester:
                     entries[other.source_name] = (None,) * len(other.shape)
         return entries
 
-    # -- trying it ----------------------------------------------------------------------------------------------
+    # -- leaving out what follows -------------------------------------------------------------------------------
 
-    def _fewest(self, variant: _Variant) -> _Variant:
-        """What the fewest entries come to that are worth as much, in order of the model.
+    def _fewest(self, best: Estimate) -> Variant:
+        """What the fewest entries come to that come to as much, in order of the model.
 
-        Which entries are needed is looked up by completion alone. What they come to is then said as `irpar partition`
-        comes to it, which normalises what is annotated already: it folds no annotated constant, and keeps some sizes
-        apart. Of a large model the difference is not worth the time.
+        Which entries are needed is looked up by estimates; what is told is what `irpar partition` comes to.
 
         Args:
-            variant: with all entries.
+            best: with all entries.
         """
         last = len(self.places)
-        tensors = dict(sorted(variant.tensors.items(), key=lambda item: self.places.get(item[0], last)))
-        run = self._try_exact if len(self.work.graph) <= _MOST_EXACT else self._try
-        whole = cache(lambda: run(tensors))
+        tensors = dict(sorted(best.tensors.items(), key=lambda item: self.places.get(item[0], last)))
         if not tensors:
-            return whole()
+            return self.trials.exact(tensors)
         values: dict[str, list[Value]] = {}
         for value in self.flow.values():
             values.setdefault(value.source_name, []).append(value)
-        wanted = self._completed(tensors)
-        tried: list[_Variant] = []
 
-        def completed(entries: Mapping[str, Spec]) -> tuple[Mapping[str, Spec], Mapping[str, Spec]]:
-            return entries, self._completed(entries)
-
-        def missing(found: tuple[Mapping[str, Spec], Mapping[str, Spec]]) -> list[str] | None:
-            entries, lies = found
-            other = [name for name in tensors if lies.get(name) != wanted.get(name)]
-            if other:
-                return other
-            tried.append(run(entries))
-            made = tried[-1].prediction
-            if made.is_as_good(variant.prediction) or made.is_as_good(whole().prediction):
+        def missing(found: Estimate) -> list[str] | None:
+            if found.figures.is_as_good(best.figures):
                 return None
-            return [name for name in tensors if tried[-1].shardings.get(name) != whole().shardings.get(name)] or [
-                *tensors
-            ]
+            return [name for name in tensors if found.held.get(name) != best.held.get(name)] or [*tensors]
 
-        is_found = fewest(tensors, alike(tensors, values, self.classes), completed, missing) is not None
-        return tried[-1] if is_found else whole()
-
-    def _completed(self, tensors: Mapping[str, Spec]) -> dict[str, Spec]:
-        """How inputs and constants lie after completion with some annotations."""
-        work = clone_module(self.work)
-        self._annotate(work, tensors)
-        PassManager.parse(COMPLETE, self._instrumentation()).run(work)
-        return _shardings(work.graph)
-
-    def _try_exact(self, tensors: Mapping[str, Spec]) -> _Variant:
-        """As a whole, from the model as it is."""
-        work = clone_module(self.source)
-        work.annotations.clear()
-        know_ranks(work)
-        return self._partition(work, f"{NORMALISE},{SHARD}", tensors)
-
-    def _try(self, tensors: Mapping[str, Spec]) -> _Variant:
-        """Complete and localize a copy of what is normalised already."""
-        return self._partition(clone_module(self.work), SHARD, tensors)
-
-    def _partition(self, work: Module, pipeline: str, tensors: Mapping[str, Spec]) -> _Variant:
-        """Annotate a module and run passes over it; weights stay where they are."""
-        self._annotate(work, tensors)
-        PassManager.parse(pipeline, self._instrumentation()).run(work)
-        plan = make_plan(work, self.mesh, parts_of(work, self.mesh), pipeline="", source={}, original={})
-        prediction = Prediction(
-            self.flops,
-            self.weight_bytes,
-            plan.totals["flops_per_rank"],
-            max(part["weight_bytes"] for part in plan.parts),
-            plan.totals["by_kind"],
+        found = fewest(tensors, alike(tensors, values, self.classes), self.trials.estimate, missing)
+        entries = tensors if found is None else found.tensors
+        entries = without_needless(
+            entries,
+            sorted(entries, key=lambda name: self._saved(values.get(name, ()), entries[name])),
+            lambda some: self.trials.estimate(some).figures.is_as_good(best.figures),
+            _MOST_TRIED // max(1, len(self.graph)),
         )
-        return _Variant(dict(tensors), prediction, _shardings(work.graph), _flops_by_operator(work.graph))
+        return self._as_good(self.trials.exact(entries), best)
 
-    def _annotate(self, work: Module, tensors: Mapping[str, Spec]) -> None:
-        self.tried += 1
-        work.set_mesh(self.mesh)
-        values: dict[str, list[Value]] = {}
-        for name, value in named_values(work):
-            if name in tensors:
-                values.setdefault(name, []).append(value)
-        for name, spec in tensors.items():
-            annotation = Annotation(name, dims_of(spec))
-            apply_to(work, annotation, self.mesh, list(dict.fromkeys(values[name])))
+    def _as_good(self, found: Variant, best: Estimate) -> Variant:
+        """What was found, or all entries, where that is worse than the estimate of these said, and than they are."""
+        figures = replace(found.prediction.figures, collectives=0)
+        if figures.is_as_good(best.figures):
+            return found
+        whole = self.trials.exact(best.tensors)
+        return found if found.prediction.figures.is_as_good(whole.prediction.figures) else whole
+
+    def _saved(self, values: Sequence[Value], spec: Spec) -> float:
+        """What it saves to cut a tensor so, and all that lies alike."""
+        held = (
+            known.class_of(value, dim)
+            for known in self.classes
+            for value in values
+            for dim, axes in enumerate(spec)
+            if axes
+        )
+        return max((one.gain for one in held if one is not None), default=0.0)
 
     # -- telling it ---------------------------------------------------------------------------------------------
 
-    def _told(self, variant: _Variant, words: CutWords | None) -> Suggestion:
-        groups = Groups(self.work.graph, self.sources, words)
+    def _told(self, variant: Variant, words: CutWords | None) -> Suggestion:
+        groups = Groups(self.graph, self.sources, words)
         cut, whole = groups.made(variant.shardings, variant.tensors, self.places)
         named = {name for group in cut for name in group.names}
         told = [*(group.names for group in cut), *([name] for name in variant.tensors if name not in named)]
         lines = lines_of(variant.tensors, sorted(told, key=self._place), self.names)
         self._tell_undivided(variant, words)
+        self._tell_peak(variant)
         return Suggestion(
             mesh=self.mesh,
             tensors=variant.tensors,
@@ -379,14 +335,14 @@ class _Suggester:
         """Where the first of some tensors is used in the model."""
         return min(self.places.get(name, len(self.places)) for name in names)
 
-    def _tell_undivided(self, variant: _Variant, words: CutWords | None) -> None:
+    def _tell_undivided(self, variant: Variant, words: CutWords | None) -> None:
         """Say where a rank computes much more than its part, and where nothing was cut."""
         used = {Axis.parse(axis).name for spec in variant.shardings.values() for axes in spec for axis in axes or ()}
         if words is None:
             self.notes.append("every rank holds the weights whole: no axis is given that cuts them, such as tp=2")
         elif used.isdisjoint(axis.name for axis in words.axes):
             self.notes.append(f"{words.said} cuts nothing: no weight is worth it, for the reasons above")
-        for operator, flops in _flops_by_operator(self.work.graph).items():
+        for operator, flops in flops_by_operator(self.graph).items():
             own = variant.flops.get(operator, 0)
             if own - flops / self.mesh.size >= _LEAST_TOLD * variant.prediction.flops_per_rank:
                 self.notes.append(
@@ -394,16 +350,13 @@ class _Suggester:
                     f"not {share_text(1, self.mesh.size)}"
                 )
 
-
-def _shardings(graph: Graph) -> dict[str, Spec]:
-    """How inputs and constants lie, by their names in the source model."""
-    found: dict[str, Spec] = {}
-    for value in (*(value for inner in graph.graphs() for value in inner.constants), *graph.inputs):
-        if value.sharding is not None:
-            spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
-            name = value.source_name
-            found[name] = spec if any(spec) else found.get(name, spec)
-    return found
+    def _tell_peak(self, variant: Variant) -> None:
+        """Say where a rank holds more at once than one device would: copies on their way, whole next to their parts."""
+        if variant.peak_bytes > self.trials.peak_bytes:
+            self.notes.append(
+                f"a rank holds {bytes_text(variant.peak_bytes)} at its peak, one device would "
+                f"{bytes_text(self.trials.peak_bytes)}: {share_text(variant.peak_bytes, self.trials.peak_bytes)} of it"
+            )
 
 
 def _major_part(mesh: Mesh, axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
@@ -419,27 +372,6 @@ def _major_part(mesh: Mesh, axes: Sequence[Axis], count: int) -> tuple[Axis, ...
             part.append(split_axis(mesh, axis, count)[0])
         break
     return tuple(part)
-
-
-def _flops_by_operator(graph: Graph) -> Counter[str]:
-    """Of a graph and of the bodies in it, counted as `node_flops` counts them."""
-    found: Counter[str] = Counter()
-    for node in graph:
-        bodies = list(node.nested_graphs())
-        if not bodies:
-            found[node.operator] += node_flops(node)
-            continue
-        times = trip_count(node) or 1
-        for operator, flops in _flops_by_operator(max(bodies, key=graph_flops)).items():
-            found[operator] += times * flops
-    return found
-
-
-def _best_of(variants: Sequence[_Variant]) -> _Variant:
-    """The best of several variants, the first among equals; each collective has its price."""
-    first = variants[0].prediction
-    price = _LEAST_SHARE * max(first.gain, 0.0) / max(first.collectives, 1)
-    return max(variants, key=lambda variant: variant.prediction.gain - price * variant.prediction.collectives)
 
 
 def _spec(value: Value, dim: int, axes: Iterable[Axis]) -> Spec:

@@ -4,7 +4,7 @@ x : [8@dp, 64] and mask : [8@dp] go together, so that one line says it; w1 : [64
 What completion would decide otherwise, and worse, stays said.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
@@ -80,3 +80,29 @@ def fewest(
         # Of a class that does not hang together one by one would take as many rounds as it has entries.
         count *= 2
     return None
+
+
+def without_needless(
+    entries: Mapping[str, Spec], order: Sequence[str], is_enough: Callable[[dict[str, Spec]], bool], tries: int
+) -> dict[str, Spec]:
+    """What is left of entries, of which any that can be is left out: one by one, or as many at once as tries allow.
+
+    Args:
+        entries: that are enough.
+        order: of their names, those first that are needed least.
+        is_enough: says whether some of the entries come to the same.
+        tries: how often it may be asked.
+    """
+    kept = dict(entries)
+    size = -(-len(order) // max(1, tries))
+    waiting = deque(order[start : start + size] for start in range(0, len(order), size or 1))
+    while waiting and tries > 0:
+        group = waiting.popleft()
+        rest = {name: spec for name, spec in kept.items() if name not in group}
+        tries -= 1
+        if is_enough(rest):
+            kept = rest
+        elif len(group) > 1:
+            middle = (len(group) + 1) // 2
+            waiting.extend((group[:middle], group[middle:]))
+    return kept

@@ -100,7 +100,7 @@ class Groups:
         if axes not in self._of_parts:
             known = self.words.classes
             classes = CutClasses(self.graph, known.mesh, axes, known.shares, known.flow)
-            self._of_parts[axes] = CutWords(classes, {}, axes)
+            self._of_parts[axes] = CutWords(classes, {}, axes, self.words.readings)
         return self._of_parts[axes]
 
     def comments(self, lines: Mapping[str, Spec], groups: Iterable[TensorGroup]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What `irpar inspect --suggest` and `irpar.suggest` give: what to cut, why, and what comes of it."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from irpar.analysis.cut_classes import worth
@@ -13,8 +13,33 @@ from .display import ROWS, count_text, report_text, share_text
 from .suggestion_file import Spec, check_target, text_of, write
 from .suggestion_report import TensorGroup
 
-_SLACK = 1e-3
-"""Of the gain, for which an entry is not worth a line."""
+_SLACK = 0.01
+"""By how much a figure may be worse for an entry not to be worth a line."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one rank has to do and to hold: that of the most.
+
+    Attributes:
+        weight_bytes: of its weights.
+        flops: that it computes in each step.
+        sent_bytes: that it sends in each step.
+        collectives: in each step.
+    """
+
+    weight_bytes: int
+    flops: int
+    sent_bytes: int
+    collectives: int
+
+    def gain(self, flops: int, weight_bytes: int) -> float:
+        """What it is worth to cut so a model that has these in all."""
+        return worth(flops - self.flops, weight_bytes - self.weight_bytes, self.sent_bytes)
+
+    def is_as_good(self, other: "Figures") -> bool:
+        """Whether no figure is worse than another's by more than a hundredth."""
+        return all(mine <= (1 + _SLACK) * its for mine, its in zip(astuple(self), astuple(other), strict=True))
 
 
 @dataclass(frozen=True)
@@ -44,13 +69,9 @@ class Prediction:
         return sum(kind["sent_bytes"] for kind in self.by_kind.values())
 
     @property
-    def gain(self) -> float:
-        """What it is worth to cut so."""
-        return worth(self.flops - self.flops_per_rank, self.weight_bytes - self.weight_bytes_per_rank, self.sent_bytes)
-
-    def is_as_good(self, other: "Prediction") -> bool:
-        """Whether this is worth as much as another, in no more collectives."""
-        return self.collectives <= other.collectives and self.gain >= (1 - _SLACK) * other.gain
+    def figures(self) -> Figures:
+        """Those of the rank that has most."""
+        return Figures(self.weight_bytes_per_rank, self.flops_per_rank, self.sent_bytes, self.collectives)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,6 +12,7 @@ from irpar.ops import Kind
 from irpar.sharding import Axis, ceil_div
 
 from .display import bytes_text, count_text, flops_text
+from .suggestion_readings import Readings
 
 _MOST_STEPS = 8
 """Nodes that are followed from a weight to where its columns become heads."""
@@ -26,10 +27,14 @@ class CutWords:
         classes: of the graph.
         chosen: those that are cut.
         axes: the axes that cut them.
+        readings: what the partition does with the weights.
     """
 
-    def __init__(self, classes: CutClasses, chosen: Mapping[int, CutClass], axes: Sequence[Axis]) -> None:
+    def __init__(
+        self, classes: CutClasses, chosen: Mapping[int, CutClass], axes: Sequence[Axis], readings: Readings
+    ) -> None:
         self.classes = classes
+        self.readings = readings
         self.chosen = chosen
         self.axes = tuple(axes)
         self.said = " and ".join(dict.fromkeys(axis.name for axis in axes))
@@ -70,20 +75,27 @@ class CutWords:
 
     def _use(self, cut: Cut, value: Value, dim: int) -> str:
         node = cut.node
+        readings = self.readings.of(value, node)
+        names = {axis.name for axis in self.axes}
         if cut.kind is Kind.REDUCE:
             rows = "input channels" if node.op_type.startswith("Conv") else "rows"
-            return f"{rows}: {glob_of(where(node))} sums over {self.said}"
-        noun, size = self._noun(cut, value, dim)
-        return f"{noun}: {size:,}, {ceil_div(size, self.classes.parts):,} a rank{self._gathered(value, dim)}"
+            if any(not each.is_moved and names <= each.summed for each in readings):
+                return f"{rows}: {glob_of(where(node))} sums over {self.said}"
+            noun, size = rows, cut.size
+        else:
+            noun, size = self._noun(cut, value, dim)
+        is_moved = any(each.is_moved for each in readings)
+        beside = f"; its blocks are sent for {glob_of(where(node))}" if is_moved else self._gathered(value, dim)
+        return f"{noun}: {size:,}, {ceil_div(size, self.classes.parts):,} a rank{beside}"
 
     def _gathered(self, value: Value, dim: int) -> str:
-        """For which operator the blocks are brought together again."""
+        """For which operator the blocks of what is made with a weight are brought together again."""
         held = self.classes.class_of(value, dim)
         if held is None or held.number not in self.chosen or value in self.classes.apart:
             return ""
         for other in held.gathered:
             node = _reader(self.classes, other, held)
-            if node is not None:
+            if node is not None and self.readings.is_moved(other):
                 return f"; brought together for {node.operator}"
         return ""
 

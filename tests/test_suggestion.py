@@ -1,5 +1,6 @@
 """What --suggest chooses: its cuts divide the work, give the right numbers, and cost what was predicted."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,8 +22,11 @@ from irpar.sharding import Axis, IrparError, Mesh
 from irpar.shardings_file import read_shardings
 from irpar.suggestion import Suggestion, suggest
 from irpar.suggestion_file import Spec, as_yaml
-from irpar.suggestion_minimum import fewest
+from irpar.suggestion_minimum import fewest, without_needless
+from irpar.suggestion_readings import Readings
 from irpar.suggestion_report import Groups
+from irpar.suggestion_result import Figures
+from irpar.suggestion_trials import Estimate, Trials
 from irpar.suggestion_words import CutWords
 from tests.budget import budget, pairs
 
@@ -329,13 +333,98 @@ def test_bodies_are_looked_into(tmp_path: Path) -> None:
 
 
 def test_the_file_says_nothing_that_follows_from_the_rest(tmp_path: Path) -> None:
-    module = build(tmp_path, "gpt", layers=2)
-    found = suggest(module, Mesh({"dp": 2, "tp": 2}))
+    found = suggest(build(tmp_path, "gpt", layers=2), Mesh({"dp": 2, "tp": 2}))
     assert list(found.lines) == ["input_ids", "h.*.attn.q.weight", "h.*.mlp.c_fc.weight", "lm_head.weight"]
-    for line in found.lines:  # Nor can any of these be left out.
+
+
+SMALL: dict[str, Callable[[], Module]] = {
+    "mlp": lambda: irpar.load(models.build("mlp")),
+    "gpt": lambda: irpar.load(models.build("gpt", layers=2)),
+    "moe": lambda: irpar.load(models.build("moe")),
+    "lstm": lambda: irpar.load(models.build("recurrent", cell="lstm", bidirectional=True)),
+    "gru": lambda: irpar.load(models.build("recurrent", cell="gru")),
+    "resnet": lambda: irpar.load(FIXTURES / "resnet_torchscript_fixed.onnx"),
+}
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("name", SMALL)
+def test_no_line_can_be_left_out(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
+    """Without any of them a rank holds, computes, or sends more, or in more collectives, by more than a hundredth."""
+    found = suggest(SMALL[name](), Mesh(mesh))
+    assert found.lines
+    for line in found.lines:
         rest = replace(found, lines={name: spec for name, spec in found.lines.items() if name != line})
-        made = partition(build(tmp_path, "gpt", layers=2), rest, tmp_path)
-        assert made.plan.totals["flops_per_rank"] > found.prediction.flops_per_rank, line
+        totals = (plan := partition(SMALL[name](), rest, tmp_path).plan).totals
+        weight_bytes = max(part["weight_bytes"] for part in plan.parts)
+        figures = Figures(weight_bytes, totals["flops_per_rank"], totals["sent_bytes"], totals["collectives"])
+        assert not figures.is_as_good(found.prediction.figures), line
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_fewer_lines_are_no_worse_in_any_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Spec]] = []
+    estimate = Trials.estimate
+
+    def noted(self: Trials, tensors: Mapping[str, Spec]) -> Estimate:
+        asked.append(dict(tensors))
+        return estimate(self, tensors)
+
+    monkeypatch.setattr(Trials, "estimate", noted)
+    module, mesh = SMALL[name](), Mesh({"tp": 2})
+    found = suggest(module, mesh)
+    all_of_them = max((tried for tried in asked if tried.items() >= found.tensors.items()), key=len)
+    assert len(all_of_them) > len(found.tensors)
+    whole = Trials(module, mesh, None).exact(all_of_them)
+    assert found.prediction.figures.is_as_good(whole.prediction.figures)
+
+
+def test_estimates_are_what_comes_of_it() -> None:
+    """But for collectives, which are joined later."""
+    for name in ("mlp", "gpt", "resnet"):
+        trials = Trials(SMALL[name](), Mesh({"tp": 2}), None)
+        tensors = suggest(SMALL[name](), Mesh({"tp": 2})).tensors
+        told, real = trials.estimate(tensors).figures, trials.exact(tensors).prediction.figures
+        assert told.weight_bytes == pytest.approx(real.weight_bytes, rel=0.02), name
+        assert told.flops == pytest.approx(real.flops, rel=0.02), name
+        assert told.sent_bytes == pytest.approx(real.sent_bytes, rel=0.02), name
+
+
+def test_entries_are_left_out_one_by_one_where_tries_suffice_and_else_in_groups() -> None:
+    entries: dict[str, Spec] = dict.fromkeys("abcdefgh", (("tp",),))
+    needed = {"b", "e"}
+    for tries, left in ((8, needed), (2, set("abcdefgh")), (4, set("abef")), (0, set("abcdefgh"))):
+        asked: list[set[str]] = []
+
+        def is_enough(some: dict[str, Spec], asked: list[set[str]] = asked) -> bool:
+            asked.append(set(some))
+            return needed <= set(some)
+
+        assert set(without_needless(entries, list(entries), is_enough, tries)) == left
+        assert len(asked) <= tries
+
+
+def test_a_rank_that_needs_more_memory_than_one_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = Mesh({"tp": 2})
+    assert not any("peak" in note for note in suggest(SMALL["mlp"](), mesh).notes)
+    exact = Trials.exact
+    monkeypatch.setattr(Trials, "exact", lambda self, tensors: replace(exact(self, tensors), peak_bytes=10**9))
+    (note,) = (note for note in suggest(SMALL["mlp"](), mesh).notes if "peak" in note)
+    assert note.startswith("a rank holds 1 GB at its peak, one device would ")
+
+
+def test_reasons_are_what_the_partition_does(tmp_path: Path) -> None:
+    """Of rows that are sent together for their reader nobody says that it sums over them."""
+    found = suggest(SMALL["resnet"](), Mesh({"tp": 2}))
+    made = partition(SMALL["resnet"](), found, tmp_path).module.graph
+    readers = {value.source_name: value.users for value in made.constants}
+    said = {line: reason for line, reason in found.comments.items() if "channels" in reason}
+    sent = {line for line, reason in said.items() if "its blocks are sent for Conv" in reason}
+    assert sent
+    for line, reason in said.items():
+        assert any(node.domain == "irpar" for node in readers[line]) == (line in sent), reason
+        is_summed = any(result.sharding.partial for node in readers[line] for result in node.results if result.sharding)
+        assert ("sums over tp" in reason) == is_summed, reason
 
 
 def test_a_result_that_needs_more_entries_gets_them() -> None:
@@ -435,7 +524,7 @@ def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Pat
     onnx.save(model_of_text(text, ["w", "v"]), tmp_path / "model.onnx")
     module = irpar.load(tmp_path / "model.onnx")
     mesh = Mesh({"tp": 2})
-    words = CutWords(CutClasses(module.graph, mesh, (Axis("tp"),)), {}, (Axis("tp"),))
+    words = CutWords(CutClasses(module.graph, mesh, (Axis("tp"),)), {}, (Axis("tp"),), Readings(module.graph))
     groups = Groups(module.graph, {"w", "v"}, words)
     annotated: dict[str, Spec] = {"w": (None, ("tp",)), "v": (None, None)}
     cut, whole = groups.made({"w": (None, None), "v": (None, None)}, annotated, {})
@@ -447,7 +536,8 @@ def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Pat
 
 def test_an_input_that_axes_of_weights_cut_is_no_batch(tmp_path: Path) -> None:
     module = build(tmp_path, "mlp")
-    words = CutWords(CutClasses(module.graph, Mesh({"dp": 2, "tp": 2}), (Axis("tp"),)), {}, (Axis("tp"),))
+    classes = CutClasses(module.graph, Mesh({"dp": 2, "tp": 2}), (Axis("tp"),))
+    words = CutWords(classes, {}, (Axis("tp"),), Readings(module.graph))
     for axis, reason in (("dp", "batch"), ("tp", "follows the weights that meet it")):
         cut, _ = Groups(module.graph, (), words).made({"x": (None, (axis,))}, {}, {})
         assert [(group.pattern, group.reason) for group in cut] == [("x", reason)]
@@ -460,6 +550,7 @@ def test_directions_of_a_recurrent_layer_go_to_ranks(tmp_path: Path) -> None:
     found = check(irpar.load(tmp_path / "lstm.onnx"), {"dp": 2, "tp": 2}, tmp_path)
     assert cuts(found)["x"] == (None, ("dp",), None)
     assert cuts(found)["w"] == (("tp",), None, None)
+    assert list(found.lines) == ["x", "w"]  # What r and the bias are follows.
     assert found.prediction.by_kind == {}
     assert excess_of(found) == 1
 
