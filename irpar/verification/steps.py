@@ -8,7 +8,7 @@ differ only by what nodes decided otherwise (see `decides`): then the original i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from irpar.display import count_text
@@ -45,14 +45,14 @@ class Steps:
         first: the first tensor that is not what the original's nodes make of the partition's own.
         node: what makes it.
         compared: how many tensors before it are.
-        doubts: what cannot be told.
+        doubted: names of tensors, to what cannot be told of them.
         is_whole: all tensors could be judged.
     """
 
     first: Difference | None
     node: str
     compared: int
-    doubts: tuple[str, ...] = ()
+    doubted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_whole: bool = True
 
 
@@ -85,7 +85,7 @@ class StepByStep:
 
     def walk(self) -> Steps:
         """Judge the tensors in the order of the original, up to the first that differs."""
-        compared, unjudged, doubts = 0, 0, dict[str, None]()
+        compared, unjudged, doubted = 0, 0, dict[str, tuple[str, ...]]()
         for batch in _batches(self._steps):
             names = [name for step in batch for name in (*step.operands, *step.results) if name not in self._inputs]
             held = {**self._inputs, **self._executor.run(self._inputs, fetch=dict.fromkeys(names))}
@@ -94,16 +94,17 @@ class StepByStep:
                 try:
                     judged = yardstick.judge_step({name: held[name] for name in step.results})
                 except IrparError as error:
-                    doubts[f"{step.node.label} cannot be computed alone: {first_line(error)}"] = None
+                    why = f"{step.node.label} cannot be computed alone: {first_line(error)}"
+                    doubted |= dict.fromkeys(step.results, (why,))
                     unjudged += 1
                     continue
                 for found in judged.differences.values():
                     if not found.is_equal:
-                        return Steps(found, step.node.label, compared, tuple(doubts))
+                        return Steps(found, step.node.label, compared, doubted)
                     compared += 1
-                doubts |= dict.fromkeys(judged.doubts)
+                doubted |= judged.doubted
                 self._without_numbers += [step] * bool(judged.without_numbers)
-        return Steps(None, "", compared, tuple(doubts), is_whole=not unjudged)
+        return Steps(None, "", compared, doubted, is_whole=not unjudged)
 
     def decided(self, names: Sequence[str]) -> tuple[Judgement, str]:
         """Judge outputs by the original with the decisions of the partition, and its infinities.

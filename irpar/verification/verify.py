@@ -290,7 +290,7 @@ def _step_by_step(judged: Judgement, executor: "Executor", original: Original, i
             doubted[name] = (
                 f"{name}: differs{by}, since {why}; with what these give, the original gives the same, and {agree}",
             )
-    return replace(judged, differences=found, doubted={**doubted, "": walked.doubts})
+    return replace(judged, differences=found, doubted={**walked.doubted, **doubted})
 
 
 def _told(inputs: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import pytest
 import irpar
 from irpar.verification import Original, Verification, bisect, verify
 from irpar.verification.steps import decides
+from irpar.verification.yardstick import StepYardstick
 from tests.written import model_of_text
 
 UNIT = 2.0**-22
@@ -73,6 +74,17 @@ def test_a_decision_beside_a_step_is_no_fault(name: str, tmp_path: Path) -> None
     (told,) = (line for line in found.but if line.startswith("y: differs by "))
     assert "that quantise, round or compare" in told
     assert "otherwise than in ONNX Runtime, beside a step (the first: " in told
+
+
+def test_what_cannot_be_computed_alone_excuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(self: StepYardstick, got: Any) -> Any:
+        raise irpar.IrparError("no kernel")
+
+    monkeypatch.setattr(StepYardstick, "judge_step", refusing)
+    deciding = DECIDING["Round"]
+    found, first = verified(tmp_path, model(deciding, -4), model(deciding, 4))
+    assert (found.result, first) == ("different", None)
+    assert any("cannot be computed alone: no kernel" in doubt for doubt in found.doubts)
 
 
 WRONG = {
