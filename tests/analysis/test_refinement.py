@@ -228,3 +228,23 @@ def test_every_rule_of_a_node_is_tried_however_many_ways_the_first_one_has(monke
     assert view is not None
     assert len(view.ways) > 1
     assert set(seen) == {way.rule for way in view.ways}
+
+
+def test_an_annotated_constant_is_not_taken_for_one_that_each_reader_may_have_as_it_needs_it() -> None:
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y, %z) opset 21 {
+  %v = constant : f32[64@tp, 64] data("w.bin", 0, 16384)
+  %w = constant : f32[64@tp, 64] data("w.bin", 16384, 16384)
+  %y = MatMul(%x, %v) : f32[8, 64] replicated
+  %z = MatMul(%x, %w) : f32[8, 64] replicated
+}
+"""
+    module = read(HEAD + text)
+    flow = Flow(module.graph, module.mesh)
+    nodes = [node for node in module.graph if node.op_type == "MatMul"]
+
+    def looks(pinned: tuple[str, ...]) -> int:
+        refinement_of = refinement._Refinement(flow, placements_of(flow, BYTES), BYTES, pinned)
+        return len({refinement_of._look(node, 0) for node in nodes})
+
+    assert looks(()) == 1
+    assert looks(("w",)) == 2
