@@ -5,9 +5,11 @@ A tenth where nothing is said, as in `make test`; all in `make test-all`; `IRPAR
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 SHARE = float(os.environ.get("IRPAR_TEST_BUDGET", "0.1"))
 LEAST = 5
@@ -24,3 +26,13 @@ def pairs(those: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
     if SHARE >= 1:
         return list(product(those, others))
     return [(each, others[place % len(others)]) for place, each in enumerate(those)]
+
+
+def of_each(kind: Callable[[_T], Hashable], cases: Sequence[_T]) -> list[_T]:
+    """All cases; of a smaller share one of each kind: the first of the first kind, the second of the second, in turn."""
+    if SHARE >= 1:
+        return list(cases)
+    kinds: dict[Hashable, list[_T]] = {}
+    for case in cases:
+        kinds.setdefault(kind(case), []).append(case)
+    return [alike[place % len(alike)] for place, alike in enumerate(kinds.values())]

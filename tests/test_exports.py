@@ -18,7 +18,7 @@ import irpar
 from irpar.api import Engine
 from irpar.default_pipeline import know_ranks
 from irpar.ir import TensorType
-from tests.budget import pairs
+from tests.budget import of_each, pairs
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -184,7 +184,7 @@ def test_four_heads_over_four_ranks(export: str) -> None:
     check_share(partition, model_of(export), {})
 
 
-@pytest.mark.parametrize(("export", "mesh"), pairs(EXPORTS, MESHES), ids=str)
+@pytest.mark.parametrize(("export", "mesh"), of_each(lambda case: model_of(case[0]), pairs(EXPORTS, MESHES)), ids=str)
 def test_exports_through_irpars_own_kernels(export: str, mesh: dict[str, int]) -> None:
     check_numbers(partitioned(export, mesh), export, "numpy")
 

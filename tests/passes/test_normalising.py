@@ -6,7 +6,8 @@ import pytest
 
 from irpar.analysis.symbols import require_static
 from irpar.ir import TensorType
-from tests.test_exports import EXPORTS, FIXTURES, numbers_of
+from tests.budget import of_each
+from tests.test_exports import EXPORTS, FIXTURES, model_of, numbers_of
 
 NORMALISE = "infer-types,fold-constants,cse,dce"
 SHAPE_OPS = {"Shape", "Size", "Range", "ConstantOfShape", "NonZero"}
@@ -23,7 +24,7 @@ def binds(model, inputs):
     return f"bind-dims{{{', '.join(f'{name}={size}' for name, size in sizes.items())}}}," if sizes else ""
 
 
-@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("export", of_each(model_of, EXPORTS))
 def test_exports_become_static_and_compute_the_same(export, check_numbers):
     inputs, _ = numbers_of(export)
     model = onnx.load(FIXTURES / f"{export}.onnx")

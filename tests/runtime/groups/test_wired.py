@@ -21,6 +21,7 @@ from irpar.runtime.groups.control import Control, Frame
 from irpar.runtime.groups.sockets import listen_address
 from irpar.runtime.token import made_token
 from irpar.sharding import Axis, Mesh, asked_by_command
+from tests.budget import pairs
 from tests.patience import patient
 
 from .collective_cases import cases, check
@@ -247,15 +248,19 @@ def test_inputs_go_on_while_the_driver_computes() -> None:
     assert run_threads(3, run)[1] == {}
 
 
-@pytest.mark.parametrize("group", ["hosts", "processes"])
 @pytest.mark.parametrize(
-    ("how", "what", "do"),
-    [
-        ("forgets", "its program closed the executor without serving", "call executor.serve() on all ranks but rank 0"),
-        ("fails", "the disk is gone", "buy another"),
-    ],
+    ("group", "ending"),
+    pairs(
+        ["hosts", "processes"],
+        [
+            ("forgets", "its program closed the executor without serving", "call executor.serve() on all ranks but"),
+            ("fails", "the disk is gone", "buy another"),
+        ],
+    ),
+    ids=str,
 )
-def test_a_rank_whose_program_does_not_serve_tells_why(group: str, how: str, what: str, do: str) -> None:
+def test_a_rank_whose_program_does_not_serve_tells_why(group: str, ending: tuple[str, str, str]) -> None:
+    how, what, do = ending
     ranks = run_ranks(4, group, "unserved", how)
     for rank in (0, 1, 3):
         assert ranks[rank].code == 1
