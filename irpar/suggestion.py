@@ -292,9 +292,9 @@ class _Suggester:
         return self._as_good(self.trials.exact(entries), best)
 
     def _as_good(self, found: Variant, best: Estimate) -> Variant:
-        """What was found, or all entries, where that is worse than the estimate of these said, and than they are."""
+        """What was found, or all entries, where it is worse than its estimate said, and than all are."""
         figures = replace(found.prediction.figures, collectives=0)
-        if figures.is_as_good(best.figures):
+        if figures.is_as_good(self.trials.estimate(found.tensors).figures):
             return found
         whole = self.trials.exact(best.tensors)
         return found if found.prediction.figures.is_as_good(whole.prediction.figures) else whole

@@ -4,7 +4,7 @@ x : [8@dp, 64] and mask : [8@dp] go together, so that one line says it; w1 : [64
 What completion would decide otherwise, and worse, stays said.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
@@ -85,7 +85,7 @@ def fewest(
 def without_needless(
     entries: Mapping[str, Spec], order: Sequence[str], is_enough: Callable[[dict[str, Spec]], bool], tries: int
 ) -> dict[str, Spec]:
-    """What is left of entries, of which any that can be is left out: one by one, or as many at once as tries allow.
+    """What is left of entries, of which any that can be is left out: twice as many at once after each that could.
 
     Args:
         entries: that are enough.
@@ -94,15 +94,16 @@ def without_needless(
         tries: how often it may be asked.
     """
     kept = dict(entries)
-    size = -(-len(order) // max(1, tries))
-    waiting = deque(order[start : start + size] for start in range(0, len(order), size or 1))
-    while waiting and tries > 0:
-        group = waiting.popleft()
+    start, count = 0, 1
+    while start < len(order) and tries > 0:
+        group = order[start : start + count]
         rest = {name: spec for name, spec in kept.items() if name not in group}
         tries -= 1
         if is_enough(rest):
             kept = rest
+            start, count = start + len(group), 2 * count
         elif len(group) > 1:
-            middle = (len(group) + 1) // 2
-            waiting.extend((group[:middle], group[middle:]))
+            count = 1
+        else:
+            start += 1
     return kept
