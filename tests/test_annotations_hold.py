@@ -118,6 +118,16 @@ def test_a_result_is_brought_to_how_it_is_annotated_before_it_is_read(spec: Spec
                for reason in entry["why"])  # fmt: skip
 
 
+@pytest.mark.parametrize("body", ["Squeeze(x, axes)", "Unsqueeze(x, axes)", "ReduceSum <keepdims = 0> (x, axes)"])
+def test_axes_of_an_operator_may_be_annotated(body: str, tmp_path: Path) -> None:
+    """Which dims they are stays known, though a rank holds but one of them."""
+    sizes, result = {"S": ("5,2,1,1", "5,2"), "U": ("5,2", "5,2,1,1"), "R": ("5,2,3,4", "5,2")}[body[0]]
+    text = f"""g (float[{sizes}] x) => (float[{result}] y) <int64[2] axes = {{2, 3}}>
+    {{ y = {body} }}"""
+    partition = held(text, {"p": 2}, {"x": [["p"], *[None] * sizes.count(",")], "axes": [["p"]]}, tmp_path)
+    assert lying(partition, "axes")[0] == ([["p"]], [])
+
+
 def test_the_reader_is_served_from_there(tmp_path: Path) -> None:
     """Straight from how it is given to how it is read, a reduce-scatter would be enough."""
     text = "g (float[8, 64] x, float[64, 8] w) => (float[8, 8] y) { h = MatMul(x, w) y = Relu(h) }"

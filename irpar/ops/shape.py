@@ -146,7 +146,7 @@ def _localize_squeeze(whole_node: Node, local: Node, builder: Builder) -> list[V
     axes = _squeezed(whole_node, shape_of(whole_node, 0))
     if not axes:
         return [typed_like(local.result, "Identity", local.operands[:1], None, builder)]
-    if not ints_of(local, "axes", 1, 13):
+    if not ints_of(whole_node, "axes", 1, 13):
         set_target(local, 1, axes, builder)
     return None
 
