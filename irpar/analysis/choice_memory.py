@@ -52,6 +52,6 @@ def alike_nodes(view: RuleView, is_free: Sequence[bool], times: Sequence[int] | 
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _alike(mesh: Mesh, network: Network, key: Hashable) -> AlikeNodes:
     return AlikeNodes()
