@@ -14,6 +14,7 @@ from irpar.analysis.parts import parts_of
 from irpar.analysis.placement import Placement
 from irpar.analysis.plan import make_plan
 from irpar.analysis.redistribution import block_bytes
+from irpar.analysis.refined_variants import RefinedVariants
 from irpar.analysis.refinement import refine
 from irpar.instrumentation import Progress
 from irpar.ir import Annotation, Graph, Module, Node, Value, clone_module, rewrite
@@ -29,6 +30,8 @@ from .suggestion_result import Figures, Prediction, dims_of
 
 _MOST_EXACT = 20_000
 """Nodes up to which a model is normalised anew for what it comes to in the end."""
+_MOST_ANEW = 300
+"""Nodes up to which each cut is refined from the start; of more what was found of a similar one is gone on from."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Trials:
         self.weight_bytes = constant_bytes(self.work.graph)
         self.peak_bytes = peak(self.work.graph).total_bytes
         rewrite(self.work.graph, self.work.opsets, {"Gemm": decompose_gemm_bias})
+        self._refine = refine if len(self.work.graph) <= _MOST_ANEW else RefinedVariants().refine
         self._estimates: dict[frozenset[tuple[str, Spec]], Estimate] = {}
         self._exact: dict[frozenset[tuple[str, Spec]], Variant] = {}
 
@@ -168,7 +172,7 @@ class Trials:
         """Of a completed module."""
         flow = Flow(work.graph, self.mesh)
         annotated = work.annotated
-        placements = refine(flow, placements_of(flow, BYTES), BYTES, annotated)
+        placements = self._refine(flow, placements_of(flow, BYTES), BYTES, annotated)
         sent, moves = cost_of_placements(flow, placements, BYTES, lambda value: value.name in annotated, annotated)
         flops = _rank_flops(work.graph, placements, self.mesh)
         held: dict[str, frozenset[Sharding]] = {}

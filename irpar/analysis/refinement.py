@@ -43,7 +43,11 @@ LIGHT_FLOPS = 10
 
 
 def refine(
-    flow: Flow, placements: Mapping[Node, Placement], network: Network, pinned: Collection[str]
+    flow: Flow,
+    placements: Mapping[Node, Placement],
+    network: Network,
+    pinned: Collection[str],
+    begin: Collection[Node] | None = None,
 ) -> dict[Node, Placement]:
     """The placements of nodes, changed where that sends less.
 
@@ -52,8 +56,9 @@ def refine(
         placements: how each node runs.
         network: what communication costs.
         pinned: names of values that are brought to how they were annotated, whoever reads them.
+        begin: nodes to begin with, and to go on from where one changes; None: wherever values are moved.
     """
-    return _Refinement(flow, dict(placements), network, pinned).run()
+    return _Refinement(flow, dict(placements), network, pinned).run(begin)
 
 
 @dataclass(frozen=True)
@@ -112,11 +117,12 @@ class _Refinement:
             if value.sharding is not None:
                 self.needs.setdefault(value, {})[flow.graph.return_node, index] = value.sharding
 
-    def run(self) -> dict[Node, Placement]:
+    def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:
         """Returns all placements."""
         moved = [value for value in self.needs if value.is_static and self._is_moved(value)]
         beside = (node for value in moved for node in (value.node, *value.users))
-        waiting = dict.fromkeys(node for node in beside if node in self.placements and self._may_change(node))
+        able = (node for node in beside if node in self.placements and self._may_change(node))
+        waiting = dict.fromkeys(node for node in able if begin is None or node in begin)
         while waiting and self.left > 0:
             node = next(iter(waiting))
             del waiting[node]
