@@ -18,7 +18,7 @@ from irpar.sharding import IrparError
 from .arithmetic import REALS
 from .comparison import Arrays, Difference, compare_rounding
 from .original import Original, first_line
-from .yardstick import Judgement, StepYardstick
+from .yardstick import Judgement, Jumps, StepYardstick
 
 if TYPE_CHECKING:
     from irpar.runtime.executor import Executor
@@ -33,6 +33,10 @@ _STEPS = frozenset(
     }
 )
 """Operators whose floats jump where their operands pass a step, or that quantise inside."""
+_INSIDE = frozenset({"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention"})
+"""Operators of these that quantise inside: one step there moves all of a row."""
+_GRIDS = frozenset({"Round", "Floor", "Ceil", "QuantizeLinear", "DynamicQuantizeLinear", "Cast"})
+"""Operators that give the whole number beside an operand: past a step lies the next one."""
 _SHAPES = frozenset({"Shape", "Size"})
 """Operators that read nothing of the numbers."""
 
@@ -64,6 +68,7 @@ class _Step:
     results: Mapping[str, Value]
     operands: Mapping[str, Value]
     decides: bool
+    jumps: Jumps
 
 
 class StepByStep:
@@ -90,7 +95,7 @@ class StepByStep:
             names = [name for step in batch for name in (*step.operands, *step.results) if name not in self._inputs]
             held = {**self._inputs, **self._executor.run(self._inputs, fetch=dict.fromkeys(names))}
             for step in batch:
-                yardstick = StepYardstick(self._original, {name: held[name] for name in step.operands})
+                yardstick = StepYardstick(self._original, {name: held[name] for name in step.operands}, step.jumps)
                 try:
                     judged = yardstick.judge_step({name: held[name] for name in step.results})
                 except IrparError as error:
@@ -171,6 +176,17 @@ def decides(node: Node) -> bool:
     return any(_is_real(value) for value in node.inputs) and not all(_is_real(value) for value in node.results)
 
 
+def _jumps(nodes: Sequence[Node]) -> Jumps:
+    """How what some nodes make together jumps; NONE also where it may do so in any way, as in bodies."""
+    deciding = [node for node in nodes if decides(node)]
+    if not deciding or any(
+        node.op_type in _INSIDE or node.callee is not None or any(True for _ in node.nested_graphs())
+        for node in deciding
+    ):
+        return Jumps.NONE
+    return Jumps.GRID if all(node.op_type in _GRIDS for node in deciding) else Jumps.STEPS
+
+
 def _is_real(value: Value) -> bool:
     type_ = tensor_type(value.type)
     return type_ is None or type_.dtype in REALS
@@ -194,7 +210,7 @@ def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
             continue
         between = nodes.between(cut, results.values())
         read = dict.fromkeys(value for inner in between for value in captured_or_read(inner) if value in cut)
-        yield _Step(node, results, {cut[value]: value for value in read}, any(map(decides, between)))
+        yield _Step(node, results, {cut[value]: value for value in read}, any(map(decides, between)), _jumps(between))
         cut |= {value: name for name, value in results.items()}
 
 

@@ -17,7 +17,7 @@ from .comparison import Arrays, Difference, compare, misfit
 from .original import Original, VerificationError
 from .reached import Body
 from .rounds import Rounds, rounds_for
-from .steps import TENSORS_AT_ONCE, StepByStep
+from .steps import TENSORS_AT_ONCE, StepByStep, Steps
 from .yardstick import Judgement, Yardstick
 
 if TYPE_CHECKING:
@@ -259,6 +259,8 @@ def _verify_once(
         judged = Yardstick(original, inputs).judge(got, present)
         if judged.doubts or not all(found.is_equal for found in judged.differences.values()):
             judged = _step_by_step(judged, executor, original, inputs)
+        elif judged.badly_conditioned:
+            judged = _first_inside(judged, StepByStep(executor, original, inputs).walk())
     empty = {name: (f"{name}: {why}",) for name, wanted in expected.items() if (why := _emptiness(wanted))}
     found = {**dict.fromkeys(expected, misfit("", "")), **judged.differences, **missing}
     return replace(judged, differences=found, doubted={**judged.doubted, **empty})
@@ -276,8 +278,7 @@ def _step_by_step(judged: Judgement, executor: "Executor", original: Original, i
     if walked.first is not None:
         if wrong:
             return judged
-        note = walked.first.note or f"differs, made by {walked.node} inside the model"
-        return replace(judged, differences={**judged.differences, walked.first.name: replace(walked.first, note=note)})
+        return _first_inside(judged, walked)
     agree = f"{count_text(walked.compared, 'tensor')} inside the model {'agrees' if walked.compared == 1 else 'agree'}"
     doubted = {name: tuple(f"{doubt}; {agree}" for doubt in known) for name, known in judged.doubted.items()}
     decided, why = steps.decided([*wrong, *doubted]) if walked.is_whole else (Judgement({}), "")
@@ -291,6 +292,14 @@ def _step_by_step(judged: Judgement, executor: "Executor", original: Original, i
                 f"{name}: differs{by}, since {why}; with what these give, the original gives the same, and {agree}",
             )
     return replace(judged, differences=found, doubted={**walked.doubted, **doubted})
+
+
+def _first_inside(judged: Judgement, walked: Steps) -> Judgement:
+    """With the first tensor inside the model that is wrong, if any, beside outputs that agree."""
+    if walked.first is None:
+        return judged
+    note = walked.first.note or f"differs, made by {walked.node} inside the model"
+    return replace(judged, differences={**judged.differences, walked.first.name: replace(walked.first, note=note)})
 
 
 def _told(inputs: Mapping[str, Any]) -> str:

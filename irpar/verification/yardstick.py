@@ -9,6 +9,7 @@ apart), and with every result of a node off by one rounding.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,18 @@ Tree = Any
 """An array, a list of these, or None."""
 
 
+class Jumps(Enum):
+    """How elements of a result jump where rounding moves an operand past a step.
+
+    One element beside a step makes the largest error a whole step. So of such results is counted how many elements jump
+    (rounding moves few), and what is rounded to a grid may not be further off than rounding puts it.
+    """
+
+    NONE = "none"
+    STEPS = "steps"
+    GRID = "grid"
+
+
 @dataclass(frozen=True)
 class Judgement:
     """What is found of some tensors.
@@ -83,6 +96,7 @@ class Yardstick:
     def __init__(self, original: Original, inputs: Arrays) -> None:
         self._original = original
         self._inputs = inputs
+        self._jumps = Jumps.NONE
         self._no_nudges = ""
         """Why what nodes compute cannot be off by a rounding, once that is known."""
 
@@ -100,7 +114,7 @@ class Yardstick:
         sums = self._sums({name: got[name] for name in waiting}, expected)
 
         def measure(name: str) -> None:
-            measured = _Measure(name, is_exact, sums.get(name))
+            measured = _Measure(name, is_exact, sums.get(name), self._jumps)
             found[name] = measured.of(name, got[name], samples[name], reference.get(name))
             doubts[name] = measured.doubts
             gaps[name] = measured.has_gaps
@@ -179,10 +193,12 @@ class StepYardstick(Yardstick):
     Args:
         original: the whole model.
         given: whole arrays by name, of inputs and of what nodes make.
+        jumps: how the results may jump.
     """
 
-    def __init__(self, original: Original, given: Mapping[str, Tree]) -> None:
+    def __init__(self, original: Original, given: Mapping[str, Tree], jumps: "Jumps | None" = None) -> None:
         super().__init__(original, given)
+        self._jumps = jumps or Jumps.NONE
 
     def judge_step(self, got: Mapping[str, Tree]) -> Judgement:
         """Compare what the partition has with what the original's nodes make.
@@ -233,8 +249,9 @@ class _Measure:
         has_gaps: whether it has infinities or NaNs that count as right, and that the original has not.
     """
 
-    def __init__(self, name: str, is_exact: bool, sums: Array | None = None) -> None:
+    def __init__(self, name: str, is_exact: bool, sums: Array | None = None, jumps: Jumps = Jumps.NONE) -> None:
         self._name = name
+        self._jumps = jumps
         self._sums = sums
         self._least = 1.0 if is_exact else LESS_EXACT
         self.doubts: list[str] = []
@@ -294,11 +311,28 @@ class _Measure:
             scale, own = largest_finite(truth), _own_error(samples, truth)
             if own <= MOST_NOISE * scale:
                 self.is_badly_conditioned |= FACTOR * own > BADLY_CONDITIONED * unit
-                return self._within(found, _error(got, expected, truth), FACTOR * own + least, scale, "float64")
+                made = self._within(found, _error(got, expected, truth), FACTOR * own + least, scale, "float64")
+                return self._counted(made, got, samples, truth, own, least)
         # Without float64, or where float32 is far from it, ONNX Runtime beside itself tells what rounding does.
         scale, own = largest_finite(expected), _own_error(samples, expected)
         self.is_badly_conditioned |= FACTOR * own > BADLY_CONDITIONED * unit
-        return self._within(found, _error(got, expected, expected), FACTOR * own + least, scale, "float32")
+        made = self._within(found, _error(got, expected, expected), FACTOR * own + least, scale, "float32")
+        return self._counted(made, got, samples, expected, own, least)
+
+    def _counted(
+        self, made: Difference, got: Array, samples: Sequence[Array], truth: Array, own: float, least: float
+    ) -> Difference:
+        """As `made`, unless far more elements jump than rounding makes jump."""
+        if self._jumps is Jumps.NONE or not made.is_equal or own <= least:
+            return made
+        past = max(least, own / FACTOR)
+        explained_by_rounding = max(_further(sample, truth, past) for sample in samples)
+        wrong, allowed = _further(got, truth, past), FACTOR * explained_by_rounding
+        if wrong > allowed:
+            made = replace(made, error=float(wrong), allowed=allowed, measure="values", note=differ_text(wrong))
+        elif allowed > MOST_NOISE * truth.size:
+            self._doubt(f"rounding alone changes {explained_by_rounding} of its {truth.size} elements")
+        return made
 
     def _within(self, found: Difference, error: float, allowed: float, scale: float, measure: str) -> Difference:
         if allowed > MOST_NOISE * scale:
@@ -323,6 +357,8 @@ class _Measure:
                 self._doubt(f"rounding alone changes {own} of its {expected.size} elements")
             wrong = int((got != truth).sum())
             made = _bounded(found, float(wrong), allowed, measure)
+            if self._jumps is Jumps.GRID and _furthest(got, truth) > FACTOR * max(_furthest(s, truth) for s in samples):
+                return replace(made, allowed=0.0, note=differ_text(wrong))
             return replace(made, note="" if made.error <= made.allowed else differ_text(wrong))
         return found
 
@@ -350,6 +386,17 @@ def _own_error(samples: Sequence[Array], truth: Array) -> float:
     """The largest error of the original in any way of computing it, where it has numbers."""
     errors = (np.where(np.isfinite(sample), distance(sample, truth), 0.0) for sample in samples)
     return max(float(np.max(error, initial=0.0, where=np.isfinite(error))) for error in errors)
+
+
+def _further(array: Array, truth: Array, bound: float) -> int:
+    """How many elements are further than so much from the truth; infinities and NaNs are judged elsewhere."""
+    away = distance(array, truth)
+    return int(((away > bound) & np.isfinite(away)).sum())
+
+
+def _furthest(array: Array, truth: Array) -> float:
+    """The largest distance of whole numbers from the truth."""
+    return float(np.max(np.abs(array.astype(np.float64) - truth.astype(np.float64)), initial=0.0))
 
 
 def _error(got: Array, expected: Array, truth: Array) -> float:

@@ -118,3 +118,26 @@ def test_what_decides() -> None:
       g = Greater(x, a)  h = Greater(i, f)  y = Identity(x) }"""
     nodes = Original.of_module(irpar.onnx_io.to_module(model_of_text(text))).nodes
     assert [node.results[0].name for node in nodes.graph if decides(node)] == ["b", "c", "g"]
+
+
+JUMPING = "r = Round(h)"
+MISROUNDED = {
+    "down": "r = Floor(h)",
+    "up": "r = Ceil(h)",
+    "off by three": "k = Round(h)  r = Add(k, three)",
+}
+
+
+@pytest.mark.parametrize("planted", [JUMPING, *MISROUNDED.values()], ids=["right", *MISROUNDED])
+def test_one_number_beside_a_step_excuses_no_others(planted: str, tmp_path: Path) -> None:
+    def made(deciding: str) -> onnx.ModelProto:
+        model_ = model(f"{deciding}  d = Identity(r)", -4, head=HEAD.replace("half", "three = {3}, float half"))
+        (weights,) = (known for known in model_.graph.initializer if known.name == "w")
+        numbers = onnx.numpy_helper.to_array(weights).copy()
+        numbers[-1] = 100.3  # So that a few steps are little beside the largest number.
+        weights.CopyFrom(onnx.numpy_helper.from_array(numbers, "w"))
+        return model_
+
+    found, first = verified(tmp_path, made(JUMPING), made(planted))
+    assert found.result == ("equal" if planted is JUMPING else "different")
+    assert (first is None) == (planted is JUMPING)
