@@ -131,7 +131,7 @@ MISROUNDED = {
 @pytest.mark.parametrize("planted", [JUMPING, *MISROUNDED.values()], ids=["right", *MISROUNDED])
 def test_one_number_beside_a_step_excuses_no_others(planted: str, tmp_path: Path) -> None:
     def made(deciding: str) -> onnx.ModelProto:
-        model_ = model(f"{deciding}  d = Identity(r)", -4, head=HEAD.replace("half", "three = {3}, float half"))
+        model_ = model(f"{deciding}  d = Identity(r)", 0, head=HEAD.replace("half", "three = {3}, float half"))
         (weights,) = (known for known in model_.graph.initializer if known.name == "w")
         numbers = onnx.numpy_helper.to_array(weights).copy()
         numbers[-1] = 100.3  # So that a few steps are little beside the largest number.
