@@ -196,9 +196,9 @@ class StepYardstick(Yardstick):
         jumps: how the results may jump.
     """
 
-    def __init__(self, original: Original, given: Mapping[str, Tree], jumps: "Jumps | None" = None) -> None:
+    def __init__(self, original: Original, given: Mapping[str, Tree], jumps: Jumps = Jumps.NONE) -> None:
         super().__init__(original, given)
-        self._jumps = jumps or Jumps.NONE
+        self._jumps = jumps
 
     def judge_step(self, got: Mapping[str, Tree]) -> Judgement:
         """Compare what the partition has with what the original's nodes make.

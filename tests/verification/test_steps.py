@@ -141,3 +141,32 @@ def test_one_number_beside_a_step_excuses_no_others(planted: str, tmp_path: Path
     found, first = verified(tmp_path, made(JUMPING), made(planted))
     assert found.result == ("equal" if planted is JUMPING else "different")
     assert (first is None) == (planted is JUMPING)
+
+
+def test_a_small_fault_inside_is_told_where_rounding_moves_the_outputs_further(tmp_path: Path) -> None:
+    """Of 2.5 rounding alone makes 2 or 3, so that of the output several steps are allowed; one number is wrong by one."""
+
+    def made(wrong: float) -> onnx.ModelProto:
+        model_ = model("r = Round(h)  d = Identity(r)", 0, wrong)
+        (weights,) = (known for known in model_.graph.initializer if known.name == "w")
+        numbers = onnx.numpy_helper.to_array(weights).copy()
+        numbers[-1] = 100.3
+        weights.CopyFrom(onnx.numpy_helper.from_array(numbers, "w"))
+        return model_
+
+    assert verified(tmp_path, made(1), made(1))[0].result == "equal"
+    found, first = verified(tmp_path, made(1), made(1.3))
+    assert (found.result, first.name) == ("different", "h")
+
+
+@pytest.mark.parametrize("off", [0.0, 1e5])
+def test_codes_that_rounding_changes_all_may_not_be_far_off(off: float, tmp_path: Path) -> None:
+    """In the last place of 1e9 are 64: rounding changes every whole number that is made of them, but by so much."""
+    head = HEAD.replace("half", f"big = {{1e9}}, float off = {{{off}}}, float half")
+    made = [
+        model(f"k = Mul(h, big)  {planted}  d = Cast<to=1>(c)", 0.25, head=head)
+        for planted in ("c = Cast<to=7>(k)", "m = Add(k, off)  c = Cast<to=7>(m)")
+    ]
+    found, first = verified(tmp_path, *made)
+    assert found.result == ("different" if off else "equal")
+    assert (first and first.name) == ("c" if off else None)

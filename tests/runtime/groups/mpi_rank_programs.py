@@ -15,6 +15,7 @@ from irpar.runtime.groups.mpi import MpiGroup
 from irpar.runtime.groups.mpi_job import Job
 from irpar.runtime.groups.mpi_parcels import Parcels
 from irpar.sharding import Axis, Mesh
+from tests.patience import slowness
 
 from . import rank_programs
 from .rank_programs import come
@@ -143,13 +144,14 @@ def apart(seconds: str) -> None:
 
 def finalizing() -> None:
     """The program ends MPI itself, and goes on."""
-    group = make_group("mpi", Mesh({"x": 3}), 1.0)
+    seconds = slowness()
+    group = make_group("mpi", Mesh({"x": 3}), seconds)
     group.close()
     job = group._job
     rank = group.rank
     job.mpi.Finalize()
     if rank == 0:
-        time.sleep(2)
+        time.sleep(2 * seconds)
         print("went on", flush=True)
 
 

@@ -186,7 +186,7 @@ def idle(name: str, what: str, seconds: str = "1") -> None:
 def forked(name: str) -> None:
     """The driver forks between two runs; what it forked ends as programs do, and ends nothing of the driver's."""
     loaded = module(MLP, **mlp_weights())
-    executor = Executor(loaded, loaded.mesh, engine="numpy", group=join(name, loaded.mesh, 5.0))
+    executor = Executor(loaded, loaded.mesh, engine="numpy", group=join(name, loaded.mesh))
     if not executor.is_driver:
         executor.serve()
         return
@@ -205,7 +205,7 @@ def forked(name: str) -> None:
 def unserved(name: str, how: str) -> None:
     """The program of rank 2 forgets to serve, or fails before it does."""
     loaded = module(MLP, **mlp_weights())
-    with Executor(loaded, loaded.mesh, engine="numpy", group=join(name, loaded.mesh, 5.0)) as executor:
+    with Executor(loaded, loaded.mesh, engine="numpy", group=join(name, loaded.mesh)) as executor:
         if executor.is_driver:
             executor.run(mlp_input())
         elif World.of_ranks(name, loaded.mesh).rank != 2:
