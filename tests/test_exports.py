@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -115,11 +115,11 @@ def loaded(export: str) -> irpar.Module:
 
 
 def partitioned(export: str, mesh: dict[str, int]) -> irpar.Partition:
-    """The export over the mesh, annotated by its shardings file; made once for all tests."""
+    """The export over the mesh, annotated by its shardings file; made once for several tests."""
     return _partitioned(export, tuple(mesh.items()))
 
 
-@cache
+@lru_cache(maxsize=64)
 def _partitioned(export: str, axes: tuple[tuple[str, int], ...]) -> irpar.Partition:
     mesh = dict(axes)
     module = loaded(export)
