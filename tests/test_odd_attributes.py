@@ -282,6 +282,13 @@ def test_squeeze_of_dims_that_an_empty_list_names() -> None:
         check(model, inputs, {"x": cut})
 
 
+def test_squeeze_of_dims_that_are_named_when_it_runs() -> None:
+    inputs = {"x": floats(4, 1, 6), "axes": np.array([1])}
+    model = model_of([helper.make_node("Squeeze", ["x", "axes"], ["y"])], inputs)
+    for cut in (["x", None, None], [None, "x", None], [None, None, "x"]):
+        check(model, inputs, {"x": cut})
+
+
 def test_features_at_places_in_several_rows() -> None:
     inputs = {"x": floats(4, 7), "places": np.arange(8).reshape(4, 2) % 7}
     node = helper.make_node("ArrayFeatureExtractor", ["x", "places"], ["y"], domain="ai.onnx.ml")

@@ -12,12 +12,14 @@ from .facts import (
     axis_attribute,
     broadcast_dims,
     computed_count,
+    data_of,
     dims_of,
     int_attribute,
     ints_attribute,
     ints_of,
     needed,
     needed_ints,
+    operand,
     result_shape,
     result_shapes,
     shape_of,
@@ -143,6 +145,9 @@ def _squeezed(node: Node, dims: Sequence[Dim]) -> tuple[int, ...]:
 
 def _localize_squeeze(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
     """Name the axes: without them, or with none, a dim whose block has size 1 would go too."""
+    named = operand(whole_node, 1)
+    if named is not None and data_of(named) is None:
+        return None  # They are named when it runs.
     axes = _squeezed(whole_node, shape_of(whole_node, 0))
     if not axes:
         return [typed_like(local.result, "Identity", local.operands[:1], None, builder)]
