@@ -18,6 +18,7 @@ from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.sharding import Axis, IrparError, Mesh
+from tests.patience import slowness
 
 from ..programs import MLP, mlp_input, mlp_reference, mlp_weights, module
 from .collective_cases import cases, check
@@ -165,22 +166,23 @@ def mlp(name: str, fault: str = "", seconds: str = "30", victim: str = "2") -> N
         print("the numbers are right")
 
 
-def idle(name: str, what: str, seconds: str = "1") -> None:
+def idle(name: str, what: str, bound: str = "") -> None:
     """Between two runs, or after the last, the driver takes longer than a collective may, or is stopped for ever."""
     loaded = module(MLP, **mlp_weights())
     when = what.partition("-")[2]
-    group = join(name, loaded.mesh, float(seconds))
+    seconds = float(bound or slowness())
+    group = join(name, loaded.mesh, seconds)
     with Executor(loaded, loaded.mesh, engine="numpy", group=group) as executor:
         if not executor.is_driver:
             executor.serve()
         else:
             executor.run(mlp_input())
             if when == "between":
-                rest(what, float(seconds))
+                rest(what, seconds)
             executor.run(mlp_input())
             print("the numbers are there", flush=True)
     if executor.is_driver and when == "after":
-        rest(what, float(seconds))
+        rest(what, seconds)
 
 
 def forked(name: str) -> None:
