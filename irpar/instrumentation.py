@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from rich.table import Table
 
 from irpar.ir import ExternalTensor, Module, without_metadata
-from irpar.sharding import IrparError, nearest_names
+from irpar.sharding import IrparError, listed, nearest_names
 
 from .display import table
 from .pipeline import Pass, format_pass
@@ -152,9 +152,8 @@ def check_dump_folder(folder: Path) -> None:
         return
     others = sorted(entry.name for entry in folder.iterdir() if not _DUMP.fullmatch(entry.name))
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise IrparError(
-            f"the folder for dumps holds something else: {others[0]}{more}",
+            f"the folder for dumps holds something else: {listed(others, 1)}",
             where=str(folder),
             do="give a new or empty folder",
         )

@@ -6,6 +6,7 @@ from functools import cache
 from irpar.ir import Graph, Node
 from irpar.kernels import has_kernel
 from irpar.process import import_native
+from irpar.sharding import listed
 
 
 @cache
@@ -41,8 +42,7 @@ def unknown_nodes(graphs: Iterable[Graph]) -> dict[str, list[Node]]:
 def unknown_notes(graphs: Iterable[Graph]) -> tuple[str, ...]:
     """A line for the user about each operator that no engine can run."""
     return tuple(
-        f"no engine can run {operator} (node {nodes[0].label}"
-        + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
-        + "): neither ONNX Runtime nor irpar's kernels know it"
+        f"no engine can run {operator} (node {listed([node.label for node in nodes], 1)}): neither ONNX Runtime nor "
+        "irpar's kernels know it"
         for operator, nodes in unknown_nodes(graphs).items()
     )

@@ -12,7 +12,7 @@ from irpar.ir import Node
 from .flow import Flow
 from .network import Network
 from .placement import Placement
-from .refinement import LOOK_AROUND, refine
+from .refinement import LOOK_AROUND, beside, refine
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,6 @@ def _around(nodes: Collection[Node], among: Collection[Node]) -> set[Node]:
     """Some nodes, and those up to `LOOK_AROUND` steps from one of them."""
     found = new = set(nodes)
     for _ in range(LOOK_AROUND):
-        values = dict.fromkeys(value for node in new for value in (*node.inputs, *node.results))
-        beside = (node for value in values for node in (value.node, *value.users) if node is not None)
-        new = {node for node in beside if node in among} - found
+        new = {other for node in new for other in beside(node, among)} - found
         found = found | new
     return found

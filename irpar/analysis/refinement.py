@@ -78,6 +78,15 @@ class _Around:
     known: dict[tuple[Sharding | None, ...], Cost | None]
 
 
+def beside(node: Node, among: Collection[Node]) -> Iterator[Node]:
+    """The node, and those of some nodes that make or read its values."""
+    yield node
+    for value in (*node.inputs, *node.results):
+        if value.node is not None and value.node in among:
+            yield value.node
+        yield from (user for user in value.users if user in among)
+
+
 class _Refinement:
     """One run.
 
@@ -120,8 +129,8 @@ class _Refinement:
     def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:
         """Returns all placements."""
         moved = [value for value in self.needs if value.is_static and self._is_moved(value)]
-        beside = (node for value in moved for node in (value.node, *value.users))
-        able = (node for node in beside if node in self.placements and self._may_change(node))
+        ends = (node for value in moved for node in (value.node, *value.users))
+        able = (node for node in ends if node in self.placements and self._may_change(node))
         waiting = dict.fromkeys(node for node in able if begin is None or node in begin)
         while waiting and self.left > 0:
             node = next(iter(waiting))
@@ -136,7 +145,9 @@ class _Refinement:
                 self.known.clear()
             for changed, placement in (change or {}).items():
                 self._take(changed, placement)
-                waiting.update(dict.fromkeys(other for other in self._beside(changed) if self._may_change(other)))
+                waiting.update(
+                    dict.fromkeys(other for other in beside(changed, self.placements) if self._may_change(other))
+                )
         return self.placements
 
     def _take(self, node: Node, placement: Placement) -> None:
@@ -189,14 +200,6 @@ class _Refinement:
 
     def _lies(self, value: Value) -> Sharding | None:
         return self.given.get(value, value.sharding)
-
-    def _beside(self, node: Node) -> Iterator[Node]:
-        """The node, and those that make or read its values."""
-        yield node
-        for value in (*node.inputs, *node.results):
-            if value.node is not None and value.node in self.placements:
-                yield value.node
-            yield from (user for user in value.users if user in self.placements)
 
     # -- what is better -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from irpar.sharding import ArgumentError, DimSpec, IrparError, Mesh, described, require, spelled, with_priority
+from irpar.sharding import ArgumentError, DimSpec, IrparError, Mesh, described, listed, require, spelled, with_priority
 
 from .function import Function
 from .graph import Graph
@@ -243,12 +243,11 @@ class Module:
         return annotate(self, Annotation(pattern, tuple(dims)))
 
     def __repr__(self) -> str:
-        inputs = ", ".join(map(repr, self.graph.inputs[:_INPUTS_SHOWN]))
-        more = f" and {len(self.graph.inputs) - _INPUTS_SHOWN} more" * (len(self.graph.inputs) > _INPUTS_SHOWN)
+        inputs = listed([repr(value) for value in self.graph.inputs], _INPUTS_SHOWN)
         nodes = sum(map(len, self.graphs))
         mesh = "".join(f" over {mesh}" for mesh in self.meshes.values())
         kind = f"local module{mesh}, {len(self.graphs)} programs" if self.is_local else f"module{mesh}"
-        return f"<{kind}: {self.graph.name or 'unnamed'}, {nodes:,} nodes, inputs {inputs or 'none'}{more}>"
+        return f"<{kind}: {self.graph.name or 'unnamed'}, {nodes:,} nodes, inputs {inputs or 'none'}>"
 
     def _repr_html_(self) -> str:
         from irpar.html import report_html

@@ -11,7 +11,7 @@ from irpar.analysis.plan import FORMAT
 from irpar.atomic import is_leftover, left_aside, notes_on_aside
 from irpar.ir import ExternalTensor, Module
 from irpar.regular_file import read_text
-from irpar.sharding import IrparError, option, spelled
+from irpar.sharding import IrparError, listed, option, spelled
 from irpar.system_errors import remedy
 
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
@@ -79,10 +79,9 @@ def _check_target(folder: Path, force: bool, sources: Iterable[Path]) -> None:
     _refuse_sources(folder, sources)
     others = sorted(_others(folder))
     if others:
-        named = ", ".join(others[:_MOST_NAMED])
-        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        named = listed(others, _MOST_NAMED)
         raise OutputError(
-            f"{folder} holds more than a partition, which {option('force')} would remove: {named}{more}",
+            f"{folder} holds more than a partition, which {option('force')} would remove: {named}",
             do="move that elsewhere, or give another folder",
         )
 

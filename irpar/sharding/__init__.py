@@ -15,7 +15,7 @@ from .blocks import (
     local_shape,
     minor_gather_is_aligned,
 )
-from .errors import IrparError, ShardingError, nearest_names
+from .errors import IrparError, ShardingError, listed, nearest_names
 from .mesh import Axis, Mesh
 from .permutation import is_permutation, permutation, permuted_shapes
 from .sharding import (
@@ -56,6 +56,7 @@ __all__ = [
     "is_permutation",
     "is_priority",
     "join_axes",
+    "listed",
     "local_region",
     "local_shape",
     "minor_gather_is_aligned",

@@ -1,7 +1,7 @@
 """The one error type of irpar: what, where, which rule, what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from .visible import visible
@@ -49,6 +49,12 @@ def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
     candidates = list(islice(filter(None, known), _MOST_COMPARED))
     found = difflib.get_close_matches(name, candidates, n=5, cutoff=0.5)
     return (f"nearest names: {', '.join(found)}",) if found else ()
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: the first of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class ShardingError(IrparError):

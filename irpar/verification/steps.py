@@ -176,9 +176,8 @@ def decides(node: Node) -> bool:
     return any(_is_real(value) for value in node.inputs) and not all(_is_real(value) for value in node.results)
 
 
-def _jumps(nodes: Sequence[Node]) -> Jumps:
-    """How what some nodes make together jumps; NONE also where it may do so in any way, as in bodies."""
-    deciding = [node for node in nodes if decides(node)]
+def _jumps(deciding: Sequence[Node]) -> Jumps:
+    """How what some nodes that decide make together jumps; NONE also where it may do so in any way, as in bodies."""
     if not deciding or any(
         node.op_type in _INSIDE or node.callee is not None or any(True for _ in node.nested_graphs())
         for node in deciding
@@ -210,7 +209,8 @@ def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
             continue
         between = nodes.between(cut, results.values())
         read = dict.fromkeys(value for inner in between for value in captured_or_read(inner) if value in cut)
-        yield _Step(node, results, {cut[value]: value for value in read}, any(map(decides, between)), _jumps(between))
+        deciding = [inner for inner in between if decides(inner)]
+        yield _Step(node, results, {cut[value]: value for value in read}, bool(deciding), _jumps(deciding))
         cut |= {value: name for name, value in results.items()}
 
 

@@ -11,7 +11,7 @@ from irpar.display import count_text, difference_text
 from irpar.html import report_html
 from irpar.ir import tensor_type
 from irpar.runtime.layout import find_first
-from irpar.sharding import IrparError, spelled
+from irpar.sharding import IrparError, listed, spelled
 
 from .comparison import Arrays, Difference, compare, misfit
 from .original import Original, VerificationError
@@ -213,9 +213,8 @@ def _conditioning(found: Mapping[str, Difference], moved: Sequence[str], drawn: 
     """What is told of outputs of which much may be wrong unseen, and what inputs would tell more."""
     if not moved:
         return
-    named = ", ".join(f"{name} ({found[name].allowed:.2g} allowed)" for name in moved[:_MOST_NAMED])
-    more = f" and {len(moved) - _MOST_NAMED} more" if len(moved) > _MOST_NAMED else ""
-    what = f"these inputs are badly conditioned: rounding alone moves {named}{more} far"
+    named = listed([f"{name} ({found[name].allowed:.2g} allowed)" for name in moved], _MOST_NAMED)
+    what = f"these inputs are badly conditioned: rounding alone moves {named} far"
     if not drawn:
         yield what
         return

@@ -17,7 +17,7 @@ import numpy as np
 
 from irpar.analysis.liveness import peak
 from irpar.ir import dtype_of_numpy
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, listed
 
 from .arithmetic import Nudges, OrtArrays, PlainArrays, run_float64, run_magnitudes, run_nudged
 from .comparison import (
@@ -142,16 +142,17 @@ class Yardstick:
         try:
             self._check_memory()
             values, narrow = run_float64(self._original.nodes, self._inputs, names)
-        except IrparError as error:
-            note = f"the original cannot be computed in float64: {_told(error)}"
-            return {}, (f"{note}; differences are judged by how far ONNX Runtime is from itself",), False
         except Exception as error:
-            note = f"the original cannot be computed in float64: {type(error).__name__}: {first_line(error)}"
+            why = _told(error) if isinstance(error, IrparError) else f"{type(error).__name__}: {first_line(error)}"
+            note = f"the original cannot be computed in float64: {why}"
             return {}, (f"{note}; differences are judged by how far ONNX Runtime is from itself",), False
         if not narrow:
             return values, (), True
-        named = ", ".join(narrow[:3]) + (f" and {len(narrow) - 3} more" if len(narrow) > 3 else "")
-        return values, (f"irpar has no float64 kernel of {named}: the yardstick has what ONNX Runtime gives",), False
+        return (
+            values,
+            (f"irpar has no float64 kernel of {listed(narrow, 3)}: the yardstick has what ONNX Runtime gives",),
+            False,
+        )
 
     def _check_memory(self) -> None:
         from irpar.runtime.memory import check_memory
