@@ -12,14 +12,21 @@ import irpar
 from .written import Specs
 
 
-def told(folder: Path, text: str, mesh: dict[str, int], specs: Specs, network: str = "bytes") -> dict[str, Any]:
-    """The conflict over each tensor of an ONNX graph in text form."""
+def collectives(
+    folder: Path, text: str, mesh: dict[str, int], specs: Specs, network: str = "bytes"
+) -> list[dict[str, Any]]:
+    """The collectives that the plan of an ONNX graph in text form has."""
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> {text}')
     onnx.save(model, folder / "model.onnx")
     module = irpar.load(folder / "model.onnx")
     irpar.annotate(module, specs)
-    plan = irpar.partition(module, mesh, network=network).plan
-    found = [entry["conflict"] for entry in plan.collectives if entry["conflict"]]
+    return irpar.partition(module, mesh, network=network).plan.collectives
+
+
+def told(folder: Path, text: str, mesh: dict[str, int], specs: Specs, network: str = "bytes") -> dict[str, Any]:
+    """The conflict over each tensor."""
+    entries = collectives(folder, text, mesh, specs, network)
+    found = [entry["conflict"] for entry in entries if entry["conflict"]]
     return {conflict["value"]: conflict for conflict in found}
 
 
@@ -139,3 +146,12 @@ def test_what_moves_a_sum_on_is_told_of_its_readers(annotated: str, tmp_path: Pa
     assert moved[0] == "permute"
     assert moved[1].startswith("%h lies as [@p, _] once it is summed; its readers want [@q, @p]: ")
     assert f'annotated "{annotated}"' in moved[1]
+
+
+def test_parts_that_are_reduced_a_cut_at_a_time_are_no_conflict(tmp_path: Path) -> None:
+    """The blocks of an idle axis each reduce a part of the sum, and are then brought together."""
+    text = "g (float[6, 5] a, float[6, 4] b) => (float[5, 4] y) { y = Gemm<transA=1>(a, b) }"
+    specs: Specs = {"a": [["y"], None], "b": [["y"], None], "y": [None, None]}
+    entries = collectives(tmp_path, text, {"x": 2, "y": 3}, specs)
+    assert [entry["kind"] for entry in entries] == ["all_reduce", "all_gather"]
+    assert not any(entry["conflict"] for entry in entries)

@@ -167,7 +167,7 @@ class Reasons:
         if is_read and placement.rule is None and not placement.is_boundary:
             return None
         ops = [step.op for step in steps]
-        if lies.partial and REDUCTIONS.issuperset(ops):
+        if lies.partial and (REDUCTIONS.issuperset(ops) or lies.with_partial(()).canonical == needed.canonical):
             return None
         one, other = self._sides(node, value, lies, needed, "it" if is_read else node.title)
         reader = next(iter([] if is_read else self._readers(value, needed)), node)
