@@ -198,7 +198,9 @@ class _Suggester:
         least = _LEAST_SHARE * self.trials.gain(best.figures) / max(best.figures.collectives, 1)
         rest = [single for single in rest if single.gain >= least]
         if rest:
-            more = [estimate(best.tensors | self._single(classes, rest, keep=keep)) for keep in (False, True)]
+            gain = self.trials.gain(best.figures)
+            enough = gain - _LEAST_SHARE * max(gain, 0.0)  # All collectives of the best are priced at that share.
+            more = [estimate(best.tensors | self._single(classes, rest, keep=keep), enough) for keep in (False, True)]
             best = self._best_of([best, *more])
         return best
 

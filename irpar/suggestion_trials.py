@@ -1,5 +1,6 @@
 """What annotations come to: in short, after completion alone, and as `irpar partition` comes to it."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.sharding import Mesh, Sharding
 
-from .default_pipeline import COMPLETE, NORMALISE, SHARD, know_ranks
+from .default_pipeline import NORMALISE, SHARD, know_ranks
+from .suggestion_completion import Completions
 from .suggestion_file import Spec
 from .suggestion_readings import Readings
 from .suggestion_result import Figures, Prediction, dims_of
@@ -90,17 +92,30 @@ class Trials:
         self.peak_bytes = peak(self.work.graph).total_bytes
         rewrite(self.work.graph, self.work.opsets, {"Gemm": decompose_gemm_bias})
         self._refine = refine if len(self.work.graph) <= _MOST_ANEW else RefinedVariants().refine
+        self._completions = Completions(self.work, mesh)
         self._estimates: dict[frozenset[tuple[str, Spec]], Estimate] = {}
         self._exact: dict[frozenset[tuple[str, Spec]], Variant] = {}
 
-    def estimate(self, tensors: Mapping[str, Spec]) -> Estimate:
-        """What annotations come to, from completion and the moves that follow from it."""
+    def estimate(self, tensors: Mapping[str, Spec], least: float = -math.inf) -> Estimate:
+        """What annotations come to, from completion and the moves that follow from it.
+
+        Args:
+            tensors: the annotations.
+            least: the gain that is asked for. Where they would not come to it if nothing were sent, ways to send less
+                are not looked for.
+        """
         key = frozenset(tensors.items())
         if key not in self._estimates:
-            work = clone_module(self.work)
-            self._annotate(work, tensors)
-            PassManager.parse(COMPLETE, self._instrumentation()).run(work)
-            self._estimates[key] = self._estimated(work, tensors)
+            self.tried += 1
+            watch = self._instrumentation()
+            work, flow = self._completions.completed(lambda work: self._annotate(work, tensors), watch)
+            placements = placements_of(flow, BYTES)
+            if least > -math.inf:
+                found = self._estimated(work, flow, tensors, placements)
+                if self.gain(replace(found.figures, sent_bytes=0)) < least:
+                    return found
+            placements = self._refine(flow, placements, BYTES, work.annotated)
+            self._estimates[key] = self._estimated(work, flow, tensors, placements)
         return self._estimates[key]
 
     def exact(self, tensors: Mapping[str, Spec]) -> Variant:
@@ -117,6 +132,8 @@ class Trials:
                 know_ranks(work)
             else:
                 work, pipeline = clone_module(self.work), SHARD
+            self.tried += 1
+            work.set_mesh(self.mesh)
             self._annotate(work, tensors)
             PassManager.parse(pipeline, self._instrumentation()).run(work)
             self._exact[key] = self._variant(work, tensors)
@@ -138,8 +155,6 @@ class Trials:
         return Instrumentation(reproducer=None, progress=told)
 
     def _annotate(self, work: Module, tensors: Mapping[str, Spec]) -> None:
-        self.tried += 1
-        work.set_mesh(self.mesh)
         values: dict[str, list[Value]] = {}
         for name, value in named_values(work):
             if name in tensors:
@@ -168,11 +183,11 @@ class Trials:
             Readings(work.graph),
         )
 
-    def _estimated(self, work: Module, tensors: Mapping[str, Spec]) -> Estimate:
-        """Of a completed module."""
-        flow = Flow(work.graph, self.mesh)
+    def _estimated(
+        self, work: Module, flow: Flow, tensors: Mapping[str, Spec], placements: Mapping[Node, Placement]
+    ) -> Estimate:
+        """Of a completed module whose nodes run in these ways."""
         annotated = work.annotated
-        placements = self._refine(flow, placements_of(flow, BYTES), BYTES, annotated)
         sent, moves = cost_of_placements(flow, placements, BYTES, lambda value: value.name in annotated, annotated)
         flops = _rank_flops(work.graph, placements, self.mesh)
         held: dict[str, frozenset[Sharding]] = {}

@@ -46,6 +46,10 @@ class CompleteSharding(Pass):
     op_priorities: bool = False
     share_results: bool = True
 
+    def flow_of(self, module: Module) -> Flow:
+        """The flow of a module; who completes one graph again and again may know it already."""
+        return Flow(module.graph, module.mesh)
+
     def run(self, module: Module) -> PassResult:
         """Complete the main graph and the bodies in it.
 
@@ -61,10 +65,9 @@ class CompleteSharding(Pass):
                     f"the types of %{node.results[0].name} and others are not known yet",
                     do="run infer-types (and fold-constants) before complete-sharding",
                 )
-        mesh = module.mesh
-        flow = Flow(module.graph, mesh)
+        flow = self.flow_of(module)
         rewritten = sum(rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias}) for graph in flow.trips)
-        flow = Flow(module.graph, mesh) if rewritten else flow
+        flow = self.flow_of(module) if rewritten else flow
         completion = _Completion(module, flow, has_op_priorities=self.op_priorities)
         is_chosen = self.strategy == "cost"
         decided = completion.run(is_chosen=is_chosen, are_shared=is_chosen and self.share_results)

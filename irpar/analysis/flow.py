@@ -16,7 +16,7 @@ from irpar.sharding import IrparError, Mesh, Sharding
 from .control_flow import runs, scan_axes
 from .network import Network
 from .placement import Placement, RuleView, fits, has_rank, placement_as_it_lies, rule_view, whole_placement
-from .situation import place
+from .situation import Situation, costs_nothing
 
 T = TypeVar("T")
 
@@ -91,11 +91,13 @@ class Flow:
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
         self.graph = graph
         self.mesh = mesh
+        self._changes = graph.names.changes
         self.ties: dict[Node, tuple[Tie, ...]] = {}
         self.trips: dict[Graph, int | None] = {graph: 1}
         self.nodes: list[Node] = []
         self._views: dict[Tie, RuleView | None] = {}
         self._rules: dict[Node, RuleView | None] = {}
+        self._placed: dict[tuple[Node, Network, tuple[Sharding | None, ...], tuple[bool, ...]], Placement] = {}
         self._enter(graph)
 
     def _enter(self, graph: Graph) -> None:
@@ -110,6 +112,11 @@ class Flow:
                 self._enter(body)
         if graph is not self.graph:
             self.nodes.append(graph.return_node)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no value has come or gone, and none has moved to another graph, since the flow was made."""
+        return self.graph.names.changes == self._changes
 
     # -- what there is --------------------------------------------------------------------------------------------
 
@@ -196,7 +203,10 @@ class Flow:
     # -- placements -----------------------------------------------------------------------------------------------
 
     def place(self, node: Node, is_pinned: Callable[[Value], bool], network: Network) -> Placement:
-        """How a node runs, given the completed shardings; what passes a boundary lies alike on both sides of it."""
+        """How a node runs, given the completed shardings; what passes a boundary lies alike on both sides of it.
+
+        See `Situation.choose`. Among values that lie as they did before it is known.
+        """
         if node in self.ties:
             return self._holder_placement(node)
         if self.holder(node) is not None:
@@ -204,7 +214,13 @@ class Flow:
         view = self.rule(node)
         if view is None:
             return whole_placement(node, self.mesh)
-        return place(view, is_pinned, network, self.times(view))
+        lies = tuple([None if value is None else value.sharding for value in view.values])
+        free = tuple([costs_nothing(value, lie, is_pinned) for value, lie in zip(view.values, lies, strict=True)])
+        key = node, network, lies, free
+        found = self._placed.get(key)
+        if found is None:
+            found = self._placed[key] = Situation(view, lies, free, network, self.times(view)).choose()
+        return found
 
     def times(self, view: RuleView) -> tuple[int, ...] | None:
         """How often each value of a node is moved, as `Situation` takes it; None where all are moved once."""

@@ -54,6 +54,13 @@ class Carried:
     axes: Axes
     reduce: Reduction
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operands, self.axes, self.reduce))
+
 
 NOTHING = Carried((), (), "sum")
 
@@ -87,10 +94,16 @@ class Placement:
 
     def ways(self, mesh: Mesh) -> int:
         """The number of devices that share the work: those that hold elements of every factor."""
-        if self.rule is None:
-            return 1
-        sizes = zip(self.rule.sizes, self.factors, strict=True)
-        return math.prod(filled_blocks(size, mesh.group_size(axes)) for size, axes in sizes if axes)
+        found = self._ways.get(mesh)
+        if found is None:
+            sizes = zip(self.rule.sizes, self.factors, strict=True) if self.rule is not None else ()
+            parts = (filled_blocks(size, mesh.group_size(axes)) for size, axes in sizes if axes)
+            found = self._ways[mesh] = math.prod(parts)
+        return found
+
+    @cached_property
+    def _ways(self) -> dict[Mesh, int]:
+        return {}
 
 
 @dataclass(frozen=True, eq=False)

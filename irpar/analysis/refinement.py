@@ -378,7 +378,7 @@ class _Refinement:
         if value.node in change:
             lies = change[value.node].results[value.index]
             assert lies is not None
-        if situation.costs_nothing(value, lies, lambda value: value.name in self.pinned):
+        if value.is_constant and situation.costs_nothing(value, lies, lambda value: value.name in self.pinned):
             return 0, 0
         first = value.sharding if self._is_held(value) else None
         targets = set()
@@ -389,7 +389,10 @@ class _Refinement:
                 needed = changed
             if needed.partial and not set(needed.partial) <= set((first or lies).partial):
                 return None
-            targets.add(needed)
+            if needed is not lies or first is not None:
+                targets.add(needed)
+        if not targets and first is None:
+            return 0, 0
         if first is None or first == lies:
             key = self._routes(value, lies, targets)
         else:

@@ -272,14 +272,3 @@ def _with_moves(
                 options[target].insert(-1, axes)
     return options
 
-
-def place(
-    view: RuleView,
-    is_pinned: Callable[[Value], bool],
-    network: Network = BYTES,
-    times: Sequence[int] | None = None,
-) -> Placement:
-    """Decide how a node runs, given the completed shardings of its values; see `Situation.choose`."""
-    lies = [None if value is None else value.sharding for value in view.values]
-    free = [costs_nothing(value, lie, is_pinned) for value, lie in zip(view.values, lies, strict=True)]
-    return Situation(view, lies, free, network, times).choose()

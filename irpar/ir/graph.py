@@ -366,6 +366,7 @@ class Graph:
         del value.graph.constants[value]
         self.constants[value] = None
         value.graph = self
+        self.names.changes += 1
 
     @property
     def outputs(self) -> tuple[Value, ...]:

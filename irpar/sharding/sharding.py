@@ -354,6 +354,11 @@ def _first_overlapping(mesh: Mesh, axes: Sequence[Axis]) -> Axis | None:
     Sub-axes are apart where the later starts at a multiple of where the earlier ends: of an axis of 6, x:(1)2 and
     x:(2)3, but not x:(1)2 and x:(3)2, whose cuts cross.
     """
+    return _known_overlapping(mesh, tuple(axes))
+
+
+@lru_cache(maxsize=16384)
+def _known_overlapping(mesh: Mesh, axes: tuple[Axis, ...]) -> Axis | None:
     seen: dict[str, list[Axis]] = {}
     for axis in axes:
         mesh.axis_size(axis)
