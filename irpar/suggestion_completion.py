@@ -62,5 +62,5 @@ class _CompleteFlow(CompleteSharding):
         object.__setattr__(self, "_known", known)
 
     def flow_of(self, module: Module) -> Flow:
-        known: Flow = getattr(self, "_known")
+        known: Flow = self.__dict__["_known"]
         return known if known.is_current else super().flow_of(module)

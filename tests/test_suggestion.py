@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -366,9 +366,9 @@ def test_fewer_lines_are_no_worse_in_any_figure(name: str, monkeypatch: pytest.M
     asked: list[dict[str, Spec]] = []
     estimate = Trials.estimate
 
-    def noted(self: Trials, tensors: Mapping[str, Spec]) -> Estimate:
+    def noted(self: Trials, tensors: Mapping[str, Spec], least: float = -inf) -> Estimate:
         asked.append(dict(tensors))
-        return estimate(self, tensors)
+        return estimate(self, tensors, least)
 
     monkeypatch.setattr(Trials, "estimate", noted)
     module, mesh = SMALL[name](), Mesh({"tp": 2})
@@ -388,6 +388,25 @@ def test_estimates_are_what_comes_of_it() -> None:
         assert told.weight_bytes == pytest.approx(real.weight_bytes, rel=0.02), name
         assert told.flops == pytest.approx(real.flops, rel=0.02), name
         assert told.sent_bytes == pytest.approx(real.sent_bytes, rel=0.02), name
+
+
+def test_what_cannot_gain_enough_is_not_refined() -> None:
+    trials = Trials(SMALL["gpt"](), Mesh({"tp": 2}), None)
+    tensors = suggest(SMALL["gpt"](), Mesh({"tp": 2})).tensors
+    refine = trials._refine
+    refined = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal refined
+        refined += 1
+        return refine(*args)
+
+    trials._refine = counted
+    gain = trials.gain(Trials(SMALL["gpt"](), Mesh({"tp": 2}), None).estimate(tensors).figures)
+    assert trials.gain(trials.estimate(tensors, 10 * gain).figures) <= gain
+    assert refined == 0
+    assert trials.gain(trials.estimate(tensors, gain).figures) == gain
+    assert refined == 1
 
 
 def test_entries_are_left_out_as_far_as_tries_suffice() -> None:

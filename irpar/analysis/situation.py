@@ -271,4 +271,3 @@ def _with_moves(
             if axes not in options[target]:
                 options[target].insert(-1, axes)
     return options
-
