@@ -1,12 +1,15 @@
-"""What all tests share: assertions that say what differs, and which tests one of several processes runs together."""
+"""What all tests share: assertions that say what differs, bytecode that is kept, and what one of several processes runs."""
 
 import gc
 import os
+import sys
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.budget import budget
+from tests.distribution import Distribution, place
 
 # How long examples take says how busy the machine is.
 settings.register_profile(
@@ -17,24 +20,23 @@ settings.load_profile("irpar")
 # A process of several gets the width of the terminal; what a command prints into a pipe depends on it.
 os.environ.pop("COLUMNS", None)
 
+# Tests start hundreds of processes, each of which would compile irpar anew where the environment keeps no bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 for name in ("tests.passes.golden", "tests.conformance"):
     pytest.register_assert_rewrite(name)
 
-WITH_CASES = {
-    "tests/kernels/test_conformance.py",
-    "tests/onnx_io/test_backend_cases.py",
-    "tests/ops/test_infer.py",
-    "tests/runtime/test_conformance.py",
-}
-"""Files with ONNX's own cases, which take some ten seconds to make: one process makes them."""
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Several processes get whole files."""
+    return Distribution(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process, which makes once what they share."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("cases of ONNX" if file in WITH_CASES else file))
+    """The long files first, so that no process waits for another in the end."""
+    items.sort(key=lambda item: place(item.nodeid))
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,54 @@
+"""Which process of several runs which tests: those of a file together, and files that take long first.
+
+pytest-xdist's own groups are marks that it writes into the ids of tests, which pytest 9.2 does not let it.
+"""
+
+from xdist.scheduler import LoadScopeScheduling
+
+WITH_CASES = {
+    "tests/kernels/test_conformance.py",
+    "tests/kernels/test_device.py",
+    "tests/onnx_io/test_backend_cases.py",
+    "tests/ops/test_infer.py",
+    "tests/runtime/test_conformance.py",
+}
+"""Files with ONNX's own cases, which take some ten seconds to make: one process makes them."""
+
+LONG = (
+    "tests/test_suggestion.py",
+    "tests/runtime/groups/test_mpi.py",
+    "tests/test_process.py",
+    "tests/runtime/groups/test_process_faults.py",
+    "tests/runtime/groups/test_wired.py",
+    "tests/ops/local_programs/test_nodes.py",
+    "tests/ops/test_rules.py",
+    "tests/test_exports.py",
+    "tests/test_hostile.py",
+    "cases of ONNX",
+    "tests/test_families.py",
+    "tests/test_odd_shardings.py",
+    "tests/runtime/groups/test_process_launch.py",
+    "tests/test_random_programs.py",
+    "tests/runtime/groups/test_processes.py",
+    "tests/test_partition.py",
+)
+"""Files of more than ten seconds: begun last, one of them would leave the other processes idle."""
+
+
+def together(node: str) -> str:
+    """What a test of this id runs with in one process, which makes once what they share."""
+    file = node.partition("::")[0]
+    return "cases of ONNX" if file in WITH_CASES else file
+
+
+def place(node: str) -> int:
+    """When a test of this id begins: with its file, the long ones first."""
+    group = together(node)
+    return LONG.index(group) if group in LONG else len(LONG)
+
+
+class Distribution(LoadScopeScheduling):
+    """Hands out files in the order in which the tests were collected."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return together(nodeid)
