@@ -16,6 +16,9 @@ from .reduction import reduce_arrays
 
 Array = np.ndarray[Any, Any]
 
+OUTLIERS = 2.0**16
+"""Elements so many times as large as the median magnitude (masks) say nothing of the rounding of the others."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -125,6 +128,8 @@ def is_first_holder(sharding: Sharding | None, mesh: Mesh, rank: int) -> bool:
 def check_replicas(name: str, blocks: Mapping[int, Any], sharding: Sharding | None) -> None:
     """Refuse copies of one block that differ between ranks: bitwise, or for floats by more than rounding.
 
+    Sequences are compared entry by entry, an absent optional with another.
+
     Raises:
         ReplicaError: naming the value, two ranks and the largest difference.
     """
@@ -142,8 +147,13 @@ def check_replicas(name: str, blocks: Mapping[int, Any], sharding: Sharding | No
 
 
 def _difference(a: Any, b: Any) -> str:
-    if a is b or not isinstance(a, np.ndarray):
+    if a is b:
         return ""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        entries = ((place, _difference(one, other)) for place, (one, other) in enumerate(zip(a, b, strict=True)))
+        return next((f"of entry {place} {found}" for place, found in entries if found), "")
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return "" if a is None and b is None else f"is {_kind(a)} on one and {_kind(b)} on the other"
     if a.dtype != b.dtype or a.shape != b.shape:
         return f"is {a.dtype}{list(a.shape)} on one and {b.dtype}{list(b.shape)} on the other"
     kind = dtype_of_numpy(a.dtype)
@@ -156,12 +166,35 @@ def _difference(a: Any, b: Any) -> str:
         return ""
     # Threads may sum in another order: allow the rounding of a few dozen operations.
     tolerance = 64 * _epsilon(a.dtype)
-    scale = float(np.max(np.abs(left), initial=0.0, where=np.isfinite(left)))
-    if np.allclose(left, right, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+    if np.allclose(left, right, rtol=tolerance, atol=tolerance * _scale(left), equal_nan=True):
         return ""
     with np.errstate(all="ignore"):
         worst = np.nanmax(np.abs(left - right), initial=0.0)
     return f"the largest difference is {worst:.3g}"
+
+
+def typical_bound(sizes: Array) -> float:
+    """The magnitude above which elements are outliers, such as those of a mask; inf where there are none.
+
+    That is `OUTLIERS` times the median of the magnitudes, each counted once: most elements may be masked.
+    """
+    counted = sizes[np.isfinite(sizes) & (sizes > 0)].astype(np.float64)
+    if not counted.size or counted.max() <= OUTLIERS * counted.min():
+        return np.inf
+    different = np.unique(counted)
+    return OUTLIERS * float(different[(different.size - 1) // 2])
+
+
+def _scale(array: Array) -> float:
+    """The largest magnitude of finite elements that are no outliers."""
+    sizes = np.abs(array)
+    return float(np.max(sizes, where=np.isfinite(sizes) & (sizes <= typical_bound(sizes)), initial=0.0))
+
+
+def _kind(held: Any) -> str:
+    if held is None:
+        return "an absent optional"
+    return f"a sequence of {len(held)}" if isinstance(held, (list, tuple)) else "a tensor"
 
 
 def _epsilon(dtype: np.dtype[Any]) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from irpar.display import count_text
 from irpar.ir import DType, dtype_of_numpy
+from irpar.runtime.layout import typical_bound
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -17,8 +18,6 @@ TOLERANCES = {DType.F64: 1e-6, DType.F32: 1e-4, DType.F16: 3e-2, DType.BF16: 1e-
 """Largest |a - b| / (1 + |b|) by dtype, for `compare`; other float types 0.25, all else must be equal."""
 UNITS = 8
 """Units in the last place of the largest element by which two right results may differ."""
-OUTLIERS = 2.0**16
-"""Elements so many times as large as the median one (masks) say nothing of the rounding of the others."""
 _COMPLEX = (DType.C64, DType.C128)
 
 
@@ -207,9 +206,7 @@ def largest_finite(array: Array) -> float:
 def magnitude_groups(expected: Array) -> Iterator[Array]:
     """Masks of elements that are judged together: all of them, or those that dwarf the median apart from the rest."""
     sizes = np.abs(widened(expected))
-    finite = np.isfinite(sizes)
-    counted = sizes[finite & (sizes > 0)]
-    outliers = finite & (sizes > OUTLIERS * np.median(counted)) if counted.size else np.zeros(sizes.shape, bool)
+    outliers = np.isfinite(sizes) & (sizes > typical_bound(sizes))
     if outliers.any():
         yield outliers
     yield ~outliers
