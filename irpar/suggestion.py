@@ -18,11 +18,10 @@ from irpar.analysis.order import order_of_use
 from irpar.analysis.placement import has_rank
 from irpar.analysis.symbols import require_static
 from irpar.instrumentation import Progress
-from irpar.ir import Module, Value, clone_module
+from irpar.ir import Module, Value
 from irpar.ir.annotate import named_values
 from irpar.sharding import Axis, IrparError, Mesh, split_axis
 
-from .default_pipeline import know_ranks
 from .display import bytes_text, share_text
 from .suggestion_file import Spec, lines_of
 from .suggestion_minimum import alike, fewest, without_needless
@@ -68,7 +67,6 @@ class _Suggester:
 
     def __init__(self, module: Module, mesh: Mesh, progress: Callable[[Progress], None] | None) -> None:
         self.mesh = mesh
-        self.source = module
         self.trials = Trials(module, mesh, progress)
         self.graph = self.trials.work.graph
         known = dict(named_values(module))
@@ -86,9 +84,7 @@ class _Suggester:
     @cached_property
     def pinnable(self) -> set[str]:
         """The names that an annotation may give to values whose rank is known before normalising."""
-        ranked = clone_module(self.source)
-        know_ranks(ranked)
-        return {name for name, value in named_values(ranked) if has_rank(value)}
+        return {name for name, value in named_values(self.trials.ranked) if has_rank(value)}
 
     def run(self) -> Suggestion:
         data = tuple(Axis(name) for name in self.mesh.axis_names if _DATA_AXIS.fullmatch(name))

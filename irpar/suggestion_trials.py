@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from irpar.analysis.control_flow import trip_count
 from irpar.analysis.cost import graph_flops, node_flops
@@ -96,6 +97,14 @@ class Trials:
         self._estimates: dict[frozenset[tuple[str, Spec]], Estimate] = {}
         self._exact: dict[frozenset[tuple[str, Spec]], Variant] = {}
 
+    @cached_property
+    def ranked(self) -> Module:
+        """The model as it was, without annotations, with the types that can be inferred."""
+        ranked = clone_module(self.source)
+        ranked.annotations.clear()
+        know_ranks(ranked)
+        return ranked
+
     def estimate(self, tensors: Mapping[str, Spec], least: float = -math.inf) -> Estimate:
         """What annotations come to, from completion and the moves that follow from it.
 
@@ -127,9 +136,7 @@ class Trials:
         key = frozenset(tensors.items())
         if key not in self._exact:
             if len(self.work.graph) <= _MOST_EXACT:
-                work, pipeline = clone_module(self.source), f"{NORMALISE},{SHARD}"
-                work.annotations.clear()
-                know_ranks(work)
+                work, pipeline = clone_module(self.ranked), f"{NORMALISE},{SHARD}"
             else:
                 work, pipeline = clone_module(self.work), SHARD
             self.tried += 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from irpar.ir import Node, Value
-from irpar.ops import Kind, flops
+from irpar.ops import Kind
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
@@ -77,6 +77,8 @@ class _Chooser:
 
     Attributes:
         states: per value its alternatives, the first as it is.
+        counted: per view its values, without those that cost nothing to bring anywhere.
+        suggested: per view what its values may lie for already.
     """
 
     def __init__(self, flow: Flow, pinned: set[Value], network: Network, kept: Mapping[Value, Sequence[Axes]]) -> None:
@@ -97,6 +99,8 @@ class _Chooser:
         self.outputs = {value for graph in flow.trips for value in graph.outputs}
         self.kinds: dict[Node, AlikeNodes] = {}
         self.movable: dict[Value, bool] = {}
+        self.counted: dict[RuleView, tuple[Value | None, ...]] = {}
+        self.suggested: dict[RuleView, set[Placement]] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
 
@@ -123,13 +127,13 @@ class _Chooser:
         return value is not None and costs_nothing(value, value.sharding, self.pinned.__contains__)
 
     def _lies(self, view: RuleView, instead: Mapping[Value, Sharding] | None = None) -> list[Sharding | None]:
-        found: list[Sharding | None] = []
-        for value in view.values:
-            if value is None or self._is_free(value):
-                found.append(None)
-            else:
-                found.append((instead or {}).get(value, value.sharding))
-        return found
+        counted = self.counted.get(view)
+        if counted is None:
+            values = (None if self._is_free(value) else value for value in view.values)
+            counted = self.counted[view] = tuple(values)
+        if not instead:
+            return [None if value is None else value.sharding for value in counted]
+        return [None if value is None else instead.get(value, value.sharding) for value in counted]
 
     def _may_change(self, value: Value) -> bool:
         known = self.movable.get(value)
@@ -198,7 +202,11 @@ class _Chooser:
         )
 
     def _suggest(self, view: RuleView, placement: Placement) -> None:
-        """Let the values of a node lie as a way to run it wants them."""
+        """Let the values of a node lie as a way to run it wants them; said again it changes nothing."""
+        known = self.suggested.setdefault(view, set())
+        if placement in known:
+            return
+        known.add(placement)
         count = view.operand_count
         for value, needed in zip(view.values[:count], placement.operands, strict=True):
             if value is not None and needed is not None:
@@ -301,7 +309,7 @@ class _Chooser:
 
     def _solve(self, variables: Sequence[Value]) -> Choice:
         number = {value: index for index, value in enumerate(variables)}
-        self.work = max(1.0, float(sum(flops(node) for node in self.views)))
+        self.work = max(1.0, float(sum(view.flops for view in self.views.values())))
         problem = Elimination([len(self.states[value]) for value in variables])
         tables: list[tuple[list[int], np.ndarray]] = []
         for node in self.flow.nodes:
@@ -345,7 +353,7 @@ class _Chooser:
     def _table(self, view: RuleView, values: Sequence[Value], lies: Sequence[Sharding | None]) -> np.ndarray:
         """What a node costs in all states of some of its values."""
         costs = np.empty([len(self.states[value]) for value in values])
-        least = -self._price(view, lies)[1] if flops(view.node) else 0
+        least = -self._price(view, lies)[1] if view.flops else 0
         for indices in np.ndindex(*costs.shape):
             states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
             costs[indices] = self._cut(view, states, least)
@@ -374,7 +382,7 @@ class _Chooser:
         total, minus_ways, launches = self._price(view, self._lies(view, states))
         if total >= IMPOSSIBLE[0] or (-minus_ways < least and self.network.device is None):
             return _NEVER
-        return total + _LAUNCH * launches - _WORK * flops(view.node) / self.work / minus_ways
+        return total + _LAUNCH * launches - _WORK * view.flops / self.work / minus_ways
 
     def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
         """What a node costs; nodes that are alike ask only once."""

@@ -10,7 +10,7 @@ from .flow import Flow
 from .network import Network
 from .origins import why_given_up
 from .placement import Placement
-from .situation import costs_nothing, running_cost, runs_as_said
+from .situation import costs_nothing, running_cost, runs_as_said, runs_free
 
 
 def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
@@ -142,7 +142,9 @@ def cost_of_placements(
         total += sent * times
         launches += count * times
     for node, placement in placements.items():
-        if node.domain != "irpar" and not placement.is_boundary and _is_static(node):
+        if node.domain == "irpar" or placement.is_boundary or runs_free(flow.rule(node), network):
+            continue
+        if _is_static(node):
             times = flow.usual_trips_of(node.graph)
             spent, collectives = running_cost(node, flow.rule(node), placement, network)
             total += spent * times

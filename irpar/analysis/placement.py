@@ -15,6 +15,7 @@ from irpar.ops import (
     Kind,
     definition,
     factor_rule,
+    flops,
     other_rules,
     program_factors,
     program_of,
@@ -116,6 +117,7 @@ class _Alike:
         moves: (from, to): what cuts the one may cut the other instead, after an all-to-all: those that the rule names,
             and from factors that are needed whole to those beside them that pass.
         projections: by (tensor, dim axes): factor axes.
+        assembled: by (tensor, factor axes): dim axes.
         placements: by (factor axes, what is carried).
         agreements: by the dim axes of all values: how a node runs that takes them as they lie.
         suggestions: by the dim axes of all values: what they suggest for each factor.
@@ -126,6 +128,7 @@ class _Alike:
     least: tuple[int, ...]
     moves: tuple[tuple[int, int], ...]
     projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
+    assembled: dict[tuple[int, FactorAxes], tuple[Axes, ...] | None] = field(default_factory=dict)
     placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
     agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
     suggestions: dict[tuple[tuple[Axes, ...] | None, ...], Suggested] = field(default_factory=dict)
@@ -264,6 +267,13 @@ class RuleView:
     def assemble(self, tensor: int, factors: Sequence[Axes]) -> tuple[Axes, ...] | None:
         """The dim axes of a tensor under factor axes; None where they cannot be said: a minor factor of a dim may be
         cut only where the ones before it are cut down to 1."""
+        key = tensor, tuple(factors)
+        known = self._alike.assembled
+        if key not in known:
+            known[key] = self._assembled(*key)
+        return known[key]
+
+    def _assembled(self, tensor: int, factors: FactorAxes) -> tuple[Axes, ...] | None:
         dims = []
         for parts in self.tensors[tensor]:
             axes: list[Axis] = []
@@ -289,6 +299,11 @@ class RuleView:
     def _sizes(self) -> Iterator[tuple[int, tuple[int, ...], int]]:
         values = enumerate(self.values)
         return ((place, value.shape, value.dtype.bits) for place, value in values if value is not None)
+
+    @cached_property
+    def flops(self) -> int:
+        """What the node computes on one device."""
+        return flops(self.node)
 
     @cached_property
     def has_programs(self) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from irpar.ir import Node, Value
-from irpar.ops import flops
 from irpar.sharding import Sharding
 
 from . import situation
@@ -418,7 +417,7 @@ class _Refinement:
 
 def _is_light(view: RuleView) -> bool:
     """Whether a node does little beside reading and writing its elements, and sums none of them."""
-    work = flops(view.node)
+    work = view.flops
     elements = sum(math.prod(value.shape) for value in view.values if value is not None)
     given = {factor for dims in view.rule.results for parts in dims for factor in parts}
     return not work or (work <= LIGHT_FLOPS * elements and given.issuperset(range(len(view.rule.sizes))))

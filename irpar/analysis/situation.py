@@ -33,6 +33,11 @@ _PER_BYTE_TOO_MUCH = 1 << 40
 """What a byte for which a device has no room costs: more than any way around it."""
 
 
+def runs_free(view: RuleView | None, network: Network) -> bool:
+    """Whether a node costs nothing but its moves, however it runs: nothing else has a price, and it sends nothing."""
+    return network.device is None and network.memory is None and (view is None or not view.has_programs)
+
+
 def running_cost(node: Node, view: RuleView | None, placement: Placement, network: Network) -> tuple[int, int]:
     """What a node costs but for its moves, in the first unit of the network's keys, and its collectives.
 
@@ -45,7 +50,7 @@ def running_cost(node: Node, view: RuleView | None, placement: Placement, networ
         placement: how it runs.
         network: what that costs.
     """
-    if network.device is None and network.memory is None and (view is None or not view.has_programs):
+    if runs_free(view, network):
         return 0, 0
     sent = [] if view is None else _sent(view.way_of(placement), placement)
     total = 0
@@ -161,8 +166,10 @@ class Situation:
                 return IMPOSSIBLE
             moved = redistribution.price(given, wanted, shape, bits, network)
             total, launches = total + times[place] * moved[0], launches + moved[-1]
-        spent, collectives = running_cost(view.node, view, placement, self.network)
         ways = placement.ways(view.mesh)
+        if runs_free(view, network):
+            return total, -ways, launches
+        spent, collectives = running_cost(view.node, view, placement, network)
         if view.has_programs:
             ways //= view.mesh.group_size(view.way_of(placement).program_axes(placement.factors))
         return total + times[-1] * spent, -ways, launches + collectives
