@@ -16,9 +16,9 @@ LEAST = 5
 """Of what has so few, all are tried."""
 
 
-def budget(count: int) -> int:
-    """How many of so many examples, seeds or programs a test tries."""
-    return max(math.ceil(count * SHARE), min(count, LEAST))
+def budget(count: int, least: int = LEAST) -> int:
+    """How many of so many examples, seeds or programs a test tries; `least` where it does so for each of many operators."""
+    return max(math.ceil(count * SHARE), min(count, least))
 
 
 def pairs(those: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -59,7 +59,9 @@ class Ranks:
     """
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has imported all this, and has no threads: half a second of each rank.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self.run_id = secrets.token_hex(8)
         self.processes, self.connections = [], []
         for rank in range(size):
