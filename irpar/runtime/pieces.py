@@ -17,7 +17,7 @@ from irpar.onnx_io.partition import PART, PARTITION
 from irpar.onnx_io.target import PLAN_FILE, WEIGHTS_FILE
 from irpar.ops.collective_checks import check_collective
 from irpar.ops.collectives import DOMAIN, KINDS
-from irpar.sharding import IrparError, Mesh, option
+from irpar.sharding import IrparError, Mesh, listed, option
 
 from .errors import ProgramError, RunError
 from .specs import input_specs, output_specs
@@ -134,16 +134,16 @@ def _check_there(
     }
     if not absent:
         return
-    listed = ", ".join(f"part{index} ({_ranks_text(of)})" for index, of in list(absent.items())[:_MOST_NAMED])
-    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
-    spelled = ",".join(str(of[0]) for of in list(absent.values())[:_MOST_NAMED]) + (",..." if more else "")
+    named = listed([f"part{index} ({_ranks_text(of)})" for index, of in absent.items()], _MOST_NAMED)
+    spelled = ",".join(str(of[0]) for of in list(absent.values())[:_MOST_NAMED])
+    spelled += ",..." if len(absent) > _MOST_NAMED else ""
     pack = f"`irpar pack OUT --rank {spelled}` where the partition was written, and tar -xf here"
     first = plan.parts[next(iter(absent))]["model"]
     if ranks is not None:
-        what = f"not here: {listed}{more}"
+        what = f"not here: {named}"
         do = f"bring the part: {pack}; or copy the whole folder"
     else:
-        what = f"all ranks are to run here, and {len(absent)} of {len(members)} parts are not: {listed}{more}"
+        what = f"all ranks are to run here, and {len(absent)} of {len(members)} parts are not: {named}"
         do = (
             f"bring the others: {pack}; or run each rank in a process of its own, on the host that has its part "
             "(`irpar launch`, docs/clusters.md)"
@@ -302,8 +302,8 @@ def _check_model(folder: Path, plan: Plan, index: int, module: Module) -> None:
 
 def _check_interface(folder: Path, plan: Plan, name: str, module: Module) -> None:
     """Compare the inputs and outputs of a part with those of the plan."""
-    for listed, specs in ((plan.inputs, input_specs(module.graph)), (plan.outputs, output_specs(module.graph))):
-        planned = [(entry["name"], entry["dtype"], entry["shape"], entry["sharding"]) for entry in listed]
+    for told, specs in ((plan.inputs, input_specs(module.graph)), (plan.outputs, output_specs(module.graph))):
+        planned = [(entry["name"], entry["dtype"], entry["shape"], entry["sharding"]) for entry in told]
         found = [
             (
                 spec.name,

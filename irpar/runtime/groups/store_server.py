@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from irpar.sharding import listed
+
 from .proof import is_shown, nonce
 from .store_wire import (
     GREETING,
@@ -286,6 +288,4 @@ def _absent(absent: set[int]) -> str:
 
 def _ranks(ranks: set[int], most: int = 8) -> str:
     """`rank 3`, `ranks 1, 2`, the first few of many."""
-    named = ", ".join(map(str, sorted(ranks)[:most]))
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(list(map(str, sorted(ranks))), most)}"
