@@ -11,6 +11,7 @@ import pytest
 
 import irpar
 
+from .budget import pairs
 from .command_line import Capture, call
 from .random_programs import Outcome, check, partitioned
 from .written import PROGRAMS, Specs
@@ -25,6 +26,9 @@ def run(name: str, mesh: irpar.Mesh, specs: Specs, folder: Path) -> Outcome:
 
 def ids(case: object) -> str | None:
     """Mesh and annotations as they are written."""
+    if isinstance(case, tuple):
+        name, specs = case
+        return f"{name}-{ids(specs)}"
     return str(case).replace("'", "") if isinstance(case, dict) else None
 
 
@@ -149,9 +153,9 @@ TWO_AXES: list[tuple[str, Specs]] = [
 ]
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize(("name", "specs"), TWO_AXES, ids=ids)
-def test_two_axes_over_one_dim(name: str, specs: Specs, order: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "order"), pairs(TWO_AXES, ORDERS), ids=ids)
+def test_two_axes_over_one_dim(case: tuple[str, Specs], order: list[str], tmp_path: Path) -> None:
+    name, specs = case
     meant = {"both": order, "other": order[::-1]}
     ordered: Specs = {value: [dim and meant[dim[0]] for dim in spec] for value, spec in specs.items()}
     for sizes in ((2, 2), (2, 3)):
@@ -177,9 +181,9 @@ MANY_SPECS: list[tuple[str, Specs]] = [
 ]
 
 
-@pytest.mark.parametrize("mesh", MANY_AXES, ids=ids)
-@pytest.mark.parametrize(("name", "specs"), MANY_SPECS, ids=ids)
-def test_three_axes_and_more(name: str, specs: Specs, mesh: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "mesh"), pairs(MANY_SPECS, MANY_AXES), ids=ids)
+def test_three_axes_and_more(case: tuple[str, Specs], mesh: dict[str, int], tmp_path: Path) -> None:
+    name, specs = case
     run(name, irpar.Mesh(mesh), specs, tmp_path)
 
 

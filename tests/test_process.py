@@ -10,6 +10,7 @@ import pytest
 
 from irpar.cli import main
 from irpar.models import save
+from tests.budget import pairs
 from tests.patience import patient, slowness
 
 IRPAR = [sys.executable, "-m", "irpar.cli"]
@@ -48,10 +49,10 @@ def shell(command, folder):
     return codes, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["explain out '*'", "explain out --json", "inspect gpt.onnx --tensors '*'", "--help"]
-)
-@pytest.mark.parametrize("reader", ["true", "head -n 1"])
+PRINTING = ["explain out '*'", "explain out --json", "inspect gpt.onnx --tensors '*'", "--help"]
+
+
+@pytest.mark.parametrize(("command", "reader"), pairs(PRINTING, ["true", "head -n 1"]))
 def test_a_reader_that_goes_away_is_no_error(base, command, reader):
     codes, _, err = shell(f"$I {command} | {reader}", base)
     assert codes == [0, 0]
