@@ -8,11 +8,12 @@ differ only by what nodes decided otherwise (see `decides`): then the original i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from irpar.display import count_text
-from irpar.ir import Node, Value, captured_or_read, tensor_type
+from irpar.ir import Graph, Node, Value, captured_or_read, tensor_type
+from irpar.ops.collectives import DOMAIN, WAIT
 from irpar.sharding import IrparError
 
 from .arithmetic import REALS
@@ -37,6 +38,9 @@ _INSIDE = frozenset({"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention
 """Operators of these that quantise inside: one step there moves all of a row."""
 _GRIDS = frozenset({"Round", "Floor", "Ceil", "QuantizeLinear", "DynamicQuantizeLinear", "Cast"})
 """Operators that give the whole number beside an operand: past a step lies the next one."""
+_REDUCED_OR_MOVED = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
+_WHOLE = frozenset({*_REDUCED_OR_MOVED, *(f"{name}Start" for name in _REDUCED_OR_MOVED), WAIT})
+"""Collectives whose results are the tensor that they read, in another sharding; a permutation may send edges alone."""
 _SHAPES = frozenset({"Shape", "Size"})
 """Operators that read nothing of the numbers."""
 
@@ -69,6 +73,8 @@ class _Step:
     operands: Mapping[str, Value]
     decides: bool
     jumps: Jumps
+    moved: Mapping[str, tuple[str, ...]]
+    """Names of results, to those of what collectives make of them."""
 
 
 class StepByStep:
@@ -93,11 +99,16 @@ class StepByStep:
         compared, unjudged, doubted = 0, 0, dict[str, tuple[str, ...]]()
         for batch in _batches(self._steps):
             names = [name for step in batch for name in (*step.operands, *step.results) if name not in self._inputs]
+            names += [other for step in batch for others in step.moved.values() for other in others]
             held = {**self._inputs, **self._executor.run(self._inputs, fetch=dict.fromkeys(names))}
             for step in batch:
                 yardstick = StepYardstick(self._original, {name: held[name] for name in step.operands}, step.jumps)
                 try:
                     judged = yardstick.judge_step({name: held[name] for name in step.results})
+                    for moved in _each_moved(step, held):
+                        if all(found.is_equal for found in judged.differences.values()):
+                            again = yardstick.judge_step(moved)
+                            judged = replace(judged, differences={**judged.differences, **again.differences})
                 except IrparError as error:
                     why = f"{step.node.label} cannot be computed alone: {first_line(error)}"
                     doubted |= dict.fromkeys(step.results, (why,))
@@ -142,6 +153,13 @@ class StepByStep:
         plain = self._original.run(self._inputs, fetch=names, optimized=False) if names else {}
         differs = {name for name in names if not compare_rounding(name, held[name], plain[name]).is_equal}
         return [step for step in deciding if not differs.isdisjoint(step.results)]
+
+
+def _each_moved(step: _Step, held: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The results as collectives left them, one at a time."""
+    for name, others in step.moved.items():
+        for other in others:
+            yield {name: held[other]}
 
 
 def _deciding_text(steps: Sequence[_Step], among: int) -> str:
@@ -197,6 +215,7 @@ def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
     held = {value.source_name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
     outputs = dict(zip(nodes.graph.outputs, nodes.graph.output_names, strict=True))
     given = {spec.name for spec in executor.outputs}
+    moved = _moved([part.graph for part in executor.parts])
     cut: dict[Value, str] = {value: value.source_name for value in nodes.graph.inputs}
     for node in nodes.graph:
         results = {}
@@ -210,8 +229,33 @@ def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
         between = nodes.between(cut, results.values())
         read = dict.fromkeys(value for inner in between for value in captured_or_read(inner) if value in cut)
         deciding = [inner for inner in between if decides(inner)]
-        yield _Step(node, results, {cut[value]: value for value in read}, bool(deciding), _jumps(deciding))
+        others = {name: moved[value.source_name] for name, value in results.items() if value.source_name in moved}
+        yield _Step(node, results, {cut[value]: value for value in read}, bool(deciding), _jumps(deciding), others)
         cut |= {value: name for name, value in results.items()}
+
+
+def _moved(graphs: Sequence[Graph]) -> Mapping[str, tuple[str, ...]]:
+    """Source names, to the names of what collectives make of these values, where all graphs call it alike.
+
+    What nothing but a collective reads may be right, and what that gives be wrong.
+    """
+    sources = {value.source_name for graph in graphs for value in graph.values()}
+    found: dict[str, tuple[str, ...]] = {}
+    named = [{value.name: value for value in graph.values()} for graph in graphs]
+    first = {value.source: value for value in reversed([*graphs[0].values()]) if value.source}
+    # Of other values of a source, as a local program makes them, the name does not tell what they are.
+    known = set(first.values())
+    for node in graphs[0]:
+        if node.domain != DOMAIN or node.op_type not in _WHOLE or node.inputs[0] not in known:
+            continue
+        value = node.result
+        known.add(value)
+        alike = [values.get(value.name) for values in named]
+        if value.name in sources or value.sharding is None or tensor_type(value.type) is None:
+            continue
+        if all(other and other.source == value.source and other.sharding == value.sharding for other in alike):
+            found[value.source_name] = (*found.get(value.source_name, ()), value.name)
+    return found
 
 
 def _batches(steps: Sequence[_Step]) -> Iterator[Sequence[_Step]]:

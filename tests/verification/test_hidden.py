@@ -103,3 +103,28 @@ def test_truth_values_hide_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made.verify().result == "equal"
     monkeypatch.setattr(ThreadGroup, "execute", doubled)
     assert made.verify().result == "different"
+
+
+@pytest.mark.parametrize("reader", ["Greater(h, far)", "Softmax(h)"])
+def test_what_a_collective_gives_is_compared_itself(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operand is right, and what reads its result gives the same of any number."""
+    kind = "bool" if "Greater" in reader else "float"
+    text = f"""g (float[4,8] x, float[8,1] w) => ({kind}[4,1] y) <float far = {{{{1000.0}}}}> {{{{
+        h = MatMul(x, w)  y = {reader} }}}}""".format()
+    made = partitioned(tmp_path, text, {"w": [["tp"], None]})
+    assert made.verify().result == "equal"
+    monkeypatch.setattr(ThreadGroup, "execute", doubled)
+    found = made.verify()
+    assert found.result == "different"
+    assert "h: differs, made by MatMul" in str(found)
+
+
+def test_what_a_local_program_makes_of_an_operand_is_not_taken_for_it(tmp_path: Path) -> None:
+    """A sum of integers is reduced in float64, under the name of its operand."""
+    text = """g (int64[4,8] x, float[1] w) => (int64[4] y) <int64[1] last = {1}> {
+        z = Add(x, x)  y = ReduceSum<keepdims = 0>(z, last) }"""
+    made = partitioned(tmp_path, text, {"x": [None, ["tp"]]})
+    assert made.verify().result == "equal"
+    assert made.bisect().first is None
