@@ -20,6 +20,7 @@ from irpar.analysis.symbols import require_static
 from irpar.instrumentation import Progress
 from irpar.ir import Module, Value
 from irpar.ir.annotate import named_values
+from irpar.ir.collector import collector_off
 from irpar.sharding import Axis, IrparError, Mesh, split_axis
 
 from .display import bytes_text, share_text
@@ -59,7 +60,8 @@ def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | N
     if module.is_local:
         raise IrparError("the model is a partition already", do="give the model that it was made of")
     require_static(module)
-    return _Suggester(module, mesh, progress).run()
+    with collector_off():
+        return _Suggester(module, mesh, progress).run()
 
 
 class _Suggester:

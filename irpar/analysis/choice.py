@@ -77,7 +77,7 @@ class _Chooser:
 
     Attributes:
         states: per value its alternatives, the first as it is.
-        counted: per view its values, without those that cost nothing to bring anywhere.
+        free: per view which of its values cost nothing to bring anywhere.
         suggested: per view what its values may lie for already.
     """
 
@@ -99,7 +99,7 @@ class _Chooser:
         self.outputs = {value for graph in flow.trips for value in graph.outputs}
         self.kinds: dict[Node, AlikeNodes] = {}
         self.movable: dict[Value, bool] = {}
-        self.counted: dict[RuleView, tuple[Value | None, ...]] = {}
+        self.free: dict[RuleView, tuple[bool, ...]] = {}
         self.suggested: dict[RuleView, set[Placement]] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
@@ -123,17 +123,20 @@ class _Chooser:
 
     # -- how values lie -------------------------------------------------------------------------------------------
 
-    def _is_free(self, value: Value | None) -> bool:
-        return value is not None and costs_nothing(value, value.sharding, self.pinned.__contains__)
+    def _free(self, view: RuleView) -> tuple[bool, ...]:
+        """Which values of a node cost nothing to bring anywhere."""
+        found = self.free.get(view)
+        if found is None:
+            is_pinned = self.pinned.__contains__
+            lies = ((value, None if value is None else value.sharding) for value in view.values)
+            found = self.free[view] = tuple([costs_nothing(value, lie, is_pinned) for value, lie in lies])
+        return found
 
     def _lies(self, view: RuleView, instead: Mapping[Value, Sharding] | None = None) -> list[Sharding | None]:
-        counted = self.counted.get(view)
-        if counted is None:
-            values = (None if self._is_free(value) else value for value in view.values)
-            counted = self.counted[view] = tuple(values)
+        pairs = zip(view.values, self._free(view), strict=True)
         if not instead:
-            return [None if value is None else value.sharding for value in counted]
-        return [None if value is None else instead.get(value, value.sharding) for value in counted]
+            return [None if value is None or is_free else value.sharding for value, is_free in pairs]
+        return [None if value is None or is_free else instead.get(value, value.sharding) for value, is_free in pairs]
 
     def _may_change(self, value: Value) -> bool:
         known = self.movable.get(value)
@@ -393,13 +396,11 @@ class _Chooser:
         return prices[key]
 
     def _situation(self, view: RuleView, lies: Sequence[Sharding | None]) -> Situation:
-        free = [self._is_free(value) for value in view.values]
-        return Situation(view, lies, free, self.network, self.flow.times(view))
+        return Situation(view, lies, self._free(view), self.network, self.flow.times(view))
 
     def _kind(self, view: RuleView) -> AlikeNodes:
         """What is known of all nodes that cost the same where their values lie alike."""
         known = self.kinds.get(view.node)
         if known is None:
-            is_free = tuple(map(self._is_free, view.values))
-            known = self.kinds[view.node] = alike_nodes(view, is_free, self.flow.times(view), self.network)
+            known = self.kinds[view.node] = alike_nodes(view, self._free(view), self.flow.times(view), self.network)
         return known

@@ -215,7 +215,9 @@ class Flow:
         if view is None:
             return whole_placement(node, self.mesh)
         lies = tuple([None if value is None else value.sharding for value in view.values])
-        free = tuple([costs_nothing(value, lie, is_pinned) for value, lie in zip(view.values, lies, strict=True)])
+        pairs = zip(view.values, lies, strict=True)
+        # Most values are none of the constants that may cost nothing.
+        free = tuple([v is not None and v.is_constant and costs_nothing(v, lie, is_pinned) for v, lie in pairs])
         key = node, network, lies, free
         found = self._placed.get(key)
         if found is None:
