@@ -288,10 +288,11 @@ class Executor:
             assert self._driver is not None
             computed[rank] = self._driver.answer(rank, self.log)
         results: dict[str, Any] = {}
-        for spec in specs:
+        # Of copies that differ the first are told: what is fetched is computed before the outputs.
+        for spec in (*specs[len(self.outputs) :], *self.outputs):
             blocks = {rank: held[spec.name] for rank, held in computed.items() if spec.name in held}
             results[spec.name] = self._whole(spec, blocks, with_check)
-        return results
+        return {spec.name: results[spec.name] for spec in specs}
 
     def _run_request(self, request: Request) -> Answer:
         """Run the one rank of this process as the driver asks.

@@ -17,7 +17,7 @@ from irpar.ops.collectives import DOMAIN, WAIT
 from irpar.sharding import IrparError
 
 from .arithmetic import REALS
-from .comparison import Arrays, Difference, compare_rounding
+from .comparison import Arrays, Difference, compare_rounding, misfit
 from .original import Original, first_line
 from .yardstick import Judgement, Jumps, StepYardstick
 
@@ -121,6 +121,26 @@ class StepByStep:
                 doubted |= judged.doubted
                 self._without_numbers += [step] * bool(judged.without_numbers)
         return Steps(None, "", compared, doubted, is_whole=not unjudged)
+
+    def first_copy(self) -> tuple[Difference | None, str]:
+        """The first tensor that ranks hold different copies of, and the node that makes it; None and "" without one."""
+        from irpar.runtime.errors import ReplicaError
+
+        found: tuple[Difference | None, str] = None, ""
+        for batch in _batches(self._steps):
+            makers = {
+                name: step.node.label
+                for step in batch
+                for result in step.results
+                for name in (result, *step.moved.get(result, ()))
+            }
+            try:
+                self._executor.run(self._inputs, fetch=makers, check_replicas=True)
+            except ReplicaError as error:
+                found = misfit(error.value, error.what), makers.get(error.value, "")
+                if error.value in makers:
+                    break
+        return found
 
     def decided(self, names: Sequence[str]) -> tuple[Judgement, str]:
         """Judge outputs by the original with the decisions of the partition, and its infinities.

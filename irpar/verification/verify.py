@@ -353,9 +353,18 @@ def bisect(
 
 
 def _bisect_once(executor: "Executor", original: Original, inputs: Arrays, tolerance: float | None) -> Bisection:
+    steps = StepByStep(executor, original, inputs)
     if tolerance is None:
-        walked = StepByStep(executor, original, inputs).walk()
-        return Bisection(walked.first, walked.compared, walked.node)
+        walked = steps.walk()
+        found = Bisection(walked.first, walked.compared, walked.node)
+    else:
+        found = _first_beyond(tolerance, executor, original, inputs)
+    # What other ranks hold of a tensor may differ where all that is gathered of it is right.
+    first, node = (found.first, found.node) if found.first is not None else steps.first_copy()
+    return Bisection(first, found.compared, node)
+
+
+def _first_beyond(tolerance: float, executor: "Executor", original: Original, inputs: Arrays) -> Bisection:
     held = {value.source_name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
     producers = {value.source_name: node.label for node in original.module.graph for value in node.results}
     computed = original.computed()

@@ -128,3 +128,23 @@ def test_what_a_local_program_makes_of_an_operand_is_not_taken_for_it(tmp_path: 
     made = partitioned(tmp_path, text, {"x": [None, ["tp"]]})
     assert made.verify().result == "equal"
     assert made.bisect().first is None
+
+
+def test_the_first_copy_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rank 0 holds is right: only the copy of rank 1 is not, from the sum on."""
+    rest = "a = Relu(h)  y = Neg(a)"
+    made = partitioned(
+        tmp_path, SUMMED.format(rest=rest), {"x": [None, ["tp"]], "w": [["tp"], None], "y": [None, None]}
+    )
+    assert made.bisect().first is None
+
+    def wrong(group: ThreadGroup, calls: Sequence[Call]) -> Blocks:
+        first, *others = execute(calls[0].collective, [call.operand for call in calls])
+        return [first, *(block + 1 for block in others)]
+
+    monkeypatch.setattr(ThreadGroup, "execute", wrong)
+    assert "should be equal on ranks 0 and 1" in str(made.verify())
+    found = made.bisect()
+    assert found.first is not None
+    assert "h_1 should be equal on ranks 0 and 1, but the largest difference is 1" in str(found)
+    assert found.node == "MatMul of %h"
