@@ -153,7 +153,7 @@ def _difference(a: Any, b: Any) -> str:
         entries = ((place, _difference(one, other)) for place, (one, other) in enumerate(zip(a, b, strict=True)))
         return next((f"of entry {place} {found}" for place, found in entries if found), "")
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-        return "" if a is None and b is None else f"is {_kind(a)} on one and {_kind(b)} on the other"
+        return "" if a is None and b is None else f"is {kind_text(a)} on one and {kind_text(b)} on the other"
     if a.dtype != b.dtype or a.shape != b.shape:
         return f"is {a.dtype}{list(a.shape)} on one and {b.dtype}{list(b.shape)} on the other"
     kind = dtype_of_numpy(a.dtype)
@@ -191,7 +191,8 @@ def _scale(array: Array) -> float:
     return float(np.max(sizes, where=np.isfinite(sizes) & (sizes <= typical_bound(sizes)), initial=0.0))
 
 
-def _kind(held: Any) -> str:
+def kind_text(held: Any) -> str:
+    """What kind of value an array, a list of arrays or None is, in words."""
     if held is None:
         return "an absent optional"
     return f"a sequence of {len(held)}" if isinstance(held, (list, tuple)) else "a tensor"

@@ -9,7 +9,7 @@ import numpy as np
 
 from irpar.display import count_text
 from irpar.ir import DType, dtype_of_numpy
-from irpar.runtime.layout import typical_bound
+from irpar.runtime.layout import kind_text, typical_bound
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -111,7 +111,7 @@ def compare_by(name: str, got: Any, expected: Any, floats: CompareFloats) -> Dif
         return _compare_lists(name, got, expected, floats)
     if expected is None or got is None or isinstance(got, list):
         is_same = expected is None and got is None
-        return exact(name) if is_same else misfit(name, f"is {_kind(got)}, should be {_kind(expected)}")
+        return exact(name) if is_same else misfit(name, f"is {kind_text(got)}, should be {kind_text(expected)}")
     got, expected = np.asarray(got), np.asarray(expected)
     dtype = dtype_of_numpy(expected.dtype)
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -145,19 +145,13 @@ def misfit(name: str, note: str) -> Difference:
 
 def _compare_lists(name: str, got: Any, expected: Sequence[Any], floats: CompareFloats) -> Difference:
     if not isinstance(got, (list, tuple)) or len(got) != len(expected):
-        return misfit(name, f"is {_kind(got)}, should be {_kind(expected)}")
+        return misfit(name, f"is {kind_text(got)}, should be {kind_text(expected)}")
     entries = zip(got, expected, strict=True)
     found = [compare_by(f"{name}[{place}]", one, other, floats) for place, (one, other) in enumerate(entries)]
     worst = max(found, key=lambda entry: entry.severity, default=None)
     if worst is None:
         return exact(name)
     return worst if not worst.is_equal else replace(worst, name=name, where=())
-
-
-def _kind(given: Any) -> str:
-    if given is None:
-        return "an absent optional"
-    return f"a sequence of {len(given)}" if isinstance(given, (list, tuple)) else "a tensor"
 
 
 def widened(array: Array) -> Array:
