@@ -9,7 +9,7 @@ LOCK := requirements/dev.lock
 RESOLVER := build/resolver/bin/uv
 # The Python of test-oldest: the lowest that pyproject.toml allows.
 OLDEST_PYTHON ?= python3.11
-# A process for each core; the tests of a file stay in one (tests/distribution.py). One that crashes ends the run.
+# A process for each core and one more; the tests of a file stay in one (tests/distribution.py). One that crashes ends the run.
 PYTEST := -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Of random and brute-force tests `test` tries a tenth (tests/budget.py).
 ALL := IRPAR_TEST_BUDGET=1

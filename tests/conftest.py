@@ -29,6 +29,13 @@ for name in ("tests.passes.golden", "tests.conformance"):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: some tests wait for ranks that are dead, hang or dawdle."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """Several processes get whole files."""
     return Distribution(config, log) if config.getvalue("dist") == "loadfile" else None
