@@ -8,6 +8,9 @@ import os
 GENEROUS = 4.0
 """What a bound allows for at least: others may begin any time."""
 
+SECONDS = r"[\d.]+ s"
+"""A time-out that `slowness` has scaled, as errors tell it: a regular expression."""
+
 
 def slowness() -> float:
     """How many processes want each core now; 1 on an idle machine."""
