@@ -15,6 +15,7 @@ WITH_CASES = {
 """Files with ONNX's own cases, which take some ten seconds to make: one process makes them."""
 
 LONG = (
+    "tests/test_random_attributes.py",
     "tests/test_suggestion.py",
     "tests/runtime/groups/test_mpi.py",
     "tests/test_process.py",
@@ -32,7 +33,7 @@ LONG = (
     "tests/runtime/groups/test_processes.py",
     "tests/test_partition.py",
 )
-"""Files of more than ten seconds: begun last, one of them would leave the other processes idle."""
+"""Files of more than ten seconds, the first of many minutes in make test-all: begun last, one of them would leave the other processes idle."""
 
 
 def together(node: str) -> str:

@@ -40,6 +40,7 @@ try:
             if number == 2:
                 print("all are running", flush=True)
 except RunError as error:
+    SIGNALS.leave_at_once()  # The launcher ends all ranks: its signal may come while Python ends by itself.
     print(error, file=sys.stderr)
     sys.exit(1)
 except KeyboardInterrupt:
