@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -147,8 +147,11 @@ def _mended(stream: TextIO | None, number: int) -> TextIO:
 
 def end_streams() -> None:
     """Write what is left; what cannot be written is not tried again when the process ends."""
-    for name in ("stdout", "stderr"):
+    for stream in (sys.stdout, sys.stderr):
         try:
-            getattr(sys, name).flush()
+            stream.flush()
         except OSError:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            # What the stream still holds has to go somewhere: Python tells of it with a traceback, from 3.13 on.
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                stream.flush()

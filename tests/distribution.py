@@ -33,7 +33,10 @@ LONG = (
     "tests/runtime/groups/test_processes.py",
     "tests/test_partition.py",
 )
-"""Files of more than ten seconds, the first of many minutes in make test-all: begun last, one of them would leave the other processes idle."""
+"""Files of more than ten seconds, the first of many minutes in make test-all.
+
+Begun last, one of them would leave the other processes idle.
+"""
 
 
 def together(node: str) -> str:
