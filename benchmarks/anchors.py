@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 import irpar
-from irpar.default_pipeline import DEFAULT_PIPELINE
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 DEFAULT_FOLDER = Path(__file__).parents[2] / "shared" / "anchors"
 COMPLETION = (

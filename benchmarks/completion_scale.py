@@ -33,8 +33,8 @@ from onnx import compose, shape_inference
 
 import irpar
 from irpar import models
-from irpar.default_pipeline import NORMALISE
 from irpar.ir import Module, clone_module
+from irpar.pass_manager.default_pipeline import NORMALISE
 
 LAYERS = (12, 48, 192, 768, 2632)
 NODES_PER_LAYER = 38

@@ -31,9 +31,9 @@ import irpar
 from irpar import models
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, Group, make_group
-from irpar.runtime.inputs import random_inputs
 from irpar.runtime.specs import input_specs
 from irpar.sharding import Axis, Mesh
+from irpar.verification.inputs import random_inputs
 
 RANKS = 2
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 64 << 20}

@@ -173,8 +173,8 @@ def _pipeline_time(folder: Path, layers: int, repeat: int) -> tuple[int, float]:
     """Nodes of a Llama of that many layers, and the best time of the default pipeline on it."""
     import irpar
     from irpar import models
-    from irpar.default_pipeline import DEFAULT_PIPELINE
     from irpar.ir import clone_module
+    from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
     path = folder / "llama.onnx"
     models.save(path, "llama", weights="none", layers=layers)

@@ -33,9 +33,9 @@ marks = [("", time.process_time())]
 def mark(name):
     marks.append((name, time.process_time()))
 from pathlib import Path
-import irpar.commands.app, irpar.commands.partition, irpar.commands.loading, irpar.api, irpar.onnx_io.partition
+import irpar.commands.app, irpar.commands.partition, irpar.commands.loading, irpar.api, irpar.output.writer
 from irpar.commands.loading import annotate_by, load_model, shardings_of
-from irpar.instrumentation import Instrumentation
+from irpar.pass_manager.instrumentation import Instrumentation
 from irpar.pass_manager import PassManager
 passes = []
 def progress(event):

@@ -19,8 +19,8 @@ import onnxruntime
 from irpar import models
 from irpar.onnx_io import to_module
 from irpar.runtime.executor import Executor
-from irpar.runtime.inputs import random_inputs
 from irpar.sharding import Mesh
+from irpar.verification.inputs import random_inputs
 
 TARGET = 1.1
 

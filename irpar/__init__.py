@@ -12,10 +12,11 @@ TYPE_CHECKING = False  # as type checkers know it; the module typing is not impo
 if TYPE_CHECKING:
     from typing import Any
 
+    from irpar.pass_manager import Pass, PassManager, PassResult
+
     from .api import Partition, annotate, load, partition
     from .ir import Module
     from .overview import inspect, suggest
-    from .pass_manager import Pass, PassManager, PassResult
     from .sharding import IrparError, Mesh, Sharding
 
     __version__: str

@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from irpar.analysis.parts import Part, parts_of
-from irpar.analysis.plan import Plan, make_plan, original_of, read_plan, source_of
+from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Module, clone_module
+from irpar.output.parts import Part, parts_of
+from irpar.output.plan import Plan, make_plan, original_of, read_plan, source_of
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISING
 from irpar.sharding import ArgumentError, IrparError, Mesh, require
 
 from .api_arguments import (
@@ -22,18 +24,17 @@ from .api_arguments import (
     check_values,
     check_weights,
 )
-from .default_pipeline import DEFAULT_PIPELINE, NORMALISING, know_ranks
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import numpy as np
 
-    from irpar.analysis.network import Network
+    from irpar.analysis.cost.network import Network
     from irpar.onnx_io import Source
     from irpar.pass_manager import PassManager, PipelineResult, Progress
-    from irpar.runtime.environment import World
     from irpar.runtime.executor import Executor
+    from irpar.runtime.launch.environment import World
     from irpar.verification import Bisection, Original, Verification
 
 Engine = Literal["ort", "numpy", "cupy"]
@@ -83,11 +84,11 @@ def load(
 
         BindDims(sizes={name: int(size) for name, size in bind.items()}).run(module)
     if set:
-        from irpar.fixed_inputs import fix_inputs
+        from irpar.inputs.fixed import fix_inputs
 
         fix_inputs(module, set)
     if devices is not None and devices.names:
-        from irpar.spellings.onnx_annotations import apply
+        from irpar.annotations.onnx_annotations import apply
 
         apply(module, devices, mesh)
     return module
@@ -133,7 +134,7 @@ def partition(
     original, passes = _run_passes(manager, work)
     made = Partition._made(module, work, str(manager), source, original, passes)
     if max_redistribution_mb is not None:
-        from irpar.move_limit import check_moves
+        from irpar.advice.move_limit import check_moves
 
         check_moves(work, made.plan, max_redistribution_mb, lambda: _prepared(module, mesh, network), manager.passes)
     return made
@@ -167,12 +168,12 @@ def _prepared(
     given = None if mesh is None else Mesh.of(mesh)
     work = clone_module(module)
     if network is not None:
-        from irpar.network_file import find_network
+        from irpar.analysis.cost.network_file import find_network
 
         work.network = find_network(network).text
     if given is not None:
         if work.annotations:
-            know_ranks(work)
+            infer_undeclared_types(work)
         work.set_mesh(given)
     return work
 
@@ -264,14 +265,14 @@ class Partition:
         force: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Write plan.json and the parts; see `irpar.onnx_io.partition.write_partition`.
+        """Write plan.json and the parts; see `irpar.output.writer.write_partition`.
 
         The plan gets the id and the facts about weights that were written.
 
         Raises:
             IrparError: the folder exists, or the weights cannot be read.
         """
-        from irpar.onnx_io.partition import write_partition
+        from irpar.output.writer import write_partition
 
         check_path("folder", folder)
         check_weights(weights)
@@ -282,8 +283,8 @@ class Partition:
         )
 
     def default_engine(self, world: "World | None" = None) -> Engine:
-        """The engine that runs the parts where none is asked for; see `irpar.runtime.engine.default_engine`."""
-        from irpar.runtime.engine import default_engine
+        """The engine that runs the parts where none is asked for; see `irpar.runtime.engines.base.default_engine`."""
+        from irpar.runtime.engines.base import default_engine
 
         return default_engine([rank["peak_bytes"] for rank in self.plan.ranks], world)
 
@@ -308,8 +309,8 @@ class Partition:
         Raises:
             IrparError: the parts cannot be run, or the other ranks cannot be met.
         """
-        from irpar.runtime.environment import World
         from irpar.runtime.executor import Executor
+        from irpar.runtime.launch.environment import World
 
         check_run(engine, group, timeout)
         if engine is None:

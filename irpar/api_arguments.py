@@ -62,7 +62,7 @@ def check_partition(pipeline: object, network: object, most: object) -> None:
     Raises:
         ArgumentError: one has the wrong type.
     """
-    from irpar.analysis.network import Network
+    from irpar.analysis.cost.network import Network
     from irpar.pass_manager import PassManager
 
     if pipeline is not None:

@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     import typer
 
-    from irpar.sharding.asked import asked_by_command
-
+    from .asked import asked_by_command
     from .commands.app import app
 
     try:
@@ -74,12 +73,12 @@ def _tell(error: Exception) -> int:
     import traceback
 
     from irpar.pass_manager import PassFailure
-    from irpar.runtime.environment import ERROR_FILE, PEER_FAILED
     from irpar.runtime.errors import PeerError
+    from irpar.runtime.launch.environment import ERROR_FILE, PEER_FAILED
     from irpar.sharding import IrparError
-    from irpar.sharding.visible import visible
 
     from .commands.app import UsageError
+    from .visible import visible
 
     if os.environ.get("IRPAR_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)

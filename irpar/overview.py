@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from irpar.advice.inspection import Inspection
+from irpar.advice.suggestion.result import Suggestion
+from irpar.api import module_of
 from irpar.sharding import IrparError, Mesh
-
-from .api import module_of
-from .inspection import Inspection
-from .suggestion_result import Suggestion
 
 if TYPE_CHECKING:
     from irpar.ir import Module
@@ -25,7 +24,7 @@ def inspect(model: "Module | Source", *, bind: Mapping[str, int] | None = None) 
     Raises:
         IrparError: as from `load`.
     """
-    from .inspection import inspect as gather
+    from irpar.advice.inspection import inspect as gather
 
     return gather(module_of(model, bind))
 
@@ -43,7 +42,7 @@ def suggest(
     Raises:
         IrparError: a size is not known, the mesh has one device, or the model cannot be partitioned at all.
     """
-    from .suggestion import suggest as choose
+    from irpar.advice.suggestion.suggest import suggest as choose
 
     devices = Mesh.of(mesh)
     if devices.size == 1:

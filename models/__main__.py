@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from irpar.atomic import new_file
+from irpar.files.atomic import new_file
 from irpar.sharding import IrparError
 
 from .annotations import annotations

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import onnx
 
-from irpar.atomic import check_file, new_pair
+from irpar.files.atomic import check_file, new_pair
 
 from . import bert, control, dlrm, gpt, llama, mlp, moe, recurrent, resnet, t5, unet, vit
 from .builder import GraphBuilder

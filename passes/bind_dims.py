@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from irpar.analysis.symbols import describe, dim_names, free_symbols, unnamed_dims
+from irpar.analysis.types.symbols import describe, dim_names, free_symbols, unnamed_dims
 from irpar.ir import (
     Dim,
     Expr,

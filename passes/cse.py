@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from irpar.analysis.effects import is_communication
 from irpar.analysis.equal_nodes import equal_constants, equal_nodes, merge_constants
 from irpar.ir import Module, Node
 from irpar.ir.annotate import hand_over
+from irpar.ops.effects import is_communication
 from irpar.pass_manager import Pass, PassResult
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import onnx
 
-from irpar.analysis.effects import communicates, is_point_to_point, schema_of
 from irpar.ir import Function, Graph, Module, Node
+from irpar.ops.effects import communicates, is_point_to_point, schema_of
 from irpar.pass_manager import Pass, PassResult
 
 

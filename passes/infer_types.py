@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.analysis.engines import unknown_notes
-from irpar.analysis.inference import Inference
+from irpar.analysis.types.inference import Inference
 from irpar.ir import UNKNOWN, Module
 from irpar.pass_manager import Pass, PassResult
 

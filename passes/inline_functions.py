@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from irpar.analysis.effects import schema_of
-from irpar.analysis.type_merge import merge
+from irpar.analysis.types.type_merge import merge
 from irpar.ir import Builder, Function, Graph, Module, Node, Value
 from irpar.ir.instantiate import body_of_call
+from irpar.ops.effects import schema_of
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 

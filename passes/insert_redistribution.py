@@ -3,19 +3,20 @@
 import math
 from dataclasses import dataclass, replace
 
-from irpar.analysis.effects import draws_random_numbers
-from irpar.analysis.flow import Flow, completed_flow
-from irpar.analysis.move_log import Move, MoveLog
-from irpar.analysis.move_trees import insert_step, mark_rematerialized, standing_in
-from irpar.analysis.moves import captured_whole, first_target, placements_of, wanted_shardings
-from irpar.analysis.network import Network, network_of
-from irpar.analysis.origins import explain_values
-from irpar.analysis.placement import why_whole
-from irpar.analysis.reasons import REDUCTIONS, Reasons
+from irpar.analysis.completion.flow import Flow, completed_flow
+from irpar.analysis.completion.moves import captured_whole, first_target, placements_of, wanted_shardings
+from irpar.analysis.completion.placement import why_whole
+from irpar.analysis.completion.refinement import refine
+from irpar.analysis.cost.network import Network
+from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.explanation.move_log import Move, MoveLog
+from irpar.analysis.explanation.origins import explain_values
+from irpar.analysis.explanation.reasons import REDUCTIONS, Reasons
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
-from irpar.analysis.refinement import refine
+from irpar.analysis.redistribution.move_trees import insert_step, mark_rematerialized, standing_in
 from irpar.ir import Builder, Module, Node, Value
 from irpar.ops.collectives import FREE, number_collectives
+from irpar.ops.effects import draws_random_numbers
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Sharding
 

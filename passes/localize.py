@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from irpar.analysis.flow import Flow, completed_flow
-from irpar.analysis.origins import cutting_names
-from irpar.analysis.reasons import Origins, reason_of_program
+from irpar.analysis.completion.flow import Flow, completed_flow
+from irpar.analysis.explanation.origins import cutting_names
+from irpar.analysis.explanation.reasons import Origins, reason_of_program
 from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops.collectives import collective_axes, number_collectives
 from irpar.ops.coords import COORDS, block_start

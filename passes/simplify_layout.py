@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from irpar.analysis.atoms import Atoms, follow, joined
+from irpar.analysis.weights.atoms import Atoms, follow, joined
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
 from irpar.ir.annotate import hand_over
 from irpar.ops.block_indices import counted_dims, without_columns

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from irpar.analysis.atoms import Atoms, follow
-from irpar.analysis.fused_weights import (
+from irpar.analysis.weights.atoms import Atoms, follow
+from irpar.analysis.weights.fused_weights import (
     FusedWeight,
     Picked,
     beside,

@@ -16,11 +16,11 @@ WITH_CASES = {
 
 LONG = (
     "tests/test_random_attributes.py",
-    "tests/test_suggestion.py",
-    "tests/runtime/groups/test_mpi.py",
+    "tests/advice/suggestion/test_suggest.py",
+    "tests/runtime/groups/mpi/test_group.py",
     "tests/test_process.py",
     "tests/runtime/groups/test_process_faults.py",
-    "tests/runtime/groups/test_wired.py",
+    "tests/runtime/groups/wire/test_wired.py",
     "tests/ops/local_programs/test_nodes.py",
     "tests/ops/test_rules.py",
     "tests/test_exports.py",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from irpar.runtime.cuda import device_count
+from irpar.runtime.engines.cuda import device_count
 
 NEEDS_GPU = [
     pytest.mark.gpu,

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import irpar
-from irpar.analysis.placement import rule_view
-from irpar.default_pipeline import know_ranks
+from irpar.analysis.completion.placement import rule_view
+from irpar.annotations.named import infer_undeclared_types
+from irpar.annotations.shardings_file import read_shardings
 from irpar.ir import Graph, Module, Node, Value, tensor_type
 from irpar.ir.annotate import named_values
 from irpar.ops.collectives import COLLECTIVES
-from irpar.pass_manager import Instrumentation, PassManager
-from irpar.pipeline import Pass
+from irpar.pass_manager import Instrumentation, Pass, PassManager
 from irpar.sharding import Axis, Mesh, Sharding, ceil_shape
-from irpar.shardings_file import read_shardings
 
 from . import random_moves
 from .random_programs import SEEDS, Draw, Program, Spec, loaded, programs, random_spec
@@ -60,7 +59,7 @@ def annotated_programs(draw: Draw, folder: Path) -> Annotated:
         program = replace(program, model=_with_function(program.model, random))
     program = replace(program, annotations={})
     module = loaded(program, folder)
-    know_ranks(module)
+    infer_undeclared_types(module)
     made = Annotated(program)
     for _ in range(random.randint(1, 3)):
         if random.random() < 0.25:
@@ -202,7 +201,7 @@ class Watch(Instrumentation):
 def partitioned(made: Annotated, folder: Path) -> tuple[irpar.Partition, list[str]]:
     """The partition, and which annotations were lost on the way to it."""
     module = loaded(replace(made.program, annotations={}), folder)
-    know_ranks(module)
+    infer_undeclared_types(module)
     irpar.annotate(module, made.program.annotations)
     if made.ops:
         path = folder / "ops.json"

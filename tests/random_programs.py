@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import irpar
-from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.pass_manager import Instrumentation, PassFailure, PassManager
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.sharding import Axis, join_axes
 from irpar.verification.comparison import compare
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import irpar
-from irpar.analysis.flow import Flow
-from irpar.analysis.moves import cost_of_placements, placements_of
-from irpar.analysis.network import Network, network_of
-from irpar.analysis.placement import Placement, RuleView, rule_view, suggested
-from irpar.default_pipeline import know_ranks
+from irpar.analysis.completion.flow import Flow
+from irpar.analysis.completion.moves import cost_of_placements, placements_of
+from irpar.analysis.completion.placement import Placement, RuleView, rule_view, suggested
+from irpar.analysis.cost.network import Network
+from irpar.analysis.cost.network_file import find_network
+from irpar.analysis.cost.network_lookup import network_of
+from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Module, Node, clone_module
-from irpar.network_file import find_network
 from irpar.pass_manager import PassManager
 
 from .random_programs import Program, loaded
@@ -48,7 +49,7 @@ def runs(program: Program, folder: Path) -> list[Run]:
     """How each node with a rule runs."""
     module = loaded(program, folder)
     module.network = find_network(program.network).text
-    know_ranks(module)
+    infer_undeclared_types(module)
     module.set_mesh(program.mesh)
     passes = PassManager.parse(program.pipeline).passes
     place = next(place for place, each in enumerate(passes) if each.name == "complete-sharding")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import irpar
-from irpar.default_pipeline import know_ranks
+from irpar.annotations.named import infer_undeclared_types
+from irpar.annotations.shardings_file import read_shardings
 from irpar.ir import Value
 from irpar.pass_manager import PassFailure
-from irpar.shardings_file import read_shardings
 
 from .budget import budget
 from .command_line import Capture, call
@@ -185,7 +185,7 @@ def test_counts_say_how_a_node_runs(tmp_path: Path) -> None:
         node.name = f"n{number}"
     onnx.save(program.model, tmp_path / "model.onnx")
     module = irpar.load(tmp_path / "model.onnx")
-    know_ranks(module)
+    infer_undeclared_types(module)
     irpar.annotate(module, {"x": ["p", "q"], "b": ["p", "q"]})
     module.set_mesh(program.mesh)
     (tmp_path / "ops.json").write_text(json.dumps({"ops": {"n1": {"in": [[1, 4]]}}}))
@@ -311,7 +311,7 @@ def named(partition: irpar.Partition, name: str) -> Value:
 
 def test_a_pipeline_that_leaves_a_value_otherwise_is_refused(tmp_path: Path) -> None:
     """What a pass of somebody else's may do."""
-    from irpar.analysis.held import settled_annotations
+    from irpar.analysis.redistribution.held import settled_annotations
 
     partition = held(CHAIN, {"p": 2}, {"a": [["p"], None]}, tmp_path)
     module = partition.module

@@ -220,7 +220,7 @@ def damaged(folder, tmp_path):
 
     import onnx
 
-    from irpar.onnx_io.fingerprint import fingerprint
+    from irpar.output.fingerprint import fingerprint
 
     shutil.copytree(folder / "out", tmp_path / "damaged")
     part = tmp_path / "damaged" / "part1"

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from irpar.cli import main
-from irpar.input_values import settings
+from irpar.inputs.values import settings
 from irpar.runtime.executor import Executor
 from irpar.sharding import IrparError
 from tests.command_line import call

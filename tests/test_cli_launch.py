@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from irpar.runtime.environment import ERROR_FILE, PEER_FAILED
 from irpar.runtime.errors import PeerError, RunError
+from irpar.runtime.launch.environment import ERROR_FILE, PEER_FAILED
 from tests.command_line import call, refused
 
 IRPAR = [sys.executable, "-P", "-m", "irpar"]
@@ -28,12 +28,12 @@ def launched(monkeypatch):
     found = []
 
     def note(command, size, *, is_irpar, **_):
-        from irpar.runtime.ending import Ending
+        from irpar.runtime.launch.ending import Ending
 
         found.append((list(command), size, is_irpar))
         return Ending(0)
 
-    monkeypatch.setattr("irpar.runtime.launcher.launch", note)
+    monkeypatch.setattr("irpar.runtime.launch.processes.launch", note)
     return found
 
 

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import irpar
-from irpar.default_pipeline import NORMALISE, know_ranks
+from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Conflict, Module, Node, clone_module
 from irpar.ops.collectives import collective_axes
 from irpar.pass_manager import PassManager
+from irpar.pass_manager.default_pipeline import NORMALISE
 from tests.budget import SHARE, budget
 
 from .random_programs import MESHES, REFUSALS, Draw, Program, draw_spec, programs
@@ -99,7 +100,7 @@ def written(name: str) -> Module:
         path = Path(folder) / "model.onnx"
         onnx.save(PROGRAMS[name].program(irpar.Mesh({"x": 2}), {}).model, path)
         module = irpar.load(path)
-    know_ranks(module)
+    infer_undeclared_types(module)
     module.source = None  # Its file is gone.
     return module
 
@@ -145,7 +146,7 @@ def test_what_is_gathered_and_cut_again_in_programs_of_all_operators(tmp_path: P
         seen.add(case)
         onnx.save(program.model, tmp_path / "model.onnx")
         module = irpar.load(tmp_path / "model.onnx")
-        know_ranks(module)
+        infer_undeclared_types(module)
         try:
             told, without = check_told(module, program.mesh, program.annotations)
             found, stuck = found + told, stuck + without

@@ -25,19 +25,19 @@ from ruamel.yaml import YAML
 
 import irpar
 from irpar import models
-from irpar.analysis.network_algorithms import ALGORITHMS
-from irpar.analysis.network_presets import PRESETS
+from irpar.analysis.cost.network_algorithms import ALGORITHMS
+from irpar.analysis.cost.network_file import read_network
+from irpar.analysis.cost.network_presets import PRESETS
+from irpar.annotations.shardings_file import read_shardings
 from irpar.cli import main
-from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.ir import parse_module
 from irpar.models.__main__ import main as models_main
-from irpar.network_file import read_network
-from irpar.runtime.engine import ENGINES
-from irpar.runtime.environment import LAUNCHERS, World
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
+from irpar.runtime.engines.base import ENGINES
 from irpar.runtime.groups import GROUPS
-from irpar.runtime.groups.sockets import LISTEN
-from irpar.runtime.token import TOKEN, TOKEN_FILE
-from irpar.shardings_file import read_shardings
+from irpar.runtime.groups.wire.sockets import LISTEN
+from irpar.runtime.launch.environment import LAUNCHERS, World
+from irpar.runtime.launch.token import TOKEN, TOKEN_FILE
 from tests.patience import patient
 from tests.runtime.groups.launched_ranks import free_port
 from tests.runtime.groups.mpi_libraries import find

@@ -15,8 +15,8 @@ import onnx
 import pytest
 
 import irpar
+from irpar.annotations.named import infer_undeclared_types
 from irpar.api import Engine
-from irpar.default_pipeline import know_ranks
 from irpar.ir import TensorType
 from tests.budget import of_each, pairs
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
@@ -203,7 +203,7 @@ def test_every_intermediate_is_right_and_so_is_what_was_saved(export: str, tmp_p
 
 def random_annotations(module: irpar.Module, mesh: dict[str, int], draw: random.Random) -> irpar.Module:
     """The module with 1 to 8 values of any kind cut over any axes along any dim of 4 or more."""
-    know_ranks(module)
+    infer_undeclared_types(module)
     results = (value for node in module.graph for value in node.results)
     shapes = {
         value.name: [dim if isinstance(dim, int) else 0 for dim in value.type.shape]

@@ -10,7 +10,7 @@ import pytest
 import irpar
 from irpar import models
 from irpar.api import Engine
-from irpar.runtime.inputs import random_inputs
+from irpar.verification.inputs import random_inputs
 from tests.budget import pairs
 from tests.runtime.groups.ring import check_rings
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share

@@ -9,8 +9,8 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.ir import ExternalTensor
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 from .test_explanations import check_explained
 from .written import model_of_text

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import pytest
 
-import irpar.atomic
+import irpar.files.atomic
 from irpar.api import partition
 from irpar.cli import main
 from irpar.ir import ArrayTensor
-from irpar.ir.text import read_text, write_text
+from irpar.ir.text.files import read_text, write_text
 from irpar.models import annotations, save
 from irpar.models.__main__ import main as models_main
 from irpar.onnx_io import load
@@ -268,7 +268,7 @@ def test_a_demo_on_a_full_disk_leaves_nothing(capsys, tmp_path, monkeypatch, fil
         return real(path, *words)
 
     for name in ("_new_file", "_new_folder"):
-        monkeypatch.setattr(f"irpar.atomic.{name}", functools.partial(full, getattr(irpar.atomic, name)))
+        monkeypatch.setattr(f"irpar.files.atomic.{name}", functools.partial(full, getattr(irpar.files.atomic, name)))
     refused(capsys, "No space left on device", "demo", "-o", folder)
     assert content(tmp_path) == before
     assert folder.exists() == is_there

@@ -8,10 +8,10 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.network import network_of
-from irpar.analysis.plan import read_plan
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.ir import parse_module, read_text
-from irpar.reproducer import read_reproducer, write_reproducer
+from irpar.output.plan import read_plan
+from irpar.pass_manager.reproducer import read_reproducer, write_reproducer
 from irpar.sharding import IrparError
 from tests.command_line import call
 

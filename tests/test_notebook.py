@@ -57,7 +57,7 @@ def test_a_session(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_suggestion_is_saved_as_a_shardings_file(module: irpar.Module, tmp_path: Path) -> None:
-    from irpar.shardings_file import read_shardings
+    from irpar.annotations.shardings_file import read_shardings
 
     found = irpar.suggest(module, {"tp": 2})
     found.apply(module)
@@ -132,7 +132,7 @@ def test_a_plan_is_shown_with_collectives_and_bytes(module: irpar.Module) -> Non
     shown = cells(partition._repr_html_())
     (entry,) = partition.plan.collectives
     assert {"collective", "over", "times", "operand", "sent a device", "why", "all_reduce", "tp"} <= set(shown)
-    assert irpar.display.bytes_text(entry["sent_bytes"]) in shown
+    assert irpar.units.bytes_text(entry["sent_bytes"]) in shown
     assert entry["reason"] in shown
     assert "i64" in shown
     assert "input_ids" in shown

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import irpar
-from irpar.native_paths import NativeFolders, is_text
+from irpar.files.native_paths import NativeFolders, is_text
 
 NO_TEXT = os.fsdecode(b"name\xff")
 RESULT = "h\N{LATIN SMALL LETTER E WITH ACUTE}"

@@ -11,7 +11,7 @@ import pytest
 import irpar
 from irpar import models
 from irpar.api import Engine
-from irpar.runtime.engine import ENGINES
+from irpar.runtime.engines.base import ENGINES
 from irpar.runtime.errors import ProgramError
 
 MESHES = [{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}]

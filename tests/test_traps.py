@@ -10,8 +10,8 @@ import onnx.parser
 import pytest
 
 import irpar
-from irpar.default_pipeline import DEFAULT_PIPELINE
 from irpar.pass_manager import Instrumentation, PassManager
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 from .written import model_of_text
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from irpar.sharding import IrparError
-from irpar.sharding.visible import visible
+from irpar.visible import visible
 from tests.command_line import call
 
 ESCAPE, OVERRIDE, BELL = "\x1b]0;mine\x07\x1b[2J", "\u202etxt.\u2066", "\x07\x08\x9b31m"

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import irpar  # noqa: E402
-from irpar.display import bytes_text  # noqa: E402
-from irpar.plan_tables import pattern  # noqa: E402
+from irpar.output.tables import pattern  # noqa: E402
+from irpar.units import bytes_text  # noqa: E402
 from tests import test_exports, test_families  # noqa: E402
 from tests.shares import EXCESS, MESHES  # noqa: E402
 

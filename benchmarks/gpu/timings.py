@@ -14,7 +14,7 @@ import irpar
 from irpar import models
 from irpar.kernels import Kernel
 from irpar.onnx_io import to_module
-from irpar.runtime.engine import Constants, EngineSettings, make_engine
+from irpar.runtime.engines.base import Constants, EngineSettings, make_engine
 from irpar.runtime.program import build_program
 
 from .findings import Context, Findings, markdown_table, problem_text

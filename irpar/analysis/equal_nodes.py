@@ -4,8 +4,7 @@ from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 
 from irpar.ir import Attribute, DType, ExternalTensor, Floats, Graph, Node, Tensor, Tensors, Value
-
-from .effects import is_deterministic
+from irpar.ops.effects import is_deterministic
 
 MAX_ELEMENTS = 64
 """Elements up to which constants of indices, shapes and axes are compared by their numbers."""

@@ -4,15 +4,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from irpar.atomic import check_file
-from irpar.default_pipeline import COMPLETION
+from irpar.files.atomic import check_file
+from irpar.pass_manager.default_pipeline import COMPLETION
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
+    from irpar.annotations.onnx_annotations import CompletionWatch
     from irpar.api import Partition
     from irpar.ir import Module
     from irpar.pass_manager import Pass
-    from irpar.spellings.onnx_annotations import CompletionWatch
 
 
 def check_annotate(path: Path, out: Path, sources: list[Path], passes: "tuple[Pass, ...]", force: bool) -> None:
@@ -62,7 +62,7 @@ def write_annotated(path: Path, module: "Module", made: "Partition", watch: "Com
     Raises:
         IrparError: it cannot be written.
     """
-    from irpar.spellings.onnx_annotations import decided_values, save_annotated
+    from irpar.annotations.onnx_annotations import decided_values, save_annotated
 
     shardings = decided_values(module, watch)
     left = save_annotated(module, path, shardings, made.plan.mesh_of_ranks)

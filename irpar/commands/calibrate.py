@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from irpar.display import messages, output, print_json, scaled, seconds_text, table
+from irpar.tables.display import messages, output, print_json, table
+from irpar.units import scaled, seconds_text
 
 from .options import Engine, Json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.calibration import Calibration
+    from .calibration import Calibration
 
 Target = Annotated[
     Path | None,
@@ -24,8 +25,9 @@ Ranks = Annotated[int, typer.Option("--ranks", metavar="N", help="How many ranks
 
 def calibrate_command(out: Target = None, ranks: Ranks = 4, engine: Engine = "ort", as_json: Json = False) -> None:
     """Measure matmuls, memory and irpar's collectives on this machine, for --network FILE. Takes about 10 seconds."""
-    from irpar.atomic import new_file
-    from irpar.calibration import as_yaml, calibrate
+    from irpar.files.atomic import new_file
+
+    from .calibration import as_yaml, calibrate
 
     if out is not None:
         _check_target(out)
@@ -59,8 +61,8 @@ def _check_target(path: Path) -> None:
     Raises:
         IrparError: saying what is there.
     """
-    from irpar.atomic import WriteError, check_file
-    from irpar.network_file import NetworkError, read_network
+    from irpar.analysis.cost.network_file import NetworkError, read_network
+    from irpar.files.atomic import WriteError, check_file
 
     check_file(path, "the network")
     if not path.exists() or path.stat().st_size == 0:

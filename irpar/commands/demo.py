@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from irpar.display import difference_text, output, print_json, scaled, sharding_text, table
 from irpar.sharding import IrparError
+from irpar.tables.display import output, print_json, table
+from irpar.units import difference_text, scaled, sharding_text
 
+from .exit_codes import DIFFERS
 from .options import Json, MeshText, mesh_of
-from .verify import DIFFERS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.demo import Demo
+    from .demo_run import Demo
 
 Folder = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where everything is written.")]
 
 
 def demo_command(out: Folder = Path("demo-out"), mesh: MeshText = "dp=2,tp=2", as_json: Json = False) -> None:
     """Partition a GPT-like model over 4 ranks, run it, and verify it. The exit code is 1 where it differs."""
-    from irpar.demo import run_demo
+    from .demo_run import run_demo
 
     devices = mesh_of(mesh)
     if devices is None:
@@ -66,7 +67,7 @@ def _as_json(demo: "Demo", seconds: float) -> dict[str, Any]:
 
 
 def _print(console: "Console", demo: "Demo", seconds: float) -> None:
-    from irpar.plan_tables import print_summary
+    from irpar.output.tables import print_summary
 
     console.print(f"\na GPT of {scaled(demo.parameters, '')} parameters; the annotations, on inputs and weights only:")
     made = table("tensor", "sharding")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from irpar.analysis.plan_schema import known_times
-from irpar.display import bytes_text, count_text, output, print_json, sharding_text, shortened
-from irpar.plan_tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
+from irpar.output.plan_schema import known_times
+from irpar.output.tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
 from irpar.sharding import IrparError, nearest_names
+from irpar.tables.display import output, print_json, shortened
+from irpar.units import bytes_text, count_text, sharding_text
 
 from .gone import why_gone
 from .options import Json, Out
@@ -19,7 +20,7 @@ from .options import Json, Out
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.analysis.plan import Plan
+    from irpar.output.plan import Plan
 
 Entry = Mapping[str, Any]
 _FIRST_STEPS, _LAST_STEPS = 6, 4
@@ -40,7 +41,7 @@ Conflicts = Annotated[
 
 def explain_command(out: Out, target: Target = None, conflicts: Conflicts = False, as_json: Json = False) -> None:
     """Tell why a tensor is cut as it is, or why a collective is there. Without a target: all collectives."""
-    from irpar.analysis.plan import read_plan
+    from irpar.output.plan import read_plan
 
     plan = read_plan(out)
     if conflicts:

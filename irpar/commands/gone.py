@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
-    from irpar.analysis.plan import Plan
     from irpar.ir import Value
+    from irpar.output.plan import Plan
 
 _MOST_NAMED = 6
 _TAKING = frozenset({"Split", "Slice", "Gather"})
@@ -39,9 +39,9 @@ def why_gone(plan: "Plan", target: str, known: Collection[str]) -> str | None:
 
 def _value_of_model(plan: "Plan", name: str) -> "Value | None":
     """A tensor of the model file; None where the file is not the one that was partitioned."""
-    from irpar.analysis.plan import sha256_of
     from irpar.api import load
     from irpar.ir.annotate import named_values
+    from irpar.output.plan import sha256_of
 
     path = plan.source["model"]
     try:

@@ -20,10 +20,11 @@ def given_inputs(
     Raises:
         IrparError: the file or a text cannot be read, or does not fit.
     """
-    from irpar.input_values import settings, value_of
+    from irpar.files.regular_file import open_file
+    from irpar.inputs.values import settings, value_of
     from irpar.ir import dtype_of_text
-    from irpar.npz_file import read_npz
-    from irpar.regular_file import open_file
+
+    from .npz_file import read_npz
 
     if file is None and not texts:
         return None

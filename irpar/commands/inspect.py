@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from irpar.display import ROWS, name_with, output, print_json, table
 from irpar.sharding import IrparError
+from irpar.tables.display import ROWS, name_with, output, print_json, table
 
 from .options import Bind, Json, ModelFile, Set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from irpar.inspection import NamedTensor
+    from irpar.advice.inspection import NamedTensor
 
 
 Tensors = Annotated[
@@ -61,7 +61,7 @@ def inspect_command(
     as_json: Json = False,
 ) -> None:
     """Show what a model is made of, what cannot be sharded and why, and (--suggest) what to cut."""
-    from irpar import inspection
+    from irpar.advice import inspection
 
     from .loading import load_model
 
@@ -84,7 +84,7 @@ def inspect_command(
     if as_json:
         print_json(inspection.as_json(inspected))
     else:
-        from irpar.inspection_tables import print_inspection
+        from irpar.advice.inspection_tables import print_inspection
 
         print_inspection(output(), inspected, rows)
 

@@ -62,8 +62,8 @@ def launch_ranks(command: list[str], ranks: int | None = None) -> NoReturn:
         Exit: with the exit code of the rank that failed first; 0 where none did.
         IrparError: there is no such command, or the ranks cannot be started.
     """
-    from irpar.runtime.environment import checked_timeout
-    from irpar.runtime.launcher import launch
+    from irpar.runtime.launch.environment import checked_timeout
+    from irpar.runtime.launch.processes import launch
 
     words, is_irpar = _command_line(command)
     size = _size(command, ranks, is_irpar)
@@ -87,7 +87,7 @@ def _check_not_launched() -> None:
     Raises:
         IrparError: this process is a rank already.
     """
-    from irpar.runtime.environment import LAUNCHER_MARK, World
+    from irpar.runtime.launch.environment import LAUNCHER_MARK, World
 
     world = World.of_environment()
     if world is not None and (world.size > 1 or LAUNCHER_MARK in os.environ):

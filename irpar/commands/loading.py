@@ -10,7 +10,7 @@ from irpar.sharding import IrparError, Mesh
 from .options import bind_of, mesh_of
 
 if TYPE_CHECKING:
-    from irpar.shardings_file import ShardingsFile
+    from irpar.annotations.shardings_file import ShardingsFile
 
 
 def load_model(
@@ -37,7 +37,7 @@ def load_model(
 
     module = load(path, bind=bind_of(bind), configuration=configuration or None, mesh=mesh)
     if set_:
-        from irpar.fixed_inputs import fix_inputs, values_of
+        from irpar.inputs.fixed import fix_inputs, values_of
 
         fix_inputs(module, values_of(module, set_))
     return module
@@ -68,7 +68,7 @@ def shardings_of(mesh: str | None, shardings: Path | None) -> "tuple[ShardingsFi
     Raises:
         IrparError: the file cannot be read, or the two do not agree.
     """
-    from irpar.shardings_file import ShardingsFile, read_shardings
+    from irpar.annotations.shardings_file import ShardingsFile, read_shardings
 
     file = read_shardings(shardings) if shardings is not None else ShardingsFile(None, "", (), ())
     return file, file.agreed_mesh(mesh_of(mesh))
@@ -76,7 +76,7 @@ def shardings_of(mesh: str | None, shardings: Path | None) -> "tuple[ShardingsFi
 
 def annotate_by(module: Module, file: "ShardingsFile", mesh: Mesh | None, *, needs_mesh: bool = True) -> int:
     """As `annotate_model`, with what `shardings_of` gives."""
-    from irpar.default_pipeline import know_ranks
+    from irpar.annotations.named import infer_undeclared_types
 
     if mesh is not None:
         module.set_mesh(mesh)
@@ -86,6 +86,6 @@ def annotate_by(module: Module, file: "ShardingsFile", mesh: Mesh | None, *, nee
             do="give the devices: --mesh dp=2,tp=4, or a mesh in the --shardings file",
         )
     if file.entries:
-        know_ranks(module)
+        infer_undeclared_types(module)
     file.annotate(module)
     return file.entries

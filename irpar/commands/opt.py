@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from irpar.display import ProgressReport, count_text, output, print_json
+from irpar.tables.display import output, print_json
+from irpar.units import count_text
 
 from .options import (
     Bind,
@@ -25,6 +26,7 @@ from .options import (
     VerifyEach,
 )
 from .partition import passes_json, print_tables
+from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
     from irpar.ir import Module
@@ -62,7 +64,7 @@ def opt_command(
     as_json: Json = False,
 ) -> None:
     """Run passes over IR text and print the IR that they leave. A reproducer brings its own passes."""
-    from irpar.ir.text import check_text_target, write_text
+    from irpar.ir.text.files import check_text_target, write_text
     from irpar.pass_manager import Instrumentation, PassManager
 
     from .loading import annotate_model
@@ -71,7 +73,7 @@ def opt_command(
         check_text_target(out)
     module, its_own = _read(file, bind)
     if network is not None:
-        from irpar.network_file import find_network
+        from irpar.analysis.cost.network_file import find_network
 
         module.network = find_network(network).text
     with ProgressReport(is_shown=not as_json) as report:
@@ -113,8 +115,8 @@ def _print(module: "Module") -> None:
 def _read(file: Path, bind: list[str] | None) -> "tuple[Module, str]":
     """The module, and the pipeline that a reproducer brings (empty for other files)."""
     from irpar.ir import verify
-    from irpar.ir.text import read_text
-    from irpar.reproducer import reproducer_pipeline
+    from irpar.ir.text.files import read_text
+    from irpar.pass_manager.reproducer import reproducer_pipeline
 
     from .loading import load_model
     from .options import bind_of

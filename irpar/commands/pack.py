@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from irpar.display import ProgressReport, bytes_text, output, print_json, table
 from irpar.sharding import IrparError
+from irpar.tables.display import output, print_json, table
+from irpar.units import bytes_text
 
 from .options import Json, Out
+from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
-    from irpar.packing import Pack
+    from irpar.runtime.packing import Pack
 
 Ranks = Annotated[
     list[str],
@@ -49,7 +51,7 @@ def pack_command(
 
     tar -xf unpacks it to a folder of the partition's name; packs of several ranks can go into one.
     """
-    from irpar.packing import write_pack
+    from irpar.runtime.packing import write_pack
     from irpar.runtime.pieces import mesh_of
 
     ranks = _ranks_of(rank, mesh_of(out).size)
@@ -96,7 +98,7 @@ def _runs(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _print(made: "Pack") -> None:
-    from irpar.packing import rank_runs
+    from irpar.runtime.packing import rank_runs
 
     console = output()
     shown = table("file", "bytes", right=("bytes",))

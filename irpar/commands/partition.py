@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.display import ProgressReport, messages, output, print_json
 from irpar.sharding import IrparError
+from irpar.tables.display import messages, output, print_json
 
 from .options import (
     COLLECTIVES,
@@ -31,10 +31,11 @@ from .options import (
     VerifyEach,
     choice,
 )
+from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
-    from irpar.analysis.plan import Plan
     from irpar.ir import Module
+    from irpar.output.plan import Plan
     from irpar.pass_manager import PipelineResult
 
 Output = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.", show_default=False)]
@@ -99,10 +100,10 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
+    from irpar.annotations.onnx_annotations import CompletionWatch
     from irpar.api import partition
-    from irpar.default_pipeline import DEFAULT_PIPELINE
     from irpar.pass_manager import PassManager
-    from irpar.spellings.onnx_annotations import CompletionWatch
+    from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
     from .annotated import check_annotate, write_annotated
 
@@ -136,10 +137,10 @@ def partition_command(
 
 def _checked_sources(model: Path, shardings: Path | None, network: str | None, out: Path, force: bool) -> list[Path]:
     """The files that are read. What is wrong with the network or the target is told before the model is read."""
-    from irpar.onnx_io.target import check_target
+    from irpar.output.target import check_target
 
     if network is not None:
-        from irpar.network_file import find_network
+        from irpar.analysis.cost.network_file import find_network
 
         find_network(network)
     sources = [path for path in (model, shardings, network and Path(network)) if path]
@@ -186,7 +187,7 @@ def _print_json(plan: "Plan", out: Path, passes: "PipelineResult", annotated: in
 
 
 def _print(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int, told: Sequence[str]) -> None:
-    from irpar.plan_tables import print_summary
+    from irpar.output.tables import print_summary
 
     console = output()
     print_summary(console, plan, f"irpar explain {shlex.quote(str(out))}")

@@ -15,7 +15,7 @@ from .options import choice
 
 if TYPE_CHECKING:
     from irpar.api import Partition
-    from irpar.runtime.environment import World
+    from irpar.runtime.launch.environment import World
 
 GroupName = Annotated[
     str | None,
@@ -64,10 +64,10 @@ def on_ranks(
         IrparError: the ranks cannot be run so, or the work failed.
     """
     from irpar.api import Partition
-    from irpar.runtime.engine import ENGINES
-    from irpar.runtime.environment import ERROR_FILE, IRPAR_LAUNCH, World
+    from irpar.runtime.engines.base import ENGINES
     from irpar.runtime.errors import PeerError
     from irpar.runtime.groups import GROUPS, checked_timeout
+    from irpar.runtime.launch.environment import ERROR_FILE, IRPAR_LAUNCH, World
 
     if engine is not None:
         choice("--engine", engine, ENGINES)
@@ -99,8 +99,8 @@ def on_ranks(
 @contextmanager
 def _told_once(world: "World | None") -> Iterator[None]:
     """Of what all ranks of a host find out about how they were started, the first of them tells."""
-    from irpar.runtime.environment import ERROR_FILE
     from irpar.runtime.errors import LaunchError
+    from irpar.runtime.launch.environment import ERROR_FILE
 
     try:
         yield
@@ -128,14 +128,14 @@ def _ending_job(world: "World | None", group: str | None, engine: str | None) ->
 
 
 def _enters_mpi(world: "World", group: str | None, engine: str | None) -> bool:
-    from irpar.runtime.groups.connect import meets_over_mpi
+    from irpar.runtime.groups.wire.connect import meets_over_mpi
 
     name = group or _default_group(world, engine or "ort")
     return name == "mpi" or (name == "nccl" and meets_over_mpi(world))
 
 
 def _end_failed_job() -> None:
-    from irpar.runtime.groups.mpi_job import Job
+    from irpar.runtime.groups.mpi.job import Job
     from irpar.sharding import IrparError
 
     with suppress(IrparError):
@@ -143,7 +143,7 @@ def _end_failed_job() -> None:
 
 
 def _default_group(world: "World | None", engine: str) -> str:
-    from irpar.runtime.environment import MPI_LAUNCHERS
+    from irpar.runtime.launch.environment import MPI_LAUNCHERS
 
     if world is None:
         return "threads"
@@ -166,7 +166,7 @@ def _must_launch(name: str, world: "World | None") -> bool:
             do="leave --group out, or run irpar without the launcher",
         )
     if world is None and name == "mpi":
-        from irpar.runtime.environment import no_launcher
+        from irpar.runtime.launch.environment import no_launcher
 
         raise no_launcher(name)
     return world is None and name == "processes"

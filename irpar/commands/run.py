@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.display import bytes_text, count_text, output, print_json, table
 from irpar.sharding import IrparError
+from irpar.tables.display import output, print_json, table
+from irpar.units import bytes_text, count_text
 
 from .options import Engine, Input, Inputs, Json, Out, Strict
 from .ranks import GroupName, Timeout, on_ranks
@@ -55,7 +56,7 @@ def _run(
     outputs: Path | None,
     as_json: bool,
 ) -> None:
-    from irpar.npz_file import check_npz_target, write_npz
+    from .npz_file import check_npz_target, write_npz
 
     if outputs is not None:
         check_npz_target(outputs)

@@ -6,14 +6,16 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from irpar.display import ProgressReport, output, print_json
+from irpar.advice.suggestion.tables import print_suggestion
 from irpar.sharding import IrparError, Mesh
-from irpar.suggestion_tables import print_suggestion
+from irpar.tables.display import output, print_json
+
+from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.suggestion_result import Suggestion
+    from irpar.advice.suggestion.result import Suggestion
 
 
 def suggest_shardings(
@@ -40,8 +42,8 @@ def suggest_shardings(
     Raises:
         IrparError: the axes make no mesh of two devices, the file may not be written, or a size is not known.
     """
-    from irpar.suggestion import suggest
-    from irpar.suggestion_file import check_target, text_of, write
+    from irpar.advice.suggestion.file import check_target, text_of, write
+    from irpar.advice.suggestion.suggest import suggest
 
     from .loading import load_model
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.display import difference_text, output, print_json, shortened, table
+from irpar.tables.display import output, print_json, shortened, table
+from irpar.units import difference_text
 
+from .exit_codes import DIFFERS
 from .options import Engine, Input, Inputs, Json, Out
 from .ranks import GroupName, Timeout, on_ranks
 
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from irpar.api import Partition
     from irpar.verification import Bisection, Difference, Verification
 
-DIFFERS = 1
-"""Exit code where the partition differs from the original."""
 
 Bisect = Annotated[bool, typer.Option("--bisect", help="Find the first tensor that differs.")]
 Tolerance = Annotated[

@@ -1,6 +1,6 @@
 """The IR: graphs of values in SSA form, types, constants, text form and verifier."""
 
-from .annotate import Annotation, AnnotationError
+from .annotation import Annotation, AnnotationError
 from .attributes import (
     Attribute,
     Floats,
@@ -16,11 +16,12 @@ from .attributes import (
 from .builder import Builder, Pattern, inherit, rewrite
 from .clone import clone_graph, clone_module, clone_node, clone_value, without_metadata
 from .compare import same_module, same_tensor
+from .decisions import Conflict, Decision, Gone
 from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import Function
 from .graph import Graph, Node, captured_or_read
-from .module import DEFAULT_NETWORK, IRPAR_OPSET, Conflict, Decision, Gone, Module
+from .module import DEFAULT_NETWORK, IRPAR_OPSET, Module
 from .strategy import NodeStrategy
 from .tensor import (
     ArrayTensor,
@@ -34,7 +35,7 @@ from .tensor import (
     place_of,
     range_along,
 )
-from .text import Printed, TextError, parse_module, print_module, read_text, write_text
+from .text.files import Printed, TextError, parse_module, print_module, read_text, write_text
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
 from .value import Names, Use, Value
 from .verifier import VerifyError, register_check, verify

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .annotate import Annotation
+from .annotation import Annotation
 from .attributes import Attribute, Floats, Graphs, Tensors, same_attribute
 from .function import Function
 from .graph import Graph, Node

@@ -1,60 +1,26 @@
 """The module: graphs, functions and meshes of one model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irpar.sharding import ArgumentError, DimSpec, IrparError, Mesh, described, listed, require, spelled, with_priority
 
+from .decisions import Conflict, Decision, Gone
 from .function import Function
 from .graph import Graph
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from .annotate import Annotation, NamedValues
-    from .text import Printed
+    from .annotate import NamedValues
+    from .annotation import Annotation
+    from .text.files import Printed
 
 IRPAR_OPSET = 1
 """Version of irpar's own operator domain."""
 _INPUTS_SHOWN = 4
 DEFAULT_NETWORK = "bytes"
 """The network that counts what is sent."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Why a value is cut by some axes: in words, and the name of the value that it follows, if any.
-
-    `axes` names the mesh axes that it is about; empty: the sharding altogether.
-    """
-
-    why: str
-    follows: str | None = None
-    axes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """A value that lies in one way and is needed in another, and what either goes back to.
-
-    Attributes:
-        value: its name in the source model.
-        lies, because: its sharding, and the annotation behind that.
-        node: the first reader that needs it so; the node that gives it where none does.
-        needed, needed_because: the sharding that is needed, and why.
-        rematerialized: it is gathered and then cut in another way, since no collective leads there.
-        avoid: the annotation with which it would not be moved here.
-    """
-
-    value: str
-    lies: str
-    because: str
-    node: str
-    needed: str
-    needed_because: str
-    rematerialized: bool
-    avoid: str
 
 
 def _check_spec(pattern: str, spec: object) -> None:
@@ -74,19 +40,6 @@ def _check_spec(pattern: str, spec: object) -> None:
             require(f'an axis in the sharding of "{pattern}"', word, str, do)
 
 
-@dataclass(frozen=True)
-class Gone:
-    """An annotated value that a pass has taken out of the program.
-
-    Attributes:
-        annotation: what was said of it.
-        why: what took it out, in words.
-    """
-
-    annotation: "Annotation"
-    why: str
-
-
 class Module:
     """One model: a graph in global view, or (after localize) the distinct local graphs of its ranks.
 
@@ -104,10 +57,10 @@ class Module:
         gone: value name to its annotation, where passes have taken the value out since; a log as well.
         dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
         whole: name of a node's first result to why the node runs on whole tensors; a log as well.
-        fixed: name of an input to the only value that it takes: `irpar.fixed_inputs` has put that in its place.
+        fixed: name of an input to the only value that it takes: `irpar.inputs.fixed` has put that in its place.
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
-        network: what communication is taken to cost, as `irpar.analysis.network.network_of` reads it: the name of a
-            preset, or the fields of a network file as JSON.
+        network: what communication is taken to cost, as `irpar.analysis.cost.network_lookup.network_of` reads it: the
+            name of a preset, or the fields of a network file as JSON.
     """
 
     __slots__ = (
@@ -232,7 +185,8 @@ class Module:
         Raises:
             IrparError: it matches none, or the spec does not fit.
         """
-        from .annotate import Annotation, AnnotationError, annotate
+        from .annotate import annotate
+        from .annotation import Annotation, AnnotationError
 
         require("the name of what is annotated", pattern, str, 'write a name or glob: "h.*.fc.weight"')
         _check_spec(pattern, spec)
@@ -250,8 +204,9 @@ class Module:
         return f"<{kind}: {self.graph.name or 'unnamed'}, {nodes:,} nodes, inputs {inputs or 'none'}>"
 
     def _repr_html_(self) -> str:
-        from irpar.html import report_html
-        from irpar.module_tables import print_module
+        from irpar.tables.html import report_html
+
+        from .tables import print_module
 
         return report_html(lambda page: print_module(page, self))
 
@@ -284,7 +239,7 @@ class Module:
 
     def printed(self) -> "Printed":
         """The text form, with the tensors that it names but does not hold."""
-        from .text import print_module
+        from .text.files import print_module
 
         return print_module(self)
 

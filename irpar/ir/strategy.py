@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from irpar.sharding import Sharding
 
-from .annotate import Annotation
+from .annotation import Annotation
 
 
 @dataclass(frozen=True)

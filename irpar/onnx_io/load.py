@@ -7,9 +7,9 @@ from typing import TypeAlias
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from irpar.files.regular_file import open_file
 from irpar.ir import Graph, Module
 from irpar.ir.collector import collector_off
-from irpar.regular_file import open_file
 
 from .device_annotations import NO_CONFIGURATION, DeviceAnnotations
 from .errors import OnnxError, text_of

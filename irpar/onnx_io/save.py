@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from irpar.atomic import new_pair
+from irpar.files.atomic import new_pair
 from irpar.ir import DType, ExternalTensor, Module, Tensor, Value
 
 from .data_file import DataFile

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, version_converter
 
 from irpar.ir import IRPAR_OPSET, DType
-from irpar.ir.lexer import MOST_VERSION
+from irpar.ir.text.lexer import MOST_VERSION
 
 from .errors import OnnxError, text_of
 from .older import check_text, finish, prepare

@@ -15,16 +15,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from irpar.analysis.engines import unknown_nodes
-from irpar.analysis.parts import Part, parts_of
-from irpar.analysis.plan import Plan
 from irpar.ir import Module
+from irpar.output.parts import Part, parts_of
+from irpar.output.plan import Plan
 from irpar.sharding import IrparError, Mesh, option, spelled
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
-from .engine import CompiledSegment, EngineSettings, make_engine
-from .environment import World, threads_of_rank
+from .engines.base import CompiledSegment, EngineSettings, make_engine
 from .errors import EngineError, ProgramError, RunError
 from .groups import Call, Group, Messenger, make_group, rank_text
+from .launch.environment import World, threads_of_rank
 from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
 from .log import CollectiveLog
 from .memory import run_bytes
@@ -162,7 +162,7 @@ class Executor:
         Raises:
             IrparError: plan.json or a part cannot be read, they do not fit each other, or the others cannot be met.
         """
-        from irpar.fixed_inputs import fixed_of_plan
+        from irpar.inputs.fixed import fixed_of_plan
 
         from .pieces import open_parts, plan_of
 

@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from irpar.analysis.liveness import bytes_at_rest, peak
-from irpar.analysis.parts import Part
+from irpar.analysis.memory.liveness import bytes_at_rest, peak
+from irpar.output.parts import Part
 from irpar.sharding import IrparError, option
 
 LIMIT = "IRPAR_MEMORY_LIMIT"

@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from irpar.analysis.node_checks import check_node
-from irpar.analysis.parts import Part
-from irpar.analysis.plan import Plan, PlanError, read_plan, sha256_of
+from irpar.analysis.types.node_checks import check_node
 from irpar.ir import ExternalTensor, Module
 from irpar.onnx_io import check_external, load
-from irpar.onnx_io.checksums import read_sums, sums_file
-from irpar.onnx_io.fingerprint import fingerprint, whole_digest
-from irpar.onnx_io.partition import PART, PARTITION
-from irpar.onnx_io.target import PLAN_FILE, WEIGHTS_FILE
 from irpar.ops.collective_checks import check_collective
 from irpar.ops.collectives import DOMAIN, KINDS
+from irpar.output.checksums import read_sums, sums_file
+from irpar.output.fingerprint import fingerprint, whole_digest
+from irpar.output.parts import Part
+from irpar.output.plan import Plan, PlanError, read_plan, sha256_of
+from irpar.output.target import PLAN_FILE, WEIGHTS_FILE
+from irpar.output.writer import PART, PARTITION
 from irpar.sharding import IrparError, Mesh, listed, option
 
 from .errors import ProgramError, RunError

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from irpar.analysis.parts import Part
 from irpar.ir import Graph, Node, Value
+from irpar.output.parts import Part
 from irpar.sharding import IrparError, nearest_names
 
-from .engine import CompiledSegment, Constants, Engine
+from .engines.base import CompiledSegment, Constants, Engine
 from .errors import InputError
 from .layout import TensorSpec
 from .program import Program, Segment, build_program

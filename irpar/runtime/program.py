@@ -10,7 +10,7 @@ from irpar.ir import Function, Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives
 from irpar.ops.collectives import STARTED, WAIT
 
-from .control_flow import TRIPS
+from .engines.control_flow import TRIPS
 from .errors import ProgramError
 from .groups.base import Collective
 

@@ -8,9 +8,9 @@ import numpy as np
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops.coords import COORDS
 
-from .arrays import Arrays
-from .control_flow import TRIPS, Trip, Trips
-from .engine import CompiledSegment
+from .engines.arrays import Arrays
+from .engines.base import CompiledSegment
+from .engines.control_flow import TRIPS, Trip, Trips
 from .errors import NodeError, RunError
 from .groups import Call
 from .prepared import PreparedPart

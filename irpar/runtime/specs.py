@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.input_values import same_numbers, shown
+from irpar.inputs.values import same_numbers, shown
 from irpar.ir import Dim, Expr, Graph, OptionalType, SequenceType, Type, Value, dtype_of_numpy, tensor_type
 from irpar.ops.coords import COORDS
 from irpar.sharding import option, spelled

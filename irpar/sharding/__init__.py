@@ -1,7 +1,9 @@
 """Meshes and shardings: pure data, knows nothing else of irpar."""
 
-from .arguments import ArgumentError, described, require
-from .asked import asked_by_command, option, spelled
+from irpar.arguments import ArgumentError, described, require
+from irpar.asked import asked_by_command, option, spelled
+from irpar.errors import IrparError, ShardingError, listed, nearest_names
+
 from .axes import common_atoms, join_axes, split_axis
 from .blocks import (
     Region,
@@ -15,7 +17,6 @@ from .blocks import (
     local_shape,
     minor_gather_is_aligned,
 )
-from .errors import IrparError, ShardingError, listed, nearest_names
 from .mesh import Axis, Mesh
 from .permutation import is_permutation, permutation, permuted_shapes
 from .sharding import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from .arguments import require
-from .errors import ShardingError
+from irpar.arguments import require
+from irpar.errors import ShardingError
 
 MOST_DEVICES = 65_536
 """Of a mesh; the ranks are listed one by one, in plans and in programs."""

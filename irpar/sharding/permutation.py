@@ -4,9 +4,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from irpar.errors import ShardingError
+
 from .axes import common_atoms, join_axes
 from .blocks import local_shape
-from .errors import ShardingError
 from .mesh import Axis, Mesh
 from .sharding import Sharding
 

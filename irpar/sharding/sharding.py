@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
+from irpar.errors import ShardingError
+
 from .axes import join_axes
-from .errors import ShardingError
 from .mesh import Axis, Mesh
 
 Reduction = Literal["sum", "max", "min", "prod", "and", "or"]

@@ -8,11 +8,11 @@ import numpy as np
 
 from irpar.ir import DType, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
 from irpar.kernels import Kernel
-from irpar.runtime.arrays import Arrays, Reads
-from irpar.runtime.bodies import Body, Scope
-from irpar.runtime.control_flow import Environment, Operation
-from irpar.runtime.engine import EngineSettings
-from irpar.runtime.single_nodes import on_ort
+from irpar.runtime.engines.arrays import Arrays, Reads
+from irpar.runtime.engines.base import EngineSettings
+from irpar.runtime.engines.bodies import Body, Scope
+from irpar.runtime.engines.operation import Environment, Operation
+from irpar.runtime.engines.single_nodes import on_ort
 from irpar.sharding import IrparError
 
 from .comparison import Array

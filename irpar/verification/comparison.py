@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from irpar.display import count_text
 from irpar.ir import DType, dtype_of_numpy
 from irpar.runtime.layout import kind_text, typical_bound
+from irpar.units import count_text
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]

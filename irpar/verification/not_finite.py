@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from irpar.display import count_text
 from irpar.ir import dtype_of_numpy
+from irpar.units import count_text
 
 from .comparison import Array, distance
 

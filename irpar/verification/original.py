@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from irpar.analysis.plan import Plan, sha256_of
+from irpar.files.native_paths import NativeFolders, is_text
 from irpar.ir import Module, dtype_of_numpy
-from irpar.native_paths import NativeFolders, is_text
+from irpar.output.plan import Plan, sha256_of
 from irpar.process import import_native
 from irpar.sharding import IrparError, spelled
 
@@ -105,7 +105,7 @@ class Original:
         """
         onnxruntime = import_native("onnxruntime")
 
-        from irpar.runtime.ort_values import exact_options
+        from irpar.runtime.engines.ort_values import exact_options
 
         options = exact_options(value.dtype for graph in self.module.all_graphs() for value in graph.constants)
         options.intra_op_num_threads = threads
@@ -154,7 +154,7 @@ class Original:
 
 def run_session(session: Any, names: Sequence[str], inputs: Arrays) -> list[Any]:
     """Run a session on arrays of any dtype."""
-    from irpar.runtime.ort_values import from_ort, to_ort
+    from irpar.runtime.engines.ort_values import from_ort, to_ort
 
     ends = (*session.get_inputs(), *(output for output in session.get_outputs() if output.name in names))
     if all(end.type in _NUMPY_TYPES or not end.type.startswith("tensor(") for end in ends):

@@ -101,7 +101,7 @@ class Control:
         if self._proto is None:
             return [() for _ in inputs]
         onnxruntime = import_native("onnxruntime")
-        from irpar.runtime.ort_values import exact_options
+        from irpar.runtime.engines.ort_values import exact_options
 
         options = exact_options(
             value.dtype for graph in self._original.module.all_graphs() for value in graph.constants

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from irpar.ir import Graph
-from irpar.runtime.inputs import random_inputs
 from irpar.runtime.layout import TensorSpec
 from irpar.sharding import IrparError
 
 from .comparison import Arrays
+from .inputs import random_inputs
 from .original import Original, VerificationError
 from .reached import Body, Control, Counts, ProfileError
 

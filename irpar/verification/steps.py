@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from irpar.display import count_text
 from irpar.ir import Graph, Node, Value, captured_or_read, tensor_type
 from irpar.ops.collectives import DOMAIN, WAIT
 from irpar.sharding import IrparError
+from irpar.units import count_text
 
 from .arithmetic import REALS
 from .comparison import Arrays, Difference, compare_rounding, misfit

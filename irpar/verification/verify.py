@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from irpar.display import count_text, difference_text
-from irpar.html import report_html
 from irpar.ir import dtype_of_numpy, tensor_type
 from irpar.runtime.layout import find_first
 from irpar.sharding import IrparError, listed, spelled
+from irpar.tables.html import report_html
+from irpar.units import count_text, difference_text
 
 from .comparison import Array, Arrays, Difference, compare, misfit
 from .original import Original, VerificationError

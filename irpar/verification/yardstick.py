@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.analysis.liveness import peak
+from irpar.analysis.memory.liveness import peak
 from irpar.ir import dtype_of_numpy
 from irpar.sharding import IrparError, listed
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from irpar import api, inspection
+from irpar import api
+from irpar.advice import inspection
 from irpar.analysis.engines import unknown_nodes, unknown_notes
 from irpar.ir import Module
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
 from irpar.kernels import registry
 from irpar.onnx_io.load import to_module
 from irpar.passes.infer_types import InferTypes

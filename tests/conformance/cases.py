@@ -12,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from irpar.onnx_io.versions import NEWEST_IR_WRITTEN
-from irpar.runtime.ort_versions import ALWAYS_LOADED
+from irpar.runtime.engines.ort_versions import ALWAYS_LOADED
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 """Kinds whose models and data are in the package; the `real` ones are in tests/test_light_networks.py."""

@@ -7,8 +7,8 @@ from irpar import models
 from irpar.analysis.engines import has_kernel
 from irpar.ir import Module, Node
 from irpar.onnx_io import load, to_module
-from irpar.runtime.control_flow import CONTROL_FLOW
-from irpar.runtime.sequences import SEQUENCE_OPS
+from irpar.runtime.engines.control_flow import CONTROL_FLOW
+from irpar.runtime.engines.sequences import SEQUENCE_OPS
 from tests.test_families import CASES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 
 import irpar
-from irpar.default_pipeline import NORMALISE
 from irpar.ir import Module
 from irpar.onnx_io import to_module
 from irpar.ops import factor_rule
+from irpar.pass_manager.default_pipeline import NORMALISE
 from irpar.sharding import IrparError
 
 from .cases import Case, all_cases, assert_close, within_range

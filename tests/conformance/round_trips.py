@@ -9,9 +9,9 @@ import onnx
 import onnxruntime
 
 from irpar.ir import ArrayTensor
-from irpar.ir.text import parse_module, print_module
+from irpar.ir.text.files import parse_module, print_module
 from irpar.onnx_io import OnnxError, to_module, to_proto
-from irpar.runtime.ort_values import from_ort, to_ort
+from irpar.runtime.engines.ort_values import from_ort, to_ort
 
 from .cases import Case, assert_close, assert_identical, within_range
 

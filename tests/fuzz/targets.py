@@ -13,9 +13,9 @@ import onnx
 
 from irpar import models
 from irpar.cli import main
-from irpar.default_pipeline import DEFAULT_PIPELINE, NORMALISE
-from irpar.ir.text import print_module
+from irpar.ir.text.files import print_module
 from irpar.onnx_io import load, to_module
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISE
 from irpar.sharding import IrparError
 from tests.conformance.cases import cases, within_range
 from tests.hostile.models import MODELS
@@ -111,7 +111,7 @@ def text_seeds() -> tuple[str, ...]:
             texts.append(print_module(to_module(model)).text)
         except IrparError:
             continue
-    golden = Path(models.__file__).parents[1] / "tests" / "ir" / "golden"
+    golden = Path(models.__file__).parents[1] / "tests" / "ir" / "text" / "golden"
     texts += [path.read_text() for path in sorted(golden.rglob("*")) if path.is_file()]
     return tuple(text for text in texts if len(text) <= MOST_BYTES)
 

@@ -3,7 +3,8 @@
 import pytest
 
 from irpar.ir import AnnotationError, Module, parse_module
-from irpar.ir.annotate import Annotation, annotate, glob_of, matching
+from irpar.ir.annotate import annotate, glob_of, matching
+from irpar.ir.annotation import Annotation
 from irpar.sharding import Mesh
 
 TEXT = """

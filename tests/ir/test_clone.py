@@ -20,7 +20,7 @@ from tests.budget import budget
 
 from .random_modules import modules
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "text" / "golden"
 
 
 @settings(

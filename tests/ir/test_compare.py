@@ -22,7 +22,7 @@ from irpar.ir.dtypes import DType
 from irpar.ir.tensor import ExternalTensor
 from irpar.sharding import Mesh, Sharding
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "text" / "golden"
 
 
 def load(name: str) -> Module:

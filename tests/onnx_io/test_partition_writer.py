@@ -8,7 +8,7 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.onnx_io import partition as writer
+from irpar.output import writer
 
 
 @pytest.fixture

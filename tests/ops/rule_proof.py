@@ -18,7 +18,7 @@ from irpar.kernels import lookup
 from irpar.ops import FactorRule, Kind
 from irpar.ops.coords import COORDS
 from irpar.ops.local_node import localized
-from irpar.runtime.ort_versions import ALWAYS_LOADED
+from irpar.runtime.engines.ort_versions import ALWAYS_LOADED
 from irpar.sharding import Axis, Mesh, Reduction, Sharding, filled_blocks, local_region
 
 Array = np.ndarray[Any, Any]

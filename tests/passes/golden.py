@@ -4,7 +4,7 @@ import textwrap
 
 from irpar.ir import Module
 from irpar.ir.compare import same_module
-from irpar.ir.text import parse_module, print_module
+from irpar.ir.text.files import parse_module, print_module
 from irpar.ir.verifier import verify
 from irpar.pass_manager import Instrumentation, PassManager, PassRecord
 

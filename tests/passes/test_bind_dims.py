@@ -2,8 +2,8 @@
 
 import pytest
 
-from irpar.analysis.symbols import UnboundSymbolError, free_symbols, require_static
-from irpar.ir.text import parse_module
+from irpar.analysis.types.symbols import UnboundSymbolError, free_symbols, require_static
+from irpar.ir.text.files import parse_module
 from irpar.pass_manager import PassManager
 from irpar.passes.bind_dims import BindDims, BindError
 

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import irpar
-from irpar.default_pipeline import NORMALISE
+from irpar.annotations.shardings_file import read_shardings
 from irpar.ir import Module
 from irpar.onnx_io import to_module
 from irpar.onnx_io.versions import upgrade
 from irpar.pass_manager import PassManager
+from irpar.pass_manager.default_pipeline import NORMALISE
 from irpar.sharding import DimSharding, IrparError
-from irpar.shardings_file import read_shardings
 from tests.budget import budget
 
 from ..random_programs import REFUSALS, Program, Spec, programs

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
 from irpar.passes.cse import Cse
 
 

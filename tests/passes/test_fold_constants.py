@@ -4,10 +4,9 @@ import numpy as np
 import onnx
 import pytest
 
-from irpar.analysis import evaluate
 from irpar.ir import Module
-from irpar.ir.text import parse_module
-from irpar.passes.fold_constants import FoldConstants
+from irpar.ir.text.files import parse_module
+from irpar.passes.fold_constants import FoldConstants, evaluate
 
 
 def test_shape_chains_fold_in_one_sweep(check_golden):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from irpar.analysis.type_merge import TypeInferenceError, common, fits, merge
+from irpar.analysis.types.type_merge import TypeInferenceError, common, fits, merge
 from irpar.ir import UNKNOWN, DType, SequenceType, TensorType, symbol
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
 from irpar.passes.infer_types import InferTypes
 
 

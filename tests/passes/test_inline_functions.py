@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from irpar.ir import Function, Graph, Module
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
 from irpar.passes.inline_functions import InlineError, InlineFunctions
 
 

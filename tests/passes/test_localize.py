@@ -1,6 +1,6 @@
 import pytest
 
-from irpar.analysis.flow import Flow
+from irpar.analysis.completion.flow import Flow
 from irpar.pass_manager import PassManager
 from irpar.passes.localize import distinct_programs
 from irpar.sharding import IrparError

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from irpar.analysis.symbols import require_static
+from irpar.analysis.types.symbols import require_static
 from irpar.ir import TensorType
 from tests.budget import of_each
 from tests.test_exports import EXPORTS, FIXTURES, model_of, numbers_of

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.ir import Builder, DType, Graph, Ints, Module, TensorType
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
 from irpar.ir.verifier import verify
 from irpar.passes.simplify_layout import SimplifyLayout
 from tests.budget import budget

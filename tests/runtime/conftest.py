@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from irpar.runtime import launcher
+from irpar.runtime.launch import processes as launcher
 
 from .launched import Launched, marked
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from irpar.runtime import cupy_engine
+from irpar.runtime.engines import cupy as cupy_engine
 from tests.strict_device import STRICT
 
 

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 from irpar.process import handled
-from irpar.runtime.launcher import Ending, launch
+from irpar.runtime.launch.processes import Ending, launch
 from tests.patience import patient
 
 IRPAR = [sys.executable, "-P", "-m", "irpar.cli"]

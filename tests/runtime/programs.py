@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from irpar.ir import ArrayTensor, Module
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
 
 
 def module(text: str, **resources: np.ndarray) -> Module:

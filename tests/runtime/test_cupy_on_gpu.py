@@ -14,17 +14,17 @@ import pytest
 import irpar
 from irpar import models
 from irpar.onnx_io import to_module
+from irpar.runtime.engines.staging import Staging
 from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, ThreadGroup
-from irpar.runtime.inputs import random_inputs
-from irpar.runtime.staging import Staging
 from irpar.sharding import Mesh
+from irpar.verification.inputs import random_inputs
 from tests.command_line import call
 from tests.gpu import NEEDS_GPU, cupy
+from tests.runtime.engines.test_cupy import FAMILIES
 
 from .programs import module
-from .test_cupy_engine import FAMILIES
 
 pytestmark = NEEDS_GPU
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from irpar.analysis.parts import parts_of
 from irpar.ir import Module
+from irpar.output.parts import parts_of
 from irpar.runtime.errors import InputError, MismatchError, ProgramError, ReplicaError, RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.log import Record

@@ -9,9 +9,10 @@ import uuid
 
 import pytest
 
-from irpar.runtime import guard, launcher
-from irpar.runtime.environment import PEER_FAILED
-from irpar.runtime.rank_process import LaunchError, RankProcess
+from irpar.runtime.launch import guard
+from irpar.runtime.launch import processes as launcher
+from irpar.runtime.launch.environment import PEER_FAILED
+from irpar.runtime.launch.rank_process import LaunchError, RankProcess
 from tests.patience import patient
 
 from .launched import DEAF, FOREVER, marked, python, run_ranks
@@ -55,7 +56,7 @@ def test_a_rank_that_ends_itself_at_a_signal():
 def test_a_container_without_memory_is_told(monkeypatch, tmp_path):
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 3\noom_kill 2\n")
-    monkeypatch.setattr("irpar.runtime.ending._MEMORY_EVENTS", events)
+    monkeypatch.setattr("irpar.runtime.launch.ending._MEMORY_EVENTS", events)
     killed = "open(sys.argv[1], 'w').write('oom_kill 3'); os.kill(os.getpid(), 9)"
     ending, _, _ = run_ranks(python(killed, str(events)), 1)
     assert "\n  the memory of this container is at its limit" in ending.text

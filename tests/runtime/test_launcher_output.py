@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from irpar.runtime.launcher import launch
+from irpar.runtime.launch.processes import launch
 from tests.patience import patient
 
 from .launched import FOREVER, IRPAR, marked, python, run_ranks

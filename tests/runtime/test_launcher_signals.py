@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from irpar.runtime.run_files import shared_folder
+from irpar.runtime.launch.run_files import shared_folder
 from tests.patience import patient
 
 from .launched import DEAF, FOREVER, IRPAR, python, run_ranks, shell

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from irpar import api
-from irpar.analysis.liveness import bytes_at_rest, peak
-from irpar.analysis.parts import parts_of
+from irpar.analysis.memory.liveness import bytes_at_rest, peak
 from irpar.ir import Module
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
+from irpar.output.parts import parts_of
 from irpar.runtime import memory
 from irpar.runtime.memory import OutOfMemoryError, check_memory, memory_limit, run_bytes
 from irpar.sharding import IrparError

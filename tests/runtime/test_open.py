@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from irpar import Partition
-from irpar.analysis import plan as plan_module
-from irpar.analysis.parts import parts_of
-from irpar.analysis.plan import make_plan, original_of, read_plan, source_of
 from irpar.ir import Module
-from irpar.onnx_io.partition import write_partition
+from irpar.output import plan as plan_module
+from irpar.output.parts import parts_of
+from irpar.output.plan import make_plan, original_of, read_plan, source_of
+from irpar.output.writer import write_partition
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 

@@ -13,7 +13,7 @@ import pytest
 import irpar
 from irpar import models
 from irpar.cli import main
-from irpar.onnx_io.checksums import sums_file, sums_text
+from irpar.output.checksums import sums_file, sums_text
 from irpar.runtime.executor import Executor
 from irpar.runtime.pieces import open_parts
 from irpar.sharding import IrparError, Mesh

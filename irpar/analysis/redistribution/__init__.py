@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from irpar.analysis.cost.network import BYTES, Key, Network, add_keys
+from irpar.analysis.cost.network_algorithms import ring_bytes
 from irpar.ops.collectives import FREE, KINDS
 from irpar.sharding import Axis, IrparError, Sharding, ceil_shape, join_axes, permutation
 
-from ..network import BYTES, Key, Network, add_keys
-from ..network_algorithms import ring_bytes
 from .problem import Names, common_axes, problem_of
 from .solution import Planner, names_at, solve
 from .space import Move

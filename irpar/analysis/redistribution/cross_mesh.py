@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from irpar.analysis.cost.network import BYTES, Key, Network, add_keys
 from irpar.sharding import Axis, IrparError, Region, Sharding, block_range, local_region
 
-from ..network import BYTES, Key, Network, add_keys
 from . import Redistribution, redistribution
 
 

@@ -6,11 +6,11 @@ The parts of a network's key, seconds before bytes before launches, stand side b
 from collections.abc import Sequence
 from typing import Protocol
 
+from irpar.analysis.cost.network import Key, Network
+from irpar.analysis.cost.network_algorithms import ring_bytes
 from irpar.ops.collectives import KINDS
 from irpar.sharding import Axis, Mesh
 
-from ..network import Key, Network
-from ..network_algorithms import ring_bytes
 from .space import prime_factors
 
 PART_BITS = 64

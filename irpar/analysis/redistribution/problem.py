@@ -10,9 +10,9 @@ after these the axes that neither uses: a tensor may be cut over them on its way
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from irpar.analysis.cost.network import Network
 from irpar.sharding import Axis, Mesh, Sharding, are_disjoint, common_atoms
 
-from ..network import Network
 from .space import State, prime_factors
 
 Levels = tuple[tuple[int, int], ...]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from irpar.analysis.cost.network import Key, Network, add_keys
 from irpar.sharding import Sharding
 
-from ..network import Key, Network, add_keys
 from . import Step, redistribution, step_key
 
 MOST_ORDERED = 4

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..network import Network
+from irpar.analysis.cost.network import Network
+
 from .bound import Bound, bound_of_bytes, by_counts, distances
 from .prices import BytePrices, NetworkPrices, Prices
 from .problem import Names, Problem, refined

@@ -1,9 +1,9 @@
 """Process groups: how data moves between ranks. `threads` keeps all ranks in one process."""
 
 from irpar.process import import_native
+from irpar.runtime.launch.environment import TIMEOUT, checked_timeout
 from irpar.sharding import IrparError, Mesh
 
-from ..environment import TIMEOUT, checked_timeout
 from .base import Array, Call, Collective, Group, Messenger, rank_text
 from .threads import ThreadGroup
 
@@ -24,8 +24,8 @@ __all__ = [
 GROUPS: dict[str, str] = {
     "threads": "threads:ThreadGroup",
     "processes": "processes:ProcessGroup",
-    "mpi": "mpi:MpiGroup",
-    "nccl": "nccl:Nccl",
+    "mpi": "mpi.group:MpiGroup",
+    "nccl": "nccl.group:Nccl",
 }
 """Name to module and class; loaded when asked for."""
 

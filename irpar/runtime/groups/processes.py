@@ -3,9 +3,9 @@
 from contextlib import suppress
 from typing import Self
 
+from irpar.runtime.launch.environment import World
 from irpar.sharding import IrparError, Mesh, option
 
-from ..environment import World
 from ..errors import MismatchError, PeerError
 from .base import Array
 from .shared_memory.joining import Joined, join

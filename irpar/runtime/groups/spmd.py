@@ -11,8 +11,8 @@ from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError, PeerError, more_time
 from .base import Array, Call, Collective, rank_text
-from .header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
 from .results import EXECUTED, execute
+from .wire.header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
 
 Finish = Callable[[], Array]
 """Waits for a collective that has begun, and gives its result."""

@@ -10,8 +10,8 @@ from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError
 from .base import Array, Call
-from .header import CORRECT_PART, ELSEWHERE, ONE_PARTITION, mismatch
 from .results import EXECUTED, execute
+from .wire.header import CORRECT_PART, ELSEWHERE, ONE_PARTITION, mismatch
 
 
 class ThreadGroup:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.analysis.network import BYTES, Network, network_of
+from irpar.analysis.cost.network import BYTES, Network
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.redistribution.cross_mesh import CrossMesh, cross_mesh
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, local_region
 from tests.budget import budget

@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpar.analysis.network import network_of
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.redistribution import redistribution
 from irpar.sharding import Mesh, Sharding
 

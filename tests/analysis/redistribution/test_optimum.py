@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from irpar.analysis.network import network_of
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.redistribution import redistribution
 from irpar.sharding import Axis, Mesh, Sharding
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from irpar.analysis.network import BYTES, Network, network_of
+from irpar.analysis.cost.network import BYTES, Network
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.redistribution import redistribution, solution
 from irpar.analysis.redistribution.problem import Problem, common_axes, problem_of, refined
 from irpar.sharding import Axis, Mesh, Sharding

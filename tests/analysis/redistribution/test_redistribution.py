@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.analysis.network import BYTES, Network, add_keys, network_of
+from irpar.analysis.cost.network import BYTES, Network, add_keys
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.redistribution import Planner, Step, price, redistribution
 from irpar.analysis.redistribution.search import Effort
 from irpar.analysis.redistribution.solution import EFFORTS, forget

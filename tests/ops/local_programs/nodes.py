@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import irpar
-from irpar.analysis.placement import Placement, RuleView
+from irpar.analysis.completion.placement import Placement, RuleView
 from irpar.api import Engine
 from irpar.ir import Node
 from irpar.ops import definitions
@@ -483,7 +483,7 @@ def chosen(program: LocalProgram) -> Iterator[None]:
         return (-(1 << 60) if is_it else 0), 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("irpar.analysis.situation.running_cost", cost)
+        patch.setattr("irpar.analysis.completion.situation.running_cost", cost)
         yield
 
 

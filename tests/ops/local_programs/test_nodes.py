@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import irpar
 from irpar.ir import Node
-from irpar.ir.text import parse_module
+from irpar.ir.text.files import parse_module
 from irpar.ops import FactorRule, definition, definitions, factor_rule, program_factors, program_of
 from irpar.sharding import filled_blocks
 from tests.budget import budget

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from irpar.analysis.network_fields import network_of_fields
-from irpar.default_pipeline import DEFAULT_PIPELINE
-from irpar.ir.text import parse_module
+from irpar.analysis.cost.network_fields import network_of_fields
+from irpar.ir.text.files import parse_module
 from irpar.kernels import lookup
 from irpar.ops import other_rules
 from irpar.ops.attention import RING
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.sharding import filled_blocks
 from tests.budget import budget
 from tests.passes import golden

@@ -2,10 +2,10 @@
 
 from typing import Self
 
-from irpar.runtime.environment import World
-from irpar.runtime.groups.connect import meet
 from irpar.runtime.groups.spmd import Finish, Meeting
-from irpar.runtime.groups.wired import WiredGroup
+from irpar.runtime.groups.wire.connect import meet
+from irpar.runtime.groups.wire.wired import WiredGroup
+from irpar.runtime.launch.environment import World
 from irpar.sharding import Mesh
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from irpar.cli import main
 from irpar.runtime.driver import abort
-from irpar.runtime.environment import World
 from irpar.runtime.groups import Call, Collective, make_group
-from irpar.runtime.groups.mpi import MpiGroup
-from irpar.runtime.groups.mpi_job import Job
-from irpar.runtime.groups.mpi_parcels import Parcels
+from irpar.runtime.groups.mpi.group import MpiGroup
+from irpar.runtime.groups.mpi.job import Job
+from irpar.runtime.groups.mpi.parcels import Parcels
+from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, Mesh
 from tests.patience import slowness
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from irpar.runtime.groups import Call, Collective
-from irpar.runtime.groups.nccl import NcclGroup
-from irpar.runtime.groups.nccl_lane import DeviceChannel
+from irpar.runtime.groups.nccl.group import NcclGroup
+from irpar.runtime.groups.nccl.lane import DeviceChannel
 from irpar.sharding import Axis, Mesh
 
 from .fake_cupy import FakeCupy, Network

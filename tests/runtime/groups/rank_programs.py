@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from irpar.runtime.driver import abort
-from irpar.runtime.environment import World
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, make_group
+from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, IrparError, Mesh
 from tests.patience import slowness
 

@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from irpar.runtime.errors import PeerError
 from irpar.runtime.executor import Executor
-from irpar.runtime.groups.header import Header
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
+from irpar.runtime.groups.wire.header import Header
 from irpar.sharding import Mesh
 from tests.patience import patient
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from irpar.analysis.plan import read_plan
 from irpar.api import Engine
+from irpar.output.plan import read_plan
 from irpar.runtime.executor import Executor
-from irpar.runtime.inputs import random_inputs
+from irpar.verification.inputs import random_inputs
 from tests.test_families import PLANNED, Case, partitioned
 
 from .process_ranks import Ranks

@@ -15,7 +15,7 @@ import pytest
 
 from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
-from irpar.runtime.inputs import random_inputs
+from irpar.verification.inputs import random_inputs
 from tests.patience import patient
 from tests.runtime.launched import IRPAR, take_signals
 from tests.test_families import Case, partitioned
@@ -27,7 +27,7 @@ import os, sys
 from irpar.process import SIGNALS
 from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
-from irpar.runtime.inputs import random_inputs
+from irpar.verification.inputs import random_inputs
 print("process", os.getpid(), "of rank", os.environ["RANK"], flush=True)
 SIGNALS.clean_up()
 try:

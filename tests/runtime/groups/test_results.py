@@ -6,13 +6,13 @@ import pytest
 
 from irpar.runtime.errors import MismatchError
 from irpar.runtime.groups import Call, Collective
-from irpar.runtime.groups.control import NOBODY
 from irpar.runtime.groups.results import execute, is_text, nothing_like
 from irpar.runtime.groups.threads import ThreadGroup
+from irpar.runtime.groups.wire.control import NOBODY
 from irpar.sharding import Axis, Mesh
+from tests.runtime.groups.wire.test_wired import hosts
 
 from .test_pairwise import run as run_pairwise
-from .test_wired import hosts
 from .wired_threads import controls, run_threads
 
 X = (Axis("x"),)

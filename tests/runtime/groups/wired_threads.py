@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from irpar.runtime.groups.control import Control
+from irpar.runtime.groups.wire.control import Control
 from tests.patience import patient
 
 

@@ -19,11 +19,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from irpar.runtime.launch.environment import LAUNCHERS, World
+from irpar.runtime.launch.guard import sees_processes
 from irpar.sharding import IrparError, Mesh, option
 
-from ...environment import LAUNCHERS, World
 from ...errors import PeerError
-from ...guard import sees_processes
 from ..base import rank_text
 from .segment import Layout, Segment
 from .system import parent_of, start_of

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from irpar.runtime.groups.wire.header import HEADER_BYTES
 from irpar.sharding import IrparError, option
 
 from ..base import Array
-from ..header import HEADER_BYTES
 from .semaphores import SEMAPHORE_BYTES, Semaphore
 
 FAULT_BYTES = 4096

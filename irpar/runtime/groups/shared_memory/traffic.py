@@ -7,9 +7,10 @@ from collections import deque
 
 import numpy as np
 
+from irpar.runtime.groups.wire.header import HEADER_BYTES, Header, check_headers, is_agreed
+
 from ...driver import DRIVER
 from ..base import Array
-from ..header import HEADER_BYTES, Header, check_headers, is_agreed
 from ..results import is_text
 from ..spmd import Meeting, SpmdGroup
 from .joining import Joined

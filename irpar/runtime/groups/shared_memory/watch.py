@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from irpar.runtime.groups.wire.header import ELSEWHERE, mismatch
 from irpar.sharding import IrparError
 
 from ...errors import MismatchError, PeerError
 from ..base import Call, rank_text
-from ..header import ELSEWHERE, mismatch
 from ..pulse import ASLEEP_SECONDS
 from ..spmd import SpmdGroup, see_late
 from .joining import Joined

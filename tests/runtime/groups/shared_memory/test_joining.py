@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from irpar.runtime.environment import World
 from irpar.runtime.errors import PeerError
 from irpar.runtime.groups.shared_memory import joining
 from irpar.runtime.groups.shared_memory.joining import Joined, _Host, _run_key, _visit
@@ -23,6 +22,7 @@ from irpar.runtime.groups.shared_memory.system import (
     processor_time,
     start_of,
 )
+from irpar.runtime.launch.environment import World
 from irpar.sharding import Mesh
 from tests.patience import patient
 

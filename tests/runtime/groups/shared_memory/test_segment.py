@@ -2,8 +2,8 @@
 
 import pytest
 
-from irpar.runtime.groups.header import HEADER_BYTES
 from irpar.runtime.groups.shared_memory.segment import Layout
+from irpar.runtime.groups.wire.header import HEADER_BYTES
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16, 64, 240])

@@ -1,0 +1,172 @@
+"""Which values insert-redistribution moves, and what that costs, without inserting anything."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from irpar.analysis import redistribution
+from irpar.analysis.cost.network import Network
+from irpar.analysis.explanation.origins import why_given_up
+from irpar.ir import Node, Use, Value
+from irpar.sharding import IrparError, Sharding
+
+from .flow import Flow
+from .placement import Placement
+from .situation import costs_nothing, running_cost, runs_as_said, runs_free
+
+
+def placements_of(flow: Flow, network: Network) -> dict[Node, Placement]:
+    """How each node runs, of which every tensor has a sharding. Collectives stay as they are.
+
+    The ends of bodies are among them: their operands are what passes the boundary.
+
+    Raises:
+        IrparError: a node cannot run as its strategy says.
+    """
+    placements = {node: _as_it_is(node) or flow.place(node, lambda _: True, network) for node in flow.nodes}
+    for node, placement in placements.items():
+        if not runs_as_said(node, placement):
+            raise _not_as_said(flow, node, placement)
+    return placements
+
+
+def _not_as_said(flow: Flow, node: Node, placement: Placement) -> IrparError:
+    """What in the strategy of a node cannot be."""
+    strategy = node.strategy
+    assert strategy is not None
+    values, shardings = (*node.operands, *node.results), (*placement.operands, *placement.results)
+    said = strategy.operands if strategy.is_of_operands else (*[None] * len(node.operands), *strategy.results)
+    notes = []
+    for tensor, (value, wanted, lies) in enumerate(zip(values, said, shardings, strict=False)):
+        if value is None or wanted is None or (lies is not None and wanted.allows(lies)):
+            continue
+        why = ""
+        if lies is not None and value in node.operands:
+            why = why_given_up(node, flow.rule(node), placement, tensor, wanted.closed(), lies)
+        notes.append(f"%{value.name} {value.type} as {wanted}: {why or f'it could be {lies} beside the others'}")
+    return IrparError(
+        f"{node.title} cannot run {strategy.annotation.said}",
+        where=strategy.annotation.where,
+        notes=tuple(notes),
+        do='cut what it can be cut along, or annotate its tensors under "tensors", where they may be moved for it',
+    )
+
+
+def _as_it_is(node: Node) -> Placement | None:
+    if node.domain != "irpar" or node.is_return:
+        return None
+    lies = [tuple(value.sharding if value else None for value in values) for values in (node.operands, node.results)]
+    return Placement(lies[0], lies[1], None, ())
+
+
+def captured(node: Node) -> list[tuple[Value, Use]]:
+    """What the bodies of a node read from the graphs around them."""
+    bodies = [body for nested in node.nested_graphs() for body in nested.graphs()]
+    inside = set(bodies)
+    return [
+        (value, (inner, index))
+        for body in bodies
+        for inner in (*body, body.return_node)
+        for index, value in enumerate(inner.operands)
+        if value is not None and value.owner not in inside
+    ]
+
+
+def captured_whole(flow: Flow, node: Node) -> list[tuple[Value, Use]]:
+    """What a node reads inside bodies that run whole."""
+    return [] if node in flow.ties or not node.attributes else captured(node)
+
+
+def wanted_shardings(flow: Flow, placements: Mapping[Node, Placement]) -> dict[Value, set[Sharding]]:
+    """The shardings that the readers of each value need, results of the graph included."""
+    wanted: dict[Value, set[Sharding]] = {}
+    for node, placement in placements.items():
+        for value, needed in zip(node.operands, placement.operands, strict=True):
+            if value is not None and needed is not None:
+                wanted.setdefault(value, set()).add(needed)
+        for value, _ in captured_whole(flow, node):
+            if value.sharding is not None:
+                wanted.setdefault(value, set()).add(Sharding.replicated(flow.mesh, value.sharding.rank))
+    for value in flow.graph.outputs:
+        if value.sharding is not None:
+            wanted.setdefault(value, set()).add(value.sharding)
+    return wanted
+
+
+def first_target(value: Value, wanted: set[Sharding], *, is_held: bool) -> Sharding:
+    """Where a result goes from how its node gives it: to how it should lie.
+
+    If nobody reads it so, and all readers want the same, then there in one step, unless it is annotated (`is_held`).
+    """
+    assert value.sharding is not None
+    if len(wanted) == 1 and value.sharding not in wanted and not is_held:
+        return next(iter(wanted))
+    return value.sharding
+
+
+def cost_of_moves(
+    flow: Flow, network: Network, is_pinned: Callable[[Value], bool], held: Collection[str] = ()
+) -> tuple[int, int]:
+    """The cost of all moves, in the first unit of the network's keys, computation included; and their number.
+
+    As insert-redistribution does it: a value goes once to each sharding that its readers need. What is done in a loop
+    counts as often as the loop runs.
+
+    Args:
+        flow: every tensor has a sharding.
+        network: what communication costs.
+        is_pinned: whether someone said how a value lies.
+        held: names of values that are brought to how they were annotated before anybody reads them.
+    """
+    return cost_of_placements(flow, placements_of(flow, network), network, is_pinned, held)
+
+
+def cost_of_placements(
+    flow: Flow,
+    placements: Mapping[Node, Placement],
+    network: Network,
+    is_pinned: Callable[[Value], bool],
+    held: Collection[str] = (),
+) -> tuple[int, int]:
+    """As `cost_of_moves`, with the nodes run in these ways."""
+    given = {
+        value: lies
+        for node, placement in placements.items()
+        for value, lies in zip(node.results, placement.results, strict=True)
+        if lies is not None
+    }
+    total = launches = 0
+    for value, wanted in wanted_shardings(flow, placements).items():
+        times = flow.usual_trips(value)
+        if costs_nothing(value, value.sharding, is_pinned):
+            continue
+        sent, count = _moves(value, given.get(value), wanted, network, is_held=value.name in held)
+        total += sent * times
+        launches += count * times
+    for node, placement in placements.items():
+        if node.domain == "irpar" or placement.is_boundary or runs_free(flow.rule(node), network):
+            continue
+        if _is_static(node):
+            times = flow.usual_trips_of(node.graph)
+            spent, collectives = running_cost(node, flow.rule(node), placement, network)
+            total += spent * times
+            launches += collectives * times
+    return total, launches
+
+
+def _is_static(node: Node) -> bool:
+    return all(value.is_static for value in (*node.inputs, *node.results))
+
+
+def _moves(
+    value: Value, given: Sharding | None, wanted: set[Sharding], network: Network, *, is_held: bool
+) -> tuple[int, int]:
+    """The cost of all moves of one value, and their number."""
+    lies = value.sharding
+    if lies is None:
+        return 0, 0
+    moves: set[tuple[Sharding, Sharding]] = set()
+    if given is not None and given != lies:
+        lies = first_target(value, wanted, is_held=is_held)
+        moves.add((given, lies))
+    moves.update((lies, needed) for needed in wanted if needed != lies)
+    costs = (redistribution.price(start, end, value.shape, value.dtype.bits, network)[0] for start, end in moves)
+    return sum(costs), len(moves)

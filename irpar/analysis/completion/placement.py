@@ -1,0 +1,546 @@
+"""How one node runs on a mesh: from the shardings of its values and its factor rule to what it needs and what it gives.
+
+h = MatMul(x : [8@dp, 64], w : [64, 256@tp])      rule ([i,j],[j,k])->([i,k]) reduce(j) sum
+factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp]; gives h [@dp, @tp]
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from irpar.analysis.engines import is_known
+from irpar.ir import Node, Value, tensor_type
+from irpar.ops import (
+    FactorRule,
+    Kind,
+    definition,
+    factor_rule,
+    flops,
+    other_rules,
+    program_factors,
+    program_of,
+    why_replicated,
+)
+from irpar.ops.linear import carriers
+from irpar.sharding import (
+    Axis,
+    Mesh,
+    Reduction,
+    Sharding,
+    are_disjoint,
+    filled_blocks,
+    join_axes,
+    split_axis,
+)
+
+Axes = tuple[Axis, ...]
+FactorAxes = tuple[Axes, ...]
+"""The mesh axes that cut each factor of a rule."""
+Suggested = tuple[tuple[Axes, ...], ...]
+"""Per factor of a rule the axes that might cut it, the last of which are none."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Operands that stay partial, and with them the results.
+
+    Attributes:
+        operands: which ones.
+        axes, reduce: in what way.
+    """
+
+    operands: tuple[int, ...]
+    axes: Axes
+    reduce: Reduction
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operands, self.axes, self.reduce))
+
+
+NOTHING = Carried((), (), "sum")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a node runs.
+
+    Attributes:
+        operands: the sharding that each operand must have; None for left-out operands and for values without one.
+        results: the sharding that each result then has, partial axes included; None where it is not a tensor.
+        rule: the rule that it follows; None: the node runs whole on every device.
+        factors: what cuts each factor of the rule.
+        carried: operands that it takes as partial values.
+        is_boundary: it holds bodies, or ends one: its values are whole, or lie as on the other side of the boundary.
+    """
+
+    operands: tuple[Sharding | None, ...]
+    results: tuple[Sharding | None, ...]
+    rule: FactorRule | None
+    factors: FactorAxes
+    carried: Carried = NOTHING
+    is_boundary: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operands, self.results, self.carried))
+
+    def ways(self, mesh: Mesh) -> int:
+        """The number of devices that share the work: those that hold elements of every factor."""
+        found = self._ways.get(mesh)
+        if found is None:
+            sizes = zip(self.rule.sizes, self.factors, strict=True) if self.rule is not None else ()
+            parts = (filled_blocks(size, mesh.group_size(axes)) for size, axes in sizes if axes)
+            found = self._ways[mesh] = math.prod(parts)
+        return found
+
+    @cached_property
+    def _ways(self) -> dict[Mesh, int]:
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class _Alike:
+    """What holds for all nodes of one rule, shapes and factors of a local program; layers that are alike ask once.
+
+    Attributes:
+        must_divide: per factor, whether it may be cut evenly only.
+        least: per factor the smallest dim that it stands for.
+        moves: (from, to): what cuts the one may cut the other instead, after an all-to-all: those that the rule names,
+            and from factors that are needed whole to those beside them that pass.
+        projections: by (tensor, dim axes): factor axes.
+        assembled: by (tensor, factor axes): dim axes.
+        placements: by (factor axes, what is carried).
+        agreements: by the dim axes of all values: how a node runs that takes them as they lie.
+        suggestions: by the dim axes of all values: what they suggest for each factor.
+        joined: by several dim axes of each value: the factor axes that one or two of them suggest.
+    """
+
+    must_divide: tuple[bool, ...]
+    least: tuple[int, ...]
+    moves: tuple[tuple[int, int], ...]
+    projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
+    assembled: dict[tuple[int, FactorAxes], tuple[Axes, ...] | None] = field(default_factory=dict)
+    placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
+    agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
+    suggestions: dict[tuple[tuple[Axes, ...] | None, ...], Suggested] = field(default_factory=dict)
+    joined: dict[tuple[tuple[tuple[Axes, ...], ...], ...], tuple[FactorAxes, ...]] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=4096)
+def _alike(
+    rule: FactorRule, mesh: Mesh, shapes: tuple[tuple[int, ...] | None, ...], in_program: frozenset[int]
+) -> _Alike:
+    must_divide, least = [False] * len(rule.sizes), list(rule.sizes)
+    for shape, factors in zip(shapes, (*rule.operands, *rule.results), strict=True):
+        for size, parts in zip(shape, factors, strict=True) if shape is not None else ():
+            if len(parts) == 1 and parts[0] in in_program:
+                # Its local program takes blocks of any sizes.
+                least[parts[0]] = min(least[parts[0]], size)
+            elif len(parts) > 1 or (parts and rule.sizes[parts[0]] != size):
+                for factor in parts:
+                    must_divide[factor] = True
+    return _Alike(tuple(must_divide), tuple(least), _moves(rule, in_program))
+
+
+def _moves(rule: FactorRule, in_program: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    found = dict.fromkeys(rule.moves)
+    for factors in rule.operands:
+        present = dict.fromkeys(factor for dim in factors for factor in dim)
+        whole = [f for f in present if rule.kinds[f] in (Kind.REPLICATE, Kind.PERMUTE) and f not in in_program]
+        found.update(dict.fromkeys((f, to) for f in whole for to in present if rule.kinds[to] is Kind.PASS))
+    return tuple(found)
+
+
+class RuleView:
+    """A rule beside the shapes of a node's values: which factors must divide evenly, and axes from dims and back.
+
+    Args:
+        node: the node.
+        rule: how it may be cut.
+        mesh: the mesh.
+        values: what the rule is about, where these are not all operands and results.
+
+    Attributes:
+        program: the local program that works along factors of the rule, if the operator has one.
+        ways: itself and the other rules by which the node may run, among which its placement is chosen.
+    """
+
+    def __init__(self, node: Node, rule: FactorRule, mesh: Mesh, values: Sequence[Value | None] | None = None) -> None:
+        self.ways: tuple[RuleView, ...] = (self,)
+        self.node = node
+        self.mesh = mesh
+        self.rule = rule
+        self.values: tuple[Value | None, ...] = tuple(values or (*node.operands, *node.results))
+        self.tensors = (*rule.operands, *rule.results)
+        self.operand_count = len(rule.operands)
+        self.program = program_of(node, rule) if values is None else None
+        self.program_factors = program_factors(node, rule, self.program)
+        shapes = tuple(None if value is None else value.shape for value in self.values)
+        self._alike = _alike(rule, mesh, shapes, self.program_factors)
+        self.moves = self._alike.moves
+
+    def fitting(self, factor: int, axes: Axes) -> Axes:
+        """The longest major part of `axes` that may cut a factor.
+
+        Evenly where it must; into blocks of which the last are empty where the rule accepts these. One element has
+        nothing to divide.
+        """
+        if self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE) and factor not in self.program_factors:
+            return ()
+        size = self.rule.sizes[factor]
+        for count in range(len(axes), 0, -1):
+            parts = self.mesh.group_size(axes[:count])
+            if factor in self.program_factors and filled_blocks(self._alike.least[factor], parts) < parts:
+                continue  # In a local program every device takes part.
+            if size % parts == 0 or (not self._alike.must_divide[factor] and self._takes(factor, parts)):
+                return axes[:count]
+        return ()
+
+    def _takes(self, factor: int, parts: int) -> bool:
+        """Whether a factor may be cut in blocks of several sizes."""
+        size = self.rule.sizes[factor]
+        if filled_blocks(size, parts) == parts:
+            return True
+        return size > 1 and self.rule.accepts_empty[factor]
+
+    def fills(self, factor: int, axes: Axes) -> bool:
+        """Whether `axes` may cut a factor so that every device gets elements of it."""
+        parts = self.mesh.group_size(axes)
+        return self.fitting(factor, axes) == axes and filled_blocks(self.rule.sizes[factor], parts) == parts
+
+    def project(self, tensor: int, dims: Sequence[Axes]) -> Mapping[int, Axes]:
+        """The factor axes that a tensor's dim axes mean, as far as they fit.
+
+        Dim `(ij)` of sizes 2, 4 cut by an axis of 4: the axis is split, its major half goes to i, the minor to j.
+        """
+        key = tensor, tuple(dims)
+        known = self._alike.projections.get(key)
+        if known is None:
+            known = self._alike.projections[key] = self._projected(*key)
+        return known
+
+    def _projected(self, tensor: int, dims: Sequence[Axes]) -> Mapping[int, Axes]:
+        found: dict[int, Axes] = {}
+        for parts, axes in zip(self.tensors[tensor], dims, strict=True):
+            if axes and parts:
+                for factor, cut in self._project_dim(parts, axes):
+                    fitted = self.fitting(factor, cut)
+                    if fitted:
+                        found[factor] = fitted
+                    if fitted != cut:
+                        break
+        return found
+
+    def _project_dim(self, parts: tuple[int, ...], axes: Axes) -> Iterator[tuple[int, Axes]]:
+        if len(parts) == 1:
+            yield parts[0], axes
+            return
+        waiting = list(axes)
+        for factor in parts:
+            left = self.rule.sizes[factor]
+            taken: list[Axis] = []
+            while waiting and left > 1:
+                size = self.mesh.axis_size(waiting[0])
+                if left % size == 0:
+                    taken.append(waiting.pop(0))
+                    left //= size
+                elif size % left == 0:
+                    major, minor = split_axis(self.mesh, waiting[0], left)
+                    taken.append(major)
+                    waiting[0] = minor
+                    left = 1
+                else:
+                    waiting.clear()
+            yield factor, tuple(taken)
+            if left > 1:
+                return
+
+    def assemble(self, tensor: int, factors: Sequence[Axes]) -> tuple[Axes, ...] | None:
+        """The dim axes of a tensor under factor axes; None where they cannot be said: a minor factor of a dim may be
+        cut only where the ones before it are cut down to 1."""
+        key = tensor, tuple(factors)
+        known = self._alike.assembled
+        if key not in known:
+            known[key] = self._assembled(*key)
+        return known[key]
+
+    def _assembled(self, tensor: int, factors: FactorAxes) -> tuple[Axes, ...] | None:
+        dims = []
+        for parts in self.tensors[tensor]:
+            axes: list[Axis] = []
+            complete = True
+            for factor in parts:
+                if factors[factor] and not complete:
+                    return None
+                axes.extend(factors[factor])
+                complete = complete and self.mesh.group_size(factors[factor]) == self.rule.sizes[factor]
+            dims.append(join_axes(self.mesh, axes))
+        return tuple(dims)
+
+    @cached_property
+    def operand_sizes(self) -> tuple[tuple[int, tuple[int, ...], int], ...]:
+        """Of each operand that there is its number, shape and bits of an element."""
+        return tuple(each for each in self._sizes() if each[0] < self.operand_count)
+
+    @cached_property
+    def result_sizes(self) -> tuple[tuple[int, tuple[int, ...], int], ...]:
+        """The same of results, which are counted behind the operands."""
+        return tuple(each for each in self._sizes() if each[0] >= self.operand_count)
+
+    def _sizes(self) -> Iterator[tuple[int, tuple[int, ...], int]]:
+        values = enumerate(self.values)
+        return ((place, value.shape, value.dtype.bits) for place, value in values if value is not None)
+
+    @cached_property
+    def flops(self) -> int:
+        """What the node computes on one device."""
+        return flops(self.node)
+
+    @cached_property
+    def has_programs(self) -> bool:
+        """Whether one of `ways` has a local program."""
+        return any(way.program is not None or way.program_factors for way in self.ways)
+
+    @cached_property
+    def program_kind(self) -> Hashable:
+        """Equal for nodes whose local programs send alike, where `_Alike` and the types of values are equal."""
+        programs = [way.program for way in self.ways if way.program is not None and way.program_factors]
+        if not programs:
+            return ()
+        if any(program.reads_elements for program in programs):
+            return self.node
+        node = self.node
+        dtypes = tuple(None if value is None else value.dtype for value in self.values)
+        return node.identity, node.version, tuple(sorted(node.attributes.items())), dtypes
+
+    def way_of(self, placement: Placement) -> "RuleView":
+        """The one of `ways` that a placement follows."""
+        return next((way for way in self.ways if way.rule == placement.rule), self)
+
+    def program_axes(self, factors: Sequence[Axes]) -> Axes:
+        """The axes that cut the factors along which the local program of the node works, major first."""
+        return tuple(axis for factor in sorted(self.program_factors) for axis in factors[factor])
+
+    def partial_axes(self, factors: Sequence[Axes], result: int | None = None) -> Axes:
+        """The axes over which results are partial, or that one of them is: one that has a reduced factor is in blocks.
+
+        Args:
+            factors: the axes that cut each.
+            result: its number among operands and results; None: all.
+        """
+        has = {factor for parts in self.tensors[result] for factor in parts} if result is not None else ()
+        return tuple(
+            axis
+            for factor, (kind, axes) in enumerate(zip(self.rule.kinds, factors, strict=True))
+            if kind is Kind.REDUCE and factor not in has
+            for axis in axes
+        )
+
+    def placement(self, factors: FactorAxes, carried: Carried = NOTHING) -> Placement | None:
+        """What the node needs and gives under factor axes; None where they are impossible."""
+        key = tuple(factors), carried
+        placements = self._alike.placements
+        if key not in placements:
+            placements[key] = self._placed(*key)
+        return placements[key]
+
+    def _placed(self, factors: FactorAxes, carried: Carried) -> Placement | None:
+        reduced = self.partial_axes(factors)
+        if any(factors[factor] for factor in self.program_factors) and not self._fills_all(factors):
+            return None
+        if not are_disjoint(self.mesh, [*(axis for axes in factors for axis in axes), *carried.axes]):
+            return None
+        if reduced and carried.axes and carried.reduce != self.rule.reduce:
+            return None
+        reduce = carried.reduce if carried.axes else self.rule.reduce
+        shardings: list[Sharding | None] = []
+        for tensor, value in enumerate(self.values):
+            if value is None:
+                shardings.append(None)
+                continue
+            dims = self.assemble(tensor, factors)
+            if dims is None:
+                return None
+            if tensor >= self.operand_count:
+                pending = join_axes(self.mesh, (*self.partial_axes(factors, tensor), *carried.axes))
+            else:
+                pending = carried.axes if tensor in carried.operands else ()
+            shardings.append(Sharding.of_axes(self.mesh, dims, pending, reduce if pending else "sum"))
+        count = self.operand_count
+        return Placement(tuple(shardings[:count]), tuple(shardings[count:]), self.rule, factors, carried)
+
+    def _fills_all(self, factors: FactorAxes) -> bool:
+        """Whether every device has elements of all factors, as a local program needs it."""
+        return all(not axes or self.fills(factor, axes) for factor, axes in enumerate(factors))
+
+    def suggested(self, known: tuple[tuple[Axes, ...] | None, ...]) -> Suggested:
+        """See the function of that name; nodes that are alike ask once."""
+        found = self._alike.suggestions
+        if known not in found:
+            found[known] = tuple(self._suggested(known))
+        return found[known]
+
+    def _suggested(self, known: Sequence[tuple[Axes, ...] | None]) -> Iterator[tuple[Axes, ...]]:
+        projected = [self.project(tensor, dims) for tensor, dims in enumerate(known) if dims is not None]
+        found = [
+            dict.fromkeys(by_factor[factor] for by_factor in projected if factor in by_factor)
+            for factor in range(len(self.rule.sizes))
+        ]
+        for factor, ways in enumerate(found):
+            others = [axis for other, axes in enumerate(found) if other != factor for way in axes for axis in way]
+            left = dict.fromkeys(_without(self, way, others) for way in ways if len(way) > 1) if others else {}
+            fitting = {way: None for way in left if way and self.fitting(factor, way) == way}
+            yield (*sorted(ways | fitting, key=lambda axes: -self.mesh.group_size(axes)), ())
+
+    def joined(self, lies: tuple[tuple[tuple[Axes, ...], ...], ...]) -> tuple[FactorAxes, ...]:
+        """The factor axes that one value suggests alone, or joined with what another suggests beside it; last: none.
+
+        Args:
+            lies: per value the ways in which it lies, or might.
+        """
+        found = self._alike.joined
+        if lies not in found:
+            found[lies] = tuple(dict.fromkeys(self._joined(lies)))
+        return found[lies]
+
+    def _joined(self, lies: Sequence[Sequence[tuple[Axes, ...]]]) -> Iterator[FactorAxes]:
+        none: tuple[tuple[Axes, ...] | None, ...] = (None,) * len(lies)
+        alone = [
+            [tuple(choices[0] for choices in self.suggested((*none[:at], axes, *none[at + 1 :]))) for axes in ways]
+            for at, ways in enumerate(lies)
+        ]
+        for at, ways in enumerate(alone):
+            for factors in ways:
+                yield factors
+                for beside in (more for other, found in enumerate(alone) if other != at for more in found):
+                    yield tuple(mine or others for mine, others in zip(factors, beside, strict=True))
+        yield tuple(() for _ in self.rule.sizes)
+
+    def agreed(self, known: tuple[tuple[Axes, ...] | None, ...]) -> Placement | None:
+        """How the node runs where all values already lie as it needs them; None where they do not agree.
+
+        Args:
+            known: the dim axes of the values, None where they do not matter.
+        """
+        found = self._alike.agreements
+        if known not in found:
+            options = suggested(self, known)
+            factors = tuple(choices[0] for choices in options)
+            # A local program may cost more than to bring the values together.
+            runs_alone = not any(factors[factor] for factor in self.program_factors)
+            is_clear = runs_alone and all(len(choices) <= 2 for choices in options)
+            is_clear = is_clear and _agrees(self, factors, known)
+            found[known] = self.placement(factors) if is_clear else None
+        return found[known]
+
+    def carriable(self, lies: Sequence[Sharding | None]) -> list[Carried]:
+        """The ways in which partial operands may stay partial, and last: none does."""
+        found = [NOTHING]
+        operands = lies[: self.operand_count]
+        for reduce in dict.fromkeys(sharding.reduce for sharding in operands if sharding and sharding.partial):
+            for places in carriers(self.node, reduce):
+                pending = [lie.partial if (lie := operands[n]) and lie.reduce == reduce else () for n in places]
+                axes = tuple(axis for axis in pending[0] if all(axis in other for other in pending))
+                if axes:
+                    found.insert(0, Carried(places, axes, reduce))
+        return found
+
+
+def has_rank(value: Value) -> bool:
+    """True for tensors whose number of dims is known; completion gives these a sharding."""
+    type_ = tensor_type(value.type)
+    return type_ is not None and type_.shape is not None
+
+
+def whole_placement(node: Node, mesh: Mesh) -> Placement:
+    """The node runs on whole tensors on every device."""
+
+    def whole(value: Value | None) -> Sharding | None:
+        rank = value.tensor_type.rank if value is not None and has_rank(value) else None
+        return None if rank is None else Sharding.replicated(mesh, rank)
+
+    return Placement(tuple(map(whole, node.operands)), tuple(map(whole, node.results)), None, ())
+
+
+def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
+    """The rule of a node beside its shapes, or None where it must run whole."""
+    if not all(value.is_static for value in (*node.inputs, *node.results)):
+        return None
+    rule = factor_rule(node)
+    if rule is None:
+        return None
+    view = RuleView(node, rule, mesh)
+    view.ways = (view, *(RuleView(node, other, mesh) for other in other_rules(node)))
+    return view
+
+
+def why_whole(node: Node) -> str:
+    """Why a node without a rule runs on whole tensors."""
+    if node.callee is not None:
+        return "a function call: open it with inline-functions"
+    found = definition(node)
+    if found is None or found.rule is None:
+        reason = why_replicated(node.domain, node.op_type)
+        if reason is not None:
+            return reason
+        return f"{node.operator} has no sharding rule yet" + ("" if is_known(node) else ", and no engine knows it")
+    return f"the rule of {node.operator} does not cover these attributes or shapes"
+
+
+def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Placement | None:
+    """How a node runs on blocks as its operands and results lie, nothing being moved; None where it cannot.
+
+    Args:
+        node: the node.
+        view: its rule; None where it must run whole.
+        mesh: the mesh.
+    """
+    if view is None:
+        whole = whole_placement(node, mesh)
+        return whole if fits(node, whole) else None
+    lies = [None if value is None else value.sharding for value in view.values]
+    known = [None if lie is None else lie.canonical.axes for lie in lies]
+    for way in view.ways:
+        factors = tuple(choices[0] for choices in suggested(way, known))
+        for carried in way.carriable(lies):
+            placement = way.placement(factors, carried)
+            if placement is not None and fits(node, placement):
+                return placement
+    return None
+
+
+def fits(node: Node, placement: Placement) -> bool:
+    """True where a node's operands and results lie as a placement needs and gives them."""
+    pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
+    return all(
+        value is None or needed is None or (value.sharding and value.sharding.canonical) == needed.canonical
+        for value, needed in pairs
+    )
+
+
+def suggested(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> Suggested:
+    """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut.
+
+    Of axes that another factor wants too, those that it leaves may cut this one all the same:
+
+    d : [e, g@(dp,ep), m], w : [e@ep, m, h]      e over ep; g over (dp, ep), over dp alone, or not
+    """
+    return view.suggested(tuple(known))
+
+
+def _without(view: RuleView, axes: Axes, others: Sequence[Axis]) -> Axes:
+    """The axes that have nothing in common with others."""
+    return tuple(axis for axis in axes if all(are_disjoint(view.mesh, [axis, other]) for other in others))
+
+
+def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...] | None]) -> bool:
+    """True where every value already lies as the factor axes want it."""
+    return all(dims is None or view.assemble(tensor, factors) == dims for tensor, dims in enumerate(known))

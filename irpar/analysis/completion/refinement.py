@@ -1,0 +1,423 @@
+"""Ways to run nodes, chosen again where values are moved, with all readers of each value in view.
+
+v : f32[8, 64@x]    w = Relu(v)    h = Cast(w) to f16    needed whole     a gather before Cast sends twice what one
+                                                                          behind it sends, wherever Relu has it
+Completion and placement look at one node among its values; here whole runs of nodes are tried, so that a redistribution
+stands where the tensor is smallest: before a broadcast, behind a slice or a cast to a narrower type, and is shared.
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+from irpar.analysis.cost.network import Key, Network, add_keys
+from irpar.analysis.redistribution.routes import routes
+from irpar.ir import Node, Value
+from irpar.sharding import Sharding
+
+from . import situation
+from .flow import Flow
+from .moves import captured_whole
+from .placement import Axes, Placement, RuleView
+
+Cost = tuple[int, int]
+"""In the first unit of the network's keys; and collectives."""
+Change = dict[Node, Placement]
+
+MOST_WAYS = 48
+"""Of one node, by each of its rules."""
+MOST_LIES = 4
+"""Of one value, as it lies and is needed."""
+MOST_STARTS = 4
+"""Ways of a node from which longer changes are tried."""
+MOST_NODES = 12
+"""Of one change."""
+MOST_TRIED = 20_000
+"""Changes, to which each node adds a few."""
+LOOK_AROUND = 2
+"""Steps around a node up to which others must be alike for what was found of one to hold for the other."""
+LIGHT_FLOPS = 10
+"""For each element that a node reads or gives: up to there, to compute it on more devices is less than to send it."""
+
+
+def refine(
+    flow: Flow,
+    placements: Mapping[Node, Placement],
+    network: Network,
+    pinned: Collection[str],
+    begin: Collection[Node] | None = None,
+) -> dict[Node, Placement]:
+    """The placements of nodes, changed where that sends less.
+
+    Args:
+        flow: every tensor has a sharding, nothing is redistributed yet.
+        placements: how each node runs.
+        network: what communication costs.
+        pinned: names of values that are brought to how they were annotated, whoever reads them.
+        begin: nodes to begin with, and to go on from where one changes; None: wherever values are moved.
+    """
+    return _Refinement(flow, dict(placements), network, pinned).run(begin)
+
+
+@dataclass(frozen=True)
+class _Around:
+    """A value of a node that is about to change.
+
+    Attributes:
+        value: it.
+        cost: what its moves cost before.
+        places: which of the operands and results of the node it is.
+        known: what its moves cost, by how the node needs and gives it.
+    """
+
+    value: Value
+    cost: Cost | None
+    places: tuple[int, ...]
+    known: dict[tuple[Sharding | None, ...], Cost | None]
+
+
+def beside(node: Node, among: Collection[Node]) -> Iterator[Node]:
+    """The node, and those of some nodes that make or read its values."""
+    yield node
+    for value in (*node.inputs, *node.results):
+        if value.node is not None and value.node in among:
+            yield value.node
+        yield from (user for user in value.users if user in among)
+
+
+class _Refinement:
+    """One run.
+
+    Attributes:
+        needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
+        given: per value how its node gives it, or how it lies.
+        moving: per value what its moves cost as nodes run now, where that was asked.
+        hopeless: what nodes look like that nothing is better for.
+    """
+
+    def __init__(
+        self, flow: Flow, placements: dict[Node, Placement], network: Network, pinned: Collection[str]
+    ) -> None:
+        self.flow = flow
+        self.network = network
+        self.pinned = pinned
+        self.placements = placements
+        self.needs: dict[Value, dict[tuple[Node, int], Sharding]] = {}
+        self.given: dict[Value, Sharding] = {}
+        self.costs: dict[tuple[Node, Placement], Cost] = {}
+        self.moving: dict[Value, Cost | None] = {}
+        self.looks: dict[Hashable, int] = {}
+        self.hopeless: set[int] = set()
+        self.known: dict[tuple[Node | None, int], int] = {}
+        self.light: dict[RuleView, bool] = {}
+        self.left = MOST_TRIED + 4 * len(placements)
+        for node, placement in placements.items():
+            self._take(node, placement)
+            for value, _ in captured_whole(flow, node):
+                if value.sharding is not None:
+                    whole = Sharding.replicated(flow.mesh, value.sharding.rank)
+                    self.needs.setdefault(value, {})[node, -1] = whole
+        for value in flow.values():
+            if value.name in pinned and value.sharding is not None and value.node is not None:
+                self.needs.setdefault(value, {})[value.node, -1] = value.sharding
+        for index, value in enumerate(flow.graph.outputs):
+            if value.sharding is not None:
+                self.needs.setdefault(value, {})[flow.graph.return_node, index] = value.sharding
+
+    def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:
+        """Returns all placements."""
+        moved = [value for value in self.needs if value.is_static and self._is_moved(value)]
+        ends = (node for value in moved for node in (value.node, *value.users))
+        able = (node for node in ends if node in self.placements and self._may_change(node))
+        waiting = dict.fromkeys(node for node in able if begin is None or node in begin)
+        while waiting and self.left > 0:
+            node = next(iter(waiting))
+            del waiting[node]
+            if not self._is_moved_around(node):
+                continue
+            around = self._look(node, LOOK_AROUND)
+            change = None if around in self.hopeless else self._better(node)
+            if change is None:
+                self.hopeless.add(around)
+            else:
+                self.known.clear()
+            for changed, placement in (change or {}).items():
+                self._take(changed, placement)
+                waiting.update(
+                    dict.fromkeys(other for other in beside(changed, self.placements) if self._may_change(other))
+                )
+        return self.placements
+
+    def _take(self, node: Node, placement: Placement) -> None:
+        self.placements[node] = placement
+        for moved in (*node.inputs, *node.results):
+            self.moving.pop(moved, None)
+        for index, (value, needed) in enumerate(zip(node.operands, placement.operands, strict=True)):
+            if value is not None and needed is not None:
+                self.needs.setdefault(value, {})[node, index] = needed
+        for value, given in zip(node.results, placement.results, strict=True):
+            if given is not None:
+                self.given[value] = given
+
+    def _look(self, node: Node | None, steps: int) -> int:
+        """A number for a node and those around it: equal for those that are alike and lie alike."""
+        known = self.known.get((node, steps))
+        if known is None:
+            assert node is not None
+            known = self.known[node, steps] = self.looks.setdefault(self._look_key(node, steps), len(self.looks))
+        return known
+
+    def _look_key(self, node: Node, steps: int) -> Hashable:
+        if steps:
+            values = (*node.inputs, *node.results)
+            beside = dict.fromkeys(other for value in values for other in (value.node, *value.users))
+            looks = [self._look(other, steps - 1) for other in beside if other in self.placements]
+            return self._look(node, 0), *looks
+        view = self.flow.rule(node) if self._may_change(node) else None
+        kind = node.op_type if view is None else view.rule, node.strategy
+        return kind, tuple(self._look_of(value) for value in (*node.operands, *node.results))
+
+    def _look_of(self, value: Value | None) -> Hashable:
+        if value is None:
+            return None
+        needs = tuple(self.needs.get(value, {}).values())
+        return value.type, value.is_constant, self._lies(value), needs, value.name in self.pinned
+
+    # -- what may change ------------------------------------------------------------------------------------------
+
+    def _may_change(self, node: Node) -> bool:
+        return node.domain != "irpar" and not self.placements[node].is_boundary and self.flow.rule(node) is not None
+
+    def _is_moved_around(self, node: Node) -> bool:
+        values = (*node.inputs, *node.results)
+        return any(value.is_static and self._is_moved(value) for value in values)
+
+    def _is_moved(self, value: Value) -> bool:
+        lies = self._lies(value)
+        return lies is not None and any(needed != lies for needed in self.needs.get(value, {}).values())
+
+    def _lies(self, value: Value) -> Sharding | None:
+        return self.given.get(value, value.sharding)
+
+    # -- what is better -------------------------------------------------------------------------------------------
+
+    def _better(self, node: Node) -> Change | None:
+        """A change of a node, or of a run of nodes that has it in it, that costs less."""
+        tried: list[tuple[Cost, Change]] = []
+        before = self._moving_around(node, {})
+        for placement in self._ways(node, {}):
+            cost = self._difference(before, {}, node, placement)
+            if cost is not None:
+                tried.append((cost, {node: placement}))
+        tried.sort(key=lambda pair: pair[0])
+        if tried and tried[0][0] < (0, 0):
+            return tried[0][1]
+        for start in tried[:MOST_STARTS]:
+            for is_forward in (True, False):
+                change = self._extended(*start, is_forward=is_forward)
+                if change is not None:
+                    return change
+        return None
+
+    def _extended(self, cost: Cost, change: Change, *, is_forward: bool) -> Change | None:
+        """The change carried on to what reads the result, or to what gives an operand, until it costs less."""
+        (node,) = change
+        while len(change) < MOST_NODES:
+            following = self._following(node, change) if is_forward else self._leading(node, change)
+            best: tuple[Cost, Change] | None = None
+            for other in following:
+                before = self._moving_around(other, change)
+                for placement in self._ways(other, change):
+                    found = self._difference(before, change, other, placement)
+                    if found is not None and (best is None or found < best[0]):
+                        best, node = (found, {**change, other: placement}), other
+            if best is None:
+                return None
+            cost, change = (cost[0] + best[0][0], cost[1] + best[0][1]), best[1]
+            if cost < (0, 0):
+                return change
+        return None
+
+    def _following(self, node: Node, change: Change) -> list[Node]:
+        """The only reader of the only result of a node."""
+        users = node.results[0].users if len(node.results) == 1 else ()
+        return [user for user in users if len(users) == 1 and self._may_join(user, change)]
+
+    def _leading(self, node: Node, change: Change) -> list[Node]:
+        """The nodes whose only result only this node reads, otherwise than they give it; not those that give sums."""
+        makers = (value.node for value in node.inputs if len(value.users) == 1 and not self._is_partial(value))
+        return [maker for maker in makers if maker is not None and self._may_join(maker, change)]
+
+    def _is_partial(self, value: Value) -> bool:
+        lies = self._lies(value)
+        return lies is not None and bool(lies.partial)
+
+    def _may_join(self, node: Node, change: Change) -> bool:
+        return node not in change and node in self.placements and self._may_change(node)
+
+    # -- ways -----------------------------------------------------------------------------------------------------
+
+    def _ways(self, node: Node, change: Change) -> Iterator[Placement]:
+        """Other ways to run a node, which cut much work no less where computation has no price."""
+        view = self.flow.rule(node)
+        assert view is not None
+        now = self.placements[node]
+        least = now.ways(self.flow.mesh) if self.network.device is None and not self._is_light(view) else 1
+        seen = {now}
+        needs, given = self._around(change)
+        lies = [self._of(value, needs, given) for value in view.values]
+        # What reads sums may take blocks of them; what gives them stays as it is.
+        for place, value in enumerate(view.values[: view.operand_count]):
+            if value is not None and value.is_static:
+                sums = self._read(value, given)
+                if sums is not None and sums.partial:
+                    lies[place] += [further.axes for further in sums.cut_further(sums.partial, value.shape)]
+        joined = tuple(map(tuple, lies))
+        given_lies = [self._read(value, given) if value else None for value in view.values]
+        for way in view.ways:
+            options = itertools.product(way.joined(joined), way.carriable(given_lies))
+            placements = (way.placement(factors, carried) for factors, carried in options)
+            others = (found for found in placements if found and found not in seen)
+            others = (found for found in others if situation.runs_as_said(node, found))
+            enough = others if least <= 1 else (found for found in others if found.ways(self.flow.mesh) >= least)
+            for placement in itertools.islice(enough, MOST_WAYS):
+                seen.add(placement)
+                yield placement
+
+    def _is_light(self, view: RuleView) -> bool:
+        known = self.light.get(view)
+        if known is None:
+            known = self.light[view] = _is_light(view)
+        return known
+
+    def _read(self, value: Value, given: Mapping[Value, Sharding]) -> Sharding | None:
+        """How readers meet a value that is given in these ways."""
+        return value.sharding if self._is_held(value) else given.get(value, self._lies(value))
+
+    def _around(self, change: Change) -> tuple[dict[Value, list[Sharding]], dict[Value, Sharding]]:
+        """What the nodes of a change need and give."""
+        needs: dict[Value, list[Sharding]] = {}
+        given: dict[Value, Sharding] = {}
+        for node, placement in change.items():
+            for value, needed in zip(node.operands, placement.operands, strict=True):
+                if value is not None and needed is not None:
+                    needs.setdefault(value, []).append(needed)
+            given.update((v, lies) for v, lies in zip(node.results, placement.results, strict=True) if lies is not None)
+        return needs, given
+
+    def _of(
+        self, value: Value | None, needs: Mapping[Value, list[Sharding]], given: Mapping[Value, Sharding]
+    ) -> list[tuple[Axes, ...]]:
+        """How a value lies or is needed; what a change says of it first."""
+        if value is None or not value.is_static or value.sharding is None:
+            return []
+        lies = given.get(value, self._lies(value))
+        found = [*needs.get(value, ()), *([lies] if lies else []), *self.needs.get(value, {}).values(), value.sharding]
+        return list(dict.fromkeys(sharding.axes for sharding in found))[:MOST_LIES]
+
+    # -- costs ----------------------------------------------------------------------------------------------------
+
+    def _difference(self, before: list["_Around"], change: Change, node: Node, placement: Placement) -> Cost | None:
+        """What a change costs more with one node more; None where it cannot be.
+
+        Args:
+            before: what the values of that node cost without it; no other value is moved otherwise.
+            change: without it.
+            node: that one.
+            placement: how it runs.
+        """
+        self.left -= 1
+        if None in placement.results:
+            return None
+        lies = (*placement.operands, *placement.results)
+        ran, runs = self._running(node, self.placements[node]), self._running(node, placement)
+        total, launches = runs[0] - ran[0], runs[1] - ran[1]
+        more: Change | None = None
+        for around in before:
+            if around.cost is None:
+                return None
+            key = tuple([lies[place] for place in around.places])
+            if key in around.known:
+                found = around.known[key]
+            else:
+                more = more or {**change, node: placement}
+                found = around.known[key] = self._moved(around.value, more)
+            if found is None:
+                return None
+            total += found[0] - around.cost[0]
+            launches += found[1] - around.cost[1]
+        return total, launches
+
+    def _moving_around(self, node: Node, change: Change) -> list["_Around"]:
+        """What all moves of the values of a node cost."""
+        places: dict[Value, list[int]] = {}
+        for place, value in enumerate((*node.operands, *node.results)):
+            if value is not None:
+                places.setdefault(value, []).append(place)
+        return [_Around(value, self._moving(value, change), tuple(found), {}) for value, found in places.items()]
+
+    def _moving(self, value: Value, change: Change) -> Cost | None:
+        """What all moves of a value cost."""
+        if change.keys().isdisjoint(self._around_value(value)):
+            if value not in self.moving:
+                self.moving[value] = self._moved(value, {})
+            return self.moving[value]
+        return self._moved(value, change)
+
+    def _around_value(self, value: Value) -> Iterator[Node]:
+        if value.node is not None:
+            yield value.node
+        yield from (node for node, _ in self.needs.get(value, ()))
+
+    def _moved(self, value: Value, change: Change) -> Cost | None:
+        lies = self._lies(value)
+        if lies is None or not value.is_static:
+            return None
+        if value.node in change:
+            lies = change[value.node].results[value.index]
+            assert lies is not None
+        if value.is_constant and situation.costs_nothing(value, lies, lambda value: value.name in self.pinned):
+            return 0, 0
+        first = value.sharding if self._is_held(value) else None
+        targets = set()
+        for (node, index), needed in self.needs.get(value, {}).items():
+            if node in change and index >= 0:
+                changed = change[node].operands[index]
+                assert changed is not None
+                needed = changed
+            if needed.partial and not set(needed.partial) <= set((first or lies).partial):
+                return None
+            if needed is not lies or first is not None:
+                targets.add(needed)
+        if not targets and first is None:
+            return 0, 0
+        if first is None or first == lies:
+            key = self._routes(value, lies, targets)
+        else:
+            key = add_keys(self._routes(value, lies, {first}), self._routes(value, first, targets - {first}))
+        times = self.flow.usual_trips(value)
+        return key[0] * times, key[-1] * times
+
+    def _routes(self, value: Value, lies: Sharding, targets: set[Sharding]) -> Key:
+        return routes(lies, targets, value.shape, value.dtype.bits, self.network).key
+
+    def _is_held(self, value: Value) -> bool:
+        """Whether a value is brought to how it was annotated before anybody reads it."""
+        return value.name in self.pinned and value.node is not None
+
+    def _running(self, node: Node, placement: Placement) -> Cost:
+        known = self.costs.get((node, placement))
+        if known is None:
+            times = self.flow.usual_trips_of(node.graph)
+            spent, launches = situation.running_cost(node, self.flow.rule(node), placement, self.network)
+            known = self.costs[node, placement] = spent * times, launches * times
+        return known
+
+
+def _is_light(view: RuleView) -> bool:
+    """Whether a node does little beside reading and writing its elements, and sums none of them."""
+    work = view.flops
+    elements = sum(math.prod(value.shape) for value in view.values if value is not None)
+    given = {factor for dims in view.rule.results for parts in dims for factor in parts}
+    return not work or (work <= LIGHT_FLOPS * elements and given.issuperset(range(len(view.rule.sizes))))

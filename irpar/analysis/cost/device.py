@@ -1,0 +1,89 @@
+"""How long one device takes for a node: as long as its arithmetic or its memory traffic, whichever is longer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from irpar.analysis.memory.liveness import VIEWS, value_bytes
+from irpar.analysis.types.control_flow import trip_count
+from irpar.ir import Graph, Node, tensor_type
+
+from .node import node_bytes, node_flops
+
+RATES = ("f64", "f32", "tf32", "bf16", "f16", "f8", "i8")
+"""What a device may state a rate for; `tf32` is used for `f32` where the device says so."""
+_RATE_OF_DTYPE = {"u8": "i8", "i4": "i8", "u4": "i8", "c64": "f32", "c128": "f64"}
+_INSTEAD = {"f8": "f16", "bf16": "f16", "f16": "f32", "i8": "f32", "f64": "f32", "tf32": "f32"}
+"""Where a device states no rate for a type, the one it is computed in."""
+_READS_WHAT_IT_GIVES = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+_READS_NOTHING = frozenset({"Shape", "Size"})
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a mesh.
+
+    Attributes:
+        flops: rate in FLOP/s by type: f32 (which must be there), f64, tf32, bf16, f16, f8, i8.
+        memory_bandwidth: bytes/s, reading and writing together.
+        memory: its capacity in bytes; None where it is not known.
+        efficiency: the part of `flops` that is reached, above 0 up to 1.
+        launch: seconds that starting a node takes.
+        uses_tf32: f32 is computed as tf32.
+    """
+
+    flops: Mapping[str, float]
+    memory_bandwidth: float
+    memory: float | None = None
+    efficiency: float = 1.0
+    launch: float = 0.0
+    uses_tf32: bool = False
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s that are reached with a dtype such as `f32` or `f8e4m3fn`; without a rate as a wider float."""
+        name = "f8" if dtype.startswith(("f4e", "f6e", "f8e")) else _RATE_OF_DTYPE.get(dtype, dtype)
+        if name == "f32" and self.uses_tf32:
+            name = "tf32"
+        while name not in self.flops:
+            name = _INSTEAD.get(name, "f32")
+        return self.flops[name] * self.efficiency
+
+    def seconds(self, flops: float, moved_bytes: float, dtype: str = "f32") -> float:
+        """Seconds for a node: the longer of arithmetic and memory traffic, and its launch."""
+        return max(flops / self.rate(dtype), moved_bytes / self.memory_bandwidth) + self.launch
+
+
+def node_seconds(node: Node, device: Device) -> float:
+    """Seconds of a node of one device's program; communication and views take none.
+
+    An If counts its slower branch, a Loop or Scan one trip, as in `irpar.analysis.cost.node`; what has no static type
+    counts its launch alone.
+    """
+    if node.domain == "irpar" or (node.domain == "" and node.op_type in VIEWS):
+        return 0.0
+    nested = [graph_seconds(graph, device) for graph in node.nested_graphs()]
+    if nested:
+        return (trip_count(node) or 1) * max(nested) + device.launch
+    return device.seconds(node_flops(node), _moved_bytes(node), _dtype(node))
+
+
+def graph_seconds(graph: Graph, device: Device) -> float:
+    """Seconds of all nodes of one device's program, one after the other."""
+    return sum(node_seconds(node, device) for node in graph)
+
+
+def _moved_bytes(node: Node) -> int:
+    """Bytes read and written: of what is looked up only what is taken."""
+    if node.domain == "" and node.op_type in _READS_NOTHING:
+        return 0
+    if node.domain == "" and node.op_type in _READS_WHAT_IT_GIVES:
+        return 2 * sum(map(value_bytes, node.results)) + sum(map(value_bytes, node.inputs[1:]))
+    return node_bytes(node)
+
+
+def _dtype(node: Node) -> str:
+    """What a node computes in: the type of its first tensor."""
+    for value in (*node.inputs, *node.results):
+        type_ = tensor_type(value.type)
+        if type_ is not None:
+            return type_.dtype.text
+    return "f32"

@@ -1,0 +1,29 @@
+"""FLOPs and bytes of nodes and graphs, from the operator definitions."""
+
+from irpar.analysis.memory.liveness import value_bytes
+from irpar.analysis.types.control_flow import trip_count
+from irpar.ir import Graph, Node
+from irpar.ops import flops
+
+
+def node_flops(node: Node) -> int:
+    """Floating-point operations of a node; 0 where a type is not static or the op has no definition.
+
+    An If counts its more expensive branch, a Loop or Scan as many trips as are known before it runs, or one.
+    """
+    nested = [graph_flops(graph) for graph in node.nested_graphs()]
+    if nested:
+        return (trip_count(node) or 1) * max(nested)
+    if not all(value.is_static for value in (*node.inputs, *node.results)):
+        return 0
+    return flops(node)
+
+
+def node_bytes(node: Node) -> int:
+    """Bytes that a node reads and writes."""
+    return sum(map(value_bytes, node.inputs)) + sum(map(value_bytes, node.results))
+
+
+def graph_flops(graph: Graph) -> int:
+    """Floating-point operations of all nodes; in a local graph those of one device."""
+    return sum(map(node_flops, graph))

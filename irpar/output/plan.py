@@ -1,0 +1,420 @@
+"""plan.json: what was decided, what is sent, and which rank runs what. The format is described in docs/plan.md."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from irpar.analysis.cost.device import graph_seconds
+from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.cost.node import graph_flops
+from irpar.analysis.explanation.origins import cutting_names
+from irpar.analysis.memory.liveness import peak, value_bytes
+from irpar.analysis.redistribution.held import settled_annotations
+from irpar.analysis.types.control_flow import runs
+from irpar.files.atomic import left_aside, notes_on_aside
+from irpar.files.regular_file import open_file, read_text
+from irpar.inputs.values import plain
+from irpar.ir import (
+    DEFAULT_NETWORK,
+    Conflict,
+    Decision,
+    ExternalTensor,
+    Graph,
+    JoinedTensor,
+    Module,
+    Node,
+    Value,
+    dtype_of_text,
+    tensor_type,
+)
+from irpar.ops.collectives import KINDS, collective_axes, sends, sent_bytes
+from irpar.ops.coords import COORDS
+from irpar.sharding import Axis, IrparError, Mesh, Sharding
+
+from .parts import Part
+from .plan_schema import known_times, misfit
+from .prediction import predict
+
+FORMAT = "irpar-plan/1"
+LEAST_NAMED_BYTES = 1024
+"""Smaller replicated values are not listed."""
+
+
+class PlanError(IrparError):
+    """A plan.json that cannot be read or does not fit its parts."""
+
+
+@dataclass
+class Plan:
+    """The contents of plan.json, field by field as in docs/plan.md."""
+
+    source: dict[str, Any]
+    pipeline: str
+    mesh: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    parts: list[dict[str, Any]]
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    collectives: list[dict[str, Any]]
+    replicated: list[dict[str, Any]]
+    totals: dict[str, Any]
+    original: dict[str, Any]
+    values: list[dict[str, Any]] = field(default_factory=list)
+    network: str = DEFAULT_NETWORK
+    predicted: dict[str, Any] | None = None
+    not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
+    id: str | None = None
+    format: str = FORMAT
+
+    def __repr__(self) -> str:
+        mesh, totals = self.mesh_of_ranks, self.totals
+        return (
+            f"<plan over {mesh}: {mesh.size} ranks, {len(self.parts)} parts, "
+            f"{totals['collectives']} collectives that send {totals['sent_bytes']:,} bytes a device>"
+        )
+
+    def _repr_html_(self) -> str:
+        from irpar.tables.html import report_html
+
+        from .tables import print_plan
+
+        return report_html(lambda page: print_plan(page, self))
+
+    def to_json(self) -> str:
+        """The text of plan.json: one line for each entry of a list."""
+        fields = vars(self)
+        first = ("format", "id")
+        order = [*first, *(name for name in fields if name not in first)]
+        lines = []
+        for name in order:
+            value = fields[name]
+            if isinstance(value, list) and value:
+                rows = ",\n    ".join(json.dumps(row) for row in value)
+                lines.append(f"  {json.dumps(name)}: [\n    {rows}\n  ]")
+            else:
+                lines.append(f"  {json.dumps(name)}: {json.dumps(value)}")
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @property
+    def mesh_of_ranks(self) -> Mesh:
+        """The mesh that the ranks form."""
+        devices = self.mesh.get("devices")
+        return Mesh(self.mesh["axes"], tuple(devices) if devices else None)
+
+
+def source_of(module: Module) -> dict[str, Any]:
+    """What plan.json says of the model file: name, sha256 of the .onnx file, external files with size and mtime."""
+    files: dict[Path, str] = {}
+    for graph in module.all_graphs():
+        for value in graph.constants:
+            for tensor in value.data.bases if value.data is not None else ():
+                if isinstance(tensor, ExternalTensor):
+                    files.setdefault(tensor.path, tensor.name)
+    external = []
+    for path, name in files.items():
+        known = path.stat() if path.exists() else None
+        external.append(
+            {"file": name, "size": known.st_size if known else None, "mtime": known.st_mtime if known else None}
+        )
+    if module.source is None:
+        return {"model": None, "sha256": None, "external": external}
+    return {"model": str(module.source.absolute()), "sha256": sha256_of(module.source), "external": external}
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, as plan.json has it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def original_of(module: Module) -> dict[str, Any]:
+    """Memory and FLOPs of the whole model on one device (after the normalising passes); seconds by its network."""
+    whole = peak(module.graph)
+    device = network_of(module.network).device
+    return {
+        "peak_bytes": whole.total_bytes,
+        "weight_bytes": whole.constant_bytes,
+        "flops": graph_flops(module.graph),
+        **({} if device is None else {"step_seconds": graph_seconds(module.graph, device)}),
+    }
+
+
+def make_plan(
+    module: Module,
+    mesh: Mesh,
+    parts: Sequence[Part],
+    *,
+    pipeline: str,
+    source: dict[str, Any],
+    original: dict[str, Any],
+) -> Plan:
+    """The plan of a local module.
+
+    Args:
+        module: after localize.
+        mesh: its mesh.
+        parts: from `parts_of`.
+        pipeline: the pipeline string that made it.
+        source: from `source_of`, of the imported module.
+        original: from `original_of`, of the module before it was sharded.
+
+    Raises:
+        IrparError: a value lies otherwise than it was annotated.
+    """
+    peaks = {graph: peak(graph) for graph in module.graphs}
+    costs = {graph: graph_flops(graph) for graph in module.graphs}
+    not_as_annotated = settled_annotations(module)
+    part_of = {rank: part for part in parts for rank in part.ranks}
+    collectives = collective_entries(module, mesh)
+    graph = module.graph
+    return Plan(
+        source=source,
+        pipeline=pipeline,
+        mesh={"axes": dict(mesh.axes), "devices": [mesh.device(rank) for rank in range(mesh.size)]},
+        ranks=[
+            {
+                "rank": rank,
+                "coords": list(mesh.coords(rank)),
+                "part": part_of[rank].index,
+                "peak_bytes": peaks[part_of[rank].graph].total_bytes,
+            }
+            for rank in range(mesh.size)
+        ],
+        parts=[
+            {
+                "model": f"part{part.index}/model.onnx",
+                "weight_bytes": peaks[part.graph].constant_bytes,
+                "flops": costs[part.graph],
+                "program": None,  # Known when they are written.
+                "weights": None,
+            }
+            for part in parts
+        ],
+        inputs=[_input_spec(value, module) for value in graph.inputs if value.name != COORDS],
+        outputs=[_spec(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)],
+        collectives=collectives,
+        replicated=_replicated(module, mesh),
+        totals=_totals(collectives, max(costs.values())),
+        original=original,
+        values=_values(graph, mesh, module.decisions),
+        network=module.network,
+        predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
+        not_as_annotated=not_as_annotated,
+    )
+
+
+def _spec(name: str, value: Value) -> dict[str, Any]:
+    type_ = tensor_type(value.type)
+    return {
+        "name": name,
+        "dtype": None if type_ is None else type_.dtype.text,
+        "shape": None if type_ is None or type_.shape is None else _whole_dims(value),
+        "sharding": None if value.sharding is None else value.sharding.spec(),
+    }
+
+
+def _input_spec(value: Value, module: Module) -> dict[str, Any]:
+    fixed = module.fixed.get(value.source_name)
+    return _spec(value.source_name, value) | {"value": None if fixed is None else plain(fixed.numpy())}
+
+
+def _whole_dims(value: Value) -> list[int | None]:
+    """The whole shape; None for a dim whose size depends on data."""
+    dims = value.tensor_type.shape if value.global_shape is None else value.global_shape
+    return [dim if isinstance(dim, int) else None for dim in dims or ()]
+
+
+def collective_entries(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
+    """The entries of `collectives`: one for each id, the sizes being the most that any program has."""
+    found: dict[int, dict[str, Any]] = {}
+    for graph in module.graphs:
+        for node in graph.walk():
+            if not sends(node):
+                continue
+            entry = _collective(node, mesh, module.conflicts.get(node.results[0].name))
+            known = found.setdefault(entry["id"], entry)
+            for key in ("bytes", "sent_bytes"):
+                known[key] = max(known[key], entry[key])
+    return [found[number] for number in sorted(found)]
+
+
+def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, Any]:
+    axes = collective_axes(node)
+    operand = node.inputs[0]
+    return {
+        "id": node.attributes["id"],
+        "kind": KINDS[node.op_type],
+        "reduce": node.attributes.get("reduce"),
+        "axes": [str(axis) for axis in axes],
+        "group_size": mesh.group_size(axes),
+        "dtype": operand.dtype.text,
+        "bytes": value_bytes(operand),
+        "sent_bytes": sent_bytes(node, mesh),
+        "times": runs(node.graph),
+        "value": operand.source_name,
+        "phase": node.phase,
+        "reason": node.doc,
+        "conflict": None if conflict is None else asdict(conflict),
+    }
+
+
+def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
+    """Ops that run whole because they have no rule, and weights that every device holds whole."""
+    if mesh.size == 1:
+        return []
+    graph = module.graph
+    listed: list[dict[str, Any]] = []
+    for value in (value for body in graph.graphs() for value in body.constants):
+        size = value_bytes(value)
+        if value.source is None:
+            continue  # A table of irpar's own, such as places of elements.
+        if size >= LEAST_NAMED_BYTES and (value.sharding is None or value.sharding.is_replicated):
+            known = module.decision(value.name)
+            reason = known.why if known else "not annotated, and no reader needs a block of it"
+            listed.append({"value": value.source_name, "bytes": size, "why": reason})
+    for node in graph.walk():
+        why = module.whole.get(node.results[0].name) if node.results else None
+        if why is not None:
+            known_size = all(value.is_static for value in node.results)
+            listed.append(
+                {"op": node.label, "bytes": sum(map(value_bytes, node.results)) if known_size else None, "why": why}
+            )
+    return listed
+
+
+def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str, Any]:
+    by_kind: dict[str, dict[str, int]] = {}
+    for entry in collectives:
+        kind = by_kind.setdefault(entry["kind"], {"collectives": 0, "sent_bytes": 0})
+        kind["collectives"] += known_times(entry)
+        kind["sent_bytes"] += known_times(entry) * entry["sent_bytes"]
+    return {
+        "collectives": sum(kind["collectives"] for kind in by_kind.values()),
+        "sent_bytes": sum(kind["sent_bytes"] for kind in by_kind.values()),
+        "by_kind": by_kind,
+        "flops_per_rank": most_flops,
+    }
+
+
+def _values(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
+    """All values with a sharding, and why they lie so; outputs under the names that they have outside, too."""
+    rows = [
+        _value(value, value.name, value.source_name, mesh, decisions.get(value.name, ()))
+        for body in graph.graphs()
+        for value in body.values()
+        if value.sharding is not None
+    ]
+    known = {name for row in rows for name in (row["name"], row["source"])}
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        if name not in known and value.sharding is not None:
+            same = Decision(f"is %{value.name}", value.name)
+            axes = cutting_names(value.sharding)
+            rows.append(_value(value, name, name, mesh, [replace(same, axes=(axis,)) for axis in axes] or [same]))
+    return rows
+
+
+def _value(value: Value, name: str, source: str, mesh: Mesh, decisions: Sequence[Decision]) -> dict[str, Any]:
+    assert value.sharding is not None
+    axes = set(cutting_names(value.sharding))
+    return {
+        "name": name,
+        "source": source,
+        "shape": list(value.whole_shape),
+        "sharding": value.sharding.spec(),
+        "partial": [str(axis) for axis in value.sharding.partial],
+        "sections": _sections(value),
+        "why": [
+            {"why": decision.why, "follows": decision.follows, "axes": list(decision.axes)}
+            for decision in decisions
+            if not decision.axes or axes & set(decision.axes)
+        ],
+    }
+
+
+def _sections(value: Value) -> dict[str, Any] | None:
+    """Of a constant with blocks of several sections of a tensor side by side: along which dim, and which sections."""
+    data = value.data
+    if not isinstance(data, JoinedTensor) or data.sections is None:
+        return None
+    return {"dim": data.dim, "of": [list(section) for section in data.sections]}
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read and check plan.json of an output folder.
+
+    Raises:
+        PlanError: it is missing, is not JSON, is of another format, or a field is missing or is not what it should be.
+    """
+    path = folder / "plan.json"
+    again = "partition the model again"
+    try:
+        data = json.loads(read_text(path))
+    except OSError as error:
+        raise PlanError(
+            f"cannot read the plan: {error.strerror}",
+            where=str(path),
+            notes=notes_on_aside(left_aside(folder)),
+            do="give the folder that `irpar partition -o` made",
+        ) from error
+    except ValueError as error:
+        raise PlanError(f"plan.json is not JSON: {error}", where=str(path), do=again) from error
+    except RecursionError:
+        raise PlanError("plan.json is nested too deep", where=str(path), do=again) from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise PlanError(
+            f"plan.json has format {found!r}, this irpar reads {FORMAT!r}",
+            where=str(path),
+            do=f"{again} with this version",
+        )
+    problem = misfit(data)
+    if problem is None:
+        plan = Plan(**{name: value for name, value in data.items() if name in Plan.__dataclass_fields__})
+        problem = _contradiction(plan)
+    if problem is not None:
+        raise PlanError(
+            f"plan.json cannot be used: {problem}", where=str(path), do=f"{again}; plan.json is not meant to be edited"
+        )
+    return plan
+
+
+def _contradiction(plan: Plan) -> str | None:
+    """What in a plan contradicts itself."""
+    try:
+        mesh = plan.mesh_of_ranks
+        for spec in (*plan.inputs, *plan.outputs):
+            _check_spec(spec, mesh)
+        for entry in plan.collectives:
+            if mesh.group_size([Axis.parse(axis) for axis in entry["axes"]]) != entry["group_size"]:
+                return f"collective {entry['id']} joins another number of ranks than its axes"
+    except IrparError as error:
+        return error.what
+    if [(entry["rank"], tuple(entry["coords"])) for entry in plan.ranks] != list(enumerate(mesh.all_coords())):
+        return f"the ranks are not those of mesh {mesh}"
+    if not all(entry["part"] < len(plan.parts) for entry in plan.ranks):
+        return f"a rank has a part outside 0 .. {len(plan.parts) - 1}"
+    for model in (entry["model"] for entry in plan.parts):
+        if Path(model).is_absolute() or ".." in Path(model).parts or "\0" in model:
+            return f"a part is outside its folder: {model}"
+    return None
+
+
+def _check_spec(spec: dict[str, Any], mesh: Mesh) -> None:
+    """Refuse an input or output whose facts do not fit each other.
+
+    Raises:
+        PlanError: saying what.
+    """
+    if spec["dtype"] is not None and dtype_of_text(spec["dtype"]) is None:
+        raise PlanError(f"{spec['name']} has the dtype {spec['dtype']}, which is none")
+    if spec["sharding"] is not None:
+        sharding = Sharding.of_spec(mesh, spec["sharding"])
+        if spec["shape"] is None or sharding.rank != len(spec["shape"]):
+            raise PlanError(f"sharding of {spec['name']} has another number of dims than its shape")

@@ -1,0 +1,46 @@
+"""How long a step of a partition takes, by its network: what plan.json calls `predicted`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from irpar.analysis.cost.device import graph_seconds
+from irpar.analysis.cost.network import Network
+from irpar.analysis.cost.network_algorithms import operand_of_ring_bytes
+from irpar.ir import Graph
+from irpar.sharding import Axis, Mesh
+
+from .plan_schema import known_times
+
+
+def predict(
+    network: Network, graphs: Sequence[Graph], collectives: Sequence[Mapping[str, Any]], mesh: Mesh
+) -> dict[str, float | None] | None:
+    """The prediction for local graphs and their collectives.
+
+    Args:
+        network: what communication and computation cost.
+        graphs: the programs; the slowest counts.
+        collectives: as plan.json has them.
+        mesh: the mesh.
+
+    Returns:
+        `step_seconds`, `compute_seconds`, `communication_seconds` and `exposed_communication_seconds`, which is all of
+        the communication while nothing overlaps. None where the network knows no seconds; where it knows no device,
+        `compute_seconds` and `step_seconds` are None.
+    """
+    if not network.knows_seconds:
+        return None
+    communication = sum(known_times(entry) * collective_seconds(network, entry, mesh) for entry in collectives)
+    compute = None if network.device is None else max(graph_seconds(graph, network.device) for graph in graphs)
+    return {
+        "step_seconds": None if compute is None else compute + communication,
+        "compute_seconds": compute,
+        "communication_seconds": communication,
+        "exposed_communication_seconds": communication,
+    }
+
+
+def collective_seconds(network: Network, entry: Mapping[str, Any], mesh: Mesh) -> float:
+    """Seconds of one run of a collective of plan.json."""
+    operand = operand_of_ring_bytes(entry["kind"], entry["group_size"], entry["sent_bytes"])
+    return network.seconds(entry["kind"], [Axis.parse(axis) for axis in entry["axes"]], operand, mesh)

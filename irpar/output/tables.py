@@ -1,0 +1,245 @@
+"""Tables about a plan: what a partition costs, what it sends and why, what stays whole."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from irpar.tables.display import ROWS, shortened, table
+from irpar.units import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text
+
+from .plan_schema import known_times
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+_PLACE = re.compile(r" in [^\s\"]+, line \d+")
+"""Where an annotation stands; `irpar explain` tells it."""
+_NUMBERS = re.compile(r"(\d+)")
+_LAYERS = re.compile(r"(?<![\d()])\d+")
+"""Numbers, but not those of parts of axes: x:(1)2."""
+_ANNOTATED = re.compile(r'annotated "([^"]*)"')
+_REASONS = 4
+"""How many reasons for collectives a summary shows, those that send the most first."""
+_REPLICATED = 5
+"""How many whole tensors and ops a summary shows."""
+
+
+def print_summary(console: Console, plan: "Plan", more: str) -> None:
+    """Costs, collectives and what stays whole; `more` is the command that tells the rest."""
+    from .plan_warnings import warnings
+
+    console.print(Text(headline(plan), style="bold"))
+    console.print(cost_table(plan))
+    console.print()
+    print_collectives(console, plan, more)
+    if plan.predicted is not None:
+        console.print(prediction(plan), soft_wrap=True)
+    print_replicated(console, plan.replicated, more)
+    print_annotations(console, plan)
+    for warning in warnings(plan):
+        console.print(indented(f"warning: {warning}", 0))
+
+
+def print_plan(console: Console, plan: "Plan") -> None:
+    """All of the summary, with what goes in and comes out, each collective that is unlike the others by itself."""
+    from .plan_warnings import warnings
+
+    console.print(Text(headline(plan), style="bold"))
+    console.print(cost_table(plan))
+    console.print(specs_table("input", plan.inputs))
+    console.print(specs_table("output", plan.outputs))
+    console.print(collectives_table(plan) if plan.collectives else "nothing is sent between the ranks")
+    if plan.predicted is not None:
+        console.print(prediction(plan))
+    print_replicated(console, plan.replicated, "plan.replicated", rows=ROWS)
+    print_annotations(console, plan)
+    for warning in warnings(plan):
+        console.print(f"warning: {warning}")
+
+
+def collectives_table(plan: "Plan") -> Any:
+    """Collectives with the bytes that they take and send each step, and why; those alike in all layers are one line."""
+    made = table(
+        "collective", "over", "times", "operand", "sent a device", "why", right=("times", "operand", "sent a device")
+    )
+    alike = _grouped(
+        plan.collectives,
+        lambda entry: (entry["kind"], ",".join(entry["axes"]), entry["bytes"], pattern(_reason(entry))),
+    )
+    for (kind, axes, size, _), entries in alike:
+        times = sum(known_times(entry) for entry in entries)
+        sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
+        why = shortened(merged(list(map(_reason, entries))))
+        made.add_row(kind, axes, f"{times:,}", bytes_text(size), bytes_text(sent), why)
+    sent = plan.totals["sent_bytes"]
+    made.add_row("all", "", f"{sum(known_times(entry) for entry in plan.collectives):,}", "", bytes_text(sent), "")
+    return made
+
+
+def print_annotations(console: Console, plan: "Plan") -> None:
+    """The annotations that have another effect than they say, or none; those of all layers that are alike once."""
+    groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for entry in plan.not_as_annotated:
+        groups.setdefault((pattern(entry["name"]), str(entry["lies"]), pattern(entry["why"])), []).append(entry)
+    for alike in groups.values():
+        name, first = merged([entry["name"] for entry in alike]), alike[0]
+        times = f" ({len(alike)} tensors)" if len(alike) > 1 else ""
+        if first["lies"] is None:
+            told = f"annotation without effect: {name}{times}: {merged([entry['why'] for entry in alike])}"
+        else:
+            told = f"stored otherwise than annotated: {name}{times}, as {sharding_text(first['lies'])}: {first['why']}"
+        console.print(indented(told, 0))
+
+
+def headline(plan: "Plan") -> str:
+    """One line: the mesh, ranks and programs."""
+    mesh = plan.mesh_of_ranks
+    return f"mesh {mesh}: {count_text(mesh.size, 'rank')}, {count_text(len(plan.parts), 'part')}"
+
+
+def prediction(plan: "Plan") -> str:
+    """One line: how long a step takes by the network, and what of it is communication; empty where not known."""
+    seconds = plan.predicted or {}
+    step, compute = seconds.get("step_seconds"), seconds.get("compute_seconds")
+    sent, exposed = seconds.get("communication_seconds"), seconds.get("exposed_communication_seconds")
+    if sent is None:
+        return ""
+    network = network_name(plan.network)
+    if step is None or compute is None:
+        return f"predicted ({network}): communication {seconds_text(sent)} a step"
+    hidden = "" if exposed is None or exposed >= sent else f", {seconds_text(exposed)} of it exposed"
+    return (
+        f"predicted ({network}): {seconds_text(step)} a step, computation {seconds_text(compute)}, "
+        f"communication {seconds_text(sent)}{hidden}"
+    )
+
+
+def network_name(text: str) -> str:
+    """What a network is called: a preset by its name, one of a file by the name in it."""
+    from irpar.analysis.cost.network_lookup import network_of
+
+    return network_of(text).name if text.startswith("{") else text
+
+
+def cost_table(plan: "Plan") -> Any:
+    """Memory and FLOPs of the whole model and of the rank that has the most."""
+    whole = plan.original
+    rows = (
+        ("weights", whole.get("weight_bytes"), max(part["weight_bytes"] for part in plan.parts), bytes_text),
+        ("peak memory", whole.get("peak_bytes"), max(rank["peak_bytes"] for rank in plan.ranks), bytes_text),
+        ("computation", whole.get("flops"), plan.totals["flops_per_rank"], flops_text),
+    )
+    made = table("", "one device", "per rank", "share", right=("one device", "per rank", "share"))
+    for name, before, after, text in rows:
+        made.add_row(
+            name, "" if before is None else text(before), text(after), share_text(after, before) if before else ""
+        )
+    return made
+
+
+def print_collectives(console: Console, plan: "Plan", more: str) -> None:
+    """Kinds of collectives, how often they run, what they send, and the reasons that make the most traffic."""
+    if not plan.collectives:
+        console.print("nothing is sent between the ranks")
+        return
+    made = table("sent each step", "over", "times", "per device", right=("times", "per device"))
+    reasons: dict[str, list[Mapping[str, Any]]] = {}
+    for (kind, axes), entries in _grouped(plan.collectives, lambda entry: (entry["kind"], ",".join(entry["axes"]))):
+        times = sum(known_times(entry) for entry in entries)
+        sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
+        made.add_row(kind, axes, f"{times:,}", bytes_text(sent))
+        alike = _grouped(entries, lambda entry: pattern(_reason(entry)))
+        reasons |= {f"{kind}: {reason}": same for reason, same in alike}
+    console.print(made)
+    unknown = sum(entry["times"] is None for entry in plan.collectives)
+    if unknown:
+        console.print(f"{count_text(unknown, 'collective')} in bodies that run as often as the data says: counted once")
+    ordered = sorted(reasons.items(), key=lambda item: -sum(entry["sent_bytes"] for entry in item[1]))
+    for _, same in ordered[:_REASONS]:
+        reason = shortened(merged(list(map(_reason, same))))
+        console.print(indented(f"{len(same)} x {same[0]['kind']}: {reason}"))
+    if len(ordered) > _REASONS:
+        console.print(f"{count_text(len(ordered) - _REASONS, 'more reason')}: {more}", soft_wrap=True)
+
+
+def _reason(entry: Mapping[str, Any]) -> str:
+    return str(entry["reason"] or "no reason is known")
+
+
+def print_replicated(
+    console: Console, replicated: Sequence[Mapping[str, Any]], more: str, rows: int | None = _REPLICATED
+) -> None:
+    """What every rank holds or computes whole, the largest first, at most `rows` of it."""
+    if not replicated:
+        return
+    groups = sorted(
+        _grouped(replicated, lambda entry: (pattern(entry.get("value") or entry.get("op") or ""), entry["why"])),
+        key=lambda item: -sum(entry["bytes"] or 0 for entry in item[1]),
+    )
+    made = table("whole on every rank", "bytes", "why", right=("bytes",))
+    for (_, why), entries in groups[:rows]:
+        label = merged([str(entry.get("value") or entry.get("op") or "") for entry in entries])
+        times = f" ({len(entries)})" if len(entries) > 1 else ""
+        known = [entry["bytes"] for entry in entries if entry["bytes"] is not None]
+        made.add_row(f"{shortened(label)}{times}", bytes_text(sum(known)) if known else "?", shortened(why))
+    console.print()
+    console.print(made)
+    if rows is not None and len(groups) > rows:
+        console.print(f"{len(groups) - rows} more: {more}", soft_wrap=True)
+
+
+def specs_table(title: str, specs: Sequence[Mapping[str, Any]]) -> Any:
+    """Inputs or outputs with their types and shardings."""
+    made = table(title, "dtype", "sharding")
+    for spec in specs:
+        made.add_row(shortened(spec["name"]), spec["dtype"] or "", sharding_text(spec["sharding"], spec["shape"]))
+    return made
+
+
+def indented(text: str, by: int = 2) -> Padding:
+    """A paragraph that keeps its indentation where it folds."""
+    return Padding(Text(text), (0, 0, 0, by), expand=False)
+
+
+def pattern(text: str) -> str:
+    """A text with `*` for its numbers, those of parts of axes aside: one for all layers, be they `h.0`, `b0` or `l_0x`.
+
+    What it groups, `merged` tells with the numbers in which nothing differs.
+    """
+    return _LAYERS.sub("*", _PLACE.sub("", text))
+
+
+def _with_one_annotation(texts: Sequence[str]) -> Sequence[str]:
+    """Texts that name the same annotations: where they name several, the first of them and how many more."""
+    split = [_ANNOTATED.split(text) for text in texts]
+    if len({len(parts) for parts in split}) > 1:
+        return texts
+    for place in range(1, len(split[0]), 2):
+        names = dict.fromkeys(parts[place] for parts in split)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        for parts in split:
+            parts[place] = f'annotated "{next(iter(names))}"{more}'
+    return ["".join(parts) for parts in split]
+
+
+def merged(texts: Sequence[str]) -> str:
+    """Texts of one pattern as one: numbers in which they differ are `*`, what all say alike stays.
+
+    Of annotations that differ the first is named, as it is written, and how many more there are.
+    """
+    texts = _with_one_annotation(texts)
+    split = [_NUMBERS.split(_PLACE.sub("", text)) for text in texts]
+    if len({len(parts) for parts in split}) > 1:
+        return pattern(texts[0])
+    return "".join(parts[0] if len(set(parts)) == 1 else "*" for parts in zip(*split, strict=True))
+
+
+def _grouped(entries: Sequence[Mapping[str, Any]], key: Any) -> list[tuple[Any, list[Mapping[str, Any]]]]:
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
+    return list(groups.items())

@@ -1,0 +1,214 @@
+"""Writing a partition: out/plan.json, and for each part its model and its slices of the weights."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import onnx
+
+from irpar.files.atomic import new_folder
+from irpar.ir import DType, Module, Value
+from irpar.onnx_io.data_file import DataFile
+from irpar.onnx_io.proto import replace_metadata, set_metadata, to_proto
+from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized
+from irpar.onnx_io.tensors import write_tensor
+from irpar.sharding import option
+
+from .fingerprint import fingerprint, whole_digest
+from .parts import Part
+from .plan import Plan
+from .target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE, OutputError, check_target, source_files, told
+
+Weights = Literal["copy", "none"]
+PARTS_AT_ONCE = min(2, os.cpu_count() or 1)
+PART, PARTITION = "irpar.part", "irpar.partition"
+"""Metadata of a part's model: its number, and the id of the plan that it belongs to."""
+_ID_BYTES = 16
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes written so far, bytes in all)."""
+
+
+def write_partition(
+    folder: Path,
+    module: Module,
+    parts: Sequence[Part],
+    plan: Plan,
+    *,
+    weights: Weights = "copy",
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Plan:
+    """Write plan, programs and weights of a local module.
+
+    Everything is written into a folder beside the target, which then takes its name; when anything fails before that,
+    nothing is left and the target is as it was.
+
+    Args:
+        folder: the target.
+        module: after localize.
+        parts: its parts.
+        plan: its plan.
+        weights: "copy" writes each part's slices, "none" writes plan and programs only.
+        force: replace a target that holds a partition and nothing else.
+        progress: told about written bytes.
+
+    Returns:
+        The plan as written: with the partition's id, and the size and digest of each part's program and weights.
+
+    Raises:
+        OutputError: the target exists (and is not to be replaced), there is not enough room, or the system refuses.
+    """
+    sources = source_files(module)
+    check_target(folder, force, sources)
+    with told(folder), _told_when_full(folder), new_folder(folder) as fresh:
+        layouts = [_Layout(part) for part in parts]
+        total = sum(layout.file.size for layout in layouts) if weights == "copy" else 0
+        _check_room(fresh, total)
+        report = _Report(progress, total)
+        programs = hashlib.blake2b(digest_size=_ID_BYTES)
+        for layout in layouts:
+            target = fresh / f"part{layout.part.index}"
+            target.mkdir()
+            programs.update(_write_model(target / MODEL_FILE, module, layout))
+        written = replace(plan, id=_partition_id(plan, programs.digest()))
+        models = [fresh / f"part{layout.part.index}" / MODEL_FILE for layout in layouts]
+        for path in models:
+            _append_id(path, written)
+        facts = _write_weights(layouts, fresh, report) if weights == "copy" else [None] * len(layouts)
+        written.parts = [
+            {**entry, "program": {"size": path.stat().st_size, "digest": whole_digest(path)}, "weights": fact}
+            for entry, path, fact in zip(plan.parts, models, facts, strict=True)
+        ]
+        (fresh / PLAN_FILE).write_text(written.to_json(), encoding="utf-8")
+        # Others may have written to the target in the meantime.
+        check_target(folder, force, sources)
+    return written
+
+
+def _partition_id(plan: Plan, programs: bytes) -> str:
+    """A digest over the plan and the programs: equal where all of both is equal."""
+    bare = replace(plan, id=None, parts=[{**entry, "program": None, "weights": None} for entry in plan.parts])
+    return hashlib.blake2b(bare.to_json().encode() + programs, digest_size=_ID_BYTES).hexdigest()
+
+
+def _append_id(path: Path, plan: Plan) -> None:
+    """Make a written model say which partition it is of; protobuf joins the repeated fields of what is put together."""
+    entry = onnx.ModelProto()
+    set_metadata(entry, {PARTITION: str(plan.id)})
+    with open(path, "ab") as file:
+        file.write(entry.SerializeToString())
+
+
+@contextmanager
+def _told_when_full(folder: Path) -> Iterator[None]:
+    """Tell that the disk ran full, as the check for room does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutputError(
+            f"the disk ran full: {error.strerror}; nothing was written", where=str(folder.parent), do=_more_room()
+        ) from error
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutputError(
+            f"the weights need {needed:,} bytes, the disk has {free:,} free",
+            where=str(folder.parent),
+            do=_more_room(),
+        )
+
+
+class _Report:
+    """Adds up written bytes for the progress display; called from the threads that write."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress = progress
+        self.total = total
+        self.done = 0
+        self.is_stopped = False
+        self.lock = Lock()
+
+    def __call__(self, count: int) -> None:
+        with self.lock:
+            if self.is_stopped:
+                raise OutputError("stopped")
+            self.done += count
+            if self.progress is not None:
+                self.progress(self.done, self.total)
+
+
+def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: _Report) -> list[Any]:
+    """Write the weights of some parts at a time, each through buffers of its own; the kernel does the copying.
+
+    Returns:
+        What plan.json says of each file.
+    """
+    pool = ThreadPoolExecutor(PARTS_AT_ONCE, "irpar-write")
+    try:
+        jobs = [
+            pool.submit(layout.write, folder / f"part{layout.part.index}" / WEIGHTS_FILE, report) for layout in layouts
+        ]
+        return [job.result() for job in jobs]
+    except BaseException:
+        report.is_stopped = True  # Nobody waits for the rest of a large file.
+        raise
+    finally:
+        # After a failure, what has not begun is not worth beginning.
+        pool.shutdown(cancel_futures=True)
+
+
+class _Layout:
+    """Which constants of a part go to weights.bin, and where."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.file = DataFile()
+        self.places: dict[Value, int] = {}
+        for value in part.graph.constants:
+            tensor = part.tensor(value)
+            if tensor.dtype is not DType.STR and tensor.nbytes > EXTERNAL_BYTES:
+                self.places[value] = self.file.place(tensor)
+
+    def write(self, path: Path, report: _Report) -> dict[str, Any]:
+        """Write weights.bin; returns what plan.json says of it."""
+        self.file.write(path, report)
+        return {"size": self.file.size, "digest": fingerprint(path)}
+
+    def proto(self, value: Value) -> onnx.TensorProto:
+        """How model.onnx refers to a constant."""
+        made = onnx.TensorProto(name=value.name)
+        if value in self.places:
+            external_tensor(made, self.part.tensor(value), WEIGHTS_FILE, self.places[value])
+        else:
+            tensor = self.part.tensor(value) if value.graph is self.part.graph else value.data
+            assert tensor is not None
+            write_tensor(tensor, made)
+        return made
+
+
+def _write_model(path: Path, module: Module, layout: _Layout) -> bytes:
+    """Write model.onnx; returns a digest of it."""
+    part = layout.part
+    model = to_proto(module, part.graph, constant=layout.proto)
+    replace_metadata(model, {PART: str(part.index), "irpar.ranks": json.dumps(list(part.ranks))})
+    data = serialized(model)
+    path.write_bytes(data)
+    return hashlib.blake2b(data).digest()
+
+
+def _more_room() -> str:
+    return f"free some room, give another folder, or write {option('weights', 'none')}"

@@ -1,0 +1,39 @@
+"""The pass manager: runs a pipeline over a module, watched by an instrumentation.
+
+manager = PassManager.parse("bind-dims{batch=8},infer-types,fold-constants")
+result = manager.run(module)
+"""
+
+from .instrumentation import Instrumentation
+from .manager import PassFailure, PassManager, PipelineResult
+from .pipeline import (
+    Pass,
+    PassResult,
+    PipelineError,
+    available_passes,
+    find_pass,
+    format_pass,
+    format_pipeline,
+    parse_pipeline,
+)
+from .progress import PassRecord, Progress
+from .reproducer import read_reproducer, reproducer_pipeline
+
+__all__ = [
+    "Instrumentation",
+    "Pass",
+    "PassFailure",
+    "PassManager",
+    "PassRecord",
+    "PassResult",
+    "PipelineError",
+    "PipelineResult",
+    "Progress",
+    "available_passes",
+    "find_pass",
+    "format_pass",
+    "format_pipeline",
+    "parse_pipeline",
+    "read_reproducer",
+    "reproducer_pipeline",
+]

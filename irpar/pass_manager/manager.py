@@ -1,0 +1,168 @@
+"""Running a pipeline over a module, watched by an instrumentation."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from irpar.ir import Module, clone_module
+from irpar.ir.annotate import note_gone
+from irpar.ir.collector import collector_off
+from irpar.sharding import IrparError, require
+
+from .instrumentation import Instrumentation
+from .pipeline import (
+    Pass,
+    format_pass,
+    format_pipeline,
+    parse_pipeline,
+)
+from .progress import PassRecord, Progress
+from .reproducer import write_reproducer
+from .tables import statistics_table, timing_table
+
+
+class PassFailure(IrparError):  # noqa: N818 - it says that a pass failed
+    """A pass failed through a bug of its own; the message names the file that replays it. Chained from the original."""
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """What a pipeline did, pass by pass."""
+
+    records: tuple[PassRecord, ...]
+
+    @property
+    def changed(self) -> bool:
+        """True where any pass changed the module."""
+        return any(record.changed for record in self.records)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of all passes, each behind the name of its pass."""
+        return tuple(f"{record.name}: {note}" for record in self.records for note in record.notes)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all passes."""
+        return sum(record.seconds for record in self.records)
+
+    def timings(self) -> Table:
+        """A table of the time that each pass took."""
+        return timing_table(self.records)
+
+    def statistics(self) -> Table:
+        """A table of what the passes counted."""
+        return statistics_table(self.records)
+
+
+class PassManager:
+    """Runs passes in order.
+
+    Args:
+        passes: the passes.
+        instrumentation: what to print, dump, verify and report; the default only writes a reproducer when a pass fails.
+    """
+
+    def __init__(self, passes: Iterable[Pass] = (), instrumentation: Instrumentation | None = None) -> None:
+        self.passes = tuple(passes)
+        self.instrumentation = instrumentation if instrumentation is not None else Instrumentation()
+
+    @classmethod
+    def parse(cls, text: str, instrumentation: Instrumentation | None = None) -> "PassManager":
+        """A manager for a pipeline text such as `infer-types,fold-constants{max-bytes=4096}`.
+
+        Raises:
+            PipelineError: the text cannot be read, with the place.
+        """
+        require("pipeline", text, str, 'write passes as text, such as "infer-types,localize"')
+        return cls(parse_pipeline(text), instrumentation)
+
+    def __str__(self) -> str:
+        return format_pipeline(self.passes)
+
+    def run(self, module: Module) -> PipelineResult:
+        """Run all passes over a module, in place.
+
+        Raises:
+            IrparError: from a pass, unchanged: the model or the options are at fault.
+            PassFailure: a pass failed in any other way, or the verifier found fault with what it left.
+        """
+        require("module", module, Module, 'load a model first: module = irpar.load("model.onnx")')
+        self.instrumentation.check([pass_.name for pass_ in self.passes])
+        with collector_off():
+            return self._run_all(module)
+
+    def _run_all(self, module: Module) -> PipelineResult:
+        watch = self.instrumentation
+        watch.at_start(module)
+        # A pass that fails may leave the module half changed. What it met is made again from this copy, so that only
+        # one copy is made, not one before each pass.
+        original = clone_module(module) if watch.reproducer is not None else None
+        records = []
+        for index, pass_ in enumerate(self.passes):
+            watch.report(Progress("start", pass_.name, index, len(self.passes)))
+            watch.before(pass_, module)
+            record = self._run_one(index, module, original)
+            records.append(record)
+            module.forget_names()
+            watch.after(pass_, index, module, record.changed)
+            watch.report(Progress("end", pass_.name, index, len(self.passes), record.seconds))
+        return PipelineResult(tuple(records))
+
+    def _run_one(self, index: int, module: Module, original: Module | None) -> PassRecord:
+        pass_ = self.passes[index]
+        annotated = dict(module.annotated)
+        start = time.perf_counter()
+        try:
+            result = pass_.run(module)
+        except IrparError:
+            raise
+        except Exception as error:
+            what = f"pass {pass_.name} failed: {type(error).__name__}: {error}"
+            raise self._failure(what, index, original, error) from error
+        seconds = time.perf_counter() - start
+        note_gone(module, annotated, f"{pass_.name} took it out{pass_.takes_out and f': {pass_.takes_out}'}")
+        if self.instrumentation.verify_each:
+            self._verify(index, module, original)
+        nodes = sum(map(len, module.graphs))
+        text = format_pass(pass_)
+        return PassRecord(text, pass_.name, result.changed, result.notes, dict(result.statistics), seconds, nodes)
+
+    def _verify(self, index: int, module: Module, original: Module | None) -> None:
+        from irpar.ir.verifier import verify
+
+        try:
+            verify(module)
+        except IrparError as error:
+            what = f"pass {self.passes[index].name} left an invalid module: {error.what}"
+            raise self._failure(what, index, original, error, error.notes) from error
+
+    def _failure(
+        self, what: str, index: int, original: Module | None, error: Exception, notes: tuple[str, ...] = ()
+    ) -> PassFailure:
+        do = "this is a bug of the pass, not of your model: report it"
+        if original is None:
+            return PassFailure(what, notes=notes, do=do + "; run again with a reproducer to attach")
+        try:
+            path = self._reproduce(index, original, error)
+        except Exception as second:
+            note = f"no reproducer could be written: {type(second).__name__}: {second}"
+            return PassFailure(what, notes=(*notes, note), do=do)
+        do = f"{do} with that file; `irpar opt {path}` replays it"
+        data = path.with_name(f"{path.name}.data")
+        files = (f"reproducer: {path}", *([f"its numbers: {data}"] if data.exists() else []))
+        return PassFailure(what, notes=(*notes, *files), do=do)
+
+    def _reproduce(self, index: int, original: Module, error: Exception) -> Path:
+        """Write the module as the failing pass met it, or, where that cannot be made again, as the pipeline met it."""
+        start, module = index, clone_module(original)
+        try:
+            for pass_ in self.passes[:index]:
+                pass_.run(module)
+        except Exception:
+            start, module = 0, original
+        folder = self.instrumentation.reproducer
+        return write_reproducer(folder if isinstance(folder, Path) else None, module, self.passes[start:], error)

@@ -1,0 +1,92 @@
+"""Where the arrays of an array engine lie: those of the engine `numpy` all on the host."""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from irpar.ir import Node
+from irpar.kernels import Kernel
+from irpar.runtime.errors import EngineError, NodeError
+from irpar.sharding import option
+
+if TYPE_CHECKING:
+    from .operation import Environment, Operation
+
+
+class Arrays:
+    """What control flow, sequences and nodes need to know of where arrays lie. All lie on the host here.
+
+    Attributes:
+        name: the engine's, for messages.
+    """
+
+    name = "numpy"
+
+    def host(self, value: Any) -> "np.ndarray[Any, Any]":
+        """A tensor as a numpy array, whose numbers can be read."""
+        return np.asarray(value)
+
+    def together(self, values: Sequence[Any]) -> tuple[ModuleType, list[Any]]:
+        """Tensors as arrays of one module, and that module."""
+        return np, list(values)
+
+    def keep(self, array: Any) -> Any:
+        """A tensor that was made of an array of any module."""
+        return array
+
+    def outside(self, value: Any) -> Any:
+        """A value (a tensor, a list of tensors, or None) as the caller of a run takes it: in numpy arrays."""
+        return value
+
+    def operand(self, value: Any) -> Any:
+        """A tensor as the process group takes it."""
+        return value
+
+    def constant(self, array: "np.ndarray[Any, Any]", reads: "Reads") -> Any:
+        """A tensor whose numbers are known before anything runs, and where they are read."""
+        return array
+
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> "Operation":
+        """What computes a node with a kernel."""
+        count = len(node.results)
+
+        def run(inputs: list[Any], environment: "Environment") -> Sequence[Any]:
+            return kernel(np, inputs, attributes, count)
+
+        return run
+
+    def without_kernel(self, node: Node) -> "Operation":
+        """What computes a node that no kernel computes.
+
+        Raises:
+            EngineError: nothing does.
+        """
+        raise EngineError(
+            f"the {self.name} engine has no kernel for {node.operator}, opset {node.version}",
+            where=f"node {node.label}",
+            do=f"use {option('engine', 'ort')}, or register a kernel with irpar.kernels.register",
+        )
+
+    def failure(self, node: Node, error: Exception) -> NodeError:
+        """What to tell of an error at a node."""
+        text = str(error).removeprefix(f"{node.op_type}: ")
+        return NodeError(f"{node.operator} failed: {text}", where=f"node {node.label}")
+
+
+class Reads:
+    """Where a constant is read.
+
+    Attributes:
+        on_host: some kernel reads its numbers on the host.
+        on_device: something reads it that may run on a device.
+    """
+
+    def __init__(self, on_host: bool, on_device: bool) -> None:
+        self.on_host = on_host
+        self.on_device = on_device
+
+
+ON_HOST = Arrays()
+"""All arrays are numpy's."""

@@ -1,0 +1,173 @@
+"""What an engine must do, and the engines by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from irpar.ir import Tensor, Value
+from irpar.output.parts import Part
+from irpar.process import import_native
+from irpar.runtime.launch.environment import World
+from irpar.runtime.program import Segment
+from irpar.sharding import IrparError
+
+from .arrays import Arrays
+
+Array = np.ndarray[Any, Any]
+
+
+class Constants:
+    """The constants of one part: read when a segment first needs them, then shared by all segments and ranks."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._tensors: dict[Value, Tensor] = {}
+        self._arrays: dict[Value, Array] = {}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run the part."""
+        return self._part.ranks
+
+    def tensor(self, value: Value) -> Tensor:
+        """The part's block of a constant, lazy."""
+        found = self._tensors.get(value)
+        if found is None:
+            found = self._tensors[value] = self._part.tensor(value)
+        return found
+
+    def array(self, value: Value) -> Array:
+        """The part's block of a constant as a read-only array (memory-mapped where it lies in a file)."""
+        found = self._arrays.get(value)
+        if found is None:
+            found = self._arrays[value] = self.tensor(value).numpy()
+        return found
+
+
+class CompiledSegment(Protocol):
+    """A segment made ready for one part; may run on several threads at once."""
+
+    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+        """Compute `segment.outputs` from values for `segment.inputs`, on behalf of a rank.
+
+        Tensors are numpy arrays, sequences lists of them, an absent optional None. An engine with a device also takes
+        arrays of it, and gives them where `EngineSettings.keep_on_device` says so. Inputs are not written to, and
+        results may share memory with them.
+
+        Raises:
+            NodeError: naming the node that failed, where the engine knows it.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """Runs the compute between two collectives.
+
+    Attributes:
+        name: what `--engine` calls it.
+        is_parallel: whether several segments gain from running on several threads (the GIL is let go).
+        notes: what the user should know of how nodes were computed, so far; a line each.
+    """
+
+    name: str
+    is_parallel: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def check_memory(self, needed: int, what: str, processes: int = 1) -> None:
+        """Refuse a run that needs more memory than there is where its arrays lie.
+
+        Args:
+            needed: estimated bytes of this process.
+            what: what needs them, as the message begins.
+            processes: how many of the run share the host, each of which needs about as much.
+
+        Raises:
+            OutOfMemoryError: with both figures.
+        """
+        ...
+
+    def edge(self, rank: int) -> Arrays:
+        """Where the arrays lie that a rank holds between segments."""
+        ...
+
+    def compile(self, segment: Segment, constants: Constants) -> CompiledSegment:
+        """Make a segment ready for one part.
+
+        Raises:
+            EngineError: the engine cannot compute an op or hold a dtype of it; says which, and what to do.
+        """
+        ...
+
+
+class EngineSettings:
+    """What an engine may want to know.
+
+    Attributes:
+        opsets: domain to opset version of the module.
+        ranks: how many ranks run in this process.
+        strict: refuse a node that an engine with a device would compute on the host.
+        keep_on_device: let segments give arrays of the device, where the engine has one.
+        local_rank: the place of this process among those of its machine, which chooses the device.
+        threads: threads of the processor that each segment of a program cut over ranks computes with; 0: the program is
+            whole, and the engine chooses.
+    """
+
+    def __init__(
+        self,
+        opsets: Mapping[str, int],
+        ranks: int,
+        *,
+        strict: bool = False,
+        keep_on_device: bool = False,
+        local_rank: int = 0,
+        threads: int = 0,
+    ) -> None:
+        self.opsets = dict(opsets)
+        self.ranks = ranks
+        self.strict = strict
+        self.keep_on_device = keep_on_device
+        self.local_rank = local_rank
+        self.threads = threads
+
+
+ENGINES: dict[str, str] = {
+    "ort": "ort:OrtEngine",
+    "numpy": "numpy:NumpyEngine",
+    "cupy": "cupy:CupyEngine",
+}
+"""Name to module and class; loaded when asked for, so that nobody waits for an engine that is not used."""
+
+
+def make_engine(name: str, settings: EngineSettings) -> Engine:
+    """The engine of that name.
+
+    Raises:
+        IrparError: there is none.
+    """
+    if name not in ENGINES:
+        raise IrparError(f'there is no engine "{name}"', do=f"use one of {', '.join(ENGINES)}")
+    module, _, kind = ENGINES[name].partition(":")
+    make: Callable[[EngineSettings], Engine] = getattr(import_native(f"{__package__}.{module}"), kind)
+    return make(settings)
+
+
+def default_engine(peaks: Sequence[int | None], world: World | None = None) -> Literal["ort", "cupy"]:
+    """The engine where none is asked for: `cupy` where CuPy finds devices on which the ranks fit, else `ort`.
+
+    Args:
+        peaks: bytes that each rank holds at most; None where nobody knows.
+        world: of processes that run one rank each, on a device each; None: this process runs them all, on one device.
+    """
+    from .cuda import device_count, free_bytes, is_bound
+
+    devices, known = device_count(), [peak or 0 for peak in peaks]
+    if not devices:
+        return "ort"
+    if world is None:
+        return "cupy" if sum(known) <= free_bytes(0) else "ort"
+    # A launcher may show each process its own device alone.
+    has_own = is_bound() or devices >= max(world.local_size or 1, world.local_rank + 1)
+    return "cupy" if has_own and max(known, default=0) <= free_bytes(world.local_rank % devices) else "ort"

@@ -1,0 +1,175 @@
+"""Segments, nested graphs and functions as lists of instructions: what the engines `numpy` and `cupy` run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from irpar.ir import (
+    Attribute,
+    Graph,
+    Node,
+    OptionalType,
+    RefAttribute,
+    SequenceType,
+    Value,
+    captured_or_read,
+    plain_attribute,
+)
+from irpar.kernels import lookup
+from irpar.runtime.errors import EngineError, NodeError
+from irpar.sharding import option
+
+from .arrays import Arrays, Reads
+from .control_flow import CONTROL_FLOW, call
+from .operation import Environment, Operation
+from .sequences import SEQUENCE_OPS
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """One node, ready to run: what it reads, computes and defines, and what nobody reads after it."""
+
+    node: Node
+    operation: Operation
+    inputs: tuple[Value | None, ...]
+    results: tuple[Value, ...]
+    frees: tuple[Value, ...]
+
+
+class Scope:
+    """Where a body is compiled: where its arrays lie, and what attribute references mean there."""
+
+    def __init__(self, arrays: Arrays, given: Mapping[str, Attribute] | None = None) -> None:
+        self.arrays = arrays
+        self._given = given
+
+    def inside(self, given: Mapping[str, Attribute]) -> "Scope":
+        """The scope of a function's body, called with these attributes."""
+        return Scope(self.arrays, given)
+
+    def body(self, graph: Graph) -> "Body":
+        """Compile a nested graph or a function's body."""
+        return Body(tuple(graph), tuple(graph.inputs), graph.outputs, graph.constants, self)
+
+    def resolve(self, value: Attribute, node: Node) -> Attribute | None:
+        """An attribute's value; for a reference the caller's, or None where the caller gives none."""
+        if not isinstance(value, RefAttribute):
+            return value
+        if self._given is None:
+            raise EngineError(f"attribute reference {value.name!r} outside a function", where=node.label)
+        return self._given.get(value.name)
+
+    def attributes(self, node: Node) -> dict[str, Any]:
+        """The attributes of a node as the kernels take them: numbers, strings, tuples of these, arrays."""
+        resolved = {name: self.resolve(value, node) for name, value in node.attributes.items()}
+        return {name: plain_attribute(value) for name, value in resolved.items() if value is not None}
+
+
+class Body:
+    """Compiled nodes with inputs and outputs: a segment, a nested graph, or a function's body."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        constants: Iterable[Value],
+        scope: Scope,
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        arrays = self._arrays = scope.arrays
+        self._constants = {
+            value: arrays.constant(value.data.numpy(), reads_of(value)) for value in constants if value.data is not None
+        }
+        own = {*inputs, *(value for node in nodes for value in node.results)}
+        self._instructions = _instructions(nodes, own, set(outputs), scope)
+
+    def call(self, arguments: Sequence[Any], environment: Environment) -> list[Any]:
+        """Run with values for the inputs; `environment` holds what the nodes read from outside."""
+        environment.update(self._constants)
+        environment.update(zip(self.inputs, arguments, strict=True))
+        self.run(environment)
+        return [environment[value] for value in self.outputs]
+
+    def run(self, environment: Environment) -> None:
+        """Run in an environment that holds all that is read."""
+        for instruction in self._instructions:
+            inputs = [None if value is None else environment[value] for value in instruction.inputs]
+            try:
+                results = instruction.operation(inputs, environment)
+            except NodeError:
+                raise
+            except Exception as error:
+                raise self._arrays.failure(instruction.node, error) from error
+            environment.update(zip(instruction.results, results, strict=True))
+            for value in instruction.frees:
+                del environment[value]
+
+
+def reads_of(value: Value) -> Reads:
+    """Where a constant is read, nested graphs included."""
+    on_host = on_device = False
+    for node, place in value.uses:
+        kernel = lookup(node.domain, node.op_type, node.version)
+        is_host = kernel is not None and place in kernel.signature.host
+        on_host, on_device = on_host or is_host, on_device or not is_host
+    return Reads(on_host, on_device)
+
+
+def _instructions(nodes: Sequence[Node], own: set[Value], kept: set[Value], scope: Scope) -> tuple[Instruction, ...]:
+    """The nodes with what can be freed after each: values of this body (`own`) that nothing later reads."""
+    later = set(kept)
+    made: list[Instruction] = []
+    for node in reversed(nodes):
+        touched = dict.fromkeys((*captured_or_read(node), *node.results))
+        frees = tuple(value for value in touched if value in own and value not in later)
+        later.update(touched)
+        made.append(Instruction(node, _operation(node, scope), node.operands, node.results, frees))
+    made.reverse()
+    return tuple(made)
+
+
+def _operation(node: Node, scope: Scope) -> Operation:
+    """What computes a node.
+
+    Raises:
+        EngineError: nothing does.
+    """
+    if node.callee is not None:
+        return call(node, scope)
+    if node.domain == "" and node.op_type in CONTROL_FLOW:
+        return CONTROL_FLOW[node.op_type](node, scope)
+    if node.domain == "" and node.op_type in SEQUENCE_OPS and _is_for_sequences(node):
+        return _sequence_operation(node, scope)
+    return _kernel_operation(node, scope)
+
+
+def _is_for_sequences(node: Node) -> bool:
+    """Identity of tensors has a kernel; that of sequences and optionals has none."""
+    return node.op_type != "Identity" or any(isinstance(v.type, SequenceType | OptionalType) for v in node.inputs)
+
+
+def _sequence_operation(node: Node, scope: Scope) -> Operation:
+    compute, arrays = SEQUENCE_OPS[node.op_type], scope.arrays
+    attributes = scope.attributes(node)
+
+    def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
+        return (compute(arrays, inputs, attributes),)
+
+    return run
+
+
+def _kernel_operation(node: Node, scope: Scope) -> Operation:
+    kernel = lookup(node.domain, node.op_type, node.version)
+    if kernel is None:
+        return scope.arrays.without_kernel(node)
+    try:
+        attributes = scope.attributes(node)
+    except TypeError as error:  # a graph, or a reference
+        raise EngineError(
+            f"the {scope.arrays.name} engine cannot run {node.operator}: {error}",
+            where=f"node {node.label}",
+            do=f"use {option('engine', 'ort')}",
+        ) from error
+    return scope.arrays.kernel(node, kernel, attributes)

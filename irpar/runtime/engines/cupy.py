@@ -1,0 +1,165 @@
+"""The engine `cupy`: irpar's own kernels on a CUDA device, node by node."""
+
+from collections import Counter
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from irpar.ir import Value
+from irpar.runtime.errors import EngineError, NodeError
+from irpar.runtime.memory import check_device_memory
+from irpar.runtime.program import Segment
+
+from .arrays import ON_HOST, Arrays
+from .base import Constants, EngineSettings
+from .bodies import Body, Scope, reads_of
+from .cuda import free_bytes, import_cupy
+from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, HostDeviceCopy, Notes, out_of_memory
+from .lanes import Lanes
+from .single_nodes import on_ort
+
+
+class EdgeArrays(Arrays):
+    """What a rank holds between segments where these give device arrays: bodies of loops are walked on the host.
+
+    Args:
+        lanes: the streams.
+        rank: the rank.
+    """
+
+    def __init__(self, lanes: Lanes, rank: int) -> None:
+        self._lanes = lanes
+        self._rank = rank
+
+    def host(self, value: Any) -> "np.ndarray[Any, Any]":
+        """A tensor as a numpy array; waits for the rank's stream."""
+        if isinstance(value, np.ndarray | np.generic):
+            return np.asarray(value)
+        with self._lanes.of(self._rank):
+            return self._lanes.download([value])[0]
+
+    def together(self, values: Sequence[Any]) -> tuple[ModuleType, list[Any]]:
+        """Tensors as numpy arrays."""
+        return np, [self.host(value) for value in values]
+
+    def outside(self, value: Any) -> Any:
+        """A value in numpy arrays."""
+        if isinstance(value, list):
+            return [self.outside(item) for item in value]
+        return None if value is None else self.host(value)
+
+    def operand(self, value: Any) -> Any:
+        """A tensor on the device, if it can hold it."""
+        if not isinstance(value, np.ndarray) or value.dtype not in DEVICE_DTYPES:
+            return value
+        with self._lanes.of(self._rank):
+            return self._lanes.upload(value)
+
+
+class CupySegment:
+    """A segment of one part, compiled to instructions on each device that a rank of the part has."""
+
+    def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
+        self._engine = engine
+        self._segment = segment
+        self._compiled: dict[int, tuple[dict[Value, Any], Body]] = {}
+        for device in sorted({engine.lanes.device_of(rank) for rank in engine.ranks(constants)}):
+            with engine.lanes.preparing(device):
+                known = {value: engine.constant(value, constants, device) for value in segment.constants}
+                body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(engine.arrays))
+            self._compiled[device] = known, body
+
+    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+        """Compute the segment's outputs on the stream of a rank; see `CompiledSegment.run`."""
+        engine = self._engine
+        constants, body = self._compiled[engine.lanes.device_of(rank)]
+        with engine.lanes.of(rank):
+            try:
+                given = [engine.arrays.enter(value) for value in inputs]
+                return engine.arrays.leave(body.call(given, dict(constants)), engine.keep_on_device)
+            except NodeError:
+                raise
+            except MemoryError as error:
+                what = "copying what the segment reads or gives failed"
+                raise out_of_memory(what, error, self._segment.label) from error
+
+
+class CupyEngine:
+    """Runs segments with irpar's kernels on CuPy: device arrays inside, a stream for each rank.
+
+    Weights are uploaded once for all segments and ranks of a part. A process of one rank takes the device of its local
+    rank. Ranks of one process share a device, unless the group takes device arrays: then each has one of its own, as
+    far as there are.
+
+    Attributes:
+        arrays: where arrays lie.
+        lanes: the streams.
+        keep_on_device: whether segments give device arrays.
+
+    Raises:
+        NoDeviceError: there is no CuPy or no device.
+    """
+
+    name = "cupy"
+    is_parallel = True
+
+    def __init__(self, settings: EngineSettings) -> None:
+        cupy = import_cupy("the engine cupy")
+        self.keep_on_device = settings.keep_on_device
+        self._ranks = settings.ranks
+        devices = cupy.cuda.runtime.getDeviceCount()
+        own, spreads = settings.local_rank % devices, settings.ranks > 1 and settings.keep_on_device
+        self.lanes = Lanes(cupy, lambda rank: rank % devices if spreads else own, settings.keep_on_device)
+        self._notes = Notes(self.name, settings.strict)
+        self.arrays = DeviceArrays(
+            self.name,
+            cupy,
+            HostDeviceCopy(self.lanes.upload, self.lanes.download, self.lanes.adopt),
+            self._notes,
+            on_ort(settings),
+            retried=(cupy.cuda.compiler.CompileException,),
+            host_elements=HOST_ELEMENTS,
+        )
+        self._uploaded: WeakKeyDictionary[Constants, dict[tuple[int, Value], Any]] = WeakKeyDictionary()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What ran on the host, a line for each operator."""
+        return self._notes.lines
+
+    def ranks(self, constants: Constants) -> tuple[int, ...]:
+        """The ranks of a part that this process runs, which number from 0 where it runs several."""
+        return tuple(rank for rank in constants.ranks if rank < self._ranks) if self._ranks > 1 else (0,)
+
+    def check_memory(self, needed: int, what: str, processes: int = 1) -> None:
+        """Arrays lie in the memory of the devices, on each those of its ranks; see `Engine.check_memory`."""
+        ranks = Counter(self.lanes.device_of(rank) for rank in range(self._ranks))
+        for device, count in ranks.items():
+            check_device_memory(needed * count // self._ranks, what, free_bytes(device))
+
+    def edge(self, rank: int) -> Arrays:
+        """Where the arrays lie that a rank holds between segments; see `Engine.edge`."""
+        return EdgeArrays(self.lanes, rank) if self.keep_on_device else ON_HOST
+
+    def compile(self, segment: Segment, constants: Constants) -> CupySegment:
+        """Upload constants, and find what computes every node; see `Engine.compile`."""
+        return CupySegment(self, segment, constants)
+
+    def constant(self, value: Value, constants: Constants, device: int) -> Any:
+        """A constant of a part, uploaded to a device when it is first asked for there.
+
+        Raises:
+            EngineError: the device has no room for it.
+        """
+        known = self._uploaded.setdefault(constants, {})
+        if (device, value) not in known:
+            array = constants.array(value)
+            try:
+                known[device, value] = self.arrays.constant(array, reads_of(value))
+            except MemoryError as error:
+                failed = out_of_memory(f"uploading {array.nbytes:,} bytes failed", error, f"constant %{value.name}")
+                raise EngineError(failed.what, where=failed.where, do=failed.do) from error
+        return known[device, value]

@@ -1,0 +1,359 @@
+"""Where arrays lie for an engine with a device: tensors there, the small integers that shape them on the host."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from irpar.ir import DType, Node, Value, tensor_type
+from irpar.kernels import Kernel, KernelError
+from irpar.runtime.errors import EngineError, NodeError
+from irpar.sharding import option
+
+from .arrays import Arrays, Reads
+from .operation import Environment, Operation
+
+HOST_ELEMENTS = 64
+"""Tensors of more elements are computed on the device; others on the host where all that they are made of lies."""
+
+DEVICE_DTYPES = frozenset(
+    np.dtype(kind)
+    for kind in (
+        *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+        *(np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, np.complex128),
+    )
+)
+"""What CuPy has arrays of."""
+
+Array = np.ndarray[Any, Any]
+
+
+class Held:
+    """A tensor on the host, and from when something there reads it on, on the device too.
+
+    Attributes:
+        host: the numpy array; None where only the device has it.
+        device: the device's array; None where it has none.
+    """
+
+    __slots__ = ("device", "host")
+
+    def __init__(self, host: Array, device: Any = None) -> None:
+        self.host = host
+        self.device = device
+
+
+class NotOnDeviceError(Exception):
+    """A tensor is of a dtype that the device's arrays lack."""
+
+
+class HostDeviceCopy:
+    """How arrays come to a device and back.
+
+    Args:
+        upload: a device array of a numpy array.
+        download: numpy arrays of device arrays; waits for the device.
+        adopt: a device array from outside, on the device that is worked on.
+    """
+
+    def __init__(
+        self,
+        upload: Callable[[Array], Any],
+        download: Callable[[Sequence[Any]], list[Array]],
+        adopt: Callable[[Any], Any],
+    ) -> None:
+        self.upload = upload
+        self.download = download
+        self.adopt = adopt
+
+
+class Notes:
+    """What ran on the host though the engine has a device: one line for each operator.
+
+    Args:
+        name: the engine's.
+        strict: refuse instead.
+    """
+
+    def __init__(self, name: str, strict: bool) -> None:
+        self._name = name
+        self._strict = strict
+        self._lines: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line for each operator, in order of first time."""
+        with self._lock:
+            return tuple(self._lines.values())
+
+    def add(self, node: Node, reason: str) -> None:
+        """Note that an operator runs on the host.
+
+        Raises:
+            EngineError: that is not wanted.
+        """
+        if self._strict:
+            raise EngineError(
+                f"the {self._name} engine cannot run {node.operator} on the device: {reason}",
+                where=f"node {node.label}",
+                do=f"run without {option('strict')}, which computes this operator on the host; or change the model, "
+                "so that it does without",
+            )
+        with self._lock:
+            self._lines.setdefault(node.operator, f"{node.operator} runs on the host: {reason} (node {node.label})")
+
+
+class DeviceArrays(Arrays):
+    """Tensors on a device.
+
+    A tensor is an array of the device's module, or `Held`. Operands that a kernel reads on the host come there; what is
+    small and made of what lies on the host is computed there, so that shapes are known without waiting for the device.
+    What the device cannot compute is computed on the host by the same kernel, with a note.
+
+    Args:
+        name: the engine's.
+        module: the device's array module.
+        transfer: how arrays come there and back.
+        notes: what is told of nodes that ran on the host.
+        others: what computes a node that no kernel computes, on host arrays.
+        retried: errors of a kernel that mean that the device, and perhaps not the host, cannot compute it.
+        host_elements: see `HOST_ELEMENTS`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: ModuleType,
+        transfer: HostDeviceCopy,
+        notes: Notes,
+        others: Callable[[Node], Operation],
+        *,
+        retried: tuple[type[Exception], ...],
+        host_elements: int,
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.transfer = transfer
+        self.notes = notes
+        self.retried: tuple[type[Exception], ...] = (KernelError, NotOnDeviceError, *retried)
+        self._others = others
+        self._host_elements = host_elements
+
+    # -- moving ---------------------------------------------------------------------------------------------------
+
+    def host(self, value: Any) -> Array:
+        """A tensor as a numpy array; waits for the device where it lies only there."""
+        if isinstance(value, Held):
+            return value.host
+        if isinstance(value, np.ndarray):
+            return value
+        return self.transfer.download([value])[0]
+
+    def device(self, value: Any) -> Any:
+        """A tensor as an array of the device.
+
+        Raises:
+            NotOnDeviceError: the device has no arrays of its dtype.
+        """
+        if not isinstance(value, Held):
+            return value
+        if value.device is None:
+            if value.host.dtype not in DEVICE_DTYPES:
+                raise NotOnDeviceError(_lacking(value.host.dtype))
+            value.device = self.transfer.upload(value.host)
+        return value.device
+
+    def together(self, values: Sequence[Any]) -> tuple[ModuleType, list[Any]]:
+        """Tensors as arrays of the device, or of numpy where all lie on the host, or one can lie only there."""
+        held = [value for value in values if isinstance(value, Held)]
+        if len(held) == len(values) or any(value.host.dtype not in DEVICE_DTYPES for value in held):
+            return np, [self.host(value) for value in values]
+        return self.module, [self.device(value) for value in values]
+
+    def keep(self, array: Any) -> Any:
+        """A tensor that was made of an array of numpy or of the device."""
+        return Held(np.asarray(array)) if isinstance(array, np.ndarray | np.generic) else array
+
+    def constant(self, array: Array, reads: Reads) -> Any:
+        """A tensor whose numbers are known: where it is read, and on the host as well where it is small."""
+        if array.dtype not in DEVICE_DTYPES:
+            return Held(array)
+        device = self.transfer.upload(array) if reads.on_device else None
+        if device is not None and not reads.on_host and array.size > self._host_elements:
+            return device
+        return Held(array, device)
+
+    def enter(self, value: Any) -> Any:
+        """What came from outside: small integers stay on the host, and so do dtypes that the device lacks."""
+        if isinstance(value, list):
+            return [self.enter(item) for item in value]
+        if not isinstance(value, np.ndarray):
+            return None if value is None else self.transfer.adopt(value)
+        is_small = value.dtype.kind in "iub" and value.size <= self._host_elements
+        if is_small or value.dtype not in DEVICE_DTYPES:
+            return Held(value)
+        return self.transfer.upload(value)
+
+    def leave(self, values: Sequence[Any], keep_on_device: bool) -> list[Any]:
+        """What goes outside: numpy arrays, all of which are waited for at once; or device arrays where those can be."""
+        if keep_on_device:
+            return [self._map(value, self._as_device) for value in values]
+        arrays: list[Any] = []
+        for value in values:
+            self._map(value, lambda item: None if isinstance(item, Held) else arrays.append(item))
+        found = iter(self.transfer.download(arrays) if arrays else ())
+        return [self._map(value, lambda item: item.host if isinstance(item, Held) else next(found)) for value in values]
+
+    def _as_device(self, value: Any) -> Any:
+        is_host = isinstance(value, Held) and value.host.dtype not in DEVICE_DTYPES
+        return value.host if is_host else self.device(value)
+
+    def _map(self, value: Any, function: Callable[[Any], Any]) -> Any:
+        """The function of a tensor, or of each of a sequence."""
+        if isinstance(value, list):
+            return [self._map(item, function) for item in value]
+        return None if value is None else function(value)
+
+    # -- computing ------------------------------------------------------------------------------------------------
+
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+        """What computes a node with a kernel, where its operands lie."""
+        return PlacedKernel(self, node, kernel, attributes, self._host_elements)
+
+    def without_kernel(self, node: Node) -> Operation:
+        """What computes a node that no kernel computes: another engine, on the host.
+
+        Raises:
+            EngineError: none does, or the host is not wanted.
+        """
+        compute = self._others(node)
+        self.notes.add(node, "irpar has no kernel of it")
+
+        def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
+            hosts = [None if value is None else self.host(value) for value in inputs]
+            return [None if result is None else self.keep(result) for result in compute(hosts, environment)]
+
+        return run
+
+    def failure(self, node: Node, error: Exception) -> NodeError:
+        """What to tell of an error at a node."""
+        if isinstance(error, MemoryError) and not type(error).__module__.startswith("numpy"):
+            return out_of_memory(f"{node.operator} failed", error, f"node {node.label}")
+        if isinstance(error, EngineError):
+            return NodeError(error.what, where=error.where, do=error.do)
+        return super().failure(node, error)
+
+
+def out_of_memory(what: str, error: MemoryError, where: str) -> NodeError:
+    """A failure for lack of device memory."""
+    text = str(error).removesuffix(".") or "out of memory"
+    return NodeError(
+        f"{what} on the device: {text[0].lower()}{text[1:]}",
+        where=where,
+        do="use a smaller batch, cut the model over more devices, run fewer ranks on this one, or use "
+        + option("engine", "ort"),
+    )
+
+
+class PlacedKernel:
+    """A node that a kernel computes, on the device or on the host."""
+
+    def __init__(
+        self, arrays: DeviceArrays, node: Node, kernel: Kernel, attributes: Mapping[str, Any], host_elements: int
+    ) -> None:
+        self._arrays = arrays
+        self._node = node
+        self._kernel = kernel
+        self._attributes = attributes
+        self._host_elements = host_elements
+        self._is_small = node.op_type in ("Shape", "Size") or all(
+            _is_small(value, host_elements) for value in node.results
+        )
+        self._dtypes = tuple(
+            type_.dtype.numpy if (type_ := tensor_type(value.type)) is not None else None for value in node.results
+        )
+        self._on_host = self._lacks()
+        if self._on_host:
+            arrays.notes.add(node, self._on_host)
+
+    def _lacks(self) -> str:
+        """Why the device cannot compute the node, as far as its types tell; empty where it can."""
+        apart = self._kernel.signature.host | self._kernel.signature.shape_only
+        read = [value for place, value in enumerate(self._node.operands) if value is not None and place not in apart]
+        for value in (*read, *self._node.results):
+            type_ = tensor_type(value.type)
+            if type_ is not None and type_.dtype.numpy not in DEVICE_DTYPES:
+                return _lacking(type_.dtype)
+        return ""
+
+    def __call__(self, inputs: list[Any], environment: Environment) -> Sequence[Any]:
+        """Compute the node's results."""
+        if self._on_host or (self._is_small and self._all_on_host(inputs)):
+            return self._compute_on_host(inputs)
+        try:
+            return self._compute_on_device(inputs)
+        except self._arrays.retried as error:
+            return self._fall_back(inputs, error)
+
+    def _all_on_host(self, inputs: list[Any]) -> bool:
+        """Whether all numbers that are read lie on the host, and are few."""
+        apart = self._kernel.signature.shape_only
+        return all(
+            value is None or place in apart or (isinstance(value, Held) and value.host.size <= self._host_elements)
+            for place, value in enumerate(inputs)
+        )
+
+    def _compute_on_host(self, inputs: list[Any]) -> list[Any]:
+        arrays, apart = self._arrays, self._kernel.signature.shape_only
+        operands = [
+            None if value is None else _of_any_module(value) if place in apart else arrays.host(value)
+            for place, value in enumerate(inputs)
+        ]
+        return [Held(result) for result in self._kernel(np, operands, self._attributes, len(self._dtypes))]
+
+    def _compute_on_device(self, inputs: list[Any]) -> list[Any]:
+        arrays, signature = self._arrays, self._kernel.signature
+        operands: list[Any] = []
+        for place, value in enumerate(inputs):
+            if value is None:
+                operands.append(None)
+            elif place in signature.host:
+                operands.append(arrays.host(value))
+            elif place in signature.shape_only:
+                operands.append(_of_any_module(value))
+            else:
+                operands.append(arrays.device(value))
+        results = self._kernel(arrays.module, operands, self._attributes, len(self._dtypes))
+        # Where the device's module lacks a dtype's function it gives a wider one: what the node says, holds.
+        return [
+            result if dtype is None or result.dtype == dtype else result.astype(dtype)
+            for result, dtype in zip(results, self._dtypes, strict=True)
+        ]
+
+    def _fall_back(self, inputs: list[Any], error: Exception) -> list[Any]:
+        """On the host, from here on, where it can; its own error where it cannot either."""
+        results = self._compute_on_host(inputs)
+        cause = error.__cause__ if isinstance(error, KernelError) and error.__cause__ is not None else error
+        text = str(cause).strip().splitlines()
+        reason = text[0] if text else type(cause).__name__
+        self._arrays.notes.add(self._node, reason)
+        self._on_host = reason
+        return results
+
+
+def _of_any_module(value: Any) -> Any:
+    return value.host if isinstance(value, Held) else value
+
+
+def _is_small(value: Value, most: int) -> bool:
+    type_ = tensor_type(value.type)
+    return type_ is not None and type_.is_static and int(np.prod(type_.static_shape)) <= most
+
+
+def _lacking(dtype: "DType | np.dtype[Any]") -> str:
+    name = dtype.text if isinstance(dtype, DType) else "strings" if dtype.kind == "O" else str(dtype)
+    return f"there are no device arrays of {name}"

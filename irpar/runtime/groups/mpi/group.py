@@ -1,0 +1,497 @@
+"""One rank per process of an MPI job, on any number of hosts (mpi4py; MPICH, Open MPI, and what is like them).
+
+All data go from rank to rank by non-blocking messages over one communicator of all ranks, which tags divide into the
+groups of mesh axes. A communicator for each group would have to be made by all its members together, in a call that
+cannot be bounded; and the collectives of MPI hang, or worse, where ranks came to different ones.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+
+from irpar.runtime.driver import DRIVER
+from irpar.runtime.errors import PeerError, RunError
+from irpar.runtime.groups.base import Array, Call, rank_text
+from irpar.runtime.groups.pairwise import Steps, exchange, together
+from irpar.runtime.groups.progress import Progress
+from irpar.runtime.groups.pulse import Silence
+from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
+from irpar.runtime.groups.wire.header import CORRECT_PART, ELSEWHERE, Header, mismatch
+from irpar.runtime.groups.words import await_word
+from irpar.sharding import Axis, Mesh
+
+from .job import Job, wait
+from .parcels import INLINE, Outgoing, Parcels
+
+_CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
+_FAILED, _WHERE, _CLOSED = b"F", b"W", b"C"
+_AT, _IDLE, _COMPUTING = b"A", b"I", b"M"
+"""What a rank answers that is asked where it is."""
+_TEXTS = {
+    _AT: "",
+    _IDLE: "is at no collective: it waits for a message",
+    _COMPUTING: "is computing",
+}
+
+ANSWER_SECONDS = 1.0
+"""How long ranks that did not come are waited for to say where they are; those that compute do not."""
+
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+_SPINS = 50
+_LONGEST_PAUSE, _MOVING_PAUSE = 1e-3, 5e-5
+"""Seconds between two looks at what came: where nothing is on its way, and where MPI moves a little at each."""
+
+
+class MpiGroup(SpmdGroup):
+    """One rank of an MPI job; see `SpmdGroup`.
+
+    Data move while this rank waits; those of started collectives also while it computes, by a thread that calls MPI as
+    long as one is under way (MPI libraries move nothing large by themselves).
+    """
+
+    def __init__(self, mesh: Mesh, job: Job, number: int, seconds: float) -> None:
+        comm = job.communicators[number]
+        super().__init__(mesh, comm.rank, seconds)
+        self._job = job
+        self._number = number
+        self._parcels = Parcels(job.mpi, comm)
+        self._largest_tag = int(comm.Get_attr(job.mpi.TAG_UB))
+        self._begun: dict[int, deque[_Exchange]] = {}
+        self._failure: PeerError | None = None
+        self._has_told = False
+        self._doing = (_COMPUTING, b"")
+        self._steps = 0  # Goes up as this rank goes from one thing to the next.
+        self._where: dict[int, tuple[bytes, bytes]] = {}
+        self._closed: set[int] = set()
+        self._asked: set[int] = set()
+        self._is_open = True
+        self._has_left = False
+        # One thread at a time moves what is of this group.
+        self._lock = threading.RLock()
+        self._found: RunError | None = None
+        self._progress = Progress(self._step)
+        job.open_groups.append(self)
+
+    @classmethod
+    def join(cls, mesh: Mesh, seconds: float) -> Self:
+        """See `SpmdGroup.join`."""
+        job = Job.enter(mesh, seconds)
+        return cls(mesh, job, job.communicator(seconds), seconds)
+
+    def begin(self, meeting: Meeting) -> Finish:
+        """See `SpmdGroup.begin`."""
+        self._steps += 1
+        with self._turn():
+            work = _Exchange(meeting, self._parcels, self._tag(meeting.collective.axes))
+            self._begun.setdefault(work.tag, deque()).append(work)
+            work.advance()
+            self._go_on()
+        return lambda: self._finish(work)
+
+    def start(self, call: Call) -> None:
+        """See `Group.start`."""
+        super().start(call)
+        self._go_on_beside()
+
+    def send(self, rank: int, message: bytes) -> None:
+        """See `Messenger.send`."""
+        with self._turn():
+            self._check()
+            self._parcels.post(rank, _MESSAGE, b"", np.frombuffer(message, np.uint8))
+            if self.rank == DRIVER:
+                self._asked.add(rank)
+            self._go_on()
+            is_moving = self._parcels.is_moving
+        if is_moving:
+            self._go_on_beside()
+
+    def receive(self, rank: int) -> bytes:
+        """See `Messenger.receive`."""
+        message = _Awaited(self, rank)
+        with self._while_it(_IDLE):
+            fault = await_word(rank, message, rank in self._asked, self.seconds)
+        if fault is not None:
+            self._tell_failed(rank, fault.reason)
+            raise fault.error(self.mesh)
+        self._asked.discard(rank)
+        return message.result.tobytes()
+
+    def abort(self, reason: str) -> None:
+        """See `Messenger.abort`."""
+        self._tell_failed(self.rank, reason)
+
+    def _tell_failed(self, culprit: int, reason: str) -> None:
+        """Tell the others that a rank failed, if they do not know that one did."""
+        self._job.has_failed = True
+        if self._has_told or self._failure is not None or not self._is_open:
+            return
+        self._has_told = True
+        self._progress.end()
+        with self._turn():
+            for rank in range(self.mesh.size):
+                if rank != self.rank:
+                    self._tell(rank, _FAILED, culprit.to_bytes(8) + reason.encode())
+            wait(self._parcels.sent, ANSWER_SECONDS)
+
+    def close(self) -> None:
+        """See `Group.close`; the others close theirs when they like."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._progress.end()
+        self._closed.add(self.rank)
+        try:
+            if not self._job.has_failed:
+                with self._turn():
+                    for rank in range(self.mesh.size):
+                        if rank != self.rank:
+                            self._tell(rank, _CLOSED, b"")
+                # What is large moves only while this rank calls MPI.
+                self._wait_for(self._parcels.sent, self.seconds)
+        except RunError:
+            self._job.has_failed = True  # Another rank failed, and tells of it.
+        except BaseException:
+            self._job.has_failed = True
+            raise
+        finally:
+            self._job.open_groups.remove(self)
+            self._job.closed[self._number] = self
+
+    def has_ended(self) -> bool:
+        """Once it is closed: whether it is on all other ranks, as far as this one knows, and nothing is on its way."""
+        try:
+            with self._turn():
+                while (came := self._parcels.any_arrival(_CONTROL)) is not None:
+                    self._hear(*came)
+                return len(self._closed) == self.mesh.size and self._parcels.drain()
+        except RunError:
+            self._job.has_failed = True
+            return False
+
+    def leave(self) -> bool:
+        """Once it is closed, and MPI is to end: throw away what still comes; whether nothing is left on its way."""
+        if not self._has_left:
+            self._has_left = True
+            self._parcels.give_up()
+        return self._parcels.drain()
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def _finish(self, work: "_Exchange") -> Array:
+        with self._while_it(_AT, work.meeting.header.pack()):
+            if not self._wait(work, self.seconds):
+                others = {rank for rank in work.meeting.members if rank != self.rank}
+                self._ask(others)
+                self._wait_for(lambda: work.is_done or self._where.keys() >= others, ANSWER_SECONDS)
+                if not work.is_done:
+                    raise self._absence(work)
+        return work.result
+
+    @contextmanager
+    def _while_it(self, kind: bytes, content: bytes = b"") -> Iterator[None]:
+        """What this rank does in here, as it answers others; otherwise it computes."""
+        self._doing = kind, content
+        try:
+            yield
+        finally:
+            self._steps += 1
+            self._doing = _COMPUTING, b""
+
+    def _wait(self, work: "_Work", seconds: float | None) -> bool:
+        """Let all go on until one thing is done, or nothing has moved for so long; whether it is done."""
+        end = None if seconds is None else time.monotonic() + seconds
+        idle, pause = 0, 1e-5
+        moved = self._parcels.moved
+        while True:
+            with self._turn():
+                self._go_on()
+                if not isinstance(work, _Exchange):
+                    work.advance()
+            if work.is_done:
+                return True
+            if self._parcels.moved != moved:
+                moved = self._parcels.moved
+                idle, pause = 0, 1e-5
+                end = None if seconds is None else time.monotonic() + seconds
+                continue
+            if end is not None and time.monotonic() > end:
+                return False
+            idle += 1
+            if idle < _SPINS:
+                _give_way()
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _MOVING_PAUSE if self._parcels.is_moving else _LONGEST_PAUSE)
+
+    def _wait_for(self, is_so: Callable[[], bool], seconds: float) -> bool:
+        """Let all go on until something is so; whether it was in time."""
+
+        def is_so_now() -> bool:
+            with self._turn():
+                self._go_on()
+                return is_so()
+
+        return wait(is_so_now, seconds)
+
+    def _go_on_beside(self) -> None:
+        """Let what is under way go on while this rank computes, if its MPI lets threads call it."""
+        if self._job.mpi.Query_thread() >= self._job.mpi.THREAD_SERIALIZED:
+            self._progress.wake()
+
+    def _step(self) -> bool:
+        """Let what has been started and sent go on while this rank computes; whether there is more to do."""
+        try:
+            with self._turn():
+                if self._has_told or not (any(self._begun.values()) or self._parcels.is_moving):
+                    return False
+                self._go_on()
+        except RunError as error:
+            self._found = error
+            return False
+        except Exception:
+            return False  # It is one collective's, which raises it to who waits for that.
+        return True
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This thread's turn.
+
+        Raises:
+            RunError: MPI failed in it.
+        """
+        with self._lock:
+            try:
+                yield
+            except self._job.mpi.Exception as error:
+                raise RunError(
+                    f"{rank_text(self.mesh, self.rank)}: MPI failed: {str(error).splitlines()[0]}",
+                    notes=tuple(str(error).splitlines()[1:4]),
+                    do="see what MPI wrote, and whether all hosts of the job live and reach each other",
+                ) from None
+
+    def _go_on(self) -> None:
+        """Let all that has begun go on, and hear what others tell."""
+        self._check()
+        self._parcels.sent()
+        while (came := self._parcels.any_arrival(_CONTROL)) is not None:
+            self._hear(*came)
+        for works in self._begun.values():
+            # In order: the parcels of the next one come after those of this one.
+            while works and works[0].advance():
+                works.popleft()
+
+    def _check(self) -> None:
+        if (failure := self._failure or self._found) is not None:
+            raise failure
+
+    def _hear(self, rank: int, told: bytes) -> None:
+        kind, content = told[:1], told[1:]
+        if kind == _WHERE:
+            if self._is_open:  # Else that it is closed is the last that the others hear.
+                doing, content = self._doing
+                self._tell(rank, doing, content or self._steps.to_bytes(8))
+        elif kind in _TEXTS:
+            self._where[rank] = kind, content
+        elif kind == _CLOSED:
+            self._closed.add(rank)
+        else:
+            self._job.has_failed = True
+            self._failure = self.failed(int.from_bytes(content[:8]), content[8:].decode(errors="replace"))
+            raise self._failure
+
+    def _tell(self, rank: int, kind: bytes, content: bytes) -> None:
+        self._parcels.post(rank, _CONTROL, b"", np.frombuffer((kind + content)[:INLINE], np.uint8))
+
+    def _ask(self, ranks: Iterable[int]) -> None:
+        """Ask ranks where they are."""
+        with self._turn():
+            for rank in ranks:
+                self._where.pop(rank, None)
+                self._tell(rank, _WHERE, b"")
+
+    def _is_silent(self, silence: Silence) -> bool:
+        with self._turn():
+            return self._job.driver_is_silent(silence)
+
+    def _absence(self, work: "_Exchange") -> RunError:
+        """Why a collective did not come about, after the others have been asked."""
+        mine = work.meeting.header
+        where = {rank: Header.unpack(content) for rank, (kind, content) in self._where.items() if kind == _AT}
+        here = {rank for rank, header in where.items() if header.meets(mine)}
+        # What is waited for may come from a rank that waits for another one itself.
+        others = set(work.meeting.members) - {self.rank}
+        absent = sorted(set(work.awaited) - here or others - here or others)
+        elsewhere = [where[rank] for rank in absent if rank in where and rank not in here]
+        if elsewhere:
+            what = f"{ELSEWHERE}, for {self.seconds:g} s by now"
+            error = mismatch(mine.id, what, [mine.text, *(header.text for header in elsewhere)])
+            self.abort(str(error))
+            return error
+        late = self.late(work.meeting.call, {rank: self._text(rank) for rank in absent})
+        # The executor tells nobody of a late peer, and the others would wait for this rank.
+        self._tell_failed(absent[0], self.reason_of_late(work.meeting.call, late))
+        return late
+
+    def _text(self, rank: int) -> str:
+        """What a rank that is at no other collective does; "" where it did not say."""
+        text = _TEXTS.get(self._where.get(rank, (b"", b""))[0], "")
+        if rank in self._closed:
+            text = "is at no collective: it has ended its run"
+        return text and f"{rank_text(self.mesh, rank)} {text}"
+
+    # -- what is sent -------------------------------------------------------------------------------------------
+
+    def _tag(self, axes: tuple[Axis, ...]) -> int:
+        """The first of two tags of the collectives over these axes, equal on all ranks."""
+        digest = hashlib.blake2b(",".join(map(str, axes)).encode(), digest_size=8).digest()
+        pairs = (self._largest_tag - _FIRST_FREE) // 2
+        return _FIRST_FREE + 2 * (int.from_bytes(digest) % pairs)
+
+    def _message(self, rank: int) -> Steps[Array]:
+        arrival = yield from self._parcels.arrival(rank, _MESSAGE, 0)
+        content = np.empty(arrival.size, np.uint8)
+        yield from self._parcels.read(arrival, content)
+        return content
+
+
+class _Work:
+    """Steps that are asked to go on until they give their result; an error that one raised, all later ones raise too.
+
+    Attributes:
+        result: set when it is done.
+    """
+
+    result: Array
+
+    def __init__(self, steps: Steps[Array]) -> None:
+        self._steps = steps
+        self._error: BaseException | None = None
+        self.is_done = False
+
+    def advance(self) -> bool:
+        """Go on as far as can be; whether that was to the end."""
+        if self._error is not None:
+            raise self._error
+        if not self.is_done:
+            try:
+                next(self._steps)
+            except StopIteration as end:
+                self.is_done, self.result = True, end.value
+            except BaseException as error:
+                self._error = self._told(error)
+                raise self._error from error
+        return self.is_done
+
+    def _told(self, error: BaseException) -> BaseException:
+        """An error of a step, as it is raised."""
+        return error
+
+
+class _Awaited(_Work):
+    """The next message of a rank, see `Word`."""
+
+    def __init__(self, group: MpiGroup, rank: int) -> None:
+        super().__init__(group._message(rank))
+        self._group = group
+        self._rank = rank
+        self._is_asked = False
+        self._was = _AT, b""
+
+    def comes(self, seconds: float) -> bool:
+        return self._group._wait(self, seconds)
+
+    def shows_life(self) -> bool:
+        """One that computes as it did may hang: a thread of it answers."""
+        answer = self._group._where.get(self._rank) if self._is_asked else None
+        if not self._is_asked or answer is not None:
+            self._is_asked = True
+            self._group._ask([self._rank])
+        if answer is None:
+            return False
+        was, self._was = self._was, answer
+        return answer != was or was[0] != _COMPUTING
+
+    def is_silent(self, silence: Silence) -> bool:
+        return self._group._is_silent(silence)
+
+
+class _Exchange(_Work):
+    """A collective that has begun: its rounds over MPI.
+
+    Attributes:
+        tag: of its first round; those of later rounds have the next.
+        awaited: ranks of which something is waited for.
+    """
+
+    def __init__(self, meeting: Meeting, parcels: Parcels, tag: int) -> None:
+        super().__init__(exchange(meeting, self))
+        self.meeting = meeting
+        self.tag = tag
+        self.awaited: list[int] = []
+        self._parcels = parcels
+        self._is_first = True
+
+    def _told(self, error: BaseException) -> BaseException:
+        header = self.meeting.header
+        return mismatch(header.id, str(error), [header.text], CORRECT_PART) if isinstance(error, ValueError) else error
+
+    def round(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> Steps[None]:
+        """See `Link.round`; the first one begins with the headers of all members."""
+        meeting, is_first = self.meeting, self._is_first
+        self._is_first = False
+        tag = self.tag if is_first else self.tag + 1
+        head = meeting.header.pack() if is_first else b""
+        others = [place for place in range(len(meeting.members)) if place != meeting.position]
+        outgoing: dict[int, Outgoing] = {}
+        for place in others:
+            content = sends[place]
+            if is_first or content is not None:
+                outgoing[place] = self._parcels.post(meeting.members[place], tag, head, _bytes_of(content))
+        come = others if is_first else [place for place in others if receives[place] is not None]
+        self._await(come)
+        if is_first:
+            yield  # What comes first is for the collectives over these axes that have begun before this one.
+        arrivals = yield from together([self._arrival(place, tag, len(head)) for place in come])
+        if is_first:
+            headers = {place: Header.unpack(arrival.head) for place, arrival in zip(come, arrivals, strict=True)}
+            headers[meeting.position] = meeting.header
+            meeting.check([headers[place] for place in range(len(meeting.members))])
+        self._await(come)
+        yield from together(
+            [self._content(place, arrival, receives[place]) for place, arrival in zip(come, arrivals, strict=True)]
+        )
+        self._await(outgoing)
+        yield from together([self._sent(place, each) for place, each in outgoing.items()])
+
+    def _await(self, places: Iterable[int]) -> None:
+        self.awaited = [self.meeting.members[place] for place in places]
+
+    def _arrival(self, place: int, tag: int, head_bytes: int) -> Steps[Any]:
+        rank = self.meeting.members[place]
+        arrival = yield from self._parcels.arrival(rank, tag, head_bytes)
+        self.awaited.remove(rank)
+        return arrival
+
+    def _content(self, place: int, arrival: Any, into: Array | None) -> Steps[None]:
+        room = _bytes_of(into)
+        if arrival.size != room.size:
+            raise ValueError(f"rank {arrival.rank} sent {arrival.size:,} bytes, where {room.size:,} are due")
+        yield from self._parcels.read(arrival, room)
+        self.awaited.remove(arrival.rank)
+
+    def _sent(self, place: int, outgoing: Outgoing) -> Steps[None]:
+        while not outgoing.is_done():
+            yield
+        self.awaited.remove(self.meeting.members[place])
+
+
+def _bytes_of(array: Array | None) -> Array:
+    """The bytes of a C-contiguous array, in place; of None, none."""
+    return np.empty(0, np.uint8) if array is None else array.reshape(-1).view(np.uint8)

@@ -1,0 +1,436 @@
+"""Ranks that are GPUs, joined by NCCL: a process for each, or all in this one.
+
+What ranks compare before data moves, messages and failures go over connections between their processes (`WiredGroup`);
+only the data of collectives goes through NCCL, and of that not what it lacks: strings, bitwise reductions of integers,
+products and orders of complex numbers, float8 sums. These go between the hosts.
+
+A communicator is made for each set of ranks that meet, when they first do, from a unique id of its own that the first
+of them sends to the others. Splitting one of all ranks (ncclCommSplit) would need every rank of the mesh to take part
+in every split, those too that never come to a collective of these axes, and in one order; a rank that died at a quite
+other place would hold up all. What is made for its members alone needs only these, who have just met.
+
+NCCL sums float16 and bfloat16 from rank to rank, rounding on the way; groups on CPUs round once. Its max and min of
+floats may give a number where one of two is NaN.
+"""
+
+import atexit
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, Self
+
+from irpar.runtime.errors import PeerError, RunError, more_time
+from irpar.runtime.groups.base import Array, Call, rank_text
+from irpar.runtime.groups.results import execute
+from irpar.runtime.groups.spmd import Finish, Meeting, see_late
+from irpar.runtime.groups.threads import ThreadGroup
+from irpar.runtime.groups.wire.connect import meet
+from irpar.runtime.groups.wire.control import NOBODY, Control
+from irpar.runtime.groups.wire.header import Header
+from irpar.runtime.groups.wire.wired import ASK_SECONDS, WiredGroup
+from irpar.runtime.launch.environment import World, start_ranks
+from irpar.sharding import IrparError, Mesh
+
+from .lane import DeviceChannel, DeviceError, Work, enqueue_together, load_cupy
+from .transfers import moves_nothing, wire_of
+
+_SHARED_DEVICE_NCCL = 23000
+"""NCCL 2.30, the first that lets ranks share a device, if asked to."""
+_SPINS = 100
+"""So often it is asked at once whether a collective is done, before the processor is left to others between."""
+_PAUSE_SECONDS = 5e-5
+_DESTROY_SECONDS = 10.0
+_BLAME_SECONDS = 1.0
+"""How much later than NCCL's own error a peer's end may show."""
+
+
+class Nccl:
+    """The group `nccl`: one process for each GPU where a launcher made them, else all GPUs in this process."""
+
+    @classmethod
+    def join(cls, mesh: Mesh, seconds: float) -> "NcclGroup | NcclDevices":
+        """Meet the other ranks.
+
+        Raises:
+            IrparError: CuPy, NCCL or a device is missing, there are not as many ranks as the mesh has, or devices, or
+                a rank did not come.
+        """
+        world = World.of_environment()
+        if world is None or world.size == 1:
+            return NcclDevices.on_devices(mesh, seconds, load_cupy())
+        return NcclGroup.join(mesh, seconds)
+
+
+class NcclGroup(WiredGroup):
+    """One rank, whose process has one device for it.
+
+    Args:
+        mesh: the mesh of all ranks.
+        rank: the one of this process.
+        seconds: how long a rank waits for others at a collective.
+        control: the connections to the other ranks.
+        lane: the device.
+    """
+
+    takes_device_arrays = True
+
+    def __init__(self, mesh: Mesh, rank: int, seconds: float, control: Control, lane: DeviceChannel) -> None:
+        super().__init__(mesh, rank, seconds, control)
+        self.cupy = lane.cupy
+        self.lane = lane
+        self._communicators: dict[tuple[int, ...], Any] = {}
+        self._has_failed = False
+        atexit.register(self._abandon)
+
+    @classmethod
+    def join(cls, mesh: Mesh, seconds: float) -> Self:
+        """See `SpmdGroup.join`."""
+        cupy = load_cupy()
+        world = World.of_ranks("nccl", mesh)
+        device = world.local_rank % cupy.cuda.runtime.getDeviceCount()
+        cupy.cuda.Device(device).use()
+        lane = DeviceChannel(cupy, device)  # CUDA takes its time to start, for which no rank waits at a collective.
+        about = _about(cupy, device)
+        control, all_about = meet(world, mesh, about, seconds)
+        try:
+            _check_devices(all_about)
+            return cls(mesh, world.rank, seconds, control, lane)
+        except BaseException:
+            control.close()
+            raise
+
+    def move(self, meeting: Meeting) -> Finish:
+        """See `WiredGroup.move`."""
+        with self._blamed():
+            finish = self._move(meeting)
+
+        def blamed() -> Array:
+            with self._blamed():
+                return finish()
+
+        return blamed
+
+    def close(self) -> None:
+        """See `Group.close`; communicators of a run that failed are aborted, since peers may never come to end them."""
+        atexit.unregister(self._abandon)
+        if self._has_failed or self.control.is_broken:
+            self._abandon()
+        else:
+            self.control.leave()  # Nobody ends a communicator that another still uses.
+            _destroy(self._communicators.values())
+        self._communicators.clear()
+        super().close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, call: Call) -> Finish:
+        """On the device too where a rank is alone."""
+        if len(self.members(call.collective.axes)) > 1 or self.lane.is_on_host(call.operand):
+            return super()._begin(call)
+        on_host = Call(call.rank, call.coords, call.collective, self.lane.to_host(call))
+        finish = super()._begin(on_host)
+        return lambda: self.lane.like(call, finish())
+
+    def _move(self, meeting: Meeting) -> Finish:
+        wire = wire_of(meeting.collective, meeting.operand.dtype)
+        if wire is None or moves_nothing(meeting.shapes):
+            return self._between_hosts(meeting)
+        with self.lane.errors(meeting.header.text):
+            communicator = self._communicator(meeting)
+            work = self.lane.prepare(meeting, wire)
+            enqueue_together(self.cupy, [(self.lane, work, communicator)])
+
+        def finish() -> Array:
+            with self.lane.errors(meeting.header.text):
+                self._wait(work, communicator)
+                return self.lane.result(work)
+
+        return finish
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Free the device where something fails, and tell of the peer that is the cause, if there is one.
+
+        Raises:
+            LostError: a rank failed.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._has_failed = True
+            self._abandon()  # What is left on the stream waits for peers that do not come.
+            if isinstance(error, DeviceError) and self.control.learns_of_failure(_BLAME_SECONDS):
+                self.control.check()
+            raise
+
+    def _between_hosts(self, meeting: Meeting) -> Finish:
+        """What NCCL cannot move, or need not."""
+        on_host = self.lane.to_host(meeting.call)
+        call = Call(self.rank, meeting.call.coords, meeting.collective, on_host)
+        finish = self.through_hosts(replace(meeting, call=call))
+        return lambda: self.lane.like(meeting.call, finish())
+
+    def _wait(self, work: Work, communicator: Any) -> None:
+        """Wait until a collective is done, looking after peers, NCCL and the clock.
+
+        Raises:
+            LostError: a rank failed.
+            RunError: it took too long.
+        """
+        meeting = work.meeting
+        deadline = math.inf
+        self.control.where = meeting.header.text
+        spins = 0
+        while not work.done.done:
+            spins += 1
+            if spins < _SPINS:
+                continue
+            communicator.check_async_error()
+            self.control.pump()
+            if not work.done.done:
+                self.control.check()  # A member that has left has done its part.
+            if deadline == math.inf and work.computed.done:
+                deadline = time.monotonic() + self.seconds  # What this rank itself computes has no bound.
+            if time.monotonic() > deadline:
+                raise self._stuck(meeting)
+            time.sleep(_PAUSE_SECONDS)
+
+    def _stuck(self, meeting: Meeting) -> RunError:
+        """The error of a collective to which all came, and which does not end; all others are told."""
+        error = RunError(
+            f"collective {meeting.collective.id} did not end in {self.seconds:g} s, though all its ranks came to it",
+            notes=(meeting.header.text, *self._elsewhere(meeting).values()),
+            do=f"see with NCCL_DEBUG=INFO what NCCL waits for; where the network is slow, {more_time()}",
+        )
+        # A member that went on may have done its part, and one that is silent may compute: none is to blame for it.
+        self.control.tell_failed(NOBODY, str(error))
+        return error
+
+    def _unconnected(self, meeting: Meeting) -> RunError:
+        """The error of a communicator that NCCL does not make; all others are told."""
+        elsewhere = self._elsewhere(meeting)
+        id_ = meeting.collective.id
+        if not elsewhere:
+            error = RunError(
+                f"NCCL did not connect the ranks of collective {id_} in {self.seconds:g} s, though all came to it",
+                notes=(meeting.header.text,),
+                do="let their hosts reach each other as NCCL wants to (NCCL_DEBUG=INFO tells how, NCCL_SOCKET_IFNAME "
+                f"says by which network); where it is slow, {more_time()}",
+            )
+            self.control.tell_failed(NOBODY, str(error))
+            return error
+        notes = (meeting.header.text, *elsewhere.values())
+        what = f"did not connect with NCCL for collective {id_} in {self.seconds:g} s"
+        first = min(elsewhere)
+        self.control.tell_failed(first, "\n".join((f"it {what}", *notes)))
+        return PeerError(f"{rank_text(self.mesh, first)} {what}", rank=first, notes=notes, do=see_late())
+
+    def _elsewhere(self, meeting: Meeting) -> dict[int, str]:
+        """Members that do not wait in a collective as this rank does, and what is known of each.
+
+        Raises:
+            LostError: a rank failed, as it turns out.
+        """
+        others = [member for member in meeting.members if member != self.rank]
+        here = self.control.ask(others, ASK_SECONDS)
+        self.control.check()
+        known = {member: here.get(member) or f"{rank_text(self.mesh, member)} gives no answer" for member in others}
+        return {rank: text for rank, text in known.items() if f" is at {meeting.collective} with " not in text}
+
+    def _communicator(self, meeting: Meeting) -> Any:
+        found = self._communicators.get(meeting.members)
+        if found is None:
+            found = self._communicators[meeting.members] = self._connect(meeting, self._unique_id(meeting))
+        return found
+
+    def _unique_id(self, meeting: Meeting) -> bytes:
+        """Made by the first member, who sends it to the others."""
+        first, peers = meeting.members[0], self.control.peers
+        if first != self.rank:
+            # Both ends have met as often; other data of this meeting has the number itself.
+            number = -peers[first].met
+            self.wait_for_data(meeting, {first: number})
+            return bytes(peers[first].data.pop(number))
+        unique_id: bytes = self.cupy.cuda.nccl.get_unique_id()
+        for member in meeting.members[1:]:
+            peers[member].send_data(-peers[member].met, unique_id)
+        return unique_id
+
+    def _connect(self, meeting: Meeting, unique_id: bytes) -> Any:
+        """A communicator of the members; NCCL waits for all of them without a bound, so another thread does."""
+        made: list[Any] = []
+
+        def make() -> None:
+            try:
+                with self.cupy.cuda.Device(self.lane.device):
+                    kind = self.cupy.cuda.nccl.NcclCommunicator
+                    made.append(kind(len(meeting.members), unique_id, meeting.position))
+            except BaseException as error:
+                made.append(error)
+
+        thread = threading.Thread(target=make, name="irpar-nccl-connect", daemon=True)
+        deadline = time.monotonic() + self.seconds
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.005)
+            self.control.pump()
+            self.control.check()
+            if time.monotonic() > deadline and thread.is_alive():
+                raise self._unconnected(meeting)
+        if isinstance(made[0], BaseException):
+            raise made[0]
+        return made[0]
+
+    def _abandon(self) -> None:
+        """Let the device end what it waits for; this does not wait for peers."""
+        for communicator in self._communicators.values():
+            communicator.abort()
+        self._communicators.clear()
+
+
+class NcclDevices(ThreadGroup):
+    """All ranks in this process, rank i on device i, where the engine `cupy` computes it."""
+
+    takes_device_arrays = True
+
+    def __init__(self, mesh: Mesh, seconds: float, cupy: Any, devices: Sequence[int]) -> None:
+        super().__init__(mesh)
+        self.seconds = seconds
+        self.cupy = cupy
+        self.lanes = [DeviceChannel(cupy, device) for device in devices]
+        self._communicators: dict[tuple[int, ...], list[Any]] = {}
+        atexit.register(self._abandon)
+
+    @classmethod
+    def on_devices(cls, mesh: Mesh, seconds: float, cupy: Any) -> "NcclDevices":
+        """Give each rank a device.
+
+        Raises:
+            IrparError: there are not as many.
+        """
+        count = cupy.cuda.runtime.getDeviceCount()
+        if count < mesh.size:
+            raise IrparError(
+                f"mesh {mesh} has {mesh.size} ranks, and this process sees {count} GPU{'s' if count > 1 else ''}",
+                do=f"start a process for each rank: {start_ranks('nccl', mesh.size)}; "
+                "docs/clusters.md tells how several ranks can share a GPU",
+            )
+        return cls(mesh, seconds, cupy, range(mesh.size))
+
+    def execute(self, calls: Sequence[Call]) -> list[Array]:
+        """See `ThreadGroup.execute`."""
+        collective, dtype = calls[0].collective, calls[0].operand.dtype
+        shapes = tuple(call.operand.shape for call in calls)
+        lanes = [self.lanes[call.rank] for call in calls]
+        wire = wire_of(collective, dtype)
+        if wire is None or moves_nothing(shapes) or len(calls) == 1:
+            results = execute(collective, [lane.to_host(call) for lane, call in zip(lanes, calls, strict=True)])
+            return [lane.like(call, result) for lane, call, result in zip(lanes, calls, results, strict=True)]
+        members = tuple(call.rank for call in calls)
+        with lanes[0].errors(calls[0].describe(self.mesh)):
+            works = [
+                lane.prepare(Meeting(call, members, i, Header.of(call, self.mesh), shapes, ()), wire)
+                for i, (lane, call) in enumerate(zip(lanes, calls, strict=True))
+            ]
+            communicators = self._communicators_of(members)
+            enqueue_together(self.cupy, list(zip(lanes, works, communicators, strict=True)))
+            self._wait(works, communicators)
+            return [lane.result(work) for lane, work in zip(lanes, works, strict=True)]
+
+    def close(self) -> None:
+        """See `Group.close`."""
+        atexit.unregister(self._abandon)
+        _destroy([communicator for group in self._communicators.values() for communicator in group])
+        self._communicators.clear()
+
+    def _communicators_of(self, members: tuple[int, ...]) -> list[Any]:
+        found = self._communicators.get(members)
+        if found is None:
+            devices = [self.lanes[member].device for member in members]
+            found = self._communicators[members] = self.cupy.cuda.nccl.NcclCommunicator.initAll(devices)
+        return found
+
+    def _wait(self, works: Sequence[Work], communicators: Sequence[Any]) -> None:
+        deadline = math.inf
+        while not all(work.done.done for work in works):
+            for communicator in communicators:
+                communicator.check_async_error()
+            if deadline == math.inf and all(work.computed.done for work in works):
+                deadline = time.monotonic() + self.seconds
+            if time.monotonic() > deadline:
+                self._abandon()
+                raise RunError(
+                    f"collective {works[0].meeting.collective.id} did not end in {self.seconds:g} s",
+                    notes=(works[0].meeting.header.text,),
+                    do=f"see with NCCL_DEBUG=INFO what NCCL waits for, or {more_time()}",
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+    def _abandon(self) -> None:
+        for group in self._communicators.values():
+            for communicator in group:
+                communicator.abort()
+        self._communicators.clear()
+
+
+def _destroy(communicators: Any) -> None:
+    """End communicators that are idle; NCCL may wait for peers there, so that is bounded."""
+    listed = list(communicators)
+
+    def destroy() -> None:
+        for communicator in listed:
+            communicator.destroy()
+
+    if listed:
+        thread = threading.Thread(target=destroy, name="irpar-nccl-destroy", daemon=True)
+        thread.start()
+        thread.join(_DESTROY_SECONDS)
+
+
+# -- which device ---------------------------------------------------------------------------------------------------
+
+
+def _about(cupy: Any, device: int) -> dict[str, Any]:
+    """What decides whether ranks can share a device."""
+    return {
+        "device": bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"]).hex(),
+        "host": os.uname().nodename,
+        "host_id": os.environ.get("NCCL_HOSTID", ""),
+        "nccl": cupy.cuda.nccl.get_version(),
+        "shares": os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "") == "1",
+    }
+
+
+def _check_devices(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks that share a device where NCCL would.
+
+    Raises:
+        IrparError: naming two of them.
+    """
+    for rank, about in enumerate(ranks):
+        if about["nccl"] != ranks[0]["nccl"]:
+            raise IrparError(
+                f"rank 0 has NCCL {_version(ranks[0]['nccl'])}, and rank {rank} has NCCL {_version(about['nccl'])}",
+                do="install one version of NCCL (nvidia-nccl-cu12, nvidia-nccl-cu13) on all hosts",
+            )
+    for (one, first), (two, second) in combinations(enumerate(ranks), 2):
+        if first["device"] != second["device"]:
+            continue
+        hosts = first["host_id"], second["host_id"]
+        may_share = first["nccl"] >= _SHARED_DEVICE_NCCL and first["shares"] and second["shares"]
+        if may_share or (all(hosts) and hosts[0] != hosts[1]):
+            continue
+        raise IrparError(
+            f"ranks {one} and {two} have one GPU of {first['host']}, which NCCL {_version(first['nccl'])} refuses",
+            do="start at most as many ranks on a host as it has GPUs; to try a partition on one GPU, see "
+            'docs/clusters.md, "Several ranks on one GPU"',
+        )
+
+
+def _version(number: int) -> str:
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -1,0 +1,408 @@
+"""complete-sharding: from the annotated values to a sharding for every value."""
+
+import itertools
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal
+
+from irpar.analysis.completion.flow import Flow, require_global
+from irpar.analysis.completion.moves import cost_of_moves
+from irpar.analysis.completion.placement import Axes, Placement, RuleView
+from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.types.symbols import require_static
+from irpar.ir import UNKNOWN, Decision, Module, Node, Value, rewrite, tensor_type
+from irpar.ops import Kind, definition
+from irpar.ops.matmul import decompose_gemm_bias
+from irpar.pass_manager import Pass, PassResult
+from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
+
+from .choice import improve
+from .free_results import leading_operands, shares_of_results
+from .rounds import Rounds, passes_all_on
+
+
+@dataclass(frozen=True)
+class CompleteSharding(Pass):
+    """Give every value a sharding, by carrying the axes of annotated values along the factor rules of the nodes.
+
+    Before: a graph in global view with static types; some values annotated; the module has a mesh.
+    After: every tensor value of the main graph, and of the bodies of If, Loop and Scan in it, has a closed sharding;
+    annotated dims are as they were, open ones ("?") may have got more axes. What passes the boundary of a body lies
+    alike on both sides as far as annotations allow; predicates and trip counts are whole. Running it again changes
+    nothing. The numbers are the same whatever it decides: what does not fit is redistributed by insert-redistribution.
+
+    Sweeps go forward and backward over the nodes whose values changed, until none does; every change adds axes, so the
+    work is linear in nodes times mesh axes. Compare GSPMD, section 3.5 (Xu et al., 2021). There is a round for each
+    priority of annotated dims; what one has decided stays (compare Shardy's propagation, OpenXLA, 2024). With
+    `op-priorities`, each round goes through operators that pass all dims on before it goes through the others.
+
+    With `strategy=cost` the values around conflicts are then chosen anew, a bounded amount of work for each node
+    (`choice`), but never against what rounds before the last have decided; the choice is kept where the
+    moves that would really be made cost less. With `share-results` each device keeps its share of sums that only free
+    results of the graph are made of (`free_results`): whoever wants a result whole annotates it so.
+    """
+
+    name = "complete-sharding"
+    strategy: Literal["cost", "propagate"] = "cost"
+    op_priorities: bool = False
+    share_results: bool = True
+
+    def flow_of(self, module: Module) -> Flow:
+        """The flow of a module; who completes one graph again and again may know it already."""
+        return Flow(module.graph, module.mesh)
+
+    def run(self, module: Module) -> PassResult:
+        """Complete the main graph and the bodies in it.
+
+        Raises:
+            UnboundSymbolError: a dim is still symbolic.
+            IrparError: the module has no mesh, or is in local view already.
+        """
+        require_global(module, self.name)
+        require_static(module)
+        for node in module.graph:
+            if definition(node) is not None and all(value.type is UNKNOWN for value in node.results):
+                raise IrparError(
+                    f"the types of %{node.results[0].name} and others are not known yet",
+                    do="run infer-types (and fold-constants) before complete-sharding",
+                )
+        flow = self.flow_of(module)
+        rewritten = sum(rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias}) for graph in flow.trips)
+        flow = self.flow_of(module) if rewritten else flow
+        completion = _Completion(module, flow, has_op_priorities=self.op_priorities)
+        is_chosen = self.strategy == "cost"
+        decided = completion.run(is_chosen=is_chosen, are_shared=is_chosen and self.share_results)
+        return PassResult(
+            bool(decided or rewritten), statistics={"decided values": decided, "chosen values": completion.chosen}
+        )
+
+
+class _Completion:
+    """One run over one graph and the bodies in it.
+
+    x : [8@dp, 64], w : [64, 256@tp], h and a free
+    forward   MatMul gives h [8@dp, 256@tp], Relu gives a the same
+    backward  nothing new
+    """
+
+    def __init__(self, module: Module, flow: Flow, *, has_op_priorities: bool) -> None:
+        self.module = module
+        self.flow = flow
+        self.mesh = flow.mesh
+        self.pinned: set[Value] = set()
+        self.open: dict[Value, list[bool]] = {}
+        self.axes: dict[Value, list[Axes]] = {}
+        self.views: dict[Node, tuple[RuleView, ...]] = {}
+        self.dirty: set[Node] = set()
+        self.rounds = Rounds()
+        self.has_op_priorities = has_op_priorities
+        self.chosen = 0
+        self.network = network_of(module.network)
+
+    def run(self, *, is_chosen: bool, are_shared: bool) -> int:
+        """Returns how many values were decided.
+
+        `is_chosen`: the cheapest way is chosen where values conflict; `are_shared`: free results of sums are.
+        """
+        free = self._start()
+        for node in self.flow.nodes:
+            self.views[node] = self.flow.views(node)
+            ruled = {value for view in self.views[node] for value in view.values}
+            for value in node.results:
+                if value not in ruled:
+                    self.open.pop(value, None)
+        self._propagate()
+        for value, axes in self.axes.items():
+            if value.sharding is None or not value.sharding.is_settled:
+                value.sharding = Sharding.of_axes(self.mesh, axes)
+        if not (is_chosen and free and self._choose()):
+            self._settle_constants()
+        if are_shared and free:
+            self._share_results()
+        self._lift_constants()
+        return free
+
+    def _propagate(self) -> None:
+        """Carry axes along, round by round."""
+        ruled = {node for node, views in self.views.items() if views}
+        phases = [ruled]
+        if self.has_op_priorities:
+            phases.insert(0, {node for node in ruled if all(passes_all_on(view.rule) for view in self.views[node])})
+        self.dirty = set(ruled)
+        for priority in self.rounds:
+            for value, dim, said in self.rounds.begin(priority):
+                self.axes[value][dim] = said.axes
+                if value in self.open:  # The results of a node without a rule get nothing.
+                    self.open[value][dim] = said.is_open
+                self.dirty.update(ruled.intersection(self.flow.neighbours(value)))
+            for nodes in phases:
+                self._sweep(nodes)
+            if not self.rounds.is_final:
+                every = (view for views in self.views.values() for view in views)
+                self.rounds.end({view: self._merged(view) for view in every}, self.axes)
+
+    def _sweep(self, nodes: Set[Node]) -> None:
+        """Visit some nodes, forward and backward, until their values change no more."""
+        # A holder is visited before its bodies and after them: what goes round in a loop arrives in one sweep.
+        order = [node for each in self.flow.nodes if (node := self.flow.holder(each) or each) in nodes]
+        forward = True
+        while not self.dirty.isdisjoint(nodes):
+            for node in order if forward else reversed(order):
+                if node in self.dirty:
+                    self.dirty.discard(node)
+                    self._visit(node)
+            forward = not forward
+
+    def _choose(self) -> bool:
+        """Let values around conflicts lie so that least is sent; False where nothing is better than it is."""
+        chosen = improve(self.flow, self.pinned, self.network, self.rounds.kept).shardings
+        if not chosen:
+            return False
+        changed = [*chosen, *self._free_constants()]
+        before = {value: value.sharding for value in changed}
+        self._settle_constants()
+        plain = self._cost()
+        for value, sharding in {**before, **chosen}.items():
+            value.sharding = sharding
+        self._settle_constants()
+        # The choice prices every reader by itself.
+        if self._cost() >= plain:
+            for value, old in before.items():
+                value.sharding = old
+            return False
+        self.chosen = len(chosen)
+        for value in chosen:
+            told = self.module.decisions.pop(value.name, ())
+            why = [why for why in told if why.axes and self._is_kept(value, why.axes)]
+            if why:
+                self.module.decisions[value.name] = why
+        self._explain(chosen)
+        return True
+
+    def _cost(self) -> tuple[int, int]:
+        """What the moves would cost that insert-redistribution makes of how values lie now."""
+        return cost_of_moves(self.flow, self.network, self.pinned.__contains__, self.module.annotated)
+
+    def _share_results(self) -> None:
+        """Let each device keep a share of the sums that nobody needs whole."""
+        shares = shares_of_results(self.flow, self.pinned, self.network)
+        for value, sharding in shares.items():
+            value.sharding = sharding
+        for value, operand in leading_operands(shares):
+            assert value.node is not None
+            names = tuple(dict.fromkeys(axis.name for axis in shares[value].all_axes))
+            why = f"follows %{operand.name} through {value.node.title}, of which each device keeps a share"
+            self.module.decide(value.name, Decision(why, operand.name, names))
+        if shares:
+            self.chosen += len(shares)
+            self._settle_constants()
+
+    def _is_kept(self, value: Value, names: Sequence[str]) -> bool:
+        """Whether mesh axes cut a value because a round before the last has decided so."""
+        return {axis.name for axes in self.rounds.kept.get(value, ()) for axis in axes}.issuperset(names)
+
+    def _explain(self, chosen: Mapping[Value, Sharding]) -> None:
+        """Log which value brought each axis to those that were chosen to lie so."""
+        waiting = {
+            (value, axis.name)
+            for value, sharding in chosen.items()
+            for axis in sharding.all_axes
+            if not self._is_kept(value, [axis.name])
+        }
+        while waiting:
+            found = [
+                (value, name, why) for value, name in waiting if (why := self._chosen_because(value, name, waiting))
+            ]
+            if not found:
+                break
+            for value, name, why in sorted(found, key=lambda entry: (entry[0].name, entry[1])):
+                self.module.decide(value.name, why)
+                waiting.discard((value, name))
+
+    def _chosen_because(self, value: Value, name: str, waiting: set[tuple[Value, str]]) -> Decision | None:
+        """Which value that is explained already brought a mesh axis to one that was chosen to lie so."""
+        assert value.sharding is not None
+        for node in self.flow.neighbours(value):
+            for view in self.views.get(node, ()):
+                mine = self._factors_with(view, value, name)
+                for other in dict.fromkeys(view.values):
+                    if other is None or other is value or (other, name) in waiting:
+                        continue
+                    if mine & self._factors_with(view, other, name):
+                        why = f"follows %{other.name} through {node.title}, which sends least"
+                        return Decision(why, other.name, (name,))
+        return None
+
+    def _factors_with(self, view: RuleView, value: Value, name: str) -> set[int]:
+        """The factors of a node that an axis cuts in one of its values, reduced ones included."""
+        if value.sharding is None:
+            return set()
+        found = {
+            factor
+            for tensor, other in enumerate(view.values)
+            if other is value
+            for factor, axes in view.project(tensor, value.sharding.axes).items()
+            if any(axis.name == name for axis in axes)
+        }
+        if any(axis.name == name for axis in value.sharding.partial):
+            found |= {factor for factor, kind in enumerate(view.rule.kinds) if kind is Kind.REDUCE} | {-1}
+        return found
+
+    def _start(self) -> int:
+        """Set up the axes and open dims of all values; returns how many have no sharding yet."""
+        self._refuse_closed_bodies()
+        free = 0
+        for value in self.flow.values():
+            type_ = tensor_type(value.type)
+            if type_ is None or type_.shape is None:
+                continue
+            if value.sharding is None:
+                free += 1
+                self.open[value] = [True] * len(type_.shape)
+                self.axes[value] = [()] * len(type_.shape)
+                continue
+            if value.sharding.all_axes and not type_.is_static:
+                raise IrparError(
+                    f"%{value.name} {type_} is annotated {value.sharding}, but its size depends on data",
+                    do="annotate tensors of fixed size; this one stays whole on every device",
+                )
+            self.pinned.add(value)
+            free += not value.sharding.is_settled
+            now = self.rounds.add(value, value.sharding)
+            self.open[value] = [dim.is_open for dim in now]
+            self.axes[value] = [dim.axes for dim in now]
+        return free
+
+    def _refuse_closed_bodies(self) -> None:
+        for node in self.flow.nodes:
+            for body in () if node in self.flow.ties or node.is_return else node.nested_graphs():
+                for value in (inner for graph in body.graphs() for inner in graph.values()):
+                    if value.sharding is not None and value.sharding.all_axes:
+                        raise IrparError(
+                            f"%{value.name} is annotated {value.sharding}, but the body of {node.title} runs whole",
+                            do="annotate tensors outside of it; what passes into it is brought together before",
+                        )
+
+    def _visit(self, node: Node) -> None:
+        for view in self.views[node]:
+            factors = self._merged(view)
+            if not any(factors):
+                continue
+            for tensor, value in enumerate(view.values):
+                if value is not None and value in self.open:
+                    self._extend(node, view, tensor, value, factors)
+
+    def _merged(self, view: RuleView) -> list[Axes]:
+        """Per factor the axes on which the values agree; of two factors that want one axis the earlier keeps it.
+
+        What earlier rounds have decided goes before both.
+        """
+        merged: list[Axes] = [()] * len(view.rule.sizes)
+        clash: list[Axes | None] = [None] * len(view.rule.sizes)
+        for tensor, value in enumerate(view.values):
+            if value is None or value not in self.axes or (value.is_constant and value not in self.pinned):
+                # What other readers want of a constant binds nobody: each may have its own copy.
+                continue
+            for factor, axes in view.project(tensor, self.axes[value]).items():
+                known = merged[factor]
+                shorter, longer = sorted((known, axes), key=len)
+                if longer[: len(shorter)] == shorter:
+                    merged[factor] = longer
+                else:
+                    common = clash[factor]
+                    clash[factor] = _common(known if common is None else common, axes)
+        for factor, common in enumerate(clash):
+            if common is not None:
+                merged[factor] = common
+        held = self.rounds.held.get(view) or [()] * len(merged)
+        taken = [axis for axes in held for axis in axes]
+        order = sorted(range(len(merged)), key=lambda factor: view.rule.kinds[factor] is Kind.REDUCE)
+        for factor in order:
+            count = len(held[factor])
+            more = merged[factor][count:]
+            if merged[factor][:count] == held[factor] and are_disjoint(self.mesh, [*taken, *more]):
+                taken.extend(more)
+            else:
+                merged[factor] = held[factor]
+        return merged
+
+    def _extend(self, node: Node, view: RuleView, tensor: int, value: Value, factors: list[Axes]) -> None:
+        """Let open dims of a value take the axes that the factors give them."""
+        present = [factor for parts in view.tensors[tensor] for factor in parts]
+        wanted = self._expressible(view, tensor, [axes if f in present else () for f, axes in enumerate(factors)])
+        current = self.axes[value]
+        added: list[Axis] = []
+        for dim, axes in enumerate(wanted):
+            old = current[dim]
+            if len(axes) <= len(old) or axes[: len(old)] != old or not self.open[value][dim]:
+                continue
+            others = [axis for other, cut in enumerate(current) if other != dim for axis in cut]
+            others += self.rounds.waiting_axes(value)
+            if are_disjoint(self.mesh, [*others, *axes]):
+                current[dim] = axes
+                added.extend(axes[len(old) :])
+        if added:
+            for name in dict.fromkeys(axis.name for axis in added):
+                self.module.decide(value.name, self._decision(node, view, value, name))
+            neighbours = self.flow.neighbours(value)
+            self.dirty.update(other for other in neighbours if other is not node and self.views.get(other))
+
+    def _expressible(self, view: RuleView, tensor: int, factors: list[Axes]) -> tuple[Axes, ...]:
+        """The dim axes of a tensor; a minor factor whose majors are not cut to 1 is left out."""
+        dims = view.assemble(tensor, factors)
+        while dims is None:
+            for parts in view.tensors[tensor]:
+                for factor, following in itertools.pairwise(parts):
+                    if self.mesh.group_size(factors[factor]) != view.rule.sizes[factor]:
+                        factors[following] = ()
+            dims = view.assemble(tensor, factors)
+        return dims
+
+    def _decision(self, node: Node, view: RuleView, value: Value, name: str) -> Decision:
+        """Which other value of the node brought a mesh axis: one that it cuts along the same factor."""
+        when = self.rounds.title
+        factors: dict[Value, set[int]] = {}
+        for tensor, each in enumerate(view.values):
+            if each is not None and each in self.axes:
+                cut = view.project(tensor, self.axes[each])
+                found = {factor for factor, axes in cut.items() if any(axis.name == name for axis in axes)}
+                factors.setdefault(each, set()).update(found)
+        mine = factors.pop(value, set())
+        for other, its in factors.items():
+            if its & mine:
+                return Decision(f"follows %{other.name} through {node.title}{when}", other.name, (name,))
+        return Decision(f"follows {node.title}{when}", axes=(name,))
+
+    def _free_constants(self) -> list[Value]:
+        return [value for graph in self.flow.trips for value in graph.constants if value not in self.pinned]
+
+    def _settle_constants(self) -> None:
+        """Write constants that nobody pinned as their only reader needs them, and whole where readers differ."""
+        placements: dict[Node, Placement] = {}
+        for value in self._free_constants():
+            if value.sharding is None:
+                continue
+            needed: set[Sharding | None] = set()
+            for node, index in value.uses:
+                inside = node in self.views
+                if inside and node not in placements:
+                    placements[node] = self.flow.place(node, self.pinned.__contains__, self.network)
+                needed.add(placements[node].operands[index] if inside else None)
+                if len(needed) > 1:
+                    break
+            only = needed.pop() if len(needed) == 1 else None
+            value.sharding = only or Sharding.replicated(self.mesh, value.sharding.rank)
+
+    def _lift_constants(self) -> None:
+        """Move the constants of bodies that are cut out to the outermost graph, which parts are written from."""
+        for graph in self.flow.trips:
+            for value in tuple(graph.constants) if graph is not self.flow.graph else ():
+                if value.sharding is not None and not value.sharding.is_replicated:
+                    self.flow.graph.lift_constant(value)
+
+
+def _common(a: Sequence[Axis], b: Sequence[Axis]) -> Axes:
+    count = 0
+    while count < min(len(a), len(b)) and a[count] == b[count]:
+        count += 1
+    return tuple(a[:count])

@@ -1,0 +1,406 @@
+"""What completion leaves open, chosen to send least: alternatives for values around conflicts, and the best of them.
+
+x : [8, 64@tp, 32] annotated, w : [32, 128@tp] annotated      h = MatMul(x, w) cannot be both [8, 64@tp, 128] and
+                                                              [8, 64, 128@tp]; either way something is moved
+Propagation takes the first that comes. Here both are tried, for h and for all that follows from it, and the sum of all
+moves decides (compare Alpa's intra-operator pass, Zheng et al., OSDI 2022, section 4).
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from irpar.analysis import redistribution
+from irpar.analysis.completion.flow import Flow
+from irpar.analysis.completion.placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView
+from irpar.analysis.completion.situation import IMPOSSIBLE, Price, Situation, costs_nothing
+from irpar.analysis.cost.network import BYTES, Network
+from irpar.ir import Node, Value
+from irpar.ops import Kind
+from irpar.ops.linear import carriers
+from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
+
+from .choice_memory import AlikeNodes, alike_nodes
+from .elimination import Elimination
+
+MOST_STATES = 6
+"""Alternatives that one value may have."""
+MOST_COMBINATIONS = 256
+"""Of the alternatives of the values of one node."""
+MOST_PRICED = 20_000
+"""Combinations of all nodes together, to which each node adds a few."""
+_LAUNCH = 1e-4
+_WORK = 0.5
+"""What breaks ties between equal bytes: collectives, and the share of all FLOPs that a device computes. Beside
+femtoseconds they vanish, where computation has its own price."""
+_NEVER = math.inf
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best of the alternatives.
+
+    Attributes:
+        shardings: the values that should lie otherwise than propagation left them.
+        before, after: what the alternatives cost, in the first unit of the network's keys.
+        values: how many values had alternatives.
+    """
+
+    shardings: Mapping[Value, Sharding]
+    before: float
+    after: float
+    values: int
+
+
+def improve(
+    flow: Flow,
+    pinned: Iterable[Value],
+    network: Network = BYTES,
+    kept: Mapping[Value, Sequence[Axes]] | None = None,
+) -> Choice:
+    """Look for a cheaper way for values that are not pinned.
+
+    Args:
+        flow: every tensor has a sharding. What passes the boundary of a body stays as it is.
+        pinned: values that stay as they are.
+        network: what communication costs, and computation, if it knows devices.
+        kept: values that keep these axes of their dims, and may only get others beside them.
+    """
+    return _Chooser(flow, set(pinned), network, kept or {}).run()
+
+
+class _Chooser:
+    """One run.
+
+    Attributes:
+        states: per value its alternatives, the first as it is.
+        free: per view which of its values cost nothing to bring anywhere.
+        suggested: per view what its values may lie for already.
+    """
+
+    def __init__(self, flow: Flow, pinned: set[Value], network: Network, kept: Mapping[Value, Sequence[Axes]]) -> None:
+        self.network = network
+        self.flow = flow
+        self.mesh = flow.mesh
+        self.views: dict[Node, RuleView] = {}
+        for node in flow.nodes:
+            if node not in flow.ties:
+                self.views.update((node, view) for view in flow.views(node))
+        self.boundary = {value for node, ties in flow.ties.items() for value in node.results} | {
+            value for ties in flow.ties.values() for tie in ties for value in tie.inputs
+        }
+        self.pinned = pinned
+        self.kept = kept
+        self.states: dict[Value, list[Sharding]] = {}
+        self.waiting: deque[tuple[Node, Value, Sharding]] = deque()
+        self.outputs = {value for graph in flow.trips for value in graph.outputs}
+        self.kinds: dict[Node, AlikeNodes] = {}
+        self.movable: dict[Value, bool] = {}
+        self.free: dict[RuleView, tuple[bool, ...]] = {}
+        self.suggested: dict[RuleView, set[Placement]] = {}
+        self.work = 1.0
+        self.parts: set[Value] = set()
+
+    def run(self) -> Choice:
+        self._find_parts()
+        for node, view in self.views.items():
+            if self._is_torn(node, view):
+                for placement in self._situation(view, self._lies(view)).placements(view):
+                    self._suggest(view, placement)
+        while self.waiting:
+            node, value, state = self.waiting.popleft()
+            self._follow(self.views[node], value, state)
+        for node in self.flow.nodes:
+            self._bound(node)
+        self._bound_all()
+        variables = [value for value, states in self.states.items() if len(states) > 1]
+        if not variables:
+            return Choice({}, 0, 0, 0)
+        return self._solve(variables)
+
+    # -- how values lie -------------------------------------------------------------------------------------------
+
+    def _free(self, view: RuleView) -> tuple[bool, ...]:
+        """Which values of a node cost nothing to bring anywhere."""
+        found = self.free.get(view)
+        if found is None:
+            is_pinned = self.pinned.__contains__
+            lies = ((value, None if value is None else value.sharding) for value in view.values)
+            found = self.free[view] = tuple([costs_nothing(value, lie, is_pinned) for value, lie in lies])
+        return found
+
+    def _lies(self, view: RuleView, instead: Mapping[Value, Sharding] | None = None) -> list[Sharding | None]:
+        pairs = zip(view.values, self._free(view), strict=True)
+        if not instead:
+            return [None if value is None or is_free else value.sharding for value, is_free in pairs]
+        return [None if value is None or is_free else instead.get(value, value.sharding) for value, is_free in pairs]
+
+    def _may_change(self, value: Value) -> bool:
+        known = self.movable.get(value)
+        if known is None:
+            known = self.movable[value] = self._is_movable(value)
+        return known
+
+    def _is_movable(self, value: Value) -> bool:
+        if value in self.pinned or value in self.boundary or value.is_constant or value.sharding is None:
+            return False
+        nodes = value.users if value.node is None else (value.node, *value.users)
+        return all(node.domain != "irpar" or node.is_return for node in nodes)
+
+    def _find_parts(self) -> None:
+        """Collect the values that could be partial: results of cut sums, and what carries them on."""
+        for node, view in self.views.items():
+            wanted = {
+                factor
+                for tensor, lie in enumerate(self._lies(view)[: view.operand_count])
+                if lie is not None
+                for factor in view.project(tensor, lie.axes)
+            }
+            if any(view.rule.kinds[factor] is Kind.REDUCE for factor in wanted) or any(
+                self.parts.issuperset(node.operands[index] for index in operands)
+                for operands in carriers(node, view.rule.reduce)
+            ):
+                self.parts.update(value for value in node.results if self._may_change(value))
+
+    # -- alternatives ---------------------------------------------------------------------------------------------
+
+    def _is_torn(self, node: Node, view: RuleView) -> bool:
+        """Whether the values of a node want to cut it in ways that exclude each other, or parts could stay parts."""
+        lies = self._lies(view)
+        wanted: dict[int, Axes] = {}
+        for tensor, lie in enumerate(lies):
+            if lie is None:
+                continue
+            for factor, axes in view.project(tensor, lie.axes).items():
+                if wanted.setdefault(factor, axes) != axes:
+                    return True
+        flat = [axis for axes in wanted.values() for axis in axes]
+        if not are_disjoint(self.mesh, flat) or self._must_move(view, lies):
+            return True
+        reduced = view.partial_axes([wanted.get(factor, ()) for factor in range(len(view.rule.sizes))])
+        return bool(reduced) and any(self._is_carried_on(value, view.rule.reduce) for value in node.results)
+
+    @staticmethod
+    def _must_move(view: RuleView, lies: Sequence[Sharding | None]) -> bool:
+        """Whether a value is cut along a dim that a node needs whole, and the cut may go to another dim instead."""
+        return any(
+            (lie := lies[tensor]) is not None and bool(lie.axes[dim])
+            for source in dict.fromkeys(before for before, _ in view.moves)
+            if view.rule.kinds[source] in (Kind.REPLICATE, Kind.PERMUTE) and source not in view.program_factors
+            for tensor, dim, _ in view.rule.places[source]
+        )
+
+    def _is_carried_on(self, value: Value, reduce: Reduction) -> bool:
+        """Whether a reader of a value takes parts of it."""
+        if not self._may_change(value) or value in self.outputs:
+            return False
+        return value in self.parts and any(
+            index in operands and self.parts.issuperset(user.operands[other] for other in operands)
+            for user, index in value.uses
+            if user in self.views
+            for operands in carriers(user, reduce)
+        )
+
+    def _suggest(self, view: RuleView, placement: Placement) -> None:
+        """Let the values of a node lie as a way to run it wants them; said again it changes nothing."""
+        known = self.suggested.setdefault(view, set())
+        if placement in known:
+            return
+        known.add(placement)
+        count = view.operand_count
+        for value, needed in zip(view.values[:count], placement.operands, strict=True):
+            if value is not None and needed is not None:
+                self._add(value, needed)
+        for value, given in zip(view.values[count:], placement.results, strict=True):
+            if value is not None and given is not None:
+                self._add(value, given.with_partial(()))
+                if given.partial and self._is_carried_on(value, given.reduce):
+                    self._add(value, given)
+
+    def _add(self, value: Value, state: Sharding) -> None:
+        if not self._may_change(value) or (state.partial and value in self.outputs):
+            return
+        assert value.sharding is not None
+        states = self.states.setdefault(value, [value.sharding])
+        if state in states or len(states) == MOST_STATES or not self._keeps(value, state):
+            return
+        states.append(state)
+        nodes = value.users if value.node is None else (value.node, *value.users)
+        self.waiting.extend((node, value, state) for node in nodes if node in self.views)
+
+    def _keeps(self, value: Value, state: Sharding) -> bool:
+        """Whether an alternative of a value leaves what is to be kept."""
+        kept = self.kept.get(value, ())
+        return all(axes[: len(old)] == old for axes, old in zip(state.axes, kept, strict=bool(kept)))
+
+    def _follow(self, view: RuleView, value: Value, state: Sharding) -> None:
+        """What an alternative of one value of a node means for the others."""
+        for tensor, other in enumerate(view.values):
+            if other is not value:
+                continue
+            lies = self._lies(view, {value: state})
+            pinned = [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]
+            for factors in dict.fromkeys(self._joined(view, tensor, state, others) for others in (lies, pinned)):
+                for carried in self._carried(view, tensor, state):
+                    placement = view.placement(factors, carried)
+                    if placement is not None:
+                        self._suggest(view, placement)
+
+    def _joined(self, view: RuleView, tensor: int, state: Sharding, lies: Sequence[Sharding | None]) -> FactorAxes:
+        """Factor axes of one value, and of the others what fits beside them."""
+        joined = self._kind(view).joined
+        key = tensor, state, tuple(lies)
+        if key not in joined:
+            mine = view.project(tensor, state.axes)
+            factors = [mine.get(factor, ()) for factor in range(len(view.rule.sizes))]
+            taken: list[Axis] = [axis for axes in factors for axis in axes]
+            for other, lie in enumerate(lies):
+                for factor, axes in view.project(other, lie.axes).items() if lie is not None else ():
+                    if not factors[factor] and are_disjoint(self.mesh, [*taken, *axes]):
+                        factors[factor] = axes
+                        taken.extend(axes)
+            joined[key] = tuple(factors)
+        return joined[key]
+
+    def _carried(self, view: RuleView, tensor: int, state: Sharding) -> Iterator[Carried]:
+        """The ways in which a partial operand stays partial, those beside it being so in one of their states."""
+        yield NOTHING
+        if not state.partial or tensor >= view.operand_count:
+            return
+        for operands in carriers(view.node, state.reduce):
+            if tensor in operands and all(
+                index == tensor or self._may_be(view.values[index], state) for index in operands
+            ):
+                yield Carried(operands, state.partial, state.reduce)
+
+    def _may_be(self, value: Value | None, state: Sharding) -> bool:
+        """Whether a value can be partial in the same way."""
+        return value is not None and any(
+            other.partial == state.partial and other.reduce == state.reduce for other in self.states.get(value, ())
+        )
+
+    def _bound(self, node: Node) -> None:
+        """Leave the values of a node as they are as far as it would have too many combinations of states."""
+        if node not in self.views:
+            return  # It prices its values one by one.
+        combinations = 1
+        for value in dict.fromkeys((*node.inputs, *node.results)):
+            count = len(self.states.get(value, ()))
+            if count > 1:
+                if combinations * count > MOST_COMBINATIONS:
+                    del self.states[value][1:]
+                else:
+                    combinations *= count
+
+    def _bound_all(self) -> None:
+        """Keep fewer alternatives of each value where all nodes together would have too many combinations."""
+        most = MOST_PRICED + 10 * len(self.views)
+        for count in range(MOST_STATES - 1, 0, -1):
+            if sum(map(self._combinations, self.views)) <= most:
+                return
+            for states in self.states.values():
+                del states[count:]
+
+    def _combinations(self, node: Node) -> int:
+        values = dict.fromkeys((*node.inputs, *node.results))
+        return math.prod(len(self.states.get(value, (None,))) for value in values) - 1
+
+    # -- the best -------------------------------------------------------------------------------------------------
+
+    def _solve(self, variables: Sequence[Value]) -> Choice:
+        number = {value: index for index, value in enumerate(variables)}
+        self.work = max(1.0, float(sum(view.flops for view in self.views.values())))
+        problem = Elimination([len(self.states[value]) for value in variables])
+        tables: list[tuple[list[int], np.ndarray]] = []
+        for node in self.flow.nodes:
+            for table in self._tables(node, number):
+                tables.append(table)
+                problem.add(*table)
+        for value in variables:
+            # Among equals as it was.
+            costs = np.full(len(self.states[value]), 1e-9)
+            costs[0] = 0
+            problem.add([number[value]], costs)
+        start = [0] * len(variables)
+        chosen = problem.solve(start)
+        before, after = (
+            sum(float(table[tuple(states[n] for n in scope)]) for scope, table in tables) for states in (start, chosen)
+        )
+        if after >= before:
+            return Choice({}, before, before, len(variables))
+        picked = {value: self.states[value][chosen[number[value]]] for value in variables}
+        changed = {value: state for value, state in picked.items() if state != value.sharding}
+        return Choice(changed, before, after, len(variables))
+
+    def _tables(self, node: Node, number: Mapping[Value, int]) -> Iterator[tuple[list[int], np.ndarray]]:
+        """What a node costs in all states of its values."""
+        values = list(dict.fromkeys(value for value in (*node.inputs, *node.results) if value in number))
+        view = self.views.get(node)
+        if view is None:
+            for value in values:
+                yield [number[value]], np.array([self._whole(node, value, state) for state in self.states[value]])
+        elif values:
+            lies = self._lies(view)
+            places = tuple(
+                values.index(value) if value is not None and value in number else -1 for value in view.values
+            )
+            tables = self._kind(view).tables
+            key = self.work, places, tuple(lies), tuple(tuple(self.states[value]) for value in values)
+            if key not in tables:
+                tables[key] = self._table(view, values, lies)
+            yield [number[value] for value in values], tables[key]
+
+    def _table(self, view: RuleView, values: Sequence[Value], lies: Sequence[Sharding | None]) -> np.ndarray:
+        """What a node costs in all states of some of its values."""
+        costs = np.empty([len(self.states[value]) for value in values])
+        least = -self._price(view, lies)[1] if view.flops else 0
+        for indices in np.ndindex(*costs.shape):
+            states = {value: self.states[value][index] for value, index in zip(values, indices, strict=True)}
+            costs[indices] = self._cut(view, states, least)
+        return costs
+
+    def _whole(self, node: Node, value: Value, state: Sharding) -> float:
+        """What one value costs at a node that needs its operands whole, or as they lie beyond a boundary."""
+        if value not in node.inputs:
+            return _NEVER if state.partial else 0.0
+        cost = 0.0
+        for target in dict.fromkeys(self._needs(node, value)):
+            if target is not None:
+                sent = redistribution.price(state, target, value.shape, value.dtype.bits, self.network)
+                cost += sent[0] + _LAUNCH * (state != target)
+        return cost * self.flow.usual_trips(value)
+
+    def _needs(self, node: Node, value: Value) -> list[Sharding | None]:
+        """How a node without a rule needs a value, for each time that it reads it."""
+        if node in self.flow.ties or self.flow.holder(node) is not None:
+            operands = self.flow.place(node, self.pinned.__contains__, self.network).operands
+            return [needed for needed, operand in zip(operands, node.operands, strict=True) if operand is value]
+        return [Sharding.replicated(self.mesh, len(value.shape))]
+
+    def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
+        """What a node costs; where computation has no price, never cut less than propagation would cut it."""
+        total, minus_ways, launches = self._price(view, self._lies(view, states))
+        if total >= IMPOSSIBLE[0] or (-minus_ways < least and self.network.device is None):
+            return _NEVER
+        return total + _LAUNCH * launches - _WORK * view.flops / self.work / minus_ways
+
+    def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
+        """What a node costs; nodes that are alike ask only once."""
+        prices = self._kind(view).prices
+        key = tuple(lies)
+        if key not in prices:
+            prices[key] = self._situation(view, lies).least()
+        return prices[key]
+
+    def _situation(self, view: RuleView, lies: Sequence[Sharding | None]) -> Situation:
+        return Situation(view, lies, self._free(view), self.network, self.flow.times(view))
+
+    def _kind(self, view: RuleView) -> AlikeNodes:
+        """What is known of all nodes that cost the same where their values lie alike."""
+        known = self.kinds.get(view.node)
+        if known is None:
+            known = self.kinds[view.node] = alike_nodes(view, self._free(view), self.flow.times(view), self.network)
+        return known

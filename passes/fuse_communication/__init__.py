@@ -1,0 +1,149 @@
+"""fuse-communication: collectives that can be sent together, as one."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.explanation.joined_reasons import joined_conflict, joined_texts
+from irpar.ir import Builder, Graph, Module, Node, TensorType, Value
+from irpar.ops.collectives import collective_axes, number_collectives
+from irpar.ops.facts import int_attribute
+from irpar.pass_manager import Pass, PassResult
+from irpar.sharding import IrparError
+
+from .fusion import Bucket, Gain, Key, Layout, Levels, sent_in_order
+
+
+@dataclass(frozen=True)
+class FuseCommunication(Pass):
+    """Merge collectives that share kind, group, dtype and phase, and do not depend on each other, into one.
+
+    Before: local view. After: the same values; the same bytes in fewer collectives, in all programs alike, where the
+    network of the module says that this is faster: a launch is saved, and operands and results are copied once more.
+    Networks that know no seconds (`bytes`) leave all as it is. All-reduces, all-gathers and reduce-scatters of equal
+    blocks merge. The reason of the merged one names them all, and its conflict all of theirs.
+
+    Options:
+        size_mb: MB of one merged collective, and of its result, at most.
+    """
+
+    name = "fuse-communication"
+    size_mb: float = 25
+
+    def run(self, module: Module) -> PassResult:
+        """Rewrite the programs, each of the bodies in them by itself."""
+        if not module.is_local:
+            raise IrparError("fuse-communication needs the local view", do="run it after localize")
+        network = network_of(module.network)
+        mesh = next(iter(module.meshes.values()), None)
+        if mesh is None or not network.knows_seconds:
+            return PassResult(False)
+        gain = Gain(mesh, network, round(self.size_mb * 1e6))
+        before = after = 0
+        listed = [list(graph.graphs()) for graph in module.graphs]
+        if len({len(graphs) for graphs in listed}) > 1:
+            # A device that holds no elements of what a body computes has no body: only the graphs around are alike.
+            listed = [graphs[:1] for graphs in listed]
+        for bodies in zip(*listed, strict=True):
+            buckets = _buckets(module, [Levels(body) for body in bodies], gain)
+            before += sum(len(bucket.ids) for bucket in buckets)
+            after += len(buckets)
+        if before:
+            for graph in module.graphs:
+                number_collectives(graph)
+        return PassResult(before > 0, statistics={"merged collectives": before, "into": after})
+
+
+def _buckets(module: Module, programs: Sequence[Levels], gain: Gain) -> list[Bucket]:
+    """Merge what can be in one graph of all programs; returns what was merged."""
+    alike: defaultdict[tuple[Key | None, ...], list[int]] = defaultdict(list)
+    for number in programs[0].nodes:
+        if all(number in program.nodes for program in programs):
+            keys = tuple(program.key(number) for program in programs)
+            if None not in keys:
+                alike[keys].append(number)
+    buckets = [bucket for numbers in alike.values() for bucket in gain.buckets(numbers, programs)]
+    orders = [program.order(buckets) for program in programs]
+    sequences = {tuple(int_attribute(node, "id") for node in sent_in_order(order)) for order in orders}
+    if not buckets or len(sequences) > 1:
+        return []  # Ranks would come to collectives in different orders.
+    for program, order in zip(programs, orders, strict=True):
+        for node in order:
+            program.graph.append(node.detach())
+        for bucket in buckets:
+            _Merge(module, program.graph, [program.nodes[number] for number in bucket.ids]).write()
+    return buckets
+
+
+class _Merge:
+    """Collectives of one program that stand behind each other, to be one."""
+
+    def __init__(self, module: Module, graph: Graph, nodes: Sequence[Node]) -> None:
+        first = nodes[0]
+        self.nodes = nodes
+        self.conflicts = module.conflicts
+        self.builder = Builder(graph, module.opsets, before=first, like=first)
+        members = module.mesh.group_size(collective_axes(first))
+        self.layouts = [
+            Layout(node.op_type, _dim(node), members, node.inputs[0].shape, node.results[0].shape) for node in nodes
+        ]
+        self.dtype = first.inputs[0].dtype
+
+    def write(self) -> None:
+        """Put the operands side by side, send them, and make each collective what takes its result apart."""
+        first, layout = self.nodes[0], self.layouts[0]
+        rows = [self._row(node.inputs[0], layout) for node, layout in zip(self.nodes, self.layouts, strict=True)]
+        widths = [layout.width for layout in self.layouts]
+        row = self._op("Concat", rows, {"axis": 1}, (layout.rows, sum(widths)))
+        attributes = {**first.attributes} | ({"dim": 0} if "dim" in first.attributes else {})
+        shape = layout.rows_after, sum(widths)
+        sent = self._op(first.op_type, [row], attributes, shape, "irpar")
+        assert sent.node is not None
+        sent.node.doc = joined_texts(node.doc for node in self.nodes)
+        told = [conflict for node in self.nodes if (conflict := self.conflicts.pop(node.results[0].name, None))]
+        if told:
+            self.conflicts[sent.name] = joined_conflict(told)
+        pieces = [Value("piece", TensorType(self.dtype, (layout.rows_after, width))) for width in widths]
+        sizes = self.builder.constant(widths, "widths")
+        self.builder.node("Split", [sent, sizes], {"axis": 1}, results=pieces)
+        for node, piece, layout in zip(self.nodes, pieces, self.layouts, strict=True):
+            self._take(node, piece, layout)
+
+    def _row(self, value: Value, layout: Layout) -> Value:
+        """An operand as a matrix: a row for each member that it goes to."""
+        if layout.rows > 1 and layout.dim:
+            value = self._reshape(value, layout.split(layout.operand))
+            shape = tuple(value.shape[place] for place in layout.to_front)
+            value = self._op("Transpose", [value], {"perm": layout.to_front}, shape)
+        return self._reshape(value, (layout.rows, layout.width))
+
+    def _take(self, node: Node, piece: Value, layout: Layout) -> None:
+        """Make a collective the Reshape of its piece of the result: a row for each member that it comes from."""
+        self.builder.before = node
+        if layout.rows_after > 1 and layout.dim:
+            split = layout.split(layout.result)
+            piece = self._reshape(piece, tuple(split[place] for place in layout.to_front))
+            piece = self._op("Transpose", [piece], {"perm": layout.from_front}, split)
+        node.set_operands([piece, self.builder.constant(list(layout.result), "shape")])
+        node.op_type, node.domain, node.version = "Reshape", "", self.builder.opsets[""]
+        node.attributes.clear()
+        node.doc = ""
+
+    def _reshape(self, value: Value, shape: tuple[int, ...]) -> Value:
+        return self._op("Reshape", [value, self.builder.constant(list(shape), "shape")], {}, shape)
+
+    def _op(
+        self,
+        op_type: str,
+        values: Sequence[Value],
+        attributes: Mapping[str, object],
+        shape: tuple[int, ...],
+        domain: str = "",
+    ) -> Value:
+        kind = TensorType(self.dtype, shape)
+        return self.builder.op(op_type, values, attributes, type=kind, domain=domain, name="fused")
+
+
+def _dim(node: Node) -> int:
+    return int_attribute(node, "dim") if "dim" in node.attributes else 0

@@ -1,0 +1,237 @@
+"""Which collectives can be sent together, and in which order a program then runs.
+
+a = AllReduce(p)    b = AllReduce(q)        fused = AllReduce(Concat(p, q))
+x = Relu(a)         y = Relu(b)             a, b = Split(fused)    x = Relu(a)    y = Relu(b)
+
+A collective is on the level that says how many others follow one another up to it. What is on one level does not depend
+on each other, so that any of it may be sent together.
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from irpar.analysis.completion.moves import captured
+from irpar.analysis.cost.network import Network
+from irpar.analysis.memory.liveness import value_bytes
+from irpar.ir import Graph, Node
+from irpar.ops.collectives import KINDS, collective_axes, sends
+from irpar.ops.facts import int_attribute
+from irpar.sharding import Axis, Mesh
+
+FUSIBLE = ("AllReduce", "AllGather", "ReduceScatter")
+"""Operators of which several are one, on their operands side by side."""
+
+Key = tuple[object, ...]
+"""Equal for collectives of one program that can be sent together."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Collectives that are sent together.
+
+    Attributes:
+        ids: in program order, the same on all ranks.
+    """
+
+    ids: tuple[int, ...]
+
+
+class Levels:
+    """The collectives of one graph, without the bodies in it.
+
+    Attributes:
+        nodes: id to collective.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: dict[int, Node] = {}
+        self._levels: dict[Node, int] = {}
+        for node in graph:
+            level = max((self._levels[before] for before in self.before(node)), default=0)
+            if sends(node):
+                self.nodes[int_attribute(node, "id")] = node
+            self._levels[node] = level + any(sent_in_order([node]))
+
+    def before(self, node: Node) -> Iterable[Node]:
+        """The nodes of the graph that a node reads, those that bodies in it read included."""
+        values = [*node.inputs, *(value for value, _ in captured(node))] if node.attributes else node.inputs
+        return (value.node for value in values if value.node is not None and value.node.graph is self.graph)
+
+    def key(self, number: int) -> Key | None:
+        """What a collective must have in common with those that it is sent with; None where it is sent alone."""
+        node = self.nodes[number]
+        is_even = "sizes" not in node.attributes
+        values = *node.inputs, *node.results
+        # To an older Reshape a 0 is the size that was there.
+        is_known = all(value.is_static and 0 not in value.shape for value in values)
+        if node.op_type not in FUSIBLE or not is_even or not is_known:
+            return None
+        dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
+        facts = node.phase, node.stage, node.place, self._levels[node]
+        return node.op_type, collective_axes(node), reduce, dtype, *facts
+
+    def order(self, buckets: Sequence[Bucket]) -> list[Node]:
+        """The nodes in an order in which those of a bucket stand together, else as they are as far as it can be.
+
+        A bucket comes where its last collective was; what reads the others waits for it.
+        """
+        place = {node: number for number, node in enumerate(self.graph)}
+        together: dict[Node, tuple[Node, ...]] = {}
+        for bucket in buckets:
+            members = tuple(self.nodes[number] for number in bucket.ids)
+            together.update(dict.fromkeys(members, members))
+        waits: dict[Node, int] = {}
+        readers: dict[Node, list[Node]] = {}
+        for node in place:
+            lead = together.get(node, (node,))[0]
+            for before in {together.get(other, (other,))[0] for other in self.before(node)}:
+                readers.setdefault(before, []).append(lead)
+                waits[lead] = waits.get(lead, 0) + 1
+        leads = dict.fromkeys(together.get(node, (node,))[0] for node in place)
+        ready = [(self._place(place, together, lead), lead) for lead in leads if not waits.get(lead)]
+        numbered = dict(ready)
+        queue = sorted(numbered)
+        found: list[Node] = []
+        while queue:
+            lead = numbered[heapq.heappop(queue)]
+            found.extend(together.get(lead, (lead,)))
+            for reader in readers.get(lead, ()):
+                waits[reader] -= 1
+                if not waits[reader]:
+                    number = self._place(place, together, reader)
+                    numbered[number] = reader
+                    heapq.heappush(queue, number)
+        assert len(found) == len(place), "collectives of one level wait for each other"
+        return found
+
+    @staticmethod
+    def _place(place: dict[Node, int], together: dict[Node, tuple[Node, ...]], lead: Node) -> int:
+        return place[together.get(lead, (lead,))[-1]]
+
+
+def sent_in_order(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The collectives among nodes and in their bodies, in the order in which a device comes to them."""
+    return (each for node in nodes for each in (node, *_inside(node)) if sends(each))
+
+
+def _inside(node: Node) -> Iterable[Node]:
+    return (inner for body in node.nested_graphs() for inner in body.walk()) if node.attributes else ()
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes of the operand and of the result of a collective."""
+
+    operand: int = 0
+    result: int = 0
+
+    def with_(self, other: "_Sizes") -> "_Sizes":
+        """Of both together."""
+        return _Sizes(self.operand + other.operand, self.result + other.result)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Whether to send collectives together saves time by the network model.
+
+    To put operands side by side and results apart, a device reads and writes each once more.
+
+    Attributes:
+        mesh: of the collectives.
+        network: whose links take time to start.
+        most_bytes: of what is sent at once, and of its result: both are held beside their parts.
+    """
+
+    mesh: Mesh
+    network: Network
+    most_bytes: int
+
+    def buckets(self, numbers: Sequence[int], programs: Sequence[Levels]) -> list[Bucket]:
+        """Collectives that could all be sent together, in as few buckets as hold them where that is faster."""
+        found: list[Bucket] = []
+        open_: list[int] = []
+        held = _Sizes()
+        for number in numbers:
+            nodes = [program.nodes[number] for program in programs]
+            largest = max(nodes, key=lambda node: value_bytes(node.inputs[0]))
+            own = _Sizes(value_bytes(largest.inputs[0]), value_bytes(largest.results[0]))
+            if not open_ or not self._is_faster(largest, held, own, is_second=len(open_) == 1):
+                found += [Bucket(tuple(open_))] * (len(open_) > 1)
+                open_, held = [], _Sizes()
+            open_.append(number)
+            held = held.with_(own)
+        return found + [Bucket(tuple(open_))] * (len(open_) > 1)
+
+    def _is_faster(self, node: Node, held: _Sizes, own: _Sizes, *, is_second: bool) -> bool:
+        """Whether a collective goes faster with those that are together already.
+
+        Args:
+            node: the collective, in the program with the largest blocks.
+            held, own: sizes of those, and its own.
+            is_second: there is one, which was not to be copied before.
+        """
+        both = held.with_(own)
+        if max(both.operand, both.result) > self.most_bytes:
+            return False
+        kind, axes = KINDS[node.op_type], collective_axes(node)
+        apart = self._seconds(kind, axes, held.operand) + self._seconds(kind, axes, own.operand)
+        together = self._seconds(kind, axes, both.operand)
+        copied = both if is_second else own
+        device = self.network.device
+        copying = device.seconds(0, 2 * (copied.operand + copied.result)) if device is not None else 0
+        return together + copying < apart
+
+    def _seconds(self, kind: str, axes: tuple[Axis, ...], size: int) -> float:
+        return self.network.seconds(kind, axes, size, self.mesh)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the block of one collective stands in a row that is sent with others.
+
+    Attributes:
+        op_type: AllReduce, AllGather or ReduceScatter.
+        dim: the dim that is gathered or scattered.
+        members: devices of the group.
+        operand, result: shapes.
+    """
+
+    op_type: str
+    dim: int
+    members: int
+    operand: tuple[int, ...]
+    result: tuple[int, ...]
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the operand: what goes to one member each, of a ReduceScatter."""
+        return self.members if self.op_type == "ReduceScatter" else 1
+
+    @cached_property
+    def rows_after(self) -> int:
+        """Rows of the result: what comes from one member each, of an AllGather."""
+        return self.members if self.op_type == "AllGather" else 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.operand) // self.rows
+
+    def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape with the members apart from the rest of the dim."""
+        return (*shape[: self.dim], self.members, shape[self.dim] // self.members, *shape[self.dim + 1 :])
+
+    @property
+    def to_front(self) -> list[int]:
+        """The permutation that brings the members of a split shape to the front."""
+        rank = len(self.operand) + 1
+        return [self.dim, *(place for place in range(rank) if place != self.dim)]
+
+    @property
+    def from_front(self) -> list[int]:
+        """The permutation back."""
+        return [*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.operand) + 1)]

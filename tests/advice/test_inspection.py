@@ -1,0 +1,144 @@
+"""Facts about a model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import irpar
+from irpar.advice.inspection import as_json, inspect, tensors
+from irpar.ir.text.files import parse_module
+from irpar.models import save
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    path = tmp_path_factory.mktemp("inspection") / "gpt.onnx"
+    save(path, "gpt", layers=3)
+    return irpar.load(path)
+
+
+def test_parameters_are_grouped_over_layers(gpt):
+    groups = {group.pattern: group for group in inspect(gpt).parameters}
+    fc = groups["h.*.mlp.c_fc.weight"]
+    assert (fc.tensors, fc.type, fc.elements, fc.bytes) == (3, "f32[64, 256]", 3 * 64 * 256, 3 * 64 * 256 * 4)
+    assert groups["wte.weight"].tensors == 1
+
+
+def test_groups_hold_every_constant_once(gpt):
+    found = inspect(gpt)
+    assert sum(group.tensors for group in found.parameters) == len(gpt.graph.constants)
+    assert found.parameter_bytes == sum(value.tensor_type.nbytes for value in gpt.graph.constants)
+
+
+def test_operators_are_counted_with_their_costs(gpt):
+    found = inspect(gpt)
+    matmul = next(fact for fact in found.operators if fact.op == "MatMul")
+    tokens, hidden, vocab, seq = 4 * 32, 64, 256, 32
+    layer = 4 * hidden * hidden + 2 * hidden * 4 * hidden + 2 * seq * hidden
+    assert matmul.flops == 2 * tokens * (3 * layer + hidden * vocab)
+    assert matmul.nodes == 3 * 8 + 1
+    assert found.nodes_in_file == len(gpt.graph)
+    assert found.flops == sum(fact.flops for fact in found.operators)
+
+
+def test_memory_is_that_of_the_whole_model(gpt):
+    found = inspect(gpt)
+    memory = found.memory
+    # Folding makes a few small constants more.
+    assert 0 <= memory.weights - found.parameter_bytes < 1000
+    assert memory.activations >= 4 * 32 * 256 * 4
+    assert memory.peak == memory.weights + memory.activations
+
+
+def test_the_module_stays_as_it_is(gpt):
+    before = str(gpt)
+    inspect(gpt)
+    tensors(gpt, "*")
+    assert str(gpt) == before
+
+
+def test_open_symbols_are_listed_and_leave_costs_unknown(tmp_path):
+    save(tmp_path / "llama.onnx", "llama", dynamic=True)
+    found = inspect(irpar.load(tmp_path / "llama.onnx"))
+    assert found.symbols == {"batch": ["input_ids"], "seq": ["input_ids"]}
+    assert (found.memory, found.flops) == (None, None)
+    assert all(fact.flops is None for fact in found.operators)
+    bound = inspect(irpar.load(tmp_path / "llama.onnx", bind={"batch": 2, "seq": 8}))
+    assert bound.symbols == {}
+    assert bound.flops > 0
+
+
+def test_ops_without_a_rule_are_named_with_the_reason():
+    module = parse_module(
+        """\
+graph @g(%x: f32[4, 8]) -> (%y, %n) opset 18 {
+  %n = NonZero(%x) : i64[2, _]
+  %z = custom.Thing(%x) : f32[4, 8]
+  %y = Relu(%z) : f32[4, 8]
+}
+"""
+    )
+    inspected = inspect(module)
+    assert {entry.op: entry.why for entry in inspected.unsharded} == {
+        "NonZero": "the size of its result depends on data",
+        "custom.Thing": "custom.Thing has no sharding rule yet, and no engine knows it",
+    }
+    assert [note.split(" (")[0] for note in inspected.notes] == ["no engine can run custom.Thing"]
+
+
+def test_tensors_are_listed_with_inferred_types(gpt):
+    found = {fact.name: fact.type for fact in tensors(gpt, "/h.1/mlp/*")}
+    assert found["/h.1/mlp/c_fc/MatMul_output_0"] == "f32[4, 32, 256]"
+    with pytest.raises(irpar.IrparError, match='no tensor matches "nope"'):
+        tensors(gpt, "nope")
+
+
+def test_the_facts_are_plain_data(gpt):
+    found = json.loads(json.dumps(as_json(inspect(gpt))))
+    assert found["opsets"] == {"ai.onnx": 18}
+    assert found["parameter_elements"] == sum(group["elements"] for group in found["parameters"])
+
+
+def test_parameters_say_where_they_are_used(gpt):
+    groups = {group.pattern: group for group in inspect(gpt).parameters}
+    fc, wte = groups["h.*.mlp.c_fc.weight"], groups["wte.weight"]
+    assert (fc.scope, fc.uses) == ("h.*/mlp/c_fc", ("B of MatMul /h.*/mlp/c_fc/MatMul: [in 64, out 256]",))
+    assert fc.names == ("h.0.mlp.c_fc.weight", "h.1.mlp.c_fc.weight", "h.2.mlp.c_fc.weight")
+    assert (wte.scope, wte.uses) == ("wte", ("data of Gather /wte/Gather: [rows 256, 64]",))
+
+
+def test_a_tied_embedding_shows_both_uses(tmp_path):
+    save(tmp_path / "gpt.onnx", "gpt", tied=True)
+    groups = {group.pattern: group for group in inspect(irpar.load(tmp_path / "gpt.onnx")).parameters}
+    assert groups["wte.weight"].uses == (
+        "data of Gather /wte/Gather: [rows 256, 64]",
+        "B of MatMul /lm_head/MatMul: [out 256, in 64], transposed",
+    )
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_renamed_weights_are_found_by_scope_shape_and_use(exporter):
+    found = inspect(irpar.load(FIXTURES / f"gpt_{exporter}_fixed.onnx")).parameters
+    (query,) = (group for group in found if group.scope == "h.*/attn/q" and group.type == "f32[32, 32]")
+    (use,) = query.uses
+    assert query.tensors == 2
+    assert use.startswith("B of MatMul")
+    assert "h.*/attn/q" in use
+    assert use.endswith(": [in 32, out 32]")
+
+
+def test_scopes_hold_every_parameter_and_every_flop(gpt):
+    found = inspect(gpt)
+    assert sum(fact.parameter_bytes for fact in found.scopes) == found.parameter_bytes
+    assert sum(fact.flops for fact in found.scopes) == found.flops
+    scopes = {fact.scope: fact for fact in found.scopes}
+    assert scopes["h.*/mlp/c_fc"].parameter_bytes == 3 * (64 * 256 + 256) * 4
+    assert scopes["h.*/mlp/c_fc"].within(2) == "h.*/mlp"
+
+
+def test_scopes_of_open_sizes_have_no_costs(tmp_path):
+    save(tmp_path / "llama.onnx", "llama", dynamic=True)
+    assert all(fact.flops is None for fact in inspect(irpar.load(tmp_path / "llama.onnx")).scopes)

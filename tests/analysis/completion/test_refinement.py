@@ -1,0 +1,250 @@
+"""A redistribution stands where the tensor is smallest, and is shared."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from irpar.analysis.completion import refinement
+from irpar.analysis.completion.flow import Flow
+from irpar.analysis.completion.moves import placements_of
+from irpar.analysis.completion.placement import Placement
+from irpar.analysis.cost.network import BYTES
+from irpar.ir import Node
+from irpar.ops import FactorRule
+from irpar.ops.collectives import FREE
+from irpar.pass_manager import PassManager
+from tests.passes.golden import read, run
+
+HEAD = 'mesh @m = ["tp"=4]\n'
+
+
+def moved(text: str, pipeline: str = "insert-redistribution") -> list[tuple[str, str]]:
+    """The collectives that send, and what they send."""
+    module = run(pipeline, HEAD + text)
+    nodes = [node for node in module.graph if node.domain == "irpar" and node.op_type not in FREE]
+    return [(node.op_type, node.inputs[0].name) for node in nodes]
+
+
+def test_a_gather_stands_behind_a_cast_to_a_narrower_type_and_what_is_before_it() -> None:
+    """As completion leaves it where annotations hold it: every value but the first is whole."""
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y) opset 21 {
+  %a = Relu(%x) : f32[8, 64] replicated
+  %b = Neg(%a) : f32[8, 64] replicated
+  %c = Cast(%b) {to=10} : f16[8, 64] replicated
+  %y = Abs(%c) : f16[8, 64] replicated
+}
+"""
+    ((op_type, name),) = moved(text)
+    assert op_type == "AllGather"
+    assert name in ("c", "y")
+    ((op_type, name),) = moved(text, "insert-redistribution{refine=false}")
+    assert name in ("x", "a")
+
+
+def test_a_gather_stands_before_a_cast_to_a_wider_type() -> None:
+    text = """graph @g(%x: f16[8, 64@tp]) -> (%y) opset 21 {
+  %a = Cast(%x) {to=1} : f32[8, 64@tp]
+  %b = Neg(%a) : f32[8, 64@tp]
+  %y = Relu(%b) : f32[8, 64] replicated
+}
+"""
+    assert moved(text) == [("AllGather", "x")]
+
+
+def test_a_gather_stands_before_a_broadcast() -> None:
+    text = """graph @g(%x: f32[1, 64@tp]) -> (%y) opset 21 {
+  %shape = constant : i64[2] replicated [32, 64]
+  %a = Neg(%x) : f32[1, 64@tp]
+  %b = Expand(%a, %shape) : f32[32, 64@tp]
+  %y = Relu(%b) : f32[32, 64] replicated
+}
+"""
+    ((op_type, name),) = moved(text)
+    assert op_type == "AllGather"
+    assert name in ("x", "a")
+
+
+def test_a_gather_stands_behind_a_slice() -> None:
+    text = """graph @g(%x: f32[32, 64@tp]) -> (%y) opset 21 {
+  %zero = constant : i64[1] replicated [0]
+  %two = constant : i64[1] replicated [2]
+  %axes = constant : i64[1] replicated [0]
+  %a = Neg(%x) : f32[32, 64] replicated
+  %b = Slice(%a, %zero, %two, %axes) : f32[2, 64] replicated
+  %y = Relu(%b) : f32[2, 64] replicated
+}
+"""
+    ((op_type, name),) = moved(text)
+    assert op_type == "AllGather"
+    assert name in ("b", "y")
+
+
+def test_one_gather_serves_elementwise_users() -> None:
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y, %u) opset 21 {
+  %y = NonZero(%x) : i64[2, n] replicated
+  %a = Neg(%x) : f32[8, 64@tp]
+  %b = Transpose(%a) {perm=[1, 0]} : f32[64@tp, 8]
+  %u = Abs(%b) : f32[64, 8] replicated
+}
+"""
+    assert moved(text) == [("AllGather", "x")]
+    assert len(moved(text, "insert-redistribution{refine=false}")) == 2
+
+
+def test_parts_are_scattered_before_what_computes_on_blocks() -> None:
+    text = """graph @g(%a: f32[16, 64@tp], %w: f32[64@tp, 8]) -> (%y) opset 21 {
+  %p = MatMul(%a, %w) : f32[16, 8] replicated
+  %b = Exp(%p) : f32[16, 8] replicated
+  %c = Neg(%b) : f32[16, 8] replicated
+  %y = Relu(%c) : f32[16@tp, 8]
+}
+"""
+    assert moved(text) == [("ReduceScatter", "p")]
+
+
+SUMS = """graph @g(%a: f32[16, 64@tp], %w: f32[64@tp, 32], %v: f32[32, 2]) -> (%y) opset 21 {
+  %zero = constant : i64[1] [0]
+  %one = constant : i64[1] [1]
+  %both = constant : i64[2] [0, 1]
+  %p = MatMul(%a, %w) : f32[16, 32]
+  BEHIND
+}
+"""
+FOLLOWING = {
+    "a sum": (["%e = Exp(%p) : f32[16, 32]", "%y = ReduceSum(%e, %one) {keepdims=0} : f32[16]"], [("AllGather", "y")]),
+    "a mean of all": (
+        ["%e = Gelu(%p) : f32[16, 32]", "%y = ReduceMean(%e, %both) : f32[1, 1]"],
+        [("AllReduce", "y")],
+    ),
+    "a maximum behind a Transpose": (
+        [
+            "%e = Tanh(%p) : f32[16, 32]",
+            "%t = Transpose(%e) {perm=[1, 0]} : f32[32, 16]",
+            "%y = ReduceMax(%t, %zero) {keepdims=0} : f32[16]",
+        ],
+        [("AllGather", "y")],
+    ),
+    "a product with a small matrix": (
+        ["%e = Tanh(%p) : f32[16, 32]", "%y = MatMul(%e, %v) : f32[16, 2]"],
+        [("AllGather", "y")],
+    ),
+    "a search": (["%y = ArgMax(%p) {axis=1, keepdims=0} : i64[16]"], [("AllGather", "y")]),
+    "a Slice": (
+        ["%e = Tanh(%p) : f32[16, 32]", "%y = Slice(%e, %zero, %one, %zero) : f32[1, 32]"],
+        [("AllGather", "y")],
+    ),
+    "a Cast to a narrower type": (
+        ["%e = Tanh(%p) : f32[16, 32]", "%y = Cast(%e) {to=10} : f16[16, 32]"],
+        [("AllGather", "y")],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOLLOWING)
+def test_sums_are_scattered_where_something_smaller_follows(what: str) -> None:
+    """Half of what an all_reduce sends, what follows on blocks, and then what it gives."""
+    nodes, after = FOLLOWING[what]
+    text = SUMS.replace("BEHIND", "\n  ".join(nodes) + " replicated")
+    assert moved(text, "complete-sharding,insert-redistribution") == [("ReduceScatter", "p"), *after]
+
+
+def test_sums_are_reduced_where_nothing_smaller_follows() -> None:
+    """A reduce_scatter and an all_gather of as much would be two launches for one."""
+    text = SUMS.replace("BEHIND", "%y = Tanh(%p) : f32[16, 32] replicated")
+    assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "p")]
+
+
+def test_a_sum_is_reduced_before_a_broadcast() -> None:
+    text = """graph @g(%a: f32[1, 64@tp], %w: f32[64@tp, 32]) -> (%y) opset 21 {
+  %s = constant : i64[2] [128, 32]
+  %p = MatMul(%a, %w) : f32[1, 32]
+  %e = Expand(%p, %s) : f32[128, 32]
+  %y = Tanh(%e) : f32[128, 32] replicated
+}
+"""
+    assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "p")]
+
+
+def test_one_gather_serves_transposes() -> None:
+    text = """graph @g(%a: f32[32@tp, 64]) -> (%y, %z, %u) opset 21 {
+  %p = Tanh(%a) : f32[32, 64]
+  %t = Transpose(%p) {perm=[1, 0]} : f32[64, 32]
+  %r = Neg(%t) : f32[64, 32]
+  %y = NonZero(%p) : i64[2, n]
+  %z = NonZero(%t) : i64[2, k]
+  %u = NonZero(%r) : i64[2, l]
+}
+"""
+    ((op_type, name),) = moved(text, "complete-sharding,insert-redistribution")
+    assert op_type == "AllGather"
+    assert name in ("a", "p")
+
+
+def test_two_sums_that_are_added_are_reduced_once() -> None:
+    text = """graph @g(%a: f32[16, 64@tp], %w: f32[64@tp, 8], %b: f32[16, 64@tp], %v: f32[64@tp, 8]) -> (%y) opset 21 {
+  %p = MatMul(%a, %w) : f32[16, 8] replicated
+  %q = MatMul(%b, %v) : f32[16, 8] replicated
+  %y = Add(%p, %q) : f32[16, 8] replicated
+}
+"""
+    assert moved(text) == [("AllReduce", "y")]
+
+
+def test_what_was_annotated_lies_so() -> None:
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y) opset 21 {
+  %a = Relu(%x) : f32[8, 64] replicated
+  %y = Cast(%a) {to=10} : f16[8, 64] replicated
+}
+"""
+    module = read(HEAD + text)
+    module.shard("a", [None, None])
+    PassManager.parse("insert-redistribution").run(module)
+    (gather,) = [node for node in module.graph if node.domain == "irpar"]
+    assert (gather.op_type, gather.result.source_name) == ("AllGather", "a")
+    assert [node.op_type for node in gather.result.users] == ["Cast"]
+
+
+def test_every_rule_of_a_node_is_tried_however_many_ways_the_first_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "MOST_WAYS", 1)
+    types = "%q: f32[4, 8, 64@tp, 16], %k: f32[4, 8, 64@tp, 16], %v: f32[4, 8, 64@tp, 16]"
+    text = f"""graph @g({types}) -> (%y) opset 24 {{
+  %y = Attention(%q, %k, %v) : f32[4, 8, 64, 16] replicated
+}}
+"""
+    module = run("", HEAD + text)
+    flow = Flow(module.graph, module.mesh)
+    node = module.graph.first
+    assert node is not None
+    seen: list[FactorRule | None] = []
+
+    class Counting(refinement._Refinement):
+        def _ways(self, node: Node, change: refinement.Change) -> Iterator[Placement]:
+            for placement in super()._ways(node, change):
+                seen.append(placement.rule)
+                yield placement
+
+    Counting(flow, placements_of(flow, BYTES), BYTES, ()).run()
+    view = flow.rule(node)
+    assert view is not None
+    assert len(view.ways) > 1
+    assert set(seen) == {way.rule for way in view.ways}
+
+
+def test_an_annotated_constant_is_not_taken_for_one_that_each_reader_may_have_as_it_needs_it() -> None:
+    text = """graph @g(%x: f32[8, 64@tp]) -> (%y, %z) opset 21 {
+  %v = constant : f32[64@tp, 64] data("w.bin", 0, 16384)
+  %w = constant : f32[64@tp, 64] data("w.bin", 16384, 16384)
+  %y = MatMul(%x, %v) : f32[8, 64] replicated
+  %z = MatMul(%x, %w) : f32[8, 64] replicated
+}
+"""
+    module = read(HEAD + text)
+    flow = Flow(module.graph, module.mesh)
+    nodes = [node for node in module.graph if node.op_type == "MatMul"]
+
+    def looks(pinned: tuple[str, ...]) -> int:
+        refinement_of = refinement._Refinement(flow, placements_of(flow, BYTES), BYTES, pinned)
+        return len({refinement_of._look(node, 0) for node in nodes})
+
+    assert looks(()) == 1
+    assert looks(("w",)) == 2

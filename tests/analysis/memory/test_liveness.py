@@ -1,0 +1,91 @@
+from irpar.analysis.cost.node import graph_flops, node_bytes, node_flops
+from irpar.analysis.memory.liveness import peak, value_bytes
+from irpar.ir.text.files import parse_module
+
+
+def test_peak_of_a_chain_by_hand() -> None:
+    # x 4 kB; a 4 kB while x is read; then b 4 kB beside a; x is gone after a.
+    graph = parse_module(
+        """
+        graph @g(%x: f32[1024]) -> (%c) opset 21 {
+          %w = constant : f32[1024] data("w.bin", 0, 4096)
+          %a = Relu(%x) : f32[1024]
+          %b = Mul(%a, %w) : f32[1024]
+          %c = Neg(%b) : f32[1024]
+        }
+        """
+    ).graph
+    found = peak(graph)
+    assert found.constant_bytes == 4096
+    assert found.activation_bytes == 2 * 4096
+    assert found.total_bytes == 3 * 4096
+
+
+def test_a_value_is_held_until_its_last_reader() -> None:
+    graph = parse_module(
+        """
+        graph @g(%x: f32[256]) -> (%d) opset 21 {
+          %a = Relu(%x) : f32[256]
+          %b = Neg(%a) : f32[256]
+          %c = Exp(%b) : f32[256]
+          %d = Add(%c, %a) : f32[256]
+        }
+        """
+    ).graph
+    # a, b and c at Exp; a, c and d at Add.
+    assert peak(graph).activation_bytes == 3 * 1024
+
+
+def test_views_hold_the_memory_of_their_operand() -> None:
+    graph = parse_module(
+        """
+        graph @g(%x: f32[256]) -> (%y) opset 21 {
+          %s = constant : i64[2] [16, 16]
+          %a = Relu(%x) : f32[256]
+          %v = Reshape(%a, %s) : f32[16, 16]
+          %y = Neg(%v) : f32[16, 16]
+        }
+        """
+    ).graph
+    assert peak(graph).activation_bytes == 2 * 1024
+
+
+def test_what_is_never_read_is_freed_at_once() -> None:
+    graph = parse_module(
+        """
+        graph @g(%x: f32[256], %unused: f32[256]) -> (%y) opset 21 {
+          %a = Relu(%x) : f32[256]
+          %y = Neg(%x) : f32[256]
+        }
+        """
+    ).graph
+    assert peak(graph).activation_bytes == 2 * 1024
+    assert peak(graph).node is None or peak(graph).node.op_type in ("Relu", "Neg")
+
+
+def test_bodies_count_while_their_holder_runs() -> None:
+    graph = parse_module(
+        """
+        graph @g(%x: f32[256], %p: bool[]) -> (%y) opset 21 {
+          %y = If(%p) {then_branch=graph() -> (%t) { %h = Neg(%x) : f32[256] %t = Abs(%h) : f32[256] }, else_branch=graph() -> (%e) { %e = Abs(%x) : f32[256] }} : f32[256]
+        }
+        """
+    ).graph
+    # x, y, and inside h and t; the predicate takes a byte.
+    assert peak(graph).activation_bytes == 4 * 1024 + 1
+
+
+def test_sizes_that_are_not_known_count_nothing() -> None:
+    graph = parse_module("graph @g(%x: f32[n, 4]) -> (%y) opset 21 { %y = Relu(%x) : f32[n, 4] }").graph
+    assert value_bytes(graph.inputs[0]) == 0
+    assert peak(graph).activation_bytes == 0
+    assert graph_flops(graph) == 0
+
+
+def test_flops_and_bytes_of_a_matmul() -> None:
+    graph = parse_module(
+        "graph @g(%a: f32[8, 64], %b: f32[64, 32]) -> (%y) opset 21 { %y = MatMul(%a, %b) : f32[8, 32] }"
+    ).graph
+    (node,) = graph
+    assert node_flops(node) == graph_flops(graph) == 2 * 8 * 64 * 32
+    assert node_bytes(node) == 4 * (8 * 64 + 64 * 32 + 8 * 32)
