@@ -7,7 +7,7 @@ from typing import ClassVar
 import onnx
 
 from irpar.ir import Function, Graph, Module, Node
-from irpar.ops.effects import communicates, is_point_to_point, schema_of
+from irpar.ops.effects import communicates, is_collective, schema_of
 from irpar.pass_manager import Pass, PassResult
 
 
@@ -68,7 +68,7 @@ class _Sweep:
             return True
         if not communicates(node):
             return False
-        return self.keep_collectives or is_point_to_point(node) or node.domain != "irpar"
+        return self.keep_collectives or not is_collective(node)
 
 
 def _trim_optional(node: Node) -> int:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from irpar.analysis.types.type_merge import merge
 from irpar.ir import Builder, Function, Graph, Module, Node, Value
 from irpar.ir.instantiate import body_of_call
-from irpar.ops.effects import schema_of
+from irpar.ops.effects import is_compute, schema_of
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
@@ -220,7 +220,7 @@ def _follow(node: Node, opsets: dict[str, int], function: Function) -> None:
     Raises:
         InlineError: its operator means something else there.
     """
-    if node.callee is not None or node.domain == "irpar":
+    if node.callee is not None or not is_compute(node):
         return
     version = opsets.setdefault(node.domain, node.version)
     if node.version == version:

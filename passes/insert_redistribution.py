@@ -16,7 +16,7 @@ from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, 
 from irpar.analysis.redistribution.move_trees import insert_step, mark_rematerialized, standing_in
 from irpar.ir import Builder, Module, Node, Value
 from irpar.ops.collectives import FREE, number_collectives
-from irpar.ops.effects import draws_random_numbers
+from irpar.ops.effects import draws_random_numbers, is_compute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, Sharding
 
@@ -111,7 +111,7 @@ class _Insertion:
                     do="make the numbers an input of the model; for a Dropout, export the model in inference mode",
                 )
             is_whole = placement.rule is None and not placement.is_boundary
-            if is_whole and node.results and node.domain != "irpar":
+            if is_whole and node.results and is_compute(node):
                 self.module.whole[node.results[0].name] = why_whole(node)
         wanted = wanted_shardings(self.flow, self.placements)
         for node in self.placements:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from irpar.analysis.completion.flow import Flow, completed_flow
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.reasons import Origins, reason_of_program
-from irpar.ir import Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
+from irpar.ir import DOMAIN, Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ops.collectives import collective_axes, number_collectives
 from irpar.ops.coords import COORDS, block_start
+from irpar.ops.effects import is_compute
 from irpar.ops.local_node import localized
 from irpar.ops.local_programs.program import ProgramWriter
 from irpar.ops.neutral import first_only
@@ -117,7 +118,7 @@ def _operand_shapes(node: Node, coords: Sequence[int]) -> list[int]:
 
 
 def _is_uneven_permute(node: Node) -> bool:
-    if node.domain != "irpar" or node.op_type != "CollectivePermute":
+    if node.identity != (DOMAIN, "CollectivePermute"):
         return False
     value = node.inputs[0]
     assert value.sharding is not None
@@ -169,7 +170,7 @@ class _Localizer:
             if value.is_constant and value.graph is not None and not value.has_uses:
                 value.graph.remove_constant(value)
             node = value.node
-            if node is None or node.graph is None or node.domain == "irpar" or any(True for _ in node.nested_graphs()):
+            if node is None or node.graph is None or not is_compute(node) or any(True for _ in node.nested_graphs()):
                 continue  # What communicates, or may, does so on all devices.
             if not any(result.has_uses for result in node.results):
                 waiting.extend(node.inputs)
@@ -237,15 +238,15 @@ class _Localizer:
 
     def _localize(self, node: Node, made: Node) -> None:
         """Let the copy of a node be what a device runs."""
-        if node.domain == "irpar" and node.op_type == "AllSlice":
+        if node.identity == (DOMAIN, "AllSlice"):
             self._slice(node, made)
             return
-        if node.domain == "irpar" and node.op_type == "MakePartial":
+        if node.identity == (DOMAIN, "MakePartial"):
             self._make_partial(node, made)
             return
         for value, local in zip(node.results, made.results, strict=True):
             self._localize_type(value, local)
-        if node.domain == "irpar":
+        if not is_compute(node):
             self._uneven_sizes(node, made)
             return
         if node in self.flow.ties:

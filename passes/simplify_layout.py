@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from irpar.analysis.weights.atoms import Atoms, follow, joined
 from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
 from irpar.ir.annotate import hand_over
+from irpar.ops import traits
 from irpar.ops.block_indices import counted_dims, without_columns
-from irpar.ops.elementwise import BINARY, COMPARISONS, TESTS, UNARY, VARIADIC
 from irpar.pass_manager import Pass, PassResult
-
-SHAPE_OPS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-"""Ops that keep the elements in row-major order; what they do is told by the static shape of the result."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ class SimplifyLayout(Pass):
 
 
 def _is_layout(node: Node | None) -> bool:
-    if node is None or node.domain or (node.op_type != "Transpose" and node.op_type not in SHAPE_OPS):
+    # What views do is told by the static shape of the result: elements stay in row-major order.
+    if node is None or not (traits(node).view or node.identity == ("", "Transpose")):
         return False
     return all(
         (type_ := tensor_type(value.type)) is not None and type_.is_static for value in (node.inputs[0], node.result)
@@ -117,7 +115,6 @@ def _lie_apart(source: Value, result: Value) -> bool:
 # Of a merged dim only the major part can be cut freely: blocks of batch and of heads together are no block of
 # batch x heads. The Reshape wanders down until one that splits the dim again takes it away.
 
-_BROADCASTING = frozenset({*UNARY, *BINARY, *COMPARISONS, *TESTS, *VARIADIC, "Cast", "Clip", "Where"})
 _FROM_AXIS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})
 """They work on the dims from an axis on; those before it are all alike."""
 _FROM_AXIS_SINCE = 13
@@ -200,7 +197,7 @@ def _merged(value: Value) -> _Merged | None:
 def _free(node: Node) -> _Free:
     rank = len(node.result.shape)
     everyone = tuple(range(len(node.operands)))
-    if node.op_type in _BROADCASTING:
+    if traits(node).is_elementwise:
         return _Free(dict.fromkeys(range(-rank, -1), everyone))
     if node.op_type == "MatMul":
         ranks = [len(value.shape) for value in node.inputs]
@@ -299,7 +296,7 @@ def _apart(value: Value, merged: _Merged | None, splits: dict[int, Split], node:
     """An operand with its dims taken apart."""
     target = _expanded(value.shape, splits)
     ahead = len(target) - len(value.shape)
-    if target == value.shape or (node.op_type in _BROADCASTING and target == (1,) * ahead + value.shape):
+    if target == value.shape or (traits(node).is_elementwise and target == (1,) * ahead + value.shape):
         return value
     if merged is not None:
         return follow(merged.atoms.plan(target), merged.source, value.name, builder)

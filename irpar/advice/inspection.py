@@ -15,6 +15,7 @@ from irpar.analysis.types.symbols import free_symbols, unnamed_dims
 from irpar.ir import Module, Node, Value, clone_module, tensor_type
 from irpar.ir.annotate import named_values
 from irpar.ops import definition, factor_rule, has_open_bodies
+from irpar.ops.effects import is_compute
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import NORMALISE
 from irpar.sharding import IrparError
@@ -176,7 +177,7 @@ def inspect(module: Module) -> Inspection:
     counted = whole if whole is not None else module
     symbols = _symbols(module)
     is_static = whole is not None and not symbols
-    nodes = [node for node in counted.graph if node.domain != "irpar"]
+    nodes = [node for node in counted.graph if is_compute(node)]
     parameters = parameters_of(module)
     return Inspection(
         model=str(module.source or ""),

@@ -7,6 +7,7 @@ from typing import Any
 
 from irpar.ir import Conflict, Module, Node, Value
 from irpar.ops.collectives import KINDS, sends
+from irpar.ops.effects import is_collective
 from irpar.sharding import Sharding
 from irpar.units import bytes_text
 
@@ -84,6 +85,6 @@ def _key(node: Node, conflict: Conflict | None) -> object:
     if conflict is not None:
         return conflict.value, conflict.lies, conflict.node, conflict.needed
     value = node.inputs[0]
-    while value.node is not None and value.node.domain == "irpar" and KINDS[value.node.op_type] not in _REDUCING:
+    while value.node is not None and is_collective(value.node) and KINDS[value.node.op_type] not in _REDUCING:
         value = value.node.inputs[0]
     return value

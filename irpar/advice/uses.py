@@ -11,16 +11,12 @@ from onnx import defs
 
 from irpar.ir import Ints, Node, Value, tensor_type
 from irpar.ir.annotate import glob_of
+from irpar.ops import traits
 
 Words = tuple[str, ...]
 """What each dim of an operand is called; empty where it has no name."""
 
-_THROUGH = frozenset(
-    {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike", "DequantizeLinear"}
-    | {"Slice", "Split", "Concat", "Expand"}
-)
-"""Operators that bring a weight to its use."""
-_SAME_DIMS = frozenset({"Identity", "Cast", "CastLike", "DequantizeLinear"})
+_CONVERTS = frozenset({"Cast", "CastLike", "DequantizeLinear"})
 _MOST_STEPS = 8
 
 
@@ -81,7 +77,7 @@ def uses_of(value: Value) -> list[Use]:
         for node, index in at.uses:
             if node.is_return:
                 continue
-            if not node.domain and node.op_type in _THROUGH and index == 0 and len(through) < _MOST_STEPS:
+            if index == 0 and len(through) < _MOST_STEPS and _brings(node):
                 step = (*through, node.op_type) if node.op_type not in ("Identity", "Unsqueeze", "Squeeze") else through
                 waiting.extend((result, _moved(node, dims), step) for result in node.results)
             else:
@@ -89,9 +85,16 @@ def uses_of(value: Value) -> list[Use]:
     return found
 
 
+def _brings(node: Node) -> bool:
+    """Whether a node brings a weight, its first operand, to its use; a look-up is one."""
+    known = traits(node)
+    is_moved = known.moves_elements and not known.looks_up
+    return is_moved or (not node.domain and (node.op_type == "Concat" or node.op_type in _CONVERTS))
+
+
 def _moved(node: Node, dims: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Which dim of the constant each dim of the result is; None where that cannot be said."""
-    if dims is None or node.op_type in _SAME_DIMS:
+    if dims is None or node.op_type == "Identity" or node.op_type in _CONVERTS:
         return dims
     if node.op_type != "Transpose":
         return None

@@ -20,7 +20,7 @@ from .decisions import Conflict, Decision, Gone
 from .dims import Dim, Expr, parse_dim, symbol
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import Function
-from .graph import Graph, Node, captured_or_read
+from .graph import DOMAIN, Graph, Node, captured_or_read
 from .module import DEFAULT_NETWORK, IRPAR_OPSET, Module
 from .strategy import NodeStrategy
 from .tensor import (
@@ -42,6 +42,7 @@ from .verifier import VerifyError, register_check, verify
 
 __all__ = [
     "DEFAULT_NETWORK",
+    "DOMAIN",
     "IRPAR_OPSET",
     "UNKNOWN",
     "Annotation",

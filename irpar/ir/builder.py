@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Graph, Node
+from .graph import DOMAIN, Graph, Node
 from .module import IRPAR_OPSET
 from .tensor import ArrayTensor, Tensor
 from .types import UNKNOWN, Type
@@ -45,7 +45,7 @@ class Builder:
         results: int | Sequence[Value] = 1,
     ) -> Node:
         """Insert a node; its results have no type yet."""
-        version = IRPAR_OPSET if domain == "irpar" else self.opsets.get(domain, 1)
+        version = IRPAR_OPSET if domain == DOMAIN else self.opsets.get(domain, 1)
         made = Node(op_type, operands, attributes, domain=domain, version=version, results=results)
         if self.like is not None:
             inherit(made, self.like)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .function import Function
     from .strategy import NodeStrategy
 
+DOMAIN = "irpar"
+"""The domain of irpar's own operators: collectives, and Return, which every graph ends with."""
 Phase = Literal["forward", "backward", "optimizer"]
 Place = Literal["device", "host"]
 
@@ -23,7 +25,7 @@ class Node:
     """One operation.
 
     Attributes:
-        domain: operator domain; "" is ai.onnx, "irpar" irpar's own.
+        domain: operator domain; "" is ai.onnx, `DOMAIN` irpar's own.
         op_type: operator name.
         version: the opset version of the domain that the node follows.
         attributes: name to value; change them through `set_attribute` where nested graphs are involved.
@@ -126,7 +128,7 @@ class Node:
     @property
     def is_return(self) -> bool:
         """True for the node that holds a graph's results."""
-        return self.op_type == "Return" and self.domain == "irpar"
+        return self.op_type == "Return" and self.domain == DOMAIN
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -302,7 +304,7 @@ class Graph:
         self.ranks: tuple[int, ...] = ()
         self.doc = ""
         self.metadata: dict[str, str] | None = None
-        self.return_node = Node("Return", domain="irpar", results=0)
+        self.return_node = Node("Return", domain=DOMAIN, results=0)
         self.return_node.graph = self
         self._first: Node | None = None
         self._last: Node | None = None

@@ -10,7 +10,7 @@ from irpar.sharding import IrparError
 
 from .attributes import Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types
 from .function import Function
-from .graph import Graph, Node
+from .graph import DOMAIN, Graph, Node
 from .module import Module
 from .tensor import Tensor
 from .types import InflightType, OptionalType, SequenceType, TensorType, UnknownType
@@ -208,7 +208,7 @@ class _RootVerifier:
 
     def _inflight(self, value: Value) -> Iterator[str]:
         readers = [node for node, _ in value._uses]
-        waits = [node for node in readers if node.domain == "irpar" and node.op_type.endswith("Wait")]
+        waits = [node for node in readers if node.domain == DOMAIN and node.op_type.endswith("Wait")]
         for node in readers:
             if node not in waits:
                 yield f"is in flight, but {node!r} reads it without waiting"
@@ -240,7 +240,7 @@ class _RootVerifier:
             yield from self._attributes(node.attributes)
         if node.callee is not None:
             yield from self._call(node, node.callee)
-        elif node.domain == "irpar":
+        elif node.domain == DOMAIN:
             yield from self._irpar(node)
         for check in _CHECKS.get((node.domain, node.op_type), ()):
             yield from check(self.module, node)

@@ -7,6 +7,7 @@ import onnx
 from onnx import TensorProto, defs
 
 from irpar.ir import (
+    DOMAIN,
     IRPAR_OPSET,
     UNKNOWN,
     DType,
@@ -122,7 +123,7 @@ def _opsets(module: Module, graph: Graph) -> dict[str, int]:
     for inner in graph.graphs():
         for node in inner:
             if node.domain not in opsets:
-                opsets[node.domain] = IRPAR_OPSET if node.domain == "irpar" else max(node.version, 1)
+                opsets[node.domain] = IRPAR_OPSET if node.domain == DOMAIN else max(node.version, 1)
     for function in module.functions.values():
         opsets.setdefault(function.domain, 1)
         for domain, version in function.opsets.items():

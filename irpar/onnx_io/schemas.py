@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import defs
 
-from irpar.ir import IRPAR_OPSET
+from irpar.ir import DOMAIN, IRPAR_OPSET
 from irpar.ops.collectives import COLLECTIVES, CollectiveOp
 
 _ALL_TENSORS = sorted(
@@ -63,7 +63,7 @@ def _schema(name: str, op: CollectiveOp) -> defs.OpSchema:
     identified = () if op.kind is None else ("id",)
     schema = defs.OpSchema(
         name,
-        "irpar",
+        DOMAIN,
         IRPAR_OPSET,
         op.does,
         inputs=[defs.OpSchema.FormalParameter("x", "T", "what this device gives")],
@@ -82,5 +82,5 @@ def _schema(name: str, op: CollectiveOp) -> defs.OpSchema:
 def register() -> None:
     """Tell onnx of irpar's operators, once in a process."""
     for name, op in COLLECTIVES.items():
-        if not defs.has(name, "irpar"):
+        if not defs.has(name, DOMAIN):
             defs.register_schema(_schema(name, op))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import TensorProto, helper, version_converter
 
-from irpar.ir import IRPAR_OPSET, DType
+from irpar.ir import DOMAIN, IRPAR_OPSET, DType
 from irpar.ir.text.lexer import MOST_VERSION
 
 from .errors import OnnxError, text_of
@@ -62,9 +62,9 @@ def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
             f"opset {found['']} is newer than irpar reads ({OLDEST_OPSET} to {NEWEST_OPSET})",
             do=f"export the model with opset {NEWEST_OPSET}",
         )
-    if found.get("irpar", 0) > IRPAR_OPSET:
+    if found.get(DOMAIN, 0) > IRPAR_OPSET:
         raise OnnxError(
-            f"the model uses version {found['irpar']} of irpar's operators, this irpar knows {IRPAR_OPSET}",
+            f"the model uses version {found[DOMAIN]} of irpar's operators, this irpar knows {IRPAR_OPSET}",
             do="use the irpar that wrote it, or a newer one",
         )
     return found

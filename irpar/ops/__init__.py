@@ -2,17 +2,8 @@
 
 from . import collective_checks  # noqa: F401 - the verifier's checks are there as soon as operators are
 from .bodies import OPEN_BODIES, has_open_bodies, holds_collectives
-from .registry import (
-    OpDef,
-    define,
-    definition,
-    definitions,
-    factor_rule,
-    flops,
-    other_rules,
-    program_factors,
-    program_of,
-)
+from .op_def import OpDef, definition, definitions, traits, traits_of_operator
+from .registry import define, factor_rule, flops, other_rules, program_factors, program_of
 from .replicate_only import why_replicated
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
 
@@ -34,6 +25,8 @@ __all__ = [
     "program_factors",
     "program_of",
     "reshape_factors",
+    "traits",
+    "traits_of_operator",
     "whole",
     "why_replicated",
 ]

@@ -26,7 +26,8 @@ from .local_programs import ring_attention
 from .local_programs.attention import LOCAL_PROGRAM
 from .local_programs.cached_attention import CACHED
 from .local_programs.program import LocalProgram
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
 SOFTMAX_FLOPS = 5

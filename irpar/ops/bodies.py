@@ -2,6 +2,8 @@
 
 from irpar.ir import Node
 
+from .op_def import traits
+
 OPEN_BODIES = frozenset({("", "If"), ("", "Loop"), ("", "Scan")})
 """(domain, operator); others that hold graphs run them whole."""
 
@@ -13,4 +15,6 @@ def has_open_bodies(node: Node) -> bool:
 
 def holds_collectives(node: Node) -> bool:
     """True for collectives, and for nodes whose bodies hold some."""
-    return node.domain == "irpar" or any(holds_collectives(inner) for body in node.nested_graphs() for inner in body)
+    if not traits(node).is_compute:
+        return True
+    return any(holds_collectives(inner) for body in node.nested_graphs() for inner in body)

@@ -17,7 +17,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 DOMAIN = "ai.onnx.ml"

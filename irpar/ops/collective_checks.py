@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from irpar.ir import Module, Node, Strings, register_check, tensor_type
+from irpar.ir import DOMAIN, Module, Node, Strings, register_check, tensor_type
 from irpar.sharding import REDUCTIONS, Axis, Sharding, ShardingError, check_disjoint, common_atoms, is_permutation
 
-from .collectives import COLLECTIVES, DOMAIN, FREE, collective_axes
+from .collectives import COLLECTIVES, FREE, collective_axes
 from .facts import ints_attribute, text_attribute
-from .registry import definition
+from .op_def import definition
 
 Atoms = tuple[Axis, ...]
 State = tuple[tuple[Atoms, ...], frozenset[Axis]]

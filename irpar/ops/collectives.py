@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from irpar.ir import Graph, InflightType, Node, Shape, Type, Value
+from irpar.ir import DOMAIN, Graph, InflightType, Node, Shape, Type, Value
 from irpar.ir.attributes import Strings
 from irpar.sharding import Axis, Mesh, ceil_div, ceil_shape
 
 from .coords import root_of
 from .facts import CannotTellError, int_attribute, ints_attribute, needed, tensor_of
-from .registry import OpDef, define
-
-DOMAIN = "irpar"
+from .op_def import OpDef, traits
+from .registry import define
 
 
 def collective_axes(node: Node) -> tuple[Axis, ...]:
@@ -276,7 +275,8 @@ FREE = frozenset(COLLECTIVES.keys() - KINDS.keys())
 
 def sends(node: Node) -> bool:
     """True for a collective that sends, which has a kind and an id; those in `FREE` do not."""
-    return node.domain == DOMAIN and node.op_type in KINDS
+    known = traits(node)
+    return known.collective and known.communicates
 
 
 def number_collectives(graph: Graph) -> None:
@@ -286,7 +286,7 @@ def number_collectives(graph: Graph) -> None:
     """
     number = 0
     for node in graph.walk():
-        if node.domain == DOMAIN and node.op_type not in FREE:
+        if traits(node).communicates:
             node.set_attribute("id", number)
             number += 1
 
@@ -319,7 +319,7 @@ def _infer_wait(node: Node) -> Sequence[Type]:
 
 
 for _name, _collective in COLLECTIVES.items():
-    define(OpDef(DOMAIN, _name, _infer(_collective.shape)))
+    define(OpDef(DOMAIN, _name, _infer(_collective.shape), collective=True, communicates=_name in KINDS))
 for _name, _begun in STARTED.items():
-    define(OpDef(DOMAIN, _name, _infer_started(COLLECTIVES[_begun].shape)))
-define(OpDef(DOMAIN, WAIT, _infer_wait))
+    define(OpDef(DOMAIN, _name, _infer_started(COLLECTIVES[_begun].shape), communicates=True, starts=True))
+define(OpDef(DOMAIN, WAIT, _infer_wait, communicates=True, waits=True))

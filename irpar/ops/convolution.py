@@ -22,7 +22,8 @@ from .facts import (
 from .local import add_bias_once
 from .local_programs.transpose import TRANSPOSED
 from .local_programs.window import WINDOWS
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 

@@ -1,4 +1,4 @@
-"""What a node does beyond its results: chance, communication, training state."""
+"""What a node does beyond its results: chance and communication."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -7,22 +7,12 @@ import onnx
 
 from irpar.ir import Function, Node
 
-from .collectives import FREE, KINDS
-
-COLLECTIVES = frozenset(KINDS)
-"""Collectives that all members of a group take part in."""
-
-_ANYWHERE_PURE = FREE | {"Return"}
-
-# ONNX counts these among the non-deterministic, though they are as deterministic as what they hold or read.
-_DETERMINISTIC = frozenset({"If", "Loop", "Scan", "SequenceMap", "AffineGrid"})
+from .op_def import definition, traits
 
 
 @cache
 def schema_of(domain: str, op_type: str, version: int) -> "onnx.defs.OpSchema | None":
     """ONNX's schema of an operator, or None; version 0 (not known) means the newest."""
-    if domain == "irpar":
-        return None
     try:
         if version:
             return onnx.defs.get_schema(op_type, version, domain)
@@ -57,45 +47,40 @@ def _reached(node: Node) -> Iterator[Node]:
 
 
 def _is_deterministic_alone(node: Node) -> bool:
-    """The same, without what the node holds or calls."""
-    if node.callee is not None or node.domain == "irpar":
-        return True
-    if node.identity == ("", "Dropout"):
-        return not _may_train(node)
-    return _is_deterministic_op(node.domain, node.op_type, node.version)
+    """The same, without what the node holds or calls; False for an operator that nobody knows."""
+    return node.callee is not None or node.is_return or _is_random(node) is False
 
 
-@cache
-def _is_deterministic_op(domain: str, op_type: str, version: int) -> bool:
-    schema = schema_of(domain, op_type, version)
+def _is_random(node: Node) -> bool | None:
+    """By its definition, else as ONNX says; None where neither knows. What holds graphs is as these are."""
+    found = definition(node)
+    if found is not None:
+        return found.random if isinstance(found.random, bool) else found.random(node)
+    schema = schema_of(node.domain, node.op_type, node.version)
     if schema is None:
-        return False
-    random = schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
-    return not random or (domain == "" and op_type in _DETERMINISTIC)
+        return None
+    draws = schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
+    return draws and not any(True for _ in node.nested_graphs())
 
 
 def draws_random_numbers(node: Node) -> bool:
-    """True where ONNX says that equal operands need not give equal results; bodies and callees are looked into."""
-    return any(
-        schema_of(inner.domain, inner.op_type, inner.version) is not None and not _is_deterministic_alone(inner)
-        for inner in _reached(node)
-    )
+    """True where equal operands need not give equal results; bodies and callees are looked into."""
+    return any(inner.callee is None and not inner.is_return and _is_random(inner) for inner in _reached(node))
 
 
-def _may_train(node: Node) -> bool:
-    """True for a Dropout whose operand `training_mode` is there and not known to be false."""
-    mode = node.operands[2] if len(node.operands) > 2 else None
-    return mode is not None and (mode.data is None or bool(mode.data.numpy().any()))
+def is_compute(node: Node) -> bool:
+    """True for what a device does by itself: no collective, nothing that other ranks take part in, no Return."""
+    return not node.is_return and traits(node).is_compute
+
+
+def is_collective(node: Node) -> bool:
+    """True for collectives, those that send nothing among them; not for their started forms."""
+    return traits(node).collective
 
 
 def is_communication(node: Node) -> bool:
-    """True for ops of irpar that other ranks take part in: collectives, Send and Recv, started forms, Wait."""
-    return node.domain == "irpar" and node.op_type not in _ANYWHERE_PURE
-
-
-def is_point_to_point(node: Node) -> bool:
-    """True for communication that must stay even where its result is not used, since another rank waits for it."""
-    return is_communication(node) and node.op_type not in COLLECTIVES
+    """True for ops that other ranks take part in: collectives that send, their started forms, waits, Send, Recv."""
+    return traits(node).communicates
 
 
 def communicates(node: Node) -> bool:

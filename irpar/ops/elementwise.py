@@ -1,6 +1,7 @@
 """Elementwise operators: unary, binary with broadcasting, comparisons, logic, selection and casts."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from irpar.ir import DType, Node, TensorType, Type
@@ -18,7 +19,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import FactorRule, RuleBuilder, broadcast_rule, whole
 
 UNARY = (
@@ -69,17 +71,18 @@ def _cost_variadic(node: Node) -> int:
     return (len(node.operands) - 1 + extra) * prod(result_shape(node))
 
 
+_elementwise = partial(OpDef, "", is_elementwise=True)
 for _name in UNARY:
-    define(OpDef("", _name, same_type, rule_broadcast, per_element(1)))
+    define(_elementwise(_name, same_type, rule_broadcast, per_element(1)))
 for _name in BINARY:
-    define(OpDef("", _name, infer_broadcast, rule_broadcast, per_element(1)))
+    define(_elementwise(_name, infer_broadcast, rule_broadcast, per_element(1)))
 for _name in (*COMPARISONS, *TESTS):
-    define(OpDef("", _name, infer_comparison, rule_broadcast, per_element(1)))
+    define(_elementwise(_name, infer_comparison, rule_broadcast, per_element(1)))
 for _name in VARIADIC:
-    define(OpDef("", _name, infer_broadcast, rule_broadcast, _cost_variadic))
-define(OpDef("", "Where", _infer_where, rule_broadcast, per_element(1)))
-define(OpDef("", "Identity", same_type, rule_broadcast))
-define(OpDef("", "SwiGLU", same_type, rule_broadcast, per_element(3)))
+    define(_elementwise(_name, infer_broadcast, rule_broadcast, _cost_variadic))
+define(_elementwise("Where", _infer_where, rule_broadcast, per_element(1)))
+define(OpDef("", "Identity", same_type, rule_broadcast, view=True, moves_elements=True))
+define(_elementwise("SwiGLU", same_type, rule_broadcast, per_element(3)))
 
 
 # -- Clip: bounds are scalars, left out or not --------------------------------------------------------------------
@@ -97,7 +100,7 @@ def rule_scalars(node: Node) -> FactorRule:
     return rule.done([dims, *others], [dims] * len(node.results))
 
 
-define(OpDef("", "Clip", _infer_first, rule_scalars, per_element(2)))
+define(_elementwise("Clip", _infer_first, rule_scalars, per_element(2)))
 
 
 # -- Cast, CastLike -----------------------------------------------------------------------------------------------
@@ -120,7 +123,7 @@ def _rule_cast_like(node: Node) -> FactorRule:
 
 
 for _name in ("Cast", "BitCast"):
-    define(OpDef("", _name, _infer_cast, rule_broadcast))
+    define(_elementwise(_name, _infer_cast, rule_broadcast))
 define(OpDef("", "CastLike", _infer_cast_like, _rule_cast_like))
 
 
@@ -142,4 +145,4 @@ def _rule_dropout(node: Node) -> FactorRule | None:
     return None if is_random_dropout(node) else rule_scalars(node)
 
 
-define(OpDef("", "Dropout", _infer_dropout, _rule_dropout))
+define(OpDef("", "Dropout", _infer_dropout, _rule_dropout, random=is_random_dropout))

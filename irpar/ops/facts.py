@@ -20,6 +20,8 @@ from irpar.ir import (
     tensor_type,
 )
 
+from .op_def import traits
+
 
 class CannotTellError(Exception):
     """A definition has no answer for this node: something is not constant, not known, or not covered."""
@@ -163,7 +165,7 @@ def data_of(value: Value) -> Tensor | None:
     In global view a collective changes how a value lies, and not its numbers.
     """
     origin = value
-    while origin.data is None and origin.node is not None and origin.node.domain == "irpar":
+    while origin.data is None and origin.node is not None and traits(origin.node).collective:
         (origin,) = origin.node.inputs
     # The block of a constant that a part was loaded with is not what is gathered of it.
     return origin.data if origin.type == value.type else None

@@ -24,7 +24,8 @@ from .facts import (
 from .indexing import infer_gather_nd, localize_gather_nd, rule_gather_nd
 from .local_programs.normalization import LOCAL_PROGRAMS
 from .microsoft import microsoft
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
 
 # -- elementwise ----------------------------------------------------------------------------------------------------
@@ -41,6 +42,7 @@ ELEMENTWISE = {
     "ScaledSiLU": 2,
 }
 """Operators whose operands broadcast to the first, and what an element counts."""
+_UNARY = frozenset({"Gelu", "QuickGelu"})
 
 
 def _infer_hash(node: Node) -> Sequence[Type]:
@@ -63,7 +65,13 @@ def _rule_complex(node: Node) -> FactorRule:
 
 for _name, _flops in ELEMENTWISE.items():
     _rule = _rule_complex if _name.startswith("Complex") else rule_broadcast
-    microsoft(_name, infer_broadcast if _name.startswith("Complex") else same_type, _rule, per_element(_flops))
+    microsoft(
+        _name,
+        infer_broadcast if _name.startswith("Complex") else same_type,
+        _rule,
+        per_element(_flops),
+        is_elementwise=_name in _UNARY,
+    )
 microsoft("MurmurHash3", _infer_hash, rule_broadcast)
 
 

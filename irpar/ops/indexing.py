@@ -36,7 +36,8 @@ from .facts import (
 from .local import add_bias_once, typed_like
 from .local_programs.shape import COMPRESS, chosen
 from .neutral import neutral
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 
 # -- Gather ---------------------------------------------------------------------------------------------------------
@@ -126,7 +127,8 @@ def _with_dims(value: Value, count: int, builder: Builder) -> Value:
     return builder.op("Unsqueeze", [value, last], type=TensorType(value.dtype, (*value.shape, *[1] * count)))
 
 
-define(OpDef("", "Gather", _infer_gather, _rule_gather, localize=_localize_gather))
+_table = partial(OpDef, "", moves_elements=True, looks_up=True)
+define(_table("Gather", _infer_gather, _rule_gather, localize=_localize_gather))
 
 
 # -- GatherElements, GatherND ---------------------------------------------------------------------------------------
@@ -193,8 +195,8 @@ def localize_gather_nd(whole_node: Node, local: Node, builder: Builder) -> list[
     return [_looked_up(local, index, inside, partial(at.known, builder), trailing, builder)]
 
 
-define(OpDef("", "GatherElements", _infer_gather_elements, _rule_gather_elements, localize=_localize_gather))
-define(OpDef("", "GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd))
+define(_table("GatherElements", _infer_gather_elements, _rule_gather_elements, localize=_localize_gather))
+define(_table("GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd))
 
 
 # -- OneHot ---------------------------------------------------------------------------------------------------------
@@ -390,5 +392,7 @@ def _rule_compress(node: Node) -> FactorRule:
     return rule.done([rule.dims(shape, Kind.REPLICATE), whole(1)], [[()]])
 
 
-define(OpDef("", "ReverseSequence", same_type, _rule_reverse_sequence))
-define(OpDef("", "Compress", _infer_compress, _rule_compress, local_program=COMPRESS.local_program()))
+define(OpDef("", "ReverseSequence", same_type, _rule_reverse_sequence, moves_elements=True))
+define(
+    OpDef("", "Compress", _infer_compress, _rule_compress, local_program=COMPRESS.local_program(), moves_elements=True)
+)

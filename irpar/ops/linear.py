@@ -12,16 +12,10 @@ import numpy as np
 from irpar.ir import ArrayTensor, DType, Node, Value
 from irpar.sharding import Reduction
 
+from .op_def import traits
+
 Carriers = tuple[tuple[int, ...], ...]
 """Sets of operands that may be partial together; the result then is partial in the same way."""
-
-_MOVES = frozenset(
-    {
-        *("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand", "Tile"),
-        *("DepthToSpace", "SpaceToDepth", "Gather", "GatherElements", "GatherND", "Compress", "ReverseSequence"),
-    }
-)
-"""They move elements of their first operand: parts in the sense of any reduction stay what they are."""
 
 _JOINTLY: dict[Reduction, frozenset[str]] = {
     "sum": frozenset({"Add", "Sub", "Sum"}),
@@ -47,8 +41,8 @@ def carriers(node: Node, reduce: Reduction) -> Carriers:
     if node.domain:
         find = _MICROSOFT.get(node.op_type) if node.domain == "com.microsoft" and reduce == "sum" else None
         return () if find is None else find(node)
-    if node.op_type in _MOVES:
-        return ((0,),)
+    if traits(node).moves_elements:
+        return ((0,),)  # Parts in the sense of any reduction stay what they are.
     everyone = tuple(range(len(node.operands)))
     if node.op_type == "Concat" or node.op_type in _JOINTLY[reduce]:
         return (everyone,)

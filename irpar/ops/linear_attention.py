@@ -19,7 +19,8 @@ from .facts import (
     text_attribute,
 )
 from .microsoft import microsoft
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 # -- CausalConvWithState: each channel by itself --------------------------------------------------------------------

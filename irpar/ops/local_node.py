@@ -9,7 +9,8 @@ from irpar.ir import ArrayTensor, Builder, Node, Value
 from .bodies import holds_collectives
 from .local import typed_like
 from .neutral import neutral
-from .registry import definition, factor_rule
+from .op_def import definition
+from .registry import factor_rule
 from .rule import Kind
 
 _INLINE = 16

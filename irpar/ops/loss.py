@@ -10,7 +10,8 @@ from irpar.ir import Builder, Node, Type, Value
 from .facts import dims_of, operand, result_shape, shape_of, tensor_of
 from .local import typed_like
 from .local_programs.loss import LOCAL_PROGRAM, loss_reduction, needs_all_rows
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 _FLOPS_PER_SCORE = {"NegativeLogLikelihoodLoss": 0, "SoftmaxCrossEntropyLoss": 5}

@@ -20,7 +20,8 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 # -- MatMul: numpy's, operands of one dim included ------------------------------------------------------------------

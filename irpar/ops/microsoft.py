@@ -6,7 +6,8 @@ from irpar.ir import DType, Node, TensorType, Type
 
 from .facts import CannotTellError, tensor_of
 from .local_programs.program import LocalProgram
-from .registry import Cost, Infer, Localize, OpDef, Rule, define
+from .op_def import Cost, Infer, Localize, OpDef, Rule
+from .registry import define
 
 DOMAIN = "com.microsoft"
 
@@ -20,13 +21,14 @@ def microsoft(
     *,
     dtypes: int | Callable[[Node], Sequence[DType]] = 0,
     local_program: LocalProgram | None = None,
+    is_elementwise: bool = False,
 ) -> OpDef:
     """Define an operator of com.microsoft, the dtypes of whose results are known even where `infer` cannot tell sizes.
 
     So it runs whole, where one whose results have no type at all would be refused.
 
     Args:
-        name, infer, rule, flops, localize, local_program: see `OpDef`.
+        name, infer, rule, flops, localize, local_program, is_elementwise: see `OpDef`.
         dtypes: of all results; a number for an operand that has the dtype of each.
     """
 
@@ -37,4 +39,4 @@ def microsoft(
             found = [tensor_of(node, dtypes).dtype] * len(node.results) if isinstance(dtypes, int) else dtypes(node)
             return [TensorType(dtype, None) for dtype in found[: len(node.results)]]
 
-    return define(OpDef(DOMAIN, name, answer, rule, flops, localize, local_program))
+    return define(OpDef(DOMAIN, name, answer, rule, flops, localize, local_program, is_elementwise=is_elementwise))

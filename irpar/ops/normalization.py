@@ -24,7 +24,8 @@ from .local_programs.normalization import GROUPS
 from .local_programs.normalization import LOCAL_PROGRAMS as STATISTICS
 from .local_programs.program import LocalProgram
 from .local_programs.search import LOCAL_PROGRAMS as SEARCHES
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
 LOCAL_PROGRAMS: dict[str, LocalProgram] = {**STATISTICS, **SEARCHES}

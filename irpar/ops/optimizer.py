@@ -6,7 +6,8 @@ from math import prod
 from irpar.ir import Node, Type
 
 from .facts import CannotTellError, needed, shape_of, shapes_of
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, RuleBuilder, whole
 
 KEPT = {"Adagrad": 1, "Momentum": 1, "Adam": 2}

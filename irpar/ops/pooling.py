@@ -25,7 +25,8 @@ from .facts import (
 from .local import typed_like
 from .local_programs.normalization import LOCAL_PROGRAMS
 from .local_programs.window import WINDOWS
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import FactorRule, Kind, RuleBuilder, whole
 
 

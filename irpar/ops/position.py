@@ -23,7 +23,8 @@ from .facts import (
 )
 from .local import set_target, typed_like
 from .microsoft import microsoft
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import FactorRule, Kind, RuleBuilder, whole
 
 # -- Shape, Size, Range, ConstantOfShape ----------------------------------------------------------------------------
@@ -84,8 +85,8 @@ def _infer_range(node: Node) -> Sequence[Type]:
     return [TensorType(dtype, (len(range(start, limit, delta)),))]
 
 
-define(OpDef("", "Shape", _infer_shape, _rule_sizes, localize=_localize_sizes))
-define(OpDef("", "Size", _infer_size, _rule_sizes, localize=_localize_sizes))
+define(OpDef("", "Shape", _infer_shape, _rule_sizes, localize=_localize_sizes, reads_sizes=True))
+define(OpDef("", "Size", _infer_size, _rule_sizes, localize=_localize_sizes, reads_sizes=True))
 # A Range of constants is folded; what is left of them has no rule.
 define(OpDef("", "Range", _infer_range))
 define(
@@ -198,5 +199,5 @@ def _rule_space_to_depth(node: Node) -> FactorRule:
     return rule.done([[n, channels, h, w]], [[n, (), h, w]])
 
 
-define(OpDef("", "DepthToSpace", _infer_depth_space, _rule_depth_to_space))
-define(OpDef("", "SpaceToDepth", _infer_depth_space, _rule_space_to_depth))
+define(OpDef("", "DepthToSpace", _infer_depth_space, _rule_depth_to_space, moves_elements=True))
+define(OpDef("", "SpaceToDepth", _infer_depth_space, _rule_space_to_depth, moves_elements=True))

@@ -21,7 +21,8 @@ from .facts import (
 )
 from .matmul import matmul_dims, matmul_factors
 from .microsoft import microsoft
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
 # -- QuantizeLinear, DequantizeLinear -------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from irpar.ir import Node, Type
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of, tensor_of
 from .local_programs.directions import DIRECTIONS
 from .microsoft import microsoft
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

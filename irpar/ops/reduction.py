@@ -29,7 +29,8 @@ from .local import typed_like
 from .local_programs.integer_reductions import INTEGERS, integer_reduction
 from .local_programs.normalization import reductions
 from .local_programs.search import LOCAL_PROGRAMS
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
 PARTIAL: dict[str, Reduction] = {

@@ -1,109 +1,38 @@
-"""Operator definitions: one place that says how an op types, shards and costs, and how its local form differs."""
+"""Registering operators, and what their definitions say of a node."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
+from dataclasses import replace
 
-from irpar.ir import Builder, Node, Type, Value, tensor_type
+from irpar.ir import Node, Type, Value, tensor_type
 from irpar.sharding import IrparError
 
 from .facts import CannotTellError, refers_to_call
 from .local_programs.program import LocalProgram
+from .op_def import DEFINITIONS, Infer, OpDef, Rule, definition
 from .rule import FactorRule, Kind
 
-Infer = Callable[[Node], Sequence[Type] | None]
-Rule = Callable[[Node], FactorRule | None]
-Cost = Callable[[Node], int]
-Localize = Callable[[Node, Node, Builder], Sequence[Value] | None]
-"""Mends the local copy of a node; see `OpDef.localize`."""
 
-FAMILIES = (
-    "elementwise",
-    "matmul",
-    "reduction",
-    "normalization",
-    "shape",
-    "position",
-    "indexing",
-    "attention",
-    "convolution",
-    "pooling",
-    "resize",
-    "vision",
-    "signal",
-    "recurrent",
-    "linear_attention",
-    "quantized",
-    "loss",
-    "optimizer",
-    "text",
-    "classic",
-    "fused",
-    "fused_attention",
-    "fused_products",
-    "gated",
-    "block_quantized",
-    "qlinear",
-    "collectives",
-)
-
-
-@dataclass(frozen=True)
-class OpDef:
-    """What irpar knows of one operator.
-
-    Attributes:
-        domain, name: the operator; versions are told apart inside the functions by `node.version`.
-        infer: result types from operand types, constants and attributes; None where it cannot tell.
-        rule: the factor rule of a node with static operand and result types; None: only whole tensors.
-        flops: floating-point operations of a node with static types (an add or a multiply counts 1).
-        localize: mends the local copy of a node where the rule does not say it all. Called as
-            `localize(whole, local, builder)` after the local types are set: `whole` is the node of the global view,
-            whose operands carry whole types and the shardings that the node runs with; `local` stands in the local
-            graph already; `builder` inserts before it. Returns None when it only changed operands or attributes of
-            `local`, else one value for each result of `local`, of the same type: the caller lets these take over
-            uses, names and facts of the results and erases `local`.
-        local_program: what it does for factors that take more than to run on blocks.
-        other_programs: more of them: with rules of their own (`LocalProgram.rule`), or for nodes along whose dims
-            `local_program` does not work.
-    """
-
-    domain: str
-    name: str
-    infer: Infer | None = None
-    rule: Rule | None = None
-    flops: Cost | None = None
-    localize: Localize | None = None
-    local_program: LocalProgram | None = None
-    other_programs: tuple[LocalProgram, ...] = ()
-
-
-_DEFINITIONS: dict[tuple[str, str], OpDef] = {}
-
-
-def define(definition: OpDef) -> OpDef:
-    """Register a definition. Where its `infer` or `rule` raises CannotTellError, the registered one gives None.
+def define(made: OpDef) -> OpDef:
+    """Register a made. Where its `infer` or `rule` raises CannotTellError, the registered one gives None.
 
     A rule is asked only about tensors of known, static, non-empty shape.
 
     Raises:
         ValueError: the op has one already.
     """
-    key = (definition.domain, definition.name)
-    if key in _DEFINITIONS:
-        raise ValueError(f"{definition.domain or 'ai.onnx'}.{definition.name} is defined twice")
+    key = (made.domain, made.name)
+    if key in DEFINITIONS:
+        raise ValueError(f"{made.domain or 'ai.onnx'}.{made.name} is defined twice")
     guarded = replace(
-        definition,
-        infer=definition.infer and _guarded_infer(definition.infer),
-        rule=definition.rule and _guarded_rule(definition.rule),
+        made,
+        infer=made.infer and _guarded_infer(made.infer),
+        rule=made.rule and _guarded_rule(made.rule),
         other_programs=tuple(
-            replace(program, rule=program.rule and _guarded_rule(program.rule)) for program in definition.other_programs
+            replace(program, rule=program.rule and _guarded_rule(program.rule)) for program in made.other_programs
         ),
     )
-    _DEFINITIONS[key] = guarded
+    DEFINITIONS[key] = guarded
     return guarded
 
 
@@ -180,27 +109,6 @@ def _is_plain(value: Value) -> bool:
 def _is_empty_list(value: Value) -> bool:
     """True for a constant such as `axes = []`."""
     return value.data is not None and value.data.shape == (0,)
-
-
-@cache
-def _load() -> None:
-    """Import all families, and those of other packages (entry point group `irpar.ops`)."""
-    for family in FAMILIES:
-        import_module(f"{__package__}.{family}")
-    for entry in entry_points(group="irpar.ops"):
-        entry.load()
-
-
-def definition(node: Node) -> OpDef | None:
-    """The definition of a node's operator, or None."""
-    _load()
-    return None if node.callee is not None else _DEFINITIONS.get((node.domain, node.op_type))
-
-
-def definitions() -> tuple[OpDef, ...]:
-    """All definitions."""
-    _load()
-    return tuple(_DEFINITIONS.values())
 
 
 def factor_rule(node: Node) -> FactorRule | None:

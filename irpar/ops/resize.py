@@ -18,7 +18,8 @@ from .facts import (
 )
 from .local import set_target
 from .local_programs.resize import RESIZE, is_crop, named_dims, policy_of, resized_dims, scales_of, sizes_of
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import FactorRule, moving_rule
 
 TAPS = {"nearest": 0, "linear": 2, "cubic": 4}

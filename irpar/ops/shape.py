@@ -1,6 +1,7 @@
 """Operators that move data without computing: shapes, order, joining and cutting."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from irpar.ir import Builder, Dim, Expr, Node, Type, Value
 from irpar.ir.dims import exact_div, product_of
@@ -28,7 +29,8 @@ from .facts import (
 )
 from .local import set_target, typed_like
 from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, reshape_factors, whole
 
 # -- Transpose ------------------------------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ def _rule_transpose(node: Node) -> FactorRule:
     return rule.done([dims], [[dims[dim] for dim in _permutation(node, len(dims))]])
 
 
-define(OpDef("", "Transpose", _infer_transpose, _rule_transpose))
+define(OpDef("", "Transpose", _infer_transpose, _rule_transpose, moves_elements=True))
 
 
 # -- Reshape, Flatten, Squeeze, Unsqueeze ---------------------------------------------------------------------------
@@ -169,10 +171,11 @@ def _infer_unsqueeze(node: Node) -> Sequence[Type]:
     return [tensor_of(node, 0).with_shape(tuple(dims))]
 
 
-define(OpDef("", "Reshape", _infer_reshape, _rule_reshape, localize=_localize_reshape))
-define(OpDef("", "Flatten", _infer_flatten, _rule_reshape))
-define(OpDef("", "Squeeze", _infer_squeeze, _rule_reshape, localize=_localize_squeeze))
-define(OpDef("", "Unsqueeze", _infer_unsqueeze, _rule_reshape))
+_view = partial(OpDef, "", view=True, moves_elements=True)
+define(_view("Reshape", _infer_reshape, _rule_reshape, localize=_localize_reshape))
+define(_view("Flatten", _infer_flatten, _rule_reshape))
+define(_view("Squeeze", _infer_squeeze, _rule_reshape, localize=_localize_squeeze))
+define(_view("Unsqueeze", _infer_unsqueeze, _rule_reshape))
 
 
 # -- Concat, Split --------------------------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ def _rule_split(node: Node) -> FactorRule:
 
 
 define(OpDef("", "Concat", _infer_concat, _rule_concat, local_program=CONCAT.local_program()))
-define(OpDef("", "Split", _infer_split, _rule_split, local_program=SPLIT.local_program()))
+define(OpDef("", "Split", _infer_split, _rule_split, local_program=SPLIT.local_program(), moves_elements=True))
 
 
 # -- Slice, Pad, Tile, Expand ---------------------------------------------------------------------------------------
@@ -287,7 +290,7 @@ def _rule_slice(node: Node) -> FactorRule:
     return moving_rule(shapes_of(node), result_shape(node), partial)
 
 
-define(OpDef("", "Slice", _infer_slice, _rule_slice, local_program=SLICE.local_program()))
+define(OpDef("", "Slice", _infer_slice, _rule_slice, local_program=SLICE.local_program(), moves_elements=True))
 
 
 def _infer_pad(node: Node) -> Sequence[Type]:
@@ -325,7 +328,7 @@ def _rule_tile(node: Node) -> FactorRule:
     )
 
 
-define(OpDef("", "Tile", _infer_tile, _rule_tile, local_program=TILE.local_program()))
+define(OpDef("", "Tile", _infer_tile, _rule_tile, local_program=TILE.local_program(), moves_elements=True))
 
 
 def _infer_expand(node: Node) -> Sequence[Type]:
@@ -351,4 +354,4 @@ def _localize_target(index: int) -> Callable[[Node, Node, Builder], None]:
     return hook
 
 
-define(OpDef("", "Expand", _infer_expand, _rule_expand, localize=_localize_target(1)))
+define(OpDef("", "Expand", _infer_expand, _rule_expand, localize=_localize_target(1), moves_elements=True))

@@ -6,7 +6,8 @@ from irpar.ir import DType, Node, TensorType, Type
 
 from .elementwise import infer_broadcast, infer_comparison, rule_broadcast
 from .facts import CannotTellError, dims_of, ints_attribute, result_shape, shape_of
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import FactorRule, Kind, RuleBuilder
 
 define(OpDef("", "StringConcat", infer_broadcast, rule_broadcast))

@@ -21,7 +21,8 @@ from .facts import (
 from .local import set_target
 from .local_programs.shape import CENTER_CROP_PAD, crop_targets
 from .microsoft import microsoft
-from .registry import OpDef, define
+from .op_def import OpDef
+from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 
 # -- AffineGrid, GridSample -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from irpar.ir import Function, Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives
 from irpar.ops.collectives import STARTED, WAIT
+from irpar.ops.effects import is_compute
 
 from .engines.control_flow import TRIPS
 from .errors import ProgramError
@@ -135,8 +136,8 @@ class Program:
 
 
 def is_collective(node: Node) -> bool:
-    """True for nodes of the domain `irpar`."""
-    return node.domain == "irpar"
+    """True for what is executed among ranks, or cannot be: everything but compute."""
+    return not is_compute(node)
 
 
 def called_functions(nodes: Iterable[Node]) -> dict[Function, None]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from irpar.ir import DType, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
 from irpar.kernels import Kernel
+from irpar.ops import traits
 from irpar.runtime.engines.arrays import Arrays, Reads
 from irpar.runtime.engines.base import EngineSettings
 from irpar.runtime.engines.bodies import Body, Scope
@@ -28,13 +29,12 @@ _DEFAULT_FLOAT = {"stash_type": 1, "output_datatype": 1}
 
 _EXACT = frozenset(
     {
-        *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand", "Tile", "Concat"),
-        *("Split", "Gather", "GatherND", "GatherElements", "ScatterND", "ScatterElements", "Where", "Pad", "Trilu"),
+        *("Concat", "ScatterND", "ScatterElements", "Where", "Pad", "Trilu"),
         *("Max", "Min", "Clip", "Relu", "Neg", "Abs", "ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool", "TopK"),
-        *("Constant", "ConstantOfShape", "DepthToSpace", "SpaceToDepth", "Floor", "Ceil", "Round", "Sign", "OneHot"),
+        *("Constant", "ConstantOfShape", "Floor", "Ceil", "Round", "Sign", "OneHot"),
     }
 )
-"""Operators that round nothing: their results are elements of their operands, or whole numbers."""
+"""Operators that round nothing, beside those that move elements: their results are elements, or whole numbers."""
 
 
 class WideArrays(Arrays):
@@ -162,7 +162,7 @@ class NudgedArrays(PlainArrays):
     def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
         """A kernel whose results are nudged, where it computes at all."""
         compute = super().kernel(node, kernel, attributes)
-        return compute if node.op_type in _EXACT else self._nudging(compute)
+        return compute if traits(node).moves_elements or node.op_type in _EXACT else self._nudging(compute)
 
     def without_kernel(self, node: Node) -> Operation:
         """The node in ONNX Runtime, with its results nudged."""

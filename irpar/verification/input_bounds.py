@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import DType, Graph, Node, Value, dtype_of_onnx, tensor_type
+from irpar.ops import traits
 
-_DATA_MOVERS = frozenset(
-    {
-        *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand", "Tile"),
-        *("Concat", "Split", "Gather", "GatherND", "GatherElements", "Where", "Pad", "Max", "Min", "Trilu", "Clip"),
-    }
-)
-"""Ops whose results hold elements of their operands."""
+_JOINS = frozenset({"Concat", "Where", "Pad", "Max", "Min", "Trilu"})
+"""Ops whose results hold elements of all their operands."""
 _COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 _ARITHMETIC = frozenset(
     {
@@ -147,9 +143,11 @@ def _of_onnx_use(node: Node, index: int, seen: set[Value]) -> Bounds:
         return Bounds(points=_compared_with(node, index))
     if index >= _SIDE_PLACES.get(kind, len(node.operands)):
         return NARROW
-    if kind in _DATA_MOVERS:
-        if kind in ("Gather", "GatherND", "GatherElements", "Slice", "Clip") and index > 0:
-            return Bounds() if kind == "Clip" else NARROW
+    if kind == "Clip" and index > 0:
+        return Bounds()
+    if traits(node).moves_elements or kind == "Clip":
+        return NARROW if index > 0 else _of_results(node, seen)
+    if kind in _JOINS:
         return _of_results(node, seen)
     if kind in _ARITHMETIC:
         return _of_arithmetic(node, index, seen)

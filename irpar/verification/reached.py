@@ -18,15 +18,13 @@ import onnx
 from onnx import AttributeProto, helper
 
 from irpar.ir import Graph
+from irpar.ops import traits_of_operator
 from irpar.process import import_native
 from irpar.sharding import IrparError
 
 from .original import Original, first_line, run_session
 
 _MARK = "irpar.ran."
-_WHOLE = frozenset({"Shape", "Size"})
-"""Operators whose results depend on the shapes of their operands alone."""
-
 
 _Key = tuple[str, str, str]
 """Domain, name and overload of a function."""
@@ -201,7 +199,7 @@ class _Finder:
             reads = any(name in moving for name in (*node.input, *_captured(node)))
             for attribute in _bodies(node):
                 self._body(node, attribute, moving)
-            if reads and node.op_type not in _WHOLE:
+            if reads and not traits_of_operator(node.domain, node.op_type).reads_sizes:
                 moving.update(name for name in node.output if name)
 
     def _body(self, node: onnx.NodeProto, attribute: AttributeProto, moving: set[str]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from irpar.ir import Graph, Node, Value, captured_or_read, tensor_type
-from irpar.ops.collectives import DOMAIN, WAIT
+from irpar.ir import DOMAIN, Graph, Node, Value, captured_or_read, tensor_type
+from irpar.ops import traits
+from irpar.ops.collectives import WAIT
 from irpar.sharding import IrparError
 from irpar.units import count_text
 
@@ -41,8 +42,6 @@ _GRIDS = frozenset({"Round", "Floor", "Ceil", "QuantizeLinear", "DynamicQuantize
 _REDUCED_OR_MOVED = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 _WHOLE = frozenset({*_REDUCED_OR_MOVED, *(f"{name}Start" for name in _REDUCED_OR_MOVED), WAIT})
 """Collectives whose results are the tensor that they read, in another sharding; a permutation may send edges alone."""
-_SHAPES = frozenset({"Shape", "Size"})
-"""Operators that read nothing of the numbers."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ def decides(node: Node) -> bool:
     bodies = [*node.nested_graphs(), *([node.callee.graph] if node.callee is not None else ())]
     if bodies:
         return any(decides(inner) for body in bodies for inner in body)
-    if node.op_type in _SHAPES:
+    if traits(node).reads_sizes:
         return False
     return any(_is_real(value) for value in node.inputs) and not all(_is_real(value) for value in node.results)
 

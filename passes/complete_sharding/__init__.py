@@ -11,7 +11,7 @@ from irpar.analysis.completion.placement import Axes, Placement, RuleView
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.types.symbols import require_static
 from irpar.ir import UNKNOWN, Decision, Module, Node, Value, rewrite, tensor_type
-from irpar.ops import Kind, definition
+from irpar.ops import Kind, traits
 from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
@@ -61,7 +61,7 @@ class CompleteSharding(Pass):
         require_global(module, self.name)
         require_static(module)
         for node in module.graph:
-            if definition(node) is not None and all(value.type is UNKNOWN for value in node.results):
+            if traits(node).infer is not None and all(value.type is UNKNOWN for value in node.results):
                 raise IrparError(
                     f"the types of %{node.results[0].name} and others are not known yet",
                     do="run infer-types (and fold-constants) before complete-sharding",

@@ -20,6 +20,7 @@ from irpar.analysis.completion.situation import IMPOSSIBLE, Price, Situation, co
 from irpar.analysis.cost.network import BYTES, Network
 from irpar.ir import Node, Value
 from irpar.ops import Kind
+from irpar.ops.effects import is_compute
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
@@ -148,7 +149,7 @@ class _Chooser:
         if value in self.pinned or value in self.boundary or value.is_constant or value.sharding is None:
             return False
         nodes = value.users if value.node is None else (value.node, *value.users)
-        return all(node.domain != "irpar" or node.is_return for node in nodes)
+        return all(is_compute(node) or node.is_return for node in nodes)
 
     def _find_parts(self) -> None:
         """Collect the values that could be partial: results of cut sums, and what carries them on."""

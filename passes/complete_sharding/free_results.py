@@ -13,6 +13,7 @@ from irpar.analysis.completion.placement import Placement, RuleView
 from irpar.analysis.completion.situation import Situation, costs_nothing, runs_as_said
 from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value
+from irpar.ops.effects import is_compute
 from irpar.sharding import Sharding
 
 from .rounds import passes_all_on
@@ -89,7 +90,7 @@ class _Tail:
 
     def _may_change(self, value: Value, reader: Node) -> bool:
         """Whether only one node reads a value, which nobody annotated."""
-        is_plain = value.node is not None and value.node.domain != "irpar" and value.node not in self.flow.ties
+        is_plain = value.node is not None and is_compute(value.node) and value.node not in self.flow.ties
         is_plain = is_plain and value.is_static and value.sharding is not None and not value.sharding.partial
         return is_plain and value not in self.pinned and set(value.users) == {reader}
 

@@ -23,7 +23,7 @@ from irpar.ir import (
     Value,
 )
 from irpar.ir.annotate import hand_over, matches
-from irpar.ops.effects import is_deterministic
+from irpar.ops.effects import is_compute, is_deterministic
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Sharding
 
@@ -140,7 +140,7 @@ class _Folder:
 
     def is_foldable(self, node: Node) -> bool:
         """Whether the results of a node are known now and worth keeping."""
-        if node.domain == "irpar" or node.callee is not None or not is_deterministic(node):
+        if not is_compute(node) or node.callee is not None or not is_deterministic(node):
             return False
         if any(isinstance(attribute, RefAttribute) for attribute in node.attributes.values()):
             return False
@@ -169,7 +169,7 @@ class _Folder:
 
     def is_empty(self, node: Node) -> bool:
         """Whether all results have no elements, so that nothing need be known to know them."""
-        if node.domain == "irpar" or not node.results or not _is_static(node) or not all(map(_is_empty, node.results)):
+        if not is_compute(node) or not node.results or not _is_static(node) or not all(map(_is_empty, node.results)):
             return False
         return all(map(_may_be_constant, node.results))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.explanation.joined_reasons import joined_conflict, joined_texts
-from irpar.ir import Builder, Graph, Module, Node, TensorType, Value
+from irpar.ir import DOMAIN, Builder, Graph, Module, Node, TensorType, Value
 from irpar.ops.collectives import collective_axes, number_collectives
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
@@ -98,7 +98,7 @@ class _Merge:
         row = self._op("Concat", rows, {"axis": 1}, (layout.rows, sum(widths)))
         attributes = {**first.attributes} | ({"dim": 0} if "dim" in first.attributes else {})
         shape = layout.rows_after, sum(widths)
-        sent = self._op(first.op_type, [row], attributes, shape, "irpar")
+        sent = self._op(first.op_type, [row], attributes, shape, DOMAIN)
         assert sent.node is not None
         sent.node.doc = joined_texts(node.doc for node in self.nodes)
         told = [conflict for node in self.nodes if (conflict := self.conflicts.pop(node.results[0].name, None))]

@@ -7,6 +7,7 @@ from itertools import pairwise
 from irpar.analysis.weights.fused_weights import beside, carried, columns_of
 from irpar.ir import Graph, Node, SlicedTensor, Value, place_of
 from irpar.ops.collectives import KINDS
+from irpar.ops.effects import is_compute
 
 _WITHOUT_DIM = frozenset({"AllReduce"})
 """Collectives that treat all dims alike."""
@@ -53,7 +54,7 @@ class Join:
     @property
     def communicates(self) -> bool:
         """Whether a collective is among the steps."""
-        return any(step.nodes[0].domain == "irpar" for step in self.steps)
+        return any(not is_compute(step.nodes[0]) for step in self.steps)
 
 
 def joins(graph: Graph) -> Iterator[Join]:
@@ -141,7 +142,7 @@ def _is_like(node: Node, other: Node) -> bool:
 
 def _through(node: Node, value: Value, own: int, dim: int, has_product: bool) -> tuple[int, dict[int, int]] | None:
     """The dim of the result that `dim` of an operand becomes, and the operands with it; None where joining ends."""
-    if node.domain == "irpar":
+    if not is_compute(node):
         if node.op_type not in KINDS or not has_product:
             return None
         at = node.attributes.get("dim")

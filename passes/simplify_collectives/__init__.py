@@ -15,7 +15,7 @@ from irpar.analysis.redistribution.move_trees import trees
 from irpar.analysis.redistribution.routes import routes
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops.collectives import number_collectives, sends
-from irpar.ops.effects import is_communication
+from irpar.ops.effects import is_collective, is_communication
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 
@@ -156,7 +156,7 @@ class _Equal:
         return frozenset(
             (int_attribute(node, "id"), int_attribute(known, "id"))
             for node, known in self.nodes
-            if node.domain == "irpar"
+            if is_communication(node)
         )
 
     def _may_merge(self, node: Node) -> bool:
@@ -174,6 +174,6 @@ class _Equal:
             names.update((old.name, new.name) for old, new in zip(node.results, known.results, strict=True))
             node.replace(known.results)
         for known, told in docs.items():
-            if known.domain == "irpar":
+            if is_collective(known):
                 known.doc = joined_texts(told)
         return names

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from irpar.ir import Graph, Module, Node
-from irpar.ops.collectives import COLLECTIVES, FREE
+from irpar.ops.collectives import FREE
+from irpar.ops.effects import is_collective
 from irpar.ops.facts import int_attribute
 
 _LOOPS = frozenset({"Loop", "Scan"})
@@ -33,7 +34,7 @@ def leave_loops(module: Module) -> int:
 def _movable(graph: Graph) -> Iterator[tuple[object, Node]]:
     """The collectives that may leave a loop, by what they are called in all programs."""
     for node in graph.walk():
-        if node.domain != "irpar" or node.op_type not in COLLECTIVES or node.graph is None:
+        if not is_collective(node) or node.graph is None:
             continue
         if _outside(node) is not node.graph:
             is_free = node.op_type in FREE

@@ -13,8 +13,9 @@ from irpar.analysis.explanation.move_log import MoveLog
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.redistribution.held import is_held
 from irpar.analysis.redistribution.move_rewriting import follow_instead
-from irpar.ir import Builder, Decision, Module, Node, Value
+from irpar.ir import DOMAIN, Builder, Decision, Module, Node, Value
 from irpar.ops.collectives import collective_axes, sent_bytes
+from irpar.ops.effects import is_collective, is_compute
 from irpar.ops.facts import int_attribute
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Mesh, Reduction
@@ -80,7 +81,7 @@ def _sums(nodes: Iterable[Node], mesh: Mesh, is_held: Callable[[Value], bool]) -
     found: dict[tuple[int, ...], _Sum] = {}
     taken: set[Node] = set()
     for leaf in nodes:
-        made = _sum(leaf) if leaf.domain == "irpar" and leaf.op_type == "AllReduce" else None
+        made = _sum(leaf) if leaf.identity == (DOMAIN, "AllReduce") else None
         if made is None or any(is_held(value) for node in (*made.leaves, *made.inner) for value in node.results):
             continue
         if taken.isdisjoint((*made.leaves, *made.inner)) and _is_cheaper(made, mesh):
@@ -96,7 +97,7 @@ def _sum(leaf: Node) -> _Sum | None:
         if len(value.users) != 1:
             return None
         (node,) = value.users
-        if node.domain == "irpar" or len(node.results) != 1:
+        if not is_compute(node) or len(node.results) != 1:
             return None
         made = _Sum(node, [], [])
         for places in carriers(node, way.reduce):
@@ -118,7 +119,7 @@ def _collect(node: Node, place: int, way: _Way, made: _Sum) -> bool:
     maker = None if value is None else value.node
     if value is None or maker is None or maker.graph is not node.graph or set(value.users) != {node}:
         return False
-    if maker.domain == "irpar":
+    if is_collective(maker):
         if maker.op_type != "AllReduce" or _way(maker) != way:
             return False
         if maker not in made.leaves:
@@ -167,7 +168,7 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> tuple[dict[str, str], Va
     assert made.node.graph is not None
     builder = Builder(made.node.graph, module.opsets, before=made.node.next, like=made.node)
     attributes = {"axes": [str(axis) for axis in way.axes], "reduce": way.reduce, "id": first.attributes["id"]}
-    result = builder.op("AllReduce", [value], attributes, type=value.type, domain="irpar", name=value.name)
+    result = builder.op("AllReduce", [value], attributes, type=value.type, domain=DOMAIN, name=value.name)
     if value.sharding is not None:
         result.sharding = value.sharding.with_partial(
             [axis for axis in value.sharding.partial if axis not in way.axes], value.sharding.reduce

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import irpar
-from irpar.ops import registry
+from irpar.ops.op_def import DEFINITIONS
 from irpar.ops.rule import FactorRule, Kind
 from tests.written import model_of_text
 
@@ -229,7 +229,7 @@ def partitioned(plant: Plant, folder: Path) -> irpar.Partition:
 def test_a_wrong_rule_is_told(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant = PLANTS[family]
     assert partitioned(plant, tmp_path).verify().result == "equal"
-    known = registry._DEFINITIONS["", plant.operator]
+    known = DEFINITIONS["", plant.operator]
     assert known.rule is not None
 
     def rule(node: Any, right: Any = known.rule) -> FactorRule | None:
@@ -238,7 +238,7 @@ def test_a_wrong_rule_is_told(family: str, tmp_path: Path, monkeypatch: pytest.M
 
     localize = known.localize if plant.keeps_local else None
     wrong = replace(known, rule=rule, local_program=None, other_programs=(), localize=localize)
-    monkeypatch.setitem(registry._DEFINITIONS, ("", plant.operator), wrong)
+    monkeypatch.setitem(DEFINITIONS, ("", plant.operator), wrong)
     made = partitioned(plant, tmp_path)
     assert made.verify().result == "different"
     assert made.bisect().first is not None

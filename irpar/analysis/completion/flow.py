@@ -12,6 +12,7 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.types.control_flow import runs, scan_axes
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops import has_open_bodies
+from irpar.ops.effects import is_compute
 from irpar.ops.rule import RuleBuilder, TensorFactors
 from irpar.sharding import IrparError, Mesh, Sharding
 
@@ -275,8 +276,8 @@ class Flow:
             return fits(node, self._holder_placement(node))
         if self.holder(node) is not None:
             return fits(node, self._end_placement(node))
-        # irpar's own nodes are what moves; the verifier checks them.
-        return node.domain == "irpar" or self.placement_as_it_lies(node) is not None
+        # Collectives are what moves; the verifier checks them.
+        return not is_compute(node) or self.placement_as_it_lies(node) is not None
 
     def placement_as_it_lies(self, node: Node) -> Placement | None:
         """How a node without bodies runs on blocks as its operands and results lie; None where it cannot."""

@@ -6,6 +6,7 @@ from irpar.analysis import redistribution
 from irpar.analysis.cost.network import Network
 from irpar.analysis.explanation.origins import why_given_up
 from irpar.ir import Node, Use, Value
+from irpar.ops.effects import is_compute
 from irpar.sharding import IrparError, Sharding
 
 from .flow import Flow
@@ -51,7 +52,7 @@ def _not_as_said(flow: Flow, node: Node, placement: Placement) -> IrparError:
 
 
 def _as_it_is(node: Node) -> Placement | None:
-    if node.domain != "irpar" or node.is_return:
+    if is_compute(node) or node.is_return:
         return None
     lies = [tuple(value.sharding if value else None for value in values) for values in (node.operands, node.results)]
     return Placement(lies[0], lies[1], None, ())
@@ -142,7 +143,7 @@ def cost_of_placements(
         total += sent * times
         launches += count * times
     for node, placement in placements.items():
-        if node.domain == "irpar" or placement.is_boundary or runs_free(flow.rule(node), network):
+        if not is_compute(node) or placement.is_boundary or runs_free(flow.rule(node), network):
             continue
         if _is_static(node):
             times = flow.usual_trips_of(node.graph)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from irpar.analysis.cost.network import Key, Network, add_keys
 from irpar.analysis.redistribution.routes import routes
 from irpar.ir import Node, Value
+from irpar.ops.effects import is_compute
 from irpar.sharding import Sharding
 
 from . import situation
@@ -187,7 +188,7 @@ class _Refinement:
     # -- what may change ------------------------------------------------------------------------------------------
 
     def _may_change(self, node: Node) -> bool:
-        return node.domain != "irpar" and not self.placements[node].is_boundary and self.flow.rule(node) is not None
+        return is_compute(node) and not self.placements[node].is_boundary and self.flow.rule(node) is not None
 
     def _is_moved_around(self, node: Node) -> bool:
         values = (*node.inputs, *node.results)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from irpar.analysis.memory.liveness import VIEWS, value_bytes
+from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.types.control_flow import trip_count
 from irpar.ir import Graph, Node, tensor_type
+from irpar.ops import traits
 
 from .node import node_bytes, node_flops
 
@@ -14,8 +15,6 @@ RATES = ("f64", "f32", "tf32", "bf16", "f16", "f8", "i8")
 _RATE_OF_DTYPE = {"u8": "i8", "i4": "i8", "u4": "i8", "c64": "f32", "c128": "f64"}
 _INSTEAD = {"f8": "f16", "bf16": "f16", "f16": "f32", "i8": "f32", "f64": "f32", "tf32": "f32"}
 """Where a device states no rate for a type, the one it is computed in."""
-_READS_WHAT_IT_GIVES = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-_READS_NOTHING = frozenset({"Shape", "Size"})
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,8 @@ def node_seconds(node: Node, device: Device) -> float:
     An If counts its slower branch, a Loop or Scan one trip, as in `irpar.analysis.cost.node`; what has no static type
     counts its launch alone.
     """
-    if node.domain == "irpar" or (node.domain == "" and node.op_type in VIEWS):
+    known = traits(node)
+    if known.view or not known.is_compute:
         return 0.0
     nested = [graph_seconds(graph, device) for graph in node.nested_graphs()]
     if nested:
@@ -72,11 +72,13 @@ def graph_seconds(graph: Graph, device: Device) -> float:
 
 
 def _moved_bytes(node: Node) -> int:
-    """Bytes read and written: of what is looked up only what is taken."""
-    if node.domain == "" and node.op_type in _READS_NOTHING:
+    """Bytes read and written: of what is looked up, or moved in part, only what is taken."""
+    known = traits(node)
+    if known.reads_sizes:
         return 0
-    if node.domain == "" and node.op_type in _READS_WHAT_IT_GIVES:
-        return 2 * sum(map(value_bytes, node.results)) + sum(map(value_bytes, node.inputs[1:]))
+    given = sum(map(value_bytes, node.results))
+    if known.looks_up or (known.moves_elements and given < value_bytes(node.inputs[0])):
+        return 2 * given + sum(map(value_bytes, node.inputs[1:]))
     return node_bytes(node)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from irpar.ir import Decision, Module, Node, Value
+from irpar.ops.effects import is_compute
 from irpar.sharding import Sharding
 
 from .origins import VERBS, cutting_names
@@ -142,7 +143,7 @@ class MoveLog:
     def _beside(self, op: str, value: Value, name: str, party: Node | None, origin: Value | None = None) -> Decision:
         """As another value that the axis cuts: of the node, of readers of what it gives, of what holds the body."""
         origin = origin or value
-        readers = [user for user in origin.users if user.domain != "irpar"] if origin.node is party else []
+        readers = [user for user in origin.users if is_compute(user)] if origin.node is party else []
         nodes = [] if party is None else [party, *readers]
         holders = [node.graph.parent for node in nodes if node.is_return and node.graph is not None]
         for node in (*nodes, *(holder for holder in holders if holder is not None)):

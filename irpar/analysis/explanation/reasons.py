@@ -9,6 +9,7 @@ from irpar.analysis.completion.placement import Placement
 from irpar.analysis.redistribution import Step
 from irpar.ir import Conflict, Decision, Module, Node, Value
 from irpar.ops import Kind
+from irpar.ops.effects import is_compute
 from irpar.sharding import Axis, DimSpec, Sharding
 
 from .closing_annotations import Closing, closing_annotation
@@ -214,7 +215,7 @@ class Reasons:
         meets = "" if why else self._meets(node, value, elsewhere, here)
         for other, needs in self._beside(node, value):
             held = contested.intersection(cutting_names(needs), cutting_names(other.sharding))
-            is_moved = other.sharding != needs or (other.node is not None and other.node.domain == "irpar")
+            is_moved = other.sharding != needs or (other.node is not None and not is_compute(other.node))
             if held and meets and is_moved:
                 continue  # It is moved for the same reason.
             if held:

@@ -4,10 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irpar.ir import Graph, Node, Value, captured_or_read
-from irpar.ops import holds_collectives
-
-VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-"""Ops whose result is the operand's memory under another shape."""
+from irpar.ops import holds_collectives, traits
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def _roots(graph: Graph) -> dict[Value, Value]:
     """Values that are views, and the value whose bytes they share."""
     roots: dict[Value, Value] = {}
     for node in graph:
-        if node.op_type in VIEWS and not node.domain and node.inputs:
+        if traits(node).view and node.inputs:
             source = node.inputs[0]
             roots[node.result] = roots.get(source, source)
     return roots

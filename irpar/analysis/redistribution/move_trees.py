@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from irpar.analysis.cost.network import Key, Network, add_keys
-from irpar.ir import Builder, Graph, Module, Node, Value
+from irpar.ir import DOMAIN, Builder, Graph, Module, Node, Value
 from irpar.ops.collectives import COLLECTIVES, FREE, collective_axes
+from irpar.ops.effects import is_collective
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import Sharding
 
@@ -17,7 +18,7 @@ _MOVES = COLLECTIVES.keys() - {"Broadcast"}
 
 def is_move(node: Node) -> bool:
     """True for a collective in global view that brings a value of its own graph to another sharding."""
-    if node.domain != "irpar" or node.op_type not in _MOVES:
+    if not is_collective(node) or node.op_type not in _MOVES:
         return False
     value = node.inputs[0]
     return value.owner is node.graph and value.sharding is not None and node.result.sharding is not None
@@ -60,7 +61,7 @@ def insert_step(builder: Builder, value: Value, step: Step, doc: str) -> Value:
     attributes = attributes_of(step, value.sharding)
     if step.op not in FREE:
         attributes["id"] = 0
-    result = builder.op(step.op, [value], attributes, type=value.type, domain="irpar", name=value.name)
+    result = builder.op(step.op, [value], attributes, type=value.type, domain=DOMAIN, name=value.name)
     result.sharding, result.source = step.after, value.source
     assert result.node is not None
     result.node.doc = doc
@@ -73,11 +74,11 @@ def mark_rematerialized(module: Module, nodes: Iterable[Node]) -> None:
     By the same axes, or by any where nobody but moves reads what is gathered.
     """
     for node in nodes:
-        if node.domain != "irpar" or node.op_type != "AllSlice":
+        if node.identity != (DOMAIN, "AllSlice"):
             continue
         cut = {axis.name for axis in collective_axes(node)}
         maker = node.inputs[0].node
-        while maker is not None and maker.domain == "irpar":
+        while maker is not None and is_collective(maker):
             name = maker.results[0].name
             conflict = module.conflicts.get(name)
             if (

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from irpar.ir.function import Function
-from irpar.ir.graph import Graph, Node, Phase, Place
+from irpar.ir.graph import DOMAIN, Graph, Node, Phase, Place
 from irpar.ir.module import Module
 from irpar.ir.tensor import Tensor
 from irpar.ir.value import Names, Value
@@ -302,7 +302,7 @@ class Parser:
             else:
                 version = default_version(self.opsets, domain)
         operands = self._operands()
-        if (domain, op_type) == ("irpar", "Return"):
+        if (domain, op_type) == (DOMAIN, "Return"):
             raise lexer.error("the results of a graph stand in its head, not in a Return", start)
         node = Node(op_type, operands, domain=domain, version=version or 0, results=results)
         if key is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import Builder, DType, Node, TensorType, Value
+from irpar.ir import DOMAIN, Builder, DType, Node, TensorType, Value
 from irpar.sharding import Axis, Reduction, Sharding, local_shape
 
 from ..coords import block_index, start_of_block
@@ -289,7 +289,7 @@ class ProgramWriter:
     ) -> Value:
         attributes |= {"axes": [str(axis) for axis in (self.axes if axes is None else axes)], "id": 0}
         type_ = TensorType(value.dtype, shape)
-        result = self.builder.op(op_type, [value], attributes, type=type_, domain="irpar")
+        result = self.builder.op(op_type, [value], attributes, type=type_, domain=DOMAIN)
         result.sharding, result.global_shape = after, whole
         result.source = (origin or self.origin).source
         if value.node in self.builder.made:

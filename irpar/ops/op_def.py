@@ -1,0 +1,156 @@
+"""What irpar knows of an operator, and where that is looked up."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from irpar.ir import DOMAIN, Builder, Node, Type, Value
+
+if TYPE_CHECKING:
+    from .local_programs.program import LocalProgram
+    from .rule import FactorRule
+
+Infer = Callable[[Node], Sequence[Type] | None]
+Rule = Callable[[Node], "FactorRule | None"]
+Cost = Callable[[Node], int]
+Predicate = Callable[[Node], bool]
+Gradient = Callable[[Node, Sequence[Value | None], Builder], Sequence[Value | None]]
+"""Builds the gradients of a node's operands; see `OpDef.gradient`."""
+Localize = Callable[[Node, Node, Builder], Sequence[Value] | None]
+"""Mends the local copy of a node; see `OpDef.localize`."""
+
+FAMILIES = (
+    "elementwise",
+    "matmul",
+    "reduction",
+    "normalization",
+    "shape",
+    "position",
+    "indexing",
+    "attention",
+    "convolution",
+    "pooling",
+    "resize",
+    "vision",
+    "signal",
+    "recurrent",
+    "linear_attention",
+    "quantized",
+    "loss",
+    "optimizer",
+    "random",
+    "text",
+    "classic",
+    "fused",
+    "fused_attention",
+    "fused_products",
+    "gated",
+    "block_quantized",
+    "qlinear",
+    "collectives",
+)
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """What irpar knows of one operator.
+
+    Attributes:
+        domain, name: the operator; versions are told apart inside the functions by `node.version`.
+        infer: result types from operand types, constants and attributes; None where it cannot tell.
+        rule: the factor rule of a node with static operand and result types; None: only whole tensors.
+        flops: floating-point operations of a node with static types (an add or a multiply counts 1).
+        localize: mends the local copy of a node where the rule does not say it all. Called as
+            `localize(whole, local, builder)` after the local types are set: `whole` is the node of the global view,
+            whose operands carry whole types and the shardings that the node runs with; `local` stands in the local
+            graph already; `builder` inserts before it. Returns None when it only changed operands or attributes of
+            `local`, else one value for each result of `local`, of the same type: the caller lets these take over
+            uses, names and facts of the results and erases `local`.
+        local_program: what it does for factors that take more than to run on blocks.
+        other_programs: more of them: with rules of their own (`LocalProgram.rule`), or for nodes along whose dims
+            `local_program` does not work.
+        view: the result is the first operand's memory under another shape: no element is touched.
+        moves_elements: results hold elements of the first operand alone; other operands only say which and where.
+        looks_up: of these one whose first operand is a table: it reads no more of it than it gives.
+        reads_sizes: it reads the sizes of its operands, and none of their elements.
+        is_elementwise: each element of the result is made of those at its place; operands broadcast.
+        random: equal operands need not give equal results; or asks that of a node.
+        collective: it changes how its operand is sharded and, all devices taken together, none of its numbers.
+        communicates: other ranks take part in it: collectives but for those that send nothing, their started forms
+            and the wait for them, and what is sent from rank to rank.
+        point_to_point: of those that communicate: between pairs of ranks.
+        starts: its result is in flight until it is waited for.
+        waits: it gives what was in flight.
+        gradient: builds the gradients of the operands that need one: called as `gradient(node, of_results, builder)`
+            with the gradients of the results, None for those that nothing depends on; an entry for each operand.
+    """
+
+    domain: str
+    name: str
+    infer: Infer | None = None
+    rule: Rule | None = None
+    flops: Cost | None = None
+    localize: Localize | None = None
+    local_program: "LocalProgram | None" = None
+    other_programs: "tuple[LocalProgram, ...]" = ()
+    _: KW_ONLY
+    view: bool = False
+    moves_elements: bool = False
+    looks_up: bool = False
+    reads_sizes: bool = False
+    is_elementwise: bool = False
+    random: bool | Predicate = False
+    collective: bool = False
+    communicates: bool = False
+    point_to_point: bool = False
+    starts: bool = False
+    waits: bool = False
+    gradient: Gradient | None = None
+
+    @property
+    def is_compute(self) -> bool:
+        """True where a device does it by itself: no collective, and nothing that other ranks take part in."""
+        return not (self.collective or self.communicates)
+
+
+DEFINITIONS: dict[tuple[str, str], OpDef] = {}
+"""By domain and operator; `define` fills it."""
+_UNKNOWN = OpDef("", "")
+"""What is known of an operator without a definition."""
+_NEWER = OpDef(DOMAIN, "", communicates=True)
+"""And of one in irpar's own domain: other ranks may wait for it."""
+
+
+@cache
+def _load() -> None:
+    """Import all families, and those of other packages (entry point group `irpar.ops`)."""
+    for family in FAMILIES:
+        import_module(f"{__package__}.{family}")
+    for entry in entry_points(group="irpar.ops"):
+        entry.load()
+
+
+def definition(node: Node) -> OpDef | None:
+    """The definition of a node's operator, or None."""
+    _load()
+    return None if node.callee is not None else DEFINITIONS.get((node.domain, node.op_type))
+
+
+def traits(node: Node) -> OpDef:
+    """The definition of a node's operator; of calls and operators that irpar does not know one without any trait."""
+    return definition(node) or (_NEWER if node.domain == DOMAIN and not node.is_return else _UNKNOWN)
+
+
+def traits_of_operator(domain: str, name: str) -> OpDef:
+    """The same of an operator by its name."""
+    _load()
+    return DEFINITIONS.get((domain, name), _UNKNOWN)
+
+
+def definitions() -> tuple[OpDef, ...]:
+    """All definitions."""
+    _load()
+    return tuple(DEFINITIONS.values())
