@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from irpar.pass_manager import PassManager, PipelineResult, Progress
     from irpar.runtime.executor import Executor
     from irpar.runtime.launch.environment import World
+    from irpar.runtime.session import Session
     from irpar.verification import Bisection, Original, Verification
 
 Engine = Literal["ort", "numpy", "cupy"]
@@ -366,6 +367,26 @@ class Partition:
         """
         check_inputs(inputs)
         return self.executor(engine, group).run(inputs)
+
+    def session(
+        self, *, engine: Engine | None = None, group: str = "threads", timeout: float | None = None
+    ) -> "Session":
+        """Begin a sequence of runs whose state stays on its ranks; it begins as the program says.
+
+        Args:
+            engine, group, timeout: see `executor`.
+
+        Raises:
+            IrparError: the program has no state, or the parts cannot be run.
+        """
+        from irpar.runtime.session import Session
+
+        if not self.plan.state:
+            raise IrparError(
+                "the program has no state: each run would be like the first",
+                do='name what stays before partitioning, module.add_state("past", "present"); or use run()',
+            )
+        return Session(self.executor(engine, group, timeout))
 
     def original(self, path: str | Path | None = None) -> "Original":
         """The model that the partition was made of, as ONNX Runtime can run it.

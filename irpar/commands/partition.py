@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.ops.effects import is_compute
 from irpar.sharding import IrparError
 from irpar.tables.display import messages, output, print_json
 
@@ -172,6 +171,8 @@ def _refuse_parts(module: "Module", path: Path) -> None:
     Raises:
         IrparError: saying by what.
     """
+    from irpar.ops.effects import is_compute
+
     node = next((node for graph in module.all_graphs() for node in graph if not is_compute(node)), None)
     if module.is_local or node is not None:
         raise IrparError(

@@ -22,6 +22,7 @@ from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import Function
 from .graph import DOMAIN, Graph, Node, captured_or_read
 from .module import DEFAULT_NETWORK, IRPAR_OPSET, Module
+from .state import STATE_KINDS, State, StateError, StateKind
 from .strategy import NodeStrategy
 from .tensor import (
     ArrayTensor,
@@ -44,6 +45,7 @@ __all__ = [
     "DEFAULT_NETWORK",
     "DOMAIN",
     "IRPAR_OPSET",
+    "STATE_KINDS",
     "UNKNOWN",
     "Annotation",
     "AnnotationError",
@@ -76,6 +78,9 @@ __all__ = [
     "SequenceType",
     "Shape",
     "SlicedTensor",
+    "State",
+    "StateError",
+    "StateKind",
     "Strings",
     "Tensor",
     "TensorError",

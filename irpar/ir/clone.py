@@ -6,6 +6,7 @@ from .attributes import Attribute, Graphs
 from .function import Function
 from .graph import Graph, Node
 from .module import Module
+from .state import states_of
 from .value import Names, Value
 
 
@@ -93,6 +94,7 @@ def clone_graph(
     for node in graph:
         made.append(clone_node(node, values, made.names, callees))
     made.set_outputs([values.get(value, value) for value in graph.outputs], graph.output_names)
+    made.states = states_of(graph, values)
     return made
 
 

@@ -26,6 +26,7 @@ _NODE_FACTS = (
     "place",
     "doc",
 )
+_STATE_FACTS = ("kind", "output", "parameter")
 _VALUE_FACTS = ("name", "type", "sharding", "global_shape", "memory", "source", "index", "doc")
 
 Difference = Iterator[str]
@@ -91,6 +92,7 @@ def _graphs(a: Graph, b: Graph, twins: dict[Value, Value]) -> Difference:
             yield f"{place}: {len(first)} and {len(second)} {what}"
         for one, other in zip(first, second, strict=True):
             yield from _values(place, one, other, twins)
+    yield from _states(place, a, b, twins)
     if len(a) != len(b):
         yield f"{place}: {len(a)} and {len(b)} nodes"
     for node, twin in zip(a, b, strict=True):
@@ -106,6 +108,19 @@ def _values(place: str, a: Value, b: Value, twins: dict[Value, Value]) -> Differ
         yield f"{place}, value %{a.name}: only one of the two is a constant"
     if a.data is not None and b.data is not None and not same_tensor(a.data, b.data):
         yield f"{place}, constant %{a.name}: the numbers differ"
+
+
+def _states(place: str, a: Graph, b: Graph, twins: dict[Value, Value]) -> Difference:
+    if {twins.get(value) for value in a.states} != set(b.states):
+        yield f"{place}: state is {list(a.states)} and {list(b.states)}"
+        return
+    for value, state in a.states.items():
+        other = b.states[twins[value]]
+        yield from _facts(f"{place}, state %{value.name}", state, other, _STATE_FACTS)
+        if (state.data is None) != (other.data is None):
+            yield f"{place}, state %{value.name}: only one of the two begins with numbers"
+        if state.data is not None and other.data is not None and not same_tensor(state.data, other.data):
+            yield f"{place}, state %{value.name}: the numbers differ"
 
 
 def _nodes(place: str, a: Node, b: Node, twins: dict[Value, Value]) -> Difference:

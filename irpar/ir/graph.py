@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from .attributes import Attribute, Graphs, attributes
+from .state import State
 from .tensor import Tensor
 from .types import UNKNOWN, Type
 from .value import Names, Value, refuse_uses
@@ -153,6 +154,8 @@ class Node:
     @property
     def label(self) -> str:
         """What messages call the node: its source or own name, else its op type and first result."""
+        if self.is_return:
+            return "the next run"
         return self.source or self.name or f"{self.op_type} of %{self.results[0].name if self.results else ''}"
 
     @property
@@ -272,6 +275,7 @@ class Graph:
         parent: the node that holds this graph, for nested graphs.
         view: "global" (whole-tensor shapes) or "local" (per-device shapes).
         ranks: for a local graph, the ranks that run it.
+        states: the inputs that are state, in order of inputs.
         doc, metadata: as in ONNX.
     """
 
@@ -290,6 +294,7 @@ class Graph:
         "parent",
         "ranks",
         "return_node",
+        "states",
         "view",
     )
 
@@ -297,6 +302,7 @@ class Graph:
         self.name = name
         self.names = names if names is not None else Names()
         self.inputs: list[Value] = []
+        self.states: dict[Value, State] = {}
         self.constants: dict[Value, None] = {}
         self.output_names: list[str] = []
         self.parent: Node | None = None
@@ -332,6 +338,7 @@ class Graph:
             ValueError: something reads it.
         """
         refuse_uses(value)
+        self.states.pop(value, None)
         self.inputs.remove(value)
         self.names.release(value)
         value.graph = None
@@ -361,6 +368,14 @@ class Graph:
         del self.constants[value]
         self.names.release(value)
         value.graph = None
+
+    def constant_to_input(self, value: Value) -> None:
+        """Make a constant the last input: its numbers are given from outside."""
+        del self.constants[value]
+        value.data = None
+        value.index = len(self.inputs)
+        self.inputs.append(value)
+        self.names.changes += 1
 
     def lift_constant(self, value: Value) -> None:
         """Take over a constant of a graph that is nested in this one, where its readers see it as well: O(1)."""

@@ -9,6 +9,7 @@ from irpar.sharding import ArgumentError, DimSpec, IrparError, Mesh, described, 
 from .decisions import Conflict, Decision, Gone
 from .function import Function
 from .graph import Graph
+from .state import StateKind, add_state
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -195,6 +196,29 @@ class Module:
         except IrparError as error:
             raise AnnotationError(error.what, where=f'"{pattern}"', do=error.do) from None
         return annotate(self, Annotation(pattern, tuple(dims)))
+
+    def add_state(
+        self,
+        name: str,
+        output: str | None = None,
+        *,
+        kind: StateKind = "cache",
+        data: Tensor | None = None,
+        parameter: str | None = None,
+    ) -> None:
+        """Let an input keep its value from run to run: it stays on its rank, with one sharding before and after.
+
+        Args:
+            name: of an input; or of a weight, which becomes an input that begins with its numbers.
+            output: the result that replaces it after a run; None: it stays as it is.
+            kind: see `irpar.ir.state.State`.
+            data: the whole tensor before the first run; None: the weight's numbers, or zeros.
+            parameter: the parameter that a moment or a master copy belongs to.
+
+        Raises:
+            StateError: there is no such input or result, or they do not fit each other.
+        """
+        add_state(self, name, output, kind=kind, data=data, parameter=parameter)
 
     def __repr__(self) -> str:
         inputs = listed([repr(value) for value in self.graph.inputs], _INPUTS_SHOWN)

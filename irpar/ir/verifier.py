@@ -12,6 +12,7 @@ from .attributes import Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Ty
 from .function import Function
 from .graph import DOMAIN, Graph, Node
 from .module import Module
+from .state import state_problems
 from .tensor import Tensor
 from .types import InflightType, OptionalType, SequenceType, TensorType, UnknownType
 from .value import Names, Value
@@ -175,6 +176,11 @@ class _RootVerifier:
         for node in graph:
             yield from self._node(graph, node)
         yield from self._results(graph)
+        for value, state in graph.states.items():
+            for problem in state_problems(graph, value, state):
+                yield f"state %{value.name}", problem
+            if graph is not self.root or self.function is not None:
+                yield f"state %{value.name}", "is in a body or a function; only a whole program has state"
         if graph is not self.root:
             self.defined.difference_update(graph.values())
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, get_args
 
-from irpar.ir import Graph, InflightType, JoinedTensor, Module, Node, Value, tensor_type
+from irpar.ir import STATE_KINDS, Graph, InflightType, JoinedTensor, Module, Node, State, Tensor, Value, tensor_type
 from irpar.ir.graph import Phase, Place
 from irpar.ir.value import Memory
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
@@ -64,6 +64,51 @@ def take_model_facts(module: Module, metadata: dict[str, str]) -> None:
         module.graph.ranks = _parsed("irpar.ranks", ranks, _ints)
 
 
+STATES = "irpar.states"
+"""On a model: its state, JSON of what `State` holds, inputs and results by their places."""
+_BEGINNING = "irpar.state."
+"""Names of initializers that nothing reads: what a state of a whole model begins with."""
+
+
+def state_facts(graph: Graph) -> dict[str, str]:
+    """The states of a graph as metadata of the model that holds it; what they begin with is told beside it."""
+    if not graph.states:
+        return {}
+    listed = [
+        {"input": value.index, "kind": state.kind, "output": state.output, "parameter": state.parameter}
+        for value, state in graph.states.items()
+    ]
+    return {STATES: json.dumps(listed)}
+
+
+def beginnings(graph: Graph) -> dict[str, Tensor]:
+    """What states begin with, by the names of initializers that hold it in a model of its own."""
+    return {f"{_BEGINNING}{value.index}": state.data for value, state in graph.states.items() if state.data is not None}
+
+
+def take_states(graph: Graph, text: str) -> None:
+    """Set the states of a graph that was read, and take out the constants with which they begin.
+
+    Raises:
+        OnnxError: the entry cannot be read, or does not fit the graph.
+    """
+
+    def parse(text: str) -> None:
+        for entry in json.loads(text):
+            if entry["kind"] not in STATE_KINDS:
+                raise ValueError(entry["kind"])
+            value, output = graph.inputs[entry["input"]], entry["output"]
+            if output is not None and not 0 <= output < len(graph.outputs):
+                raise ValueError(output)
+            first = graph.names.table.get(f"{_BEGINNING}{value.index}")
+            data = None if first is None else first.data
+            if first is not None and first in graph.constants:
+                graph.remove_constant(first)
+            graph.states[value] = State(entry["kind"], output, data, entry["parameter"])
+
+    _parsed(STATES, text, parse)
+
+
 def _meshes(text: str) -> list[Mesh]:
     return [
         Mesh(item["axes"], None if item["devices"] is None else tuple(item["devices"]), item["name"])
@@ -81,7 +126,7 @@ def _ints(text: str) -> tuple[int, ...]:
 def _parsed(key: str, text: str, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(text)
-    except (IrparError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (IrparError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         what = error.what if isinstance(error, IrparError) else "it has another form than irpar writes"
         raise OnnxError(
             f"metadata {key} cannot be read: {what}",

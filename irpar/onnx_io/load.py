@@ -14,7 +14,7 @@ from irpar.ir.collector import collector_off
 from .device_annotations import NO_CONFIGURATION, DeviceAnnotations
 from .errors import OnnxError, text_of
 from .external import ExternalFolder
-from .facts import take_model_facts
+from .facts import STATES, take_model_facts, take_states
 from .functions import check_calls, read_functions
 from .graphs import GraphReader, Scope, metadata_of
 from .types import TypeReader, input_symbols
@@ -122,6 +122,9 @@ def _to_module(model: onnx.ModelProto, folder: Path | None, devices: DeviceAnnot
     external = ExternalFolder(folder)
     read_functions(model, module, types, external, devices)
     GraphReader(module, module.opsets, types, external, devices=devices).read(model.graph, module.graph, Scope())
+    states = module.metadata.pop(STATES, None)
+    if states is not None:
+        take_states(module.graph, states)
     if module.functions:
         check_calls(module)
     return module

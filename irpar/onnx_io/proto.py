@@ -26,7 +26,7 @@ from irpar.ir.collector import collector_off
 
 from .attributes import write_attribute
 from .errors import OnnxError
-from .facts import QUANTIZATION, model_facts, node_facts, value_facts
+from .facts import QUANTIZATION, beginnings, model_facts, node_facts, state_facts, value_facts
 from .quantization import write_quantization
 from .tensors import write_tensor
 from .types import write_type
@@ -76,7 +76,11 @@ def _to_proto(module: Module, graph: Graph, constant: Constant | None) -> onnx.M
         writer.has_metadata = writer.has_metadata or body.has_metadata or bool(function.overload)
     model.producer_name, model.producer_version = module.producer
     model.doc_string = module.doc
-    set_metadata(model, module.metadata | model_facts(module, graph))
+    set_metadata(model, module.metadata | model_facts(module, graph) | state_facts(graph))
+    for name, data in beginnings(graph).items() if constant is None else ():
+        proto = model.graph.initializer.add()
+        write_tensor(data, proto)
+        proto.name = name
     opsets = _opsets(module, graph)
     for domain, version in opsets.items():
         model.opset_import.add(domain=domain, version=version)

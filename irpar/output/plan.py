@@ -66,6 +66,7 @@ class Plan:
     network: str = DEFAULT_NETWORK
     predicted: dict[str, Any] | None = None
     not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
+    state: list[dict[str, Any]] = field(default_factory=list)
     id: str | None = None
     format: str = FORMAT
 
@@ -207,6 +208,7 @@ def make_plan(
         network=module.network,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
         not_as_annotated=not_as_annotated,
+        state=_states(graph),
     )
 
 
@@ -223,6 +225,21 @@ def _spec(name: str, value: Value) -> dict[str, Any]:
 def _input_spec(value: Value, module: Module) -> dict[str, Any]:
     fixed = module.fixed.get(value.source_name)
     return _spec(value.source_name, value) | {"value": None if fixed is None else plain(fixed.numpy())}
+
+
+def _states(graph: Graph) -> list[dict[str, Any]]:
+    return [
+        {
+            **_spec(value.source_name, value),
+            "input": value.source_name,
+            "output": None if state.output is None else graph.output_names[state.output],
+            "kind": state.kind,
+            "parameter": state.parameter,
+            "memory": value.memory,
+            "file": None,  # Known when it is written.
+        }
+        for value, state in graph.states.items()
+    ]
 
 
 def _whole_dims(value: Value) -> list[int | None]:
@@ -398,11 +415,26 @@ def _contradiction(plan: Plan) -> str | None:
         return error.what
     if [(entry["rank"], tuple(entry["coords"])) for entry in plan.ranks] != list(enumerate(mesh.all_coords())):
         return f"the ranks are not those of mesh {mesh}"
+    wrong = _wrong_state(plan)
+    if wrong is not None:
+        return wrong
     if not all(entry["part"] < len(plan.parts) for entry in plan.ranks):
         return f"a rank has a part outside 0 .. {len(plan.parts) - 1}"
     for model in (entry["model"] for entry in plan.parts):
         if Path(model).is_absolute() or ".." in Path(model).parts or "\0" in model:
             return f"a part is outside its folder: {model}"
+    return None
+
+
+def _wrong_state(plan: Plan) -> str | None:
+    """What in the entries of state contradicts the rest of a plan."""
+    inputs, outputs = ({spec["name"]: spec for spec in specs} for specs in (plan.inputs, plan.outputs))
+    for entry in plan.state:
+        name = entry["input"]
+        if name not in inputs or (entry["output"] is not None and entry["output"] not in outputs):
+            return f"state {name} is no input, or {entry['output']}, which replaces it, is no output"
+        if entry["file"] not in (None, "state.safetensors"):
+            return f"state {name} lies in {entry['file']}, which no partition has"
     return None
 
 

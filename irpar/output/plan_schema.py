@@ -190,6 +190,17 @@ class AnnotationEntry(TypedDict):
     why: str
 
 
+class StateEntry(Spec):
+    """An input that keeps its value from run to run."""
+
+    input: str
+    output: str | None
+    kind: str
+    parameter: str | None
+    memory: str
+    file: str | None
+
+
 class PlanFields(TypedDict):
     """The whole file."""
 
@@ -210,6 +221,7 @@ class PlanFields(TypedDict):
     network: NotRequired[str]
     predicted: NotRequired[dict[str, float | None] | None]
     not_as_annotated: NotRequired[list[AnnotationEntry]]
+    state: NotRequired[list[StateEntry]]
 
 
 def misfit(value: Any, kind: Any = PlanFields, place: str = "") -> str | None:

@@ -16,6 +16,8 @@ from irpar.system_errors import remedy
 from .plan import FORMAT
 
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
+STATE_FILE = "state.safetensors"
+"""Whole tensors that state begins with; each rank reads its blocks."""
 _PART = re.compile(r"part\d+")
 _SUMS = re.compile(r"part\d+\.sha256")
 """What `irpar pack` puts beside the parts."""
@@ -102,8 +104,9 @@ def source_files(module: Module) -> list[Path]:
     """The files that a module was read from: the model and its external data."""
     found = dict.fromkeys([] if module.source is None else [module.source])
     for graph in module.all_graphs():
-        for value in graph.constants:
-            for base in value.data.bases if value.data is not None else ():
+        held = [value.data for value in graph.constants] + [state.data for state in graph.states.values()]
+        for data in held:
+            for base in data.bases if data is not None else ():
                 if isinstance(base, ExternalTensor):
                     found[base.path] = None
     return list(found)
@@ -148,7 +151,7 @@ def _refuse_sources(folder: Path, sources: Iterable[Path]) -> None:
 
 def _others(folder: Path) -> Iterator[str]:
     """What lies in a folder beside the pieces of a partition, as paths inside it."""
-    yield from _unexpected(folder, (PLAN_FILE,), "")
+    yield from _unexpected(folder, (PLAN_FILE, STATE_FILE), "")
     for entry in os.scandir(folder):
         if _is_part(entry):
             yield from _unexpected(Path(entry.path), (MODEL_FILE, WEIGHTS_FILE), f"{entry.name}/")

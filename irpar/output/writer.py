@@ -16,7 +16,7 @@ from typing import Any, Literal
 import onnx
 
 from irpar.files.atomic import new_folder
-from irpar.ir import DType, Module, Value
+from irpar.ir import DType, Graph, Module, Tensor, Value
 from irpar.onnx_io.data_file import DataFile
 from irpar.onnx_io.proto import replace_metadata, set_metadata, to_proto
 from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized
@@ -26,7 +26,8 @@ from irpar.sharding import option
 from .fingerprint import fingerprint, whole_digest
 from .parts import Part
 from .plan import Plan
-from .target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE, OutputError, check_target, source_files, told
+from .safetensors import write_safetensors
+from .target import MODEL_FILE, PLAN_FILE, STATE_FILE, WEIGHTS_FILE, OutputError, check_target, source_files, told
 
 Weights = Literal["copy", "none"]
 PARTS_AT_ONCE = min(2, os.cpu_count() or 1)
@@ -72,7 +73,9 @@ def write_partition(
     check_target(folder, force, sources)
     with told(folder), _told_when_full(folder), new_folder(folder) as fresh:
         layouts = [_Layout(part) for part in parts]
-        total = sum(layout.file.size for layout in layouts) if weights == "copy" else 0
+        state = first_tensors(module.graph)
+        state_bytes = sum(tensor.nbytes for tensor in state.values())
+        total = sum(layout.file.size for layout in layouts) + state_bytes if weights == "copy" else 0
         _check_room(fresh, total)
         report = _Report(progress, total)
         programs = hashlib.blake2b(digest_size=_ID_BYTES)
@@ -85,6 +88,9 @@ def write_partition(
         for path in models:
             _append_id(path, written)
         facts = _write_weights(layouts, fresh, report) if weights == "copy" else [None] * len(layouts)
+        if state and weights == "copy":
+            write_safetensors(fresh / STATE_FILE, state, progress=report)
+        written.state = [{**entry, "file": STATE_FILE if entry["input"] in state else None} for entry in plan.state]
         written.parts = [
             {**entry, "program": {"size": path.stat().st_size, "digest": whole_digest(path)}, "weights": fact}
             for entry, path, fact in zip(plan.parts, models, facts, strict=True)
@@ -93,6 +99,11 @@ def write_partition(
         # Others may have written to the target in the meantime.
         check_target(folder, force, sources)
     return written
+
+
+def first_tensors(graph: Graph) -> dict[str, Tensor]:
+    """What states begin with, whole, by the names of their inputs; without those that begin as zeros."""
+    return {value.source_name: state.data for value, state in graph.states.items() if state.data is not None}
 
 
 def _partition_id(plan: Plan, programs: bytes) -> str:

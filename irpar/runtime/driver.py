@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from irpar.sharding import IrparError
 
@@ -35,12 +35,16 @@ class Request:
         fetch: source name of a value to give back besides the outputs, to how it must lie there.
         all_copies: give back all blocks, those too that a rank before it gives.
         partition: the id of the partition that the driver opened; empty where it was not opened from a folder.
+        session: whose state it runs with and keeps; 0: none, all inputs are given.
+        what: run; write, read or drop the state of the session, `inputs` being blocks and `fetch` names of states.
     """
 
     inputs: Mapping[str, Any]
     fetch: Mapping[str, str] = field(default_factory=dict)
     all_copies: bool = False
     partition: str = ""
+    session: int = 0
+    what: Literal["run", "write", "read", "drop"] = "run"
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,9 @@ class Driver:
 
     def ask(self, rank: int, request: Request) -> None:
         """Let a rank run."""
-        message = [RUN, dict(request.inputs), dict(request.fetch), request.all_copies, request.partition]
-        self._messenger.send(rank, encode(message))
+        inputs, fetch = dict(request.inputs), dict(request.fetch)
+        told = [inputs, fetch, request.all_copies, request.partition, request.session, request.what]
+        self._messenger.send(rank, encode([RUN, *told]))
 
     def answer(self, rank: int, log: CollectiveLog) -> Mapping[str, Any]:
         """The blocks that a rank computed; what it logged goes into `log`."""

@@ -1,6 +1,7 @@
 """Running a program: all its ranks in this process, in lockstep, or one of them."""
 
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,6 +25,7 @@ from .driver import DRIVER, Answer, Driver, Request, abort, serve
 from .engines.base import CompiledSegment, EngineSettings, make_engine
 from .errors import EngineError, ProgramError, RunError
 from .groups import Call, Group, Messenger, make_group, rank_text
+from .held_state import HeldState, first_states, state_specs
 from .launch.environment import World, threads_of_rank
 from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
 from .log import CollectiveLog
@@ -62,6 +64,7 @@ class Executor:
         is_driver: whether `run` can be called here; else `serve`.
         is_open: it has not been closed.
         is_strict: as `strict` was given.
+        states: the inputs that may stay on their ranks from run to run.
 
     Raises:
         IrparError: the program cannot be run; says what to do.
@@ -100,8 +103,11 @@ class Executor:
         graph = self.parts[0].graph
         self.inputs: tuple[TensorSpec, ...] = input_specs(graph)
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
+        self.states = state_specs(graph)
         self._check_parts_agree()
         self.log = CollectiveLog()
+        self._held = HeldState(self.parts, {rank: mesh.coords(rank) for rank in ranks})
+        self._sessions = itertools.count(1)
         world = World.of_environment() if len(ranks) < mesh.size else None
         settings = EngineSettings(
             module.opsets,
@@ -178,14 +184,21 @@ class Executor:
         return executor
 
     def run(
-        self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), check_replicas: bool = False
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        fetch: Iterable[str] = (),
+        check_replicas: bool = False,
+        session: int = 0,
     ) -> dict[str, Any]:
         """Compute the outputs from whole inputs.
 
         Args:
-            inputs: name to whole array (a list of arrays for a sequence).
+            inputs: name to whole array (a list of arrays for a sequence). State that is left out begins as the program
+                says.
             fetch: source names of further values to give back whole.
             check_replicas: compare what several ranks hold of one result.
+            session: from `new_session`: its state is read and kept, and is neither input nor output.
 
         Returns:
             Name to whole array: the outputs, then what was fetched.
@@ -197,28 +210,102 @@ class Executor:
             MismatchError: ranks came to different collectives.
             ReplicaError: with `check_replicas`, ranks hold different copies.
         """
+        self._check_driver()
+        kept = {state.spec.name for state in self.states} if session else ()
+        wanted = [spec for spec in self.inputs if spec.name not in kept]
+        begun = inputs if session else {**first_states(self.parts[0].graph, inputs), **inputs}
+        given = check_inputs(wanted, with_fixed(self.fixed, begun))
+        with self._turn:
+            if self._driver is not None:
+                self._driver.check_open()
+            return self._run_whole(given, fetch, check_replicas, session)
+
+    def _check_driver(self) -> None:
+        """Refuse what only rank 0 may ask for.
+
+        Raises:
+            ProgramError: this is another rank's process, or the executor is closed.
+        """
         if not self.is_driver:
             raise ProgramError(
                 f"rank {self._group.ranks[0]} runs what rank 0 asks for",
                 do="call run() in the process of rank 0, and serve() in this one",
             )
         self._check_open()
-        given = check_inputs(self.inputs, with_fixed(self.fixed, inputs))
-        with self._turn:
-            if self._driver is not None:
-                self._driver.check_open()
-            return self._run_whole(given, fetch, check_replicas)
 
-    def _run_whole(self, given: Mapping[str, Any], fetch: Iterable[str], with_check: bool) -> dict[str, Any]:
+    def _run_whole(
+        self, given: Mapping[str, Any], fetch: Iterable[str], with_check: bool, session: int
+    ) -> dict[str, Any]:
         outputs = {spec.name for spec in self.outputs}
         prepared = self._for_fetch(tuple(name for name in dict.fromkeys(fetch) if name not in outputs))
-        specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
         try:
-            return self._run(prepared, specs, given, with_check)
+            return self._run(prepared, given, with_check, session)
         except BaseException as error:
             if self._driver is not None:
                 self._driver.abort(error)
             raise
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def new_session(self) -> int:
+        """A number for a sequence of runs with state of its own.
+
+        Raises:
+            ProgramError: this is not the process of rank 0, or the executor is closed.
+        """
+        self._check_driver()
+        return next(self._sessions)
+
+    def ask_state(
+        self,
+        what: Literal["write", "read", "drop"],
+        session: int,
+        blocks: Mapping[int, Mapping[str, Any]] | None = None,
+        names: Sequence[str] = (),
+    ) -> dict[int, Mapping[str, Any]]:
+        """Let all ranks write, read or drop the state of a session.
+
+        Args:
+            what: that.
+            session: from `new_session`.
+            blocks: of each rank by name, where they are written.
+            names: of the states that are read.
+
+        Returns:
+            What each rank gives back: name to block.
+
+        Raises:
+            ProgramError: this is not the process of rank 0, or the executor is closed.
+        """
+        self._check_driver()
+        with self._turn:
+            if self._driver is not None:
+                self._driver.check_open()
+            told: dict[str, Any] = {"partition": self._partition, "session": session, "what": what}
+            requests = {
+                rank: Request((blocks or {}).get(rank, {}), dict.fromkeys(names, ""), **told)
+                for rank in range(self.mesh.size)
+            }
+            others = self._driver.others if self._driver is not None else ()
+            for rank in others:
+                assert self._driver is not None
+                self._driver.ask(rank, requests[rank])
+            found = {rank: self._do_with_state(rank, requests[rank]) for rank in self._group.ranks}
+            for rank in others:
+                assert self._driver is not None
+                found[rank] = self._driver.answer(rank, self.log)
+        return found
+
+    def _do_with_state(self, rank: int, request: Request) -> Mapping[str, Any]:
+        if request.what == "drop":
+            self._held.drop(request.session)
+            return {}
+        if request.what == "write":
+            self._held.write(request.session, rank, request.inputs)
+            return {}
+        edge = self._engine.edge(rank)
+        held = self._held.read(request.session, rank, request.fetch)
+        return {name: edge.outside(block) for name, block in held.items()}
 
     def serve(self) -> None:
         """Run what the driver asks for until it closes; on other ranks than rank 0.
@@ -271,28 +358,34 @@ class Executor:
             self._fetched = names, self._preparer.prepare_fetch(names)
         return self._fetched[1]
 
-    def _run(
-        self, prepared: Prepared, specs: Sequence[TensorSpec], given: Mapping[str, Any], with_check: bool
-    ) -> dict[str, Any]:
+    def _given_by(self, session: int) -> list[TensorSpec]:
+        """The outputs of a run: in a session those that replace no state."""
+        replacing = {state.output for state in self.states} if session else set()
+        return [spec for spec in self.outputs if spec.name not in replacing]
+
+    def _run(self, prepared: Prepared, given: Mapping[str, Any], with_check: bool, session: int) -> dict[str, Any]:
         """Run here, and wherever else there are ranks; whole results by name."""
         self.log = CollectiveLog()
-        fetch = {spec.name: str(spec.sharding) for spec in specs[len(self.outputs) :]}
+        outputs, fetched = self._given_by(session), prepared.specs(self.parts[0].graph)
+        fetch = {spec.name: str(spec.sharding) for spec in fetched}
         others = self._driver.others if self._driver is not None else ()
         for rank in others:
             assert self._driver is not None
-            self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check, self._partition))
-        states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks})
+            self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check, self._partition, session))
+        states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks}, session)
         self._lockstep(states)
-        computed: dict[int, Mapping[str, Any]] = {state.rank: self._computed(prepared, state) for state in states}
+        computed: dict[int, Mapping[str, Any]] = {
+            state.rank: self._computed(prepared, state, session) for state in states
+        }
         for rank in others:
             assert self._driver is not None
             computed[rank] = self._driver.answer(rank, self.log)
         results: dict[str, Any] = {}
         # Of copies that differ the first are told: what is fetched is computed before the outputs.
-        for spec in (*specs[len(self.outputs) :], *self.outputs):
+        for spec in (*fetched, *outputs):
             blocks = {rank: held[spec.name] for rank, held in computed.items() if spec.name in held}
             results[spec.name] = self._whole(spec, blocks, with_check)
-        return {spec.name: results[spec.name] for spec in specs}
+        return {spec.name: results[spec.name] for spec in (*outputs, *fetched)}
 
     def _run_request(self, request: Request) -> Answer:
         """Run the one rank of this process as the driver asks.
@@ -301,13 +394,16 @@ class Executor:
             IrparError: the driver has another partition, or the rank failed.
         """
         self._check_partition(request)
+        if request.what != "run":
+            (rank,) = self._group.ranks
+            return Answer(self._do_with_state(rank, request), [])
         graphs = [part.graph for part in self.parts]
         fetch = [name for name, sharding in request.fetch.items() if holds(graphs, name, sharding)]
         prepared = self._for_fetch(tuple(fetch))
         self.log = CollectiveLog()
-        (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs))
+        (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs), request.session)
         self._lockstep(states)
-        computed = self._computed(prepared, state)
+        computed = self._computed(prepared, state, request.session)
         if not request.all_copies:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
             first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
@@ -331,9 +427,10 @@ class Executor:
             if isinstance(given[spec.name], np.ndarray)
             else given[spec.name]
             for spec in self.inputs
+            if spec.name in given
         }
 
-    def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]]) -> list[RankState]:
+    def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]], session: int) -> list[RankState]:
         states = [
             RankState(rank, self.mesh.coords(rank), part, self._group.start, self._engine.edge(rank))
             for part in prepared.parts
@@ -342,7 +439,8 @@ class Executor:
         ]
         states.sort(key=lambda state: state.rank)
         for state in states:
-            state.start(blocks[state.rank])
+            held = self._held.blocks(session, state.rank) if session else {}
+            state.start({**blocks[state.rank], **held})
         return states
 
     def _lockstep(self, states: Sequence[RankState]) -> None:
@@ -407,9 +505,13 @@ class Executor:
             do=f"this is a bug of the engine: report it, and try {option('engine', 'numpy')} (or ort)",
         )
 
-    def _computed(self, prepared: Prepared, state: RankState) -> dict[str, Any]:
-        """A rank's blocks of the outputs and of what is fetched, by name."""
-        wanted = {spec.name: value for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
+    def _computed(self, prepared: Prepared, state: RankState, session: int) -> dict[str, Any]:
+        """A rank's blocks of the outputs and of what is fetched, by name; state stays with the rank."""
+        results = {spec.name: value for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
+        if session:
+            kept = {known.spec.name: state.read(results[known.output]) for known in self.states if known.output}
+            self._held.write(session, state.rank, kept)
+        wanted = {spec.name: results[spec.name] for spec in self._given_by(session)}
         wanted |= {name: values[state.graph] for name, values in prepared.fetched.items() if state.graph in values}
         return {name: state.read_on_host(value) for name, value in wanted.items()}
 

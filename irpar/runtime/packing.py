@@ -151,7 +151,7 @@ def _folder_name(folder: Path) -> str:
 
 
 def _names(plan: Plan, parts: Sequence[int]) -> list[str]:
-    names = [PLAN_FILE]
+    names = [PLAN_FILE, *{entry["file"] for entry in plan.state if entry["file"] is not None}]
     for index in parts:
         entry = plan.parts[index]
         if entry["model"] != f"part{index}/{MODEL_FILE}":

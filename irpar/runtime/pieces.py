@@ -3,18 +3,21 @@
 import os
 import stat
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from irpar.analysis.types.node_checks import check_node
 from irpar.ir import DOMAIN, ExternalTensor, Module
 from irpar.onnx_io import check_external, load
-from irpar.ops.collectives import KINDS, check_collective
+from irpar.ops.collective_checks import check_collective
+from irpar.ops.collectives import KINDS
 from irpar.output.checksums import read_sums, sums_file
 from irpar.output.fingerprint import fingerprint, whole_digest
 from irpar.output.parts import Part
 from irpar.output.plan import Plan, PlanError, read_plan, sha256_of
-from irpar.output.target import PLAN_FILE, WEIGHTS_FILE
+from irpar.output.safetensors import read_safetensors
+from irpar.output.target import PLAN_FILE, STATE_FILE, WEIGHTS_FILE
 from irpar.output.writer import PART, PARTITION
 from irpar.sharding import IrparError, Mesh, listed, option
 
@@ -68,11 +71,39 @@ def open_parts(
         _check_program(folder, plan, index)
     modules = {index: load(folder / plan.parts[index]["model"]) for index in members}
     check_pieces(folder, plan, modules)
+    for index, module in modules.items():
+        _give_state(folder, plan, plan.parts[index]["model"], module)
     mesh = plan.mesh_of_ranks
     # A part that no rank runs was looked at, since the plan may have been edited; it is not run.
     used = {index: of for index, of in members.items() if of}
     parts = tuple(Part(index, modules[index].graph, of, mesh.coords(of[0])) for index, of in used.items())
     return OpenedParts(plan, mesh, parts, tuple(modules[index] for index in used))
+
+
+def _give_state(folder: Path, plan: Plan, name: str, module: Module) -> None:
+    """Let the states of a part begin with the numbers in the partition's file of state; nothing is read here.
+
+    Raises:
+        ProgramError: the states are not the plan's, or the file has other tensors.
+    """
+    graph = module.graph
+    planned = {entry["input"]: entry for entry in plan.state}
+    if {value.source_name for value in graph.states} != planned.keys():
+        raise ProgramError(f"the state of {name} is not that of plan.json", where=str(folder), do=_COPY_AGAIN)
+    held = read_safetensors(folder / STATE_FILE) if any(entry["file"] for entry in plan.state) else {}
+    for value, state in graph.states.items():
+        if planned[value.source_name]["file"] is None:
+            continue
+        data = held.get(value.source_name)
+        if data is None or data.type != value.tensor_type.with_shape(value.whole_shape):
+            found = "is not there" if data is None else f"is {data.type}"
+            raise ProgramError(
+                f'"{value.source_name}" {found} in {STATE_FILE}',
+                where=str(folder),
+                notes=(f"the program has {value.tensor_type.with_shape(value.whole_shape)}",),
+                do=_COPY_AGAIN,
+            )
+        graph.states[value] = replace(state, data=data)
 
 
 def mesh_of(folder: str | os.PathLike[str]) -> Mesh:

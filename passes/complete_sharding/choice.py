@@ -88,10 +88,10 @@ class _Chooser:
         self.mesh = flow.mesh
         self.views: dict[Node, RuleView] = {}
         for node in flow.nodes:
-            if node not in flow.ties:
+            if node not in flow.ties and not node.is_return:
                 self.views.update((node, view) for view in flow.views(node))
         self.boundary = {value for node, ties in flow.ties.items() for value in node.results} | {
-            value for ties in flow.ties.values() for tie in ties for value in tie.inputs
+            value for ties in (*flow.ties.values(), flow.states) for tie in ties for value in tie.inputs
         }
         self.pinned = pinned
         self.kept = kept
@@ -376,7 +376,7 @@ class _Chooser:
 
     def _needs(self, node: Node, value: Value) -> list[Sharding | None]:
         """How a node without a rule needs a value, for each time that it reads it."""
-        if node in self.flow.ties or self.flow.holder(node) is not None:
+        if node in self.flow.ties or node.is_return:
             operands = self.flow.place(node, self.pinned.__contains__, self.network).operands
             return [needed for needed, operand in zip(operands, node.operands, strict=True) if operand is value]
         return [Sharding.replicated(self.mesh, len(value.shape))]

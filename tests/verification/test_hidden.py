@@ -47,8 +47,8 @@ def test_a_mask_over_most_elements_hides_no_fault(
     assert made.verify(inputs).result == "equal"
     plain = Executor._computed
 
-    def wrong(self: Executor, prepared: Any, state: Any) -> dict[str, Any]:
-        blocks = plain(self, prepared, state)
+    def wrong(self: Executor, prepared: Any, state: Any, session: int) -> dict[str, Any]:
+        blocks = plain(self, prepared, state, session)
         if state.rank not in ranks:
             return blocks
         return {name: np.where(np.abs(block) < 100, block + 1, block) for name, block in blocks.items()}

@@ -301,9 +301,9 @@ def test_a_copy_that_is_wrong_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert made.verify().result == "equal"
     plain = Executor._computed
 
-    def wrong(self: Executor, prepared: Any, state: Any) -> dict[str, Any]:
+    def wrong(self: Executor, prepared: Any, state: Any, session: int) -> dict[str, Any]:
         # Rank 0, of which the result is taken, is right.
-        return {name: block + (state.rank == 1) for name, block in plain(self, prepared, state).items()}
+        return {name: block + (state.rank == 1) for name, block in plain(self, prepared, state, session).items()}
 
     monkeypatch.setattr(Executor, "_computed", wrong)
     verified = made.verify()

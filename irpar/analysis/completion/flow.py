@@ -86,7 +86,9 @@ class Flow:
         mesh: of its shardings.
         ties: per node that holds such bodies, what passes its boundary.
         trips: per body how often it runs, with all around it; None where that is not known, or it may not run at all.
-        nodes: all nodes in order, holders before what they hold, each body's return node after its nodes.
+        states: what the end of the graph hands to the next run.
+        nodes: all nodes in order, holders before what they hold, each body's return node after its nodes; the graph's
+            own return node last where there is state.
     """
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
@@ -94,12 +96,18 @@ class Flow:
         self.mesh = mesh
         self._changes = graph.names.changes
         self.ties: dict[Node, tuple[Tie, ...]] = {}
+        self.states = tuple(
+            Tie(inputs=(value,), outputs=((graph, state.output),))
+            for value, state in graph.states.items()
+            if state.output is not None
+        )
         self.trips: dict[Graph, int | None] = {graph: 1}
         self.nodes: list[Node] = []
         self._views: dict[Tie, RuleView | None] = {}
         self._rules: dict[Node, RuleView | None] = {}
         self._placed: dict[tuple[Node, Network, tuple[Sharding | None, ...], tuple[bool, ...]], Placement] = {}
         self._enter(graph)
+        self._views.update((tie, self._view(graph.return_node, tie)) for tie in self.states)
 
     def _enter(self, graph: Graph) -> None:
         for node in graph:
@@ -111,7 +119,7 @@ class Flow:
             for body in node.nested_graphs():
                 self.trips[body] = runs(body)
                 self._enter(body)
-        if graph is not self.graph:
+        if graph is not self.graph or self.states:
             self.nodes.append(graph.return_node)
 
     @property
@@ -143,6 +151,8 @@ class Flow:
             assert value.graph is not None
             assert value.graph.parent is not None
             yield value.graph.parent
+        elif self.states and value in self.graph.states:
+            yield self.graph.return_node
         for user in value.users:
             yield self.holder(user) or user
 
@@ -159,7 +169,12 @@ class Flow:
     # -- rules ----------------------------------------------------------------------------------------------------
 
     def views(self, node: Node) -> tuple[RuleView, ...]:
-        """The rules that carry axes through a node: that of its operator, or one for each tie of a holder."""
+        """The rules that carry axes through a node: that of its operator, or one for each tie of a holder.
+
+        The end of the graph has one for each state.
+        """
+        if node is self.graph.return_node:
+            return tuple(view for tie in self.states if (view := self._views[tie]) is not None)
         if node.is_return:
             return ()
         if node in self.ties:
@@ -210,7 +225,7 @@ class Flow:
         """
         if node in self.ties:
             return self._holder_placement(node)
-        if self.holder(node) is not None:
+        if node.is_return:
             return self._end_placement(node)
         view = self.rule(node)
         if view is None:
@@ -245,15 +260,18 @@ class Flow:
         return Placement(tuple(operands), tuple(results), None, (), is_boundary=True)
 
     def _end_placement(self, node: Node) -> Placement:
-        """What the end of a body needs: its results as they lie on the other side."""
+        """What the end of a body needs: its results as they lie on the other side.
+
+        The end of the graph takes its results as they lie, but for what replaces state: that lies as the state.
+        """
         holder = self.holder(node)
-        assert holder is not None
-        needed = list(whole_placement(node, self.mesh).operands)
-        for tie in self.ties[holder]:
-            lies = self._lies(holder, tie)
+        whole = whole_placement(node, self.mesh).operands
+        needed: list[Sharding | None] = list(whole) if holder is not None else [None] * len(whole)
+        for tie in self.states if holder is None else self.ties[holder]:
+            lies = self._lies(holder or node, tie)
             for body, index in tie.outputs:
-                if body is node.graph and lies is not None:
-                    needed[index] = lies
+                if body is node.graph:
+                    needed[index] = lies or whole[index]
         return Placement(tuple(needed), (), None, (), is_boundary=True)
 
     def _lies(self, node: Node, tie: Tie) -> Sharding | None:
@@ -274,7 +292,7 @@ class Flow:
         """True where a node can run on blocks as its operands and results lie: nothing is to be moved around it."""
         if node in self.ties:
             return fits(node, self._holder_placement(node))
-        if self.holder(node) is not None:
+        if node.is_return:
             return fits(node, self._end_placement(node))
         # Collectives are what moves; the verifier checks them.
         return not is_compute(node) or self.placement_as_it_lies(node) is not None

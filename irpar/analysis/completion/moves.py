@@ -86,8 +86,9 @@ def wanted_shardings(flow: Flow, placements: Mapping[Node, Placement]) -> dict[V
         for value, _ in captured_whole(flow, node):
             if value.sharding is not None:
                 wanted.setdefault(value, set()).add(Sharding.replicated(flow.mesh, value.sharding.rank))
-    for value in flow.graph.outputs:
-        if value.sharding is not None:
+    replacing = {state.output for state in flow.graph.states.values()}
+    for index, value in enumerate(flow.graph.outputs):
+        if value.sharding is not None and index not in replacing:
             wanted.setdefault(value, set()).add(value.sharding)
     return wanted
 

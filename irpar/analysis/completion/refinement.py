@@ -122,8 +122,9 @@ class _Refinement:
         for value in flow.values():
             if value.name in pinned and value.sharding is not None and value.node is not None:
                 self.needs.setdefault(value, {})[value.node, -1] = value.sharding
+        replacing = {state.output for state in flow.graph.states.values()}
         for index, value in enumerate(flow.graph.outputs):
-            if value.sharding is not None:
+            if value.sharding is not None and index not in replacing:
                 self.needs.setdefault(value, {})[flow.graph.return_node, index] = value.sharding
 
     def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:

@@ -114,6 +114,8 @@ class Reasons:
 
     def _boundary(self, node: Node, value: Value, needed: Sharding) -> str:
         """Why what passes the boundary of a body must lie in one way."""
+        if node is self.flow.graph.return_node:
+            return f"the next run takes it as {needed}, as the state lies that it replaces"
         holder = self.flow.holder(node)
         if holder is not None:
             return f"{holder.title} takes it out of its body as {needed}, as it lies on the other side"

@@ -1,11 +1,13 @@
 """Reads the text form. `docs/text.md` gives the grammar; `printer.py` writes it."""
 
 from collections.abc import Callable
-from typing import get_args
+from dataclasses import replace
+from typing import cast, get_args
 
 from irpar.ir.function import Function
 from irpar.ir.graph import DOMAIN, Graph, Node, Phase, Place
 from irpar.ir.module import Module
+from irpar.ir.state import STATE_KINDS, State, StateKind
 from irpar.ir.tensor import Tensor
 from irpar.ir.value import Names, Value
 
@@ -164,10 +166,16 @@ class Parser:
         outputs: list[tuple[str, int, str]] = []
 
         def parameter() -> None:
+            state = self._state() if lexer.accept("state") else None
             value = self._fresh(graph.names)
+            start = lexer.start
             if lexer.accept(":"):
+                start = lexer.start
                 self.clauses.read().give(value)
                 self._value_facts(value)
+            if state is not None:
+                data = self._placed_literal(value, start) if lexer.accept("=") else None
+                graph.states[value] = replace(state, data=data)
             value.source = lexer.string() if lexer.accept("from") else None
             value.graph, value.index = graph, len(graph.inputs)
             graph.inputs.append(value)
@@ -177,6 +185,8 @@ class Parser:
             at = lexer.start
             name = lexer.value_name()
             outputs.append((name, at, lexer.string() if lexer.accept("as") else name))
+            if lexer.accept("replaces"):
+                self._replaces(graph, len(outputs) - 1)
 
         lexer.expect("(")
         self.header.items(")", parameter)
@@ -184,6 +194,26 @@ class Parser:
         lexer.expect("(")
         self.header.items(")", output)
         return outputs
+
+    def _state(self) -> State:
+        """Read the kind of a state, and what it belongs to: `moment of "w"`."""
+        lexer = self.lexer
+        start = lexer.start
+        kind = lexer.word("a kind of state")
+        if kind not in STATE_KINDS:
+            raise lexer.error("no such kind of state", start, do=f"use one of {', '.join(STATE_KINDS)}")
+        return State(cast(StateKind, kind), parameter=lexer.string() if lexer.accept("of") else None)
+
+    def _replaces(self, graph: Graph, index: int) -> None:
+        """Read which state a result replaces."""
+        at = self.lexer.start
+        name = self.lexer.value_name()
+        value = graph.names.table.get(name)
+        if value is None or value not in graph.states:
+            raise self.lexer.error(f"%{name} is no state of this graph", at, do="write `state KIND` before the input")
+        if graph.states[value].output is not None:
+            raise self.lexer.error(f"%{name} is replaced already", at, do="let one result replace it")
+        graph.states[value] = replace(graph.states[value], output=index)
 
     def _graph_facts(self, graph: Graph) -> None:
         if self.lexer.accept("ranks"):

@@ -8,6 +8,7 @@ from irpar.ir.attributes import Attribute, Floats, Graphs, Ints, RefAttribute, S
 from irpar.ir.function import Function
 from irpar.ir.graph import Graph, Node
 from irpar.ir.module import DEFAULT_NETWORK, Module
+from irpar.ir.state import State
 from irpar.ir.tensor import Tensor
 from irpar.ir.value import Value
 from irpar.sharding import Mesh
@@ -110,11 +111,20 @@ class Printer:
             value_reference(value.name) + ("" if name == value.name else f" as {quote(name)}")
             for value, name in zip(graph.outputs, names, strict=False)
         ]
-        return f"({', '.join(map(self._input, graph.inputs))}) -> ({', '.join(outputs)})"
+        for value, state in graph.states.items():
+            if state.output is not None and state.output < len(outputs):
+                outputs[state.output] += f" replaces {value_reference(value.name)}"
+        inputs = (self._input(value, graph.states.get(value)) for value in graph.inputs)
+        return f"({', '.join(inputs)}) -> ({', '.join(outputs)})"
 
-    def _input(self, value: Value) -> str:
+    def _input(self, value: Value, state: State | None) -> str:
         clause = clause_text(value, self.only_mesh) + _value_facts(value)
         text = value_reference(value.name) + ("" if clause == "?" else f": {clause}")
+        if state is not None:
+            of = "" if state.parameter is None else f" of {quote(state.parameter)}"
+            text = f"state {state.kind}{of} {text}"
+            if state.data is not None:
+                text += f" = {self._placed_literal(value, state.data)}"
         return text if value.source is None else f"{text} from {quote(value.source)}"
 
     def _graph_facts(self, graph: Graph) -> None:

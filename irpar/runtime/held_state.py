@@ -1,0 +1,102 @@
+"""The state that the ranks of this process hold between the runs of a session: blocks, where the ranks compute."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import Graph, Value
+from irpar.ir.state import StateKind
+from irpar.output.parts import Part
+from irpar.sharding import local_region
+
+from .layout import TensorSpec
+from .specs import spec_of
+
+Blocks = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state of a program.
+
+    Attributes:
+        spec: the whole tensor, by the name that the source model has for the input.
+        kind: see `irpar.ir.state.State`.
+        output: the name of the result that replaces it; None: it stays as it is.
+        parameter: the parameter that it belongs to.
+    """
+
+    spec: TensorSpec
+    kind: StateKind
+    output: str | None
+    parameter: str | None
+
+
+def state_specs(graph: Graph) -> tuple[StateSpec, ...]:
+    """The states of a graph, in order of its inputs."""
+    return tuple(
+        StateSpec(
+            spec_of(value, value.source_name),
+            state.kind,
+            None if state.output is None else graph.output_names[state.output],
+            state.parameter,
+        )
+        for value in graph.inputs
+        if (state := graph.states.get(value)) is not None
+    )
+
+
+def first_states(graph: Graph, given: Collection[str] = ()) -> Blocks:
+    """What the states of a graph begin with, whole; without those of some names."""
+    return {
+        value.source_name: _zeros(value.whole_shape, value) if state.data is None else state.data.numpy()
+        for value, state in graph.states.items()
+        if value.source_name not in given
+    }
+
+
+def _zeros(shape: Sequence[int], value: Value) -> Any:
+    return np.zeros(shape, value.dtype.numpy)
+
+
+class HeldState:
+    """What the ranks of this process hold, session by session."""
+
+    def __init__(self, parts: Sequence[Part], coords: Mapping[int, Sequence[int]]) -> None:
+        self._graphs = {rank: part.graph for part in parts for rank in part.ranks if rank in coords}
+        self._coords = coords
+        self._held: dict[int, dict[int, Blocks]] = {}
+
+    def blocks(self, session: int, rank: int) -> Blocks:
+        """What a rank holds by name; at the beginning of a session what the program begins with."""
+        held = self._held.setdefault(session, {})
+        if rank not in held:
+            held[rank] = {
+                value.source_name: self._first(value, rank)
+                for value in self._graphs[rank].inputs
+                if value in self._graphs[rank].states
+            }
+        return held[rank]
+
+    def _first(self, value: Value, rank: int) -> Any:
+        data = self._graphs[rank].states[value].data
+        if data is None:
+            return _zeros(value.shape, value)
+        if value.sharding is None or value.sharding.is_replicated:
+            return data.numpy()
+        return data.slice(local_region(value.sharding, data.shape, self._coords[rank])).numpy()
+
+    def write(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
+        """Let a rank hold other blocks."""
+        self.blocks(session, rank).update(blocks)
+
+    def drop(self, session: int) -> None:
+        """Let go of what a session holds."""
+        self._held.pop(session, None)
+
+    def read(self, session: int, rank: int, names: Iterable[str]) -> Blocks:
+        """The blocks of some states."""
+        held = self.blocks(session, rank)
+        return {name: held[name] for name in names}

@@ -1,0 +1,185 @@
+"""Running a program again and again, whose state stays on its ranks in between."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from irpar.errors import IrparError, listed, nearest_names
+from irpar.files.atomic import new_file
+from irpar.ir import ArrayTensor, Tensor
+from irpar.output.safetensors import read_safetensors, write_safetensors
+
+from .errors import InputError, ProgramError
+from .held_state import StateSpec
+from .layout import Array, gather, scatter
+from .specs import check_inputs
+
+if TYPE_CHECKING:
+    from .executor import Executor
+
+
+class SessionError(IrparError):
+    """A file of state that cannot be written, or is not this program's."""
+
+
+class Session:
+    """One sequence of runs; made by `Partition.session`.
+
+    session = partition.session()
+    for batch in batches:
+        loss = session.run({"x": batch})["loss"]      # the state that it leaves is there in the next run
+    mean = session.read("mean")                       # whole, from the ranks that hold it
+
+    Attributes:
+        states: the states of the program, by name.
+        steps: how many runs there have been.
+
+    Args:
+        executor: runs the program; several sessions may share it, each with state of its own.
+    """
+
+    def __init__(self, executor: "Executor") -> None:
+        self._executor = executor
+        self._number = executor.new_session()
+        self._is_open = True
+        self.states: dict[str, StateSpec] = {state.spec.name: state for state in executor.states}
+        self.steps = 0
+
+    def run(self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = ()) -> dict[str, Any]:
+        """Compute the results from whole inputs and the state, which the ranks then replace.
+
+        Args:
+            inputs: name to whole array, of the inputs that are no state.
+            fetch: source names of further values to give back whole.
+
+        Returns:
+            Name to whole array: the results that replace no state, then what was fetched.
+
+        Raises:
+            InputError: inputs that do not fit, or one that is state.
+            RunError: a rank failed; all ranks have stopped.
+        """
+        self._check_open()
+        given = [name for name in inputs if name in self.states]
+        if given:
+            raise InputError(
+                f"{given[0]} is state of the session, and no input",
+                do=f'leave it out; session.write("{given[0]}", value) changes it between runs',
+            )
+        found = self._executor.run(inputs, fetch=fetch, session=self._number)
+        self.steps += 1
+        return found
+
+    def read(self, name: str) -> Array:
+        """A state as a whole array, gathered from the ranks that hold it.
+
+        Raises:
+            InputError: there is no such state.
+        """
+        return self._read([self._known(name)])[name]
+
+    def read_all(self) -> dict[str, Array]:
+        """All states as whole arrays."""
+        return self._read(list(self.states))
+
+    def _read(self, names: list[str]) -> dict[str, Array]:
+        self._check_open()
+        held = self._executor.ask_state("read", self._number, names=names)
+        found = {}
+        for name in names:
+            spec = self.states[name].spec
+            blocks = {rank: blocks[name] for rank, blocks in held.items()}
+            found[name] = np.array(gather(blocks, spec.sharding, spec.shape))  # type: ignore[arg-type]
+        return found
+
+    def write(self, name: str, value: Any) -> None:
+        """Let the ranks hold the blocks of another array.
+
+        Args:
+            name: of a state.
+            value: the whole array, of the state's dtype and shape.
+
+        Raises:
+            InputError: there is no such state, or the array does not fit it.
+        """
+        self.write_all({name: value})
+
+    def write_all(self, values: Mapping[str, Any]) -> None:
+        """As `write`, several states at once: all of them, or none where one does not fit."""
+        self._check_open()
+        specs = [self.states[self._known(name)].spec for name in values]
+        given = check_inputs(specs, values)
+        mesh = self._executor.mesh
+        blocks = {
+            rank: {spec.name: np.array(scatter(given[spec.name], spec.sharding, mesh.coords(rank))) for spec in specs}
+            for rank in range(mesh.size)
+        }
+        self._executor.ask_state("write", self._number, blocks)
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write all states, whole, as a safetensors file, which takes its place when it is complete.
+
+        Args:
+            path: the file.
+            force: replace a file.
+
+        Raises:
+            IrparError: it is there already, or cannot be written.
+        """
+        target = Path(path)
+        if not force and os.path.lexists(target):
+            raise SessionError(f"{target} exists already", do="give another file, or force=True to replace it")
+        tensors: dict[str, Tensor] = {name: ArrayTensor(value) for name, value in self.read_all().items()}
+        with new_file(target, "the state", SessionError) as fresh:
+            write_safetensors(fresh, tensors, {"irpar.steps": str(self.steps)})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Let the ranks hold what a safetensors file has, as `save` or another tool wrote it.
+
+        Raises:
+            IrparError: it cannot be read, or its tensors are not the states of this program; nothing is changed then.
+        """
+        found = read_safetensors(Path(path))
+        lacking, unknown = sorted(self.states.keys() - found.keys()), sorted(found.keys() - self.states.keys())
+        if lacking or unknown:
+            raise SessionError(
+                "the file has other tensors than the program has states",
+                where=str(path),
+                notes=(f"lacking: {listed(lacking, 5) or 'none'}", f"unknown: {listed(unknown, 5) or 'none'}"),
+                do="give the state of this program; session.write(name, value) changes a single one",
+            )
+        self.write_all({name: tensor.numpy() for name, tensor in found.items()})
+
+    def close(self) -> None:
+        """Let the ranks drop the state; the executor stays open."""
+        if self._is_open:
+            self._is_open = False
+            if self._executor.is_open:
+                self._executor.ask_state("drop", self._number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        self._is_open = False
+
+    def _known(self, name: str) -> str:
+        if name not in self.states:
+            raise InputError(
+                f'there is no state "{name}"',
+                notes=nearest_names(name, self.states),
+                do="name an input that `Module.add_state` made state, by its name in the source model",
+            )
+        return name
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ProgramError("the session is closed", do="begin a new one with Partition.session()")
