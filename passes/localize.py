@@ -8,7 +8,7 @@ from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.reasons import Origins, reason_of_program
 from irpar.ir import DOMAIN, Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ir.state import states_of
-from irpar.ops.collectives import collective_axes, number_collectives
+from irpar.ops.collectives import COLLECTIVES, collective_axes, number_collectives
 from irpar.ops.coords import COORDS, block_start
 from irpar.ops.effects import is_compute
 from irpar.ops.local_node import localized
@@ -367,16 +367,12 @@ class _Localizer:
         assert before is not None
         assert after is not None
         shape = node.inputs[0].shape
-        match node.op_type:
-            case "AllGather":
-                self._set_sizes(made, "sizes", shape, before, node.attributes["dim"], node)
-            case "CollectivePermute" if _is_uneven_permute(node):
-                made.set_attribute("shapes", _operand_shapes(node, self.coords))
-            case "ReduceScatter":
-                self._set_sizes(made, "sizes", shape, after, node.attributes["dim"], node)
-            case "AllToAll":
-                self._set_sizes(made, "split_sizes", shape, after, node.attributes["split_dim"], node)
-                self._set_sizes(made, "concat_sizes", shape, before, node.attributes["concat_dim"], node)
+        for name, told in COLLECTIVES[node.op_type].uneven.items():
+            if told is not None:
+                dim, side = told
+                self._set_sizes(made, name, shape, before if side == "operand" else after, node.attributes[dim], node)
+            elif _is_uneven_permute(node):
+                made.set_attribute(name, _operand_shapes(node, self.coords))
 
     def _set_sizes(
         self, made: Node, name: str, shape: Sequence[int], sharding: Sharding, dim: object, node: Node

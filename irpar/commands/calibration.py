@@ -16,21 +16,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from irpar.analysis.cost.network_algorithms import ALGORITHMS
-from irpar.ops.collectives import KINDS
+from irpar.ops.collectives import KINDS, OF_KIND
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.memory import memory_limit
 from irpar.sharding import Axis, IrparError, Mesh
 
 Array = np.ndarray[Any, Any]
 
-ALGORITHM = {
-    "all_reduce": "ring",
-    "all_gather": "ring",
-    "reduce_scatter": "ring",
-    "all_to_all": "direct",
-    "permute": "direct",
-    "broadcast": "direct",
-}
+ALGORITHM = {kind: op.calibrated for kind, op in OF_KIND.items()}
 """The formula that is fitted to each kind, whatever a group really does; the file pins it."""
 _OPS = {kind: name for name, kind in KINDS.items()}
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)

@@ -11,7 +11,7 @@ import onnx
 from onnx import defs
 
 from irpar.ir import DOMAIN, IRPAR_OPSET
-from irpar.ops.collectives import COLLECTIVES, CollectiveOp
+from irpar.ops.collectives import ATTRIBUTES, COLLECTIVES, CollectiveOp
 
 _ALL_TENSORS = sorted(
     {
@@ -20,22 +20,6 @@ _ALL_TENSORS = sorted(
         if text.startswith("tensor(")
     }
 )
-
-_AttrType = defs.OpSchema.AttrType
-_KINDS = {
-    "axes": (_AttrType.STRINGS, True, "mesh axes or sub-axes, major first"),
-    "id": (_AttrType.INT, True, "unique in the program, equal on all participants"),
-    "reduce": (_AttrType.STRING, True, "sum, max, min, prod, and, or"),
-    "dim": (_AttrType.INT, True, "the dim that is gathered, scattered or sliced"),
-    "split_dim": (_AttrType.INT, True, "the dim whose blocks are sent"),
-    "concat_dim": (_AttrType.INT, True, "the dim along which received blocks are joined"),
-    "pairs": (_AttrType.INTS, True, "source and target positions in the group, in turn"),
-    "shapes": (_AttrType.INTS, False, "shapes of the members' operands, one after the other, where they differ"),
-    "root": (_AttrType.INT, True, "position in the group"),
-    "sizes": (_AttrType.INTS, False, "block size of each member along dim, where they differ"),
-    "split_sizes": (_AttrType.INTS, False, "block size of each member along split_dim, where they differ"),
-    "concat_sizes": (_AttrType.INTS, False, "block size of each member along concat_dim, where they differ"),
-}
 
 
 def _inference(changing: tuple[str, ...]) -> Callable[[Any], None]:
@@ -70,9 +54,11 @@ def _schema(name: str, op: CollectiveOp) -> defs.OpSchema:
         outputs=[defs.OpSchema.FormalParameter("y", "T", "what this device gets")],
         type_constraints=[("T", _ALL_TENSORS, "any tensor")],
         attributes=[
-            defs.OpSchema.Attribute(attribute, kind, text, required=required)
-            for attribute in ("axes", *op.dims, *op.others, *identified, *op.uneven)
-            for kind, required, text in (_KINDS[attribute],)
+            defs.OpSchema.Attribute(
+                name, getattr(defs.OpSchema.AttrType, known.kind), known.text, required=known.is_required
+            )
+            for name in ("axes", *op.dims, *op.others, *identified, *op.uneven)
+            for known in (ATTRIBUTES[name],)
         ],
     )
     schema.set_type_and_shape_inference_function(_inference(() if op.kind is None else op.dims))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import UNKNOWN, Dim, DType, Type, dtype_of_numpy
+from irpar.ops.collectives.reduced_arrays import reduce_arrays
 from irpar.sharding import Mesh, Sharding, block_range, filled_blocks, local_region, spelled
 
 from .errors import ReplicaError, RunError
-from .reduction import reduce_arrays
 
 Array = np.ndarray[Any, Any]
 

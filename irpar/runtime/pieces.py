@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from irpar.analysis.types.node_checks import check_node
 from irpar.ir import DOMAIN, ExternalTensor, Module
 from irpar.onnx_io import check_external, load
-from irpar.ops.collective_checks import check_collective
-from irpar.ops.collectives import KINDS
+from irpar.ops.collectives import KINDS, check_collective
 from irpar.output.checksums import read_sums, sums_file
 from irpar.output.fingerprint import fingerprint, whole_digest
 from irpar.output.parts import Part

@@ -7,8 +7,8 @@ import pytest
 
 from irpar.ir import DType
 from irpar.ir.value_rules import is_reducible
+from irpar.ops.collectives.reduced_arrays import reduce_arrays
 from irpar.ops.neutral import neutral
-from irpar.runtime.reduction import reduce_arrays
 from irpar.sharding import Reduction
 
 NUMBERS = [

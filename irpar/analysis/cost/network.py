@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from irpar.ops.collectives import OF_KIND
+from irpar.ops.collectives.record import Nested
 from irpar.sharding import Axis, IrparError, Mesh, spelled
 
 from .device import Device
@@ -266,19 +268,13 @@ class Network:
         link = self.links[number]
         if not rest:
             return link.seconds(kind, n, size)
-        match kind:
-            case "all_reduce":
-                inside = link.seconds("reduce_scatter", n, size) + link.seconds("all_gather", n, size / n)
-                return inside + self._apart(kind, rest, size / n)
-            case "all_gather":
-                across = math.prod(count for _, count in rest)
-                return self._apart(kind, rest, size) + link.seconds(kind, n, size * across)
-            case "reduce_scatter":
-                return link.seconds(kind, n, size) + self._apart(kind, rest, size / n)
-            case "permute":
-                return max(link.seconds(kind, n, size), self._apart(kind, rest, size))
-            case _:
-                return link.seconds(kind, n, size) + self._apart(kind, rest, size)
+        across = math.prod(count for _, count in rest)
+        links = Nested(
+            lambda each, held: link.seconds(each, n, held), lambda held: self._apart(kind, rest, held), n, across
+        )
+        nested = OF_KIND[kind].nested
+        assert nested is not None
+        return nested(links, size)
 
     def _at_once(self, kind: str, levels: tuple[Level, ...], size: float) -> Iterator[float]:
         """One ring through all devices, or an exchange of each with each."""

@@ -1,14 +1,15 @@
 """What a process group must do: collectives among the ranks of a mesh."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 from irpar.ir import Attribute, Node, dtype_of_numpy, tensor_type
 from irpar.ops.collectives import COLLECTIVES, KINDS, STARTED
-from irpar.sharding import REDUCTIONS, Axis, Mesh, Reduction
+from irpar.ops.collectives.record import Settings
+from irpar.sharding import REDUCTIONS, Axis, Mesh
 
 from ..errors import ProgramError
 
@@ -17,42 +18,12 @@ Array = np.ndarray[Any, Any]
 REQUIRED = {name: (*COLLECTIVES[name].dims, *COLLECTIVES[name].others) for name in KINDS}
 """The collectives, and the attributes that each must have beside `id` and `axes`."""
 
-_DIMS = ("dim", "split_dim", "concat_dim")
+_DIMS = frozenset(name for op in COLLECTIVES.values() for name in op.dims)
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One collective of a program; two are equal where all that their participants must agree on is equal.
-
-    Attributes:
-        kind: AllReduce, AllGather, ReduceScatter, AllToAll, CollectivePermute or Broadcast.
-        id: unique in the program, equal on all participants.
-        axes: mesh axes, major first; a group is the ranks that differ only in these.
-        reduce: the reduction of AllReduce and ReduceScatter.
-        dim: the dim of AllGather and ReduceScatter.
-        split_dim, concat_dim: the dims of AllToAll.
-        pairs: source and target positions of CollectivePermute, alternating.
-        root: the position that Broadcast sends from.
-        sizes: block sizes along `dim` where they differ.
-        split_sizes, concat_sizes: block sizes of AllToAll where they differ.
-        shapes: shapes of the operands of CollectivePermute where they differ, one after the other.
-        label: what messages call it: its source, the operand, the reason.
-    """
-
-    kind: str
-    id: int
-    axes: tuple[Axis, ...]
-    reduce: Reduction = "sum"
-    dim: int = 0
-    split_dim: int = 0
-    concat_dim: int = 0
-    pairs: tuple[int, ...] = ()
-    root: int = 0
-    sizes: tuple[int, ...] | None = None
-    split_sizes: tuple[int, ...] | None = None
-    concat_sizes: tuple[int, ...] | None = None
-    shapes: tuple[int, ...] | None = None
-    label: str = field(default="", compare=False)
+class Collective(Settings):
+    """A collective as a program's node calls for it; see `Settings`."""
 
     @classmethod
     def of(cls, node: Node) -> "Collective":

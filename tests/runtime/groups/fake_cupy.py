@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from irpar.runtime.reduction import reduce_arrays
+from irpar.ops.collectives.reduced_arrays import reduce_arrays
 
 WAIT_SECONDS = 10.0
 DTYPES = {

@@ -12,9 +12,9 @@ import numpy as np
 from irpar import Partition
 from irpar.api import Arrays, Engine
 from irpar.ir import dtype_of_text
+from irpar.ops.collectives.reduced_arrays import reduce_arrays
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup
-from irpar.runtime.reduction import reduce_arrays
 from irpar.sharding import Mesh, Reduction
 
 Array = np.ndarray[Any, Any]

@@ -4,9 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from irpar.ops.collectives.arrays import is_text, nothing_like
 from irpar.runtime.errors import MismatchError
 from irpar.runtime.groups import Call, Collective
-from irpar.runtime.groups.results import execute, is_text, nothing_like
+from irpar.runtime.groups.results import execute
 from irpar.runtime.groups.threads import ThreadGroup
 from irpar.runtime.groups.wire.control import NOBODY
 from irpar.sharding import Axis, Mesh

@@ -16,10 +16,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from irpar.ops.collectives.record import Steps
 from irpar.runtime.driver import DRIVER
 from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups.base import Array, Call, rank_text
-from irpar.runtime.groups.pairwise import Steps, exchange, together
+from irpar.runtime.groups.pairwise import exchange, together
 from irpar.runtime.groups.progress import Progress
 from irpar.runtime.groups.pulse import Silence
 from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from irpar.ops.collectives.record import Steps
 from irpar.runtime.groups.base import Array
-from irpar.runtime.groups.pairwise import Steps
 
 INLINE = 4096
 """Bytes of content that travel with the size; MPI libraries send so little without asking the receiver."""

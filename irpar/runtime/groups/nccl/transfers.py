@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import dtype_of_numpy
+from irpar.ops.collectives import KINDS, REDUCING
+from irpar.ops.collectives.arrays import CARRIERS, block_bounds, check_dim, is_text, resized
+from irpar.ops.collectives.broadcast import check_root
+from irpar.ops.collectives.permute import source_of
+from irpar.ops.collectives.reduced_arrays import operation
 from irpar.runtime.groups.base import Array, Collective
-from irpar.runtime.groups.results import CARRIERS, block_bounds, check_dim, check_root, is_text, resized, source_of
-from irpar.runtime.reduction import operation
-
-REDUCING = frozenset(("AllReduce", "ReduceScatter"))
-"""The kinds that compute."""
 
 _CARRIED = {1: ("NCCL_UINT8", 1), 2: ("NCCL_UINT8", 2), 4: ("NCCL_UINT32", 1), 8: ("NCCL_UINT64", 1)} | {
     16: ("NCCL_UINT64", 2)
@@ -89,7 +89,7 @@ def wire_of(collective: Collective, dtype: np.dtype[Any]) -> Wire | None:
     """
     if is_text(dtype):
         return None
-    if collective.kind not in REDUCING:
+    if KINDS[collective.kind] not in REDUCING:
         carrier = np.dtype(CARRIERS[dtype.itemsize])
         return Wire(dtype, dtype, carrier, *_CARRIED[dtype.itemsize])
     operation(dtype, collective.reduce)

@@ -5,8 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from irpar.ops.collectives.arrays import block_bounds, nothing_like, resized
+from irpar.ops.collectives.broadcast import check_root
+from irpar.ops.collectives.permute import source_of
+
 from ..base import Array
-from ..results import block_bounds, check_root, nothing_like, resized, source_of
 from ..spmd import Meeting
 from .transfers import Box, Parcel, Parts, blocks_of, boxes
 

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...reduction import reduce_arrays
+from irpar.ops.collectives.arrays import block_bounds
+from irpar.ops.collectives.reduced_arrays import reduce_arrays
+
 from ..base import Array
-from ..results import block_bounds
 from ..spmd import Meeting
 from .transfers import Parcel, Parts, blocks_of, boxes
 

@@ -7,11 +7,11 @@ from collections import deque
 
 import numpy as np
 
+from irpar.ops.collectives.arrays import is_text
 from irpar.runtime.groups.wire.header import HEADER_BYTES, Header, check_headers, is_agreed
 
 from ...driver import DRIVER
 from ..base import Array
-from ..results import is_text
 from ..spmd import Meeting, SpmdGroup
 from .joining import Joined
 from .moves import Moves

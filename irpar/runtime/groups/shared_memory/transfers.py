@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from irpar.ops.collectives.arrays import CARRIERS, is_text
+
 from ...messages import decode, encode
 from ..base import Array
-from ..results import CARRIERS, EXECUTED, is_text
+from ..results import EXECUTED
 from ..spmd import Meeting
 
 Box = tuple[slice | int, ...]

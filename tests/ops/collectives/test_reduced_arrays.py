@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from irpar.runtime.reduction import reduce_arrays
+from irpar.ops.collectives.reduced_arrays import reduce_arrays
 
 
 def test_arrays_larger_than_a_chunk() -> None:

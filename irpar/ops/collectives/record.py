@@ -1,0 +1,238 @@
+"""What one kind of collective is: the record that its file fills, and what all of these records stand on."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from irpar.ir import Node, Shape
+from irpar.sharding import Axis, Reduction
+
+Array = np.ndarray[Any, Any]
+Sizes = tuple[int, ...]
+
+Atoms = tuple[Axis, ...]
+State = tuple[tuple[Atoms, ...], frozenset[Axis]]
+"""The axes of each dim, major first, and the partial ones, all split into parts that compare."""
+
+
+# -- attributes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One collective of a program; two are equal where all that their participants must agree on is equal.
+
+    Attributes:
+        kind: its operator: AllReduce, AllGather, ReduceScatter, AllToAll, CollectivePermute or Broadcast.
+        id: unique in the program, equal on all participants.
+        axes: mesh axes, major first; a group is the ranks that differ only in these.
+        reduce: the reduction of AllReduce and ReduceScatter.
+        dim: the dim of AllGather and ReduceScatter.
+        split_dim, concat_dim: the dims of AllToAll.
+        pairs: source and target positions of CollectivePermute, alternating.
+        root: the position that Broadcast sends from.
+        sizes: block sizes along `dim` where they differ.
+        split_sizes, concat_sizes: block sizes of AllToAll where they differ.
+        shapes: shapes of the operands of CollectivePermute where they differ, one after the other.
+        label: what messages call it: its source, the operand, the reason.
+    """
+
+    kind: str
+    id: int
+    axes: tuple[Axis, ...]
+    reduce: Reduction = "sum"
+    dim: int = 0
+    split_dim: int = 0
+    concat_dim: int = 0
+    pairs: tuple[int, ...] = ()
+    root: int = 0
+    sizes: tuple[int, ...] | None = None
+    split_sizes: tuple[int, ...] | None = None
+    concat_sizes: tuple[int, ...] | None = None
+    shapes: tuple[int, ...] | None = None
+    label: str = field(default="", compare=False)
+
+
+class Attribute(NamedTuple):
+    """What an ONNX reader is told of an attribute.
+
+    Attributes:
+        kind: of its values, by ONNX's name.
+        is_required: every such node has it.
+        text: what it says.
+    """
+
+    kind: Literal["STRINGS", "INT", "STRING", "INTS"]
+    is_required: bool
+    text: str
+
+
+ATTRIBUTES: Mapping[str, Attribute] = {
+    "axes": Attribute("STRINGS", True, "mesh axes or sub-axes, major first"),
+    "id": Attribute("INT", True, "unique in the program, equal on all participants"),
+    "reduce": Attribute("STRING", True, "sum, max, min, prod, and, or"),
+    "dim": Attribute("INT", True, "the dim that is gathered, scattered or sliced"),
+    "split_dim": Attribute("INT", True, "the dim whose blocks are sent"),
+    "concat_dim": Attribute("INT", True, "the dim along which received blocks are joined"),
+    "pairs": Attribute("INTS", True, "source and target positions in the group, in turn"),
+    "shapes": Attribute("INTS", False, "shapes of the members' operands, one after the other, where they differ"),
+    "root": Attribute("INT", True, "position in the group"),
+    "sizes": Attribute("INTS", False, "block size of each member along dim, where they differ"),
+    "split_sizes": Attribute("INTS", False, "block size of each member along split_dim, where they differ"),
+    "concat_sizes": Attribute("INTS", False, "block size of each member along concat_dim, where they differ"),
+}
+"""By name."""
+
+Uneven = Mapping[str, tuple[str, Literal["operand", "result"]] | None]
+"""The attributes of a collective whose members' blocks differ: each tells the block sizes of a dim, which another
+attribute names, of the operand or of the result; None: it tells whole shapes."""
+
+
+# -- what is sent, and how long that takes ----------------------------------------------------------------------------
+
+
+class Volume(NamedTuple):
+    """What an algorithm costs.
+
+    Attributes:
+        messages: how many follow one another on the longest path.
+        sent: bytes that follow one another on the busiest link.
+    """
+
+    messages: int
+    sent: float
+
+
+Algorithm = Callable[[int, float], Volume]
+"""From the number of devices (2 or more) and the bytes of the operand that one of them holds to what it costs."""
+
+
+def rounds(n: int) -> int:
+    """ceil(log2 n): how often a set of known things must double to reach n."""
+    return (n - 1).bit_length()
+
+
+class Share(NamedTuple):
+    """What a device sends by the ring model, as a fraction: of elements, or of the operand that it holds."""
+
+    numerator: int
+    divisor: int
+
+
+class Nested(NamedTuple):
+    """A collective over links within links, of which this is the innermost.
+
+    Attributes:
+        inside: seconds of a kind over the innermost link, for an operand of so many bytes.
+        outside: seconds of this kind over all other links, likewise.
+        n: devices that the innermost link joins.
+        across: devices that the others join.
+    """
+
+    inside: Callable[[str, float], float]
+    outside: Callable[[float], float]
+    n: int
+    across: int
+
+
+# -- execution --------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that goes on, a step each time it is asked for, as far as what has arrived allows."""
+
+
+class Link(Protocol):
+    """Carries the rounds of one collective."""
+
+    def round(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> Steps[None]:
+        """Send to each other member, and fill arrays with what each sends; by position, one's own is passed over.
+
+        Args:
+            sends: C-contiguous arrays; None: nothing.
+            receives: C-contiguous arrays of the sizes that come; None where nothing does.
+        """
+        ...
+
+
+class Member(Protocol):
+    """One member of a collective, with its operand.
+
+    Attributes:
+        collective: its attributes.
+        position: the member's.
+        shapes: of the operands of all members, in order of position.
+        operand: the member's.
+    """
+
+    @property
+    def collective(self) -> Settings: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def shapes(self) -> Sequence[Sizes]: ...
+
+    @property
+    def operand(self) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a kind is executed.
+
+    Attributes:
+        result: from the operands of a group in order of position, what the member at a position gets: the reference.
+        shapes: the operand shapes that members must have, given those that they have.
+        exchange: the same by rounds in which each member sends to each other: for groups that have only that.
+        is_shared: all members get the same.
+    """
+
+    result: Callable[[Settings, Sequence[Array], int], Array]
+    shapes: Callable[[Settings, Sequence[Sizes]], list[Sizes]]
+    exchange: Callable[[Member, Link], Steps[Array]]
+    is_shared: bool = False
+
+
+# -- the record -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CollectiveOp:
+    """One of irpar's operators between devices.
+
+    Attributes:
+        kind: what plan.json calls it; None: it sends nothing, has no id, and stands in global view only.
+        does: what it does.
+        shape: the local shape of the result.
+        after: the axes of each dim of the result and its partial ones, from those of the operand and the axes it runs
+            over; None where it cannot run on such an operand.
+        elements: how many elements a member sends, as a fraction.
+        share: the same of the operand, for devices that hold equal blocks.
+        algorithms: by name, those of NCCL where it has one.
+        calibrated: the one of them whose times `irpar calibrate` takes the links' speed from.
+        nested: seconds over links within links, for an operand of so many bytes, link after link.
+        execution: None where it sends nothing.
+        dims: the attributes that name dims of its operand; of one that sends, their sizes change in local view.
+        others: the attributes that it must have besides, and beside `axes` and `id`.
+        uneven: the attributes that it has where the members' blocks differ.
+        moves_blocks: it may keep the sharding or take blocks to where another sharding has them, by `pairs`.
+    """
+
+    kind: str | None
+    does: str
+    shape: Callable[[Node], Shape]
+    after: Callable[[Node, State, Atoms], State | None]
+    elements: Callable[[Node, int], Share]
+    share: Callable[[int], Share] = lambda n: Share(0, 1)
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    calibrated: str = "direct"
+    nested: Callable[[Nested, float], float] | None = None
+    execution: Execution | None = None
+    dims: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    uneven: Uneven = field(default_factory=dict)
+    moves_blocks: bool = False

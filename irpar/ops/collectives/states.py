@@ -1,0 +1,46 @@
+"""How collectives change where a tensor lies: the axes of its dims, and the partial ones."""
+
+from irpar.ir import Node
+
+from .record import Atoms, State
+
+
+def dim_of(node: Node, name: str = "dim") -> int:
+    """An attribute that names a dim."""
+    value = node.attributes[name]
+    assert isinstance(value, int)
+    return value
+
+
+def with_axes(dims: tuple[Atoms, ...], dim: int, axes: Atoms) -> tuple[Atoms, ...]:
+    """The axes of all dims, with others of one."""
+    return (*dims[:dim], axes, *dims[dim + 1 :])
+
+
+def gained(state: State, dim: int, axes: Atoms) -> State:
+    """A dim is cut further."""
+    return with_axes(state[0], dim, state[0][dim] + axes), state[1]
+
+
+def lost(state: State, dim: int, axes: Atoms) -> State | None:
+    """A dim is cut less; None where it is not cut so."""
+    present = state[0][dim]
+    if present[len(present) - len(axes) :] != axes:
+        return None
+    return with_axes(state[0], dim, present[: len(present) - len(axes)]), state[1]
+
+
+def reduced(state: State, axes: Atoms) -> State | None:
+    """Axes are partial no more; None where they are not."""
+    return (state[0], state[1] - frozenset(axes)) if state[1] >= frozenset(axes) else None
+
+
+def unchanged(node: Node, state: State, axes: Atoms) -> State | None:
+    """All lies as it did."""
+    return state
+
+
+def is_replicated(state: State, axes: Atoms) -> bool:
+    """Whether nothing is cut by these axes, or partial over them."""
+    held = {axis for dim in state[0] for axis in dim} | state[1]
+    return not held & set(axes)
