@@ -7,25 +7,24 @@ import numpy as np
 from irpar.ir import Node, Shape
 from irpar.ops.facts import int_attribute, ints_attribute
 
-from .arrays import contiguous, shapes_of_blocks
+from .arrays import check_dim, cut, resized, shapes_of_blocks
 from .local import gathered, local_shape, members_of, operand_block, padded, with_dim
 from .record import (
     Array,
     Atoms,
     CollectiveOp,
+    Empty,
     Execution,
-    Link,
     Member,
+    Movement,
     Nested,
     Settings,
     Share,
     Sizes,
     State,
-    Steps,
     Volume,
 )
 from .record import rounds as message_rounds
-from .rounds import joined
 from .states import dim_of, lost
 
 
@@ -70,9 +69,15 @@ def _shapes(collective: Settings, shapes: Sequence[Sizes]) -> list[Sizes]:
     return shapes_of_blocks(collective.sizes, collective.dim, shapes)
 
 
-def _exchange(member: Member, link: Link) -> Steps[Array]:
-    mine = contiguous(member.operand)
-    return (yield from joined(member, link, [mine] * len(member.shapes), member.shapes, member.collective.dim))
+def _moves(member: Member, empty: Empty) -> Movement:
+    dim, own = member.collective.dim, member.position
+    check_dim(member.collective, dim, member.operand.ndim)
+    sizes = [shape[dim] for shape in member.shapes]
+    result = empty(resized(member.operand.shape, dim, sum(sizes)))
+    places = cut(result, sizes, dim)
+    places[own][...] = member.operand
+    others = [position for position in range(len(sizes)) if position != own]
+    return Movement(result, [(others, member.operand)], [(position, places[position]) for position in others])
 
 
 RECORD = CollectiveOp(
@@ -85,7 +90,7 @@ RECORD = CollectiveOp(
     algorithms={"ring": _ring, "tree": _tree},
     calibrated="ring",
     nested=_nested,
-    execution=Execution(_result, _shapes, _exchange, is_shared=True),
+    execution=Execution(_result, _shapes, is_shared=True, reads_all=True, moves=_moves),
     dims=("dim",),
     uneven={"sizes": ("dim", "operand")},
 )

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-
 from irpar.ir import Node
 
 from .arrays import contiguous, cut_flat, equal_shapes
 from .local import operand_block, shape_kept
-from .record import Array, Atoms, CollectiveOp, Execution, Link, Member, Nested, Settings, Share, State, Steps, Volume
+from .record import Array, Atoms, CollectiveOp, Execution, Member, Nested, Settings, Share, State, Volume
 from .record import rounds as message_rounds
 from .reduced_arrays import reduce_arrays
-from .rounds import SMALL, all_operands
 from .states import reduced
 
 
@@ -58,24 +55,8 @@ def _result(collective: Settings, operands: Sequence[Array], _: int) -> Array:
     return reduce_arrays(operands, collective.reduce)
 
 
-def _exchange(member: Member, link: Link) -> Steps[Array]:
-    """Each member reduces one piece, and sends it to all: what a ring sends, in two rounds."""
-    reduction = member.collective.reduce
-    count, position = len(member.shapes), member.position
-    mine = contiguous(member.operand)
-    if mine.nbytes * (count - 1) <= SMALL:
-        operands = yield from all_operands(member, link)
-        return reduce_arrays(operands, reduction)
-    cut = cut_flat(mine, count)
-    held = [np.empty_like(cut[position]) for _ in range(count)]
-    held[position] = cut[position]
-    yield from link.round(cut, held)
-    whole = np.empty_like(mine)
-    pieces = cut_flat(whole, count)
-    pieces[position][...] = reduce_arrays(held, reduction)
-    del held
-    yield from link.round([pieces[position]] * count, pieces)
-    return whole
+def _pieces(member: Member) -> list[Array]:
+    return cut_flat(contiguous(member.operand), len(member.shapes))
 
 
 RECORD = CollectiveOp(
@@ -88,6 +69,6 @@ RECORD = CollectiveOp(
     algorithms={"ring": _ring, "tree": _tree, "doubling": _doubling},
     calibrated="ring",
     nested=_nested,
-    execution=Execution(_result, equal_shapes, _exchange, is_shared=True),
+    execution=Execution(_result, equal_shapes, is_shared=True, reads_all=True, pieces=_pieces, returns_pieces=True),
     others=("reduce",),
 )

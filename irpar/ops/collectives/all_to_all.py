@@ -8,25 +8,24 @@ from irpar.ir import Node, Shape
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import ceil_div
 
-from .arrays import block_bounds, own_pieces, resized, shapes_of_blocks
+from .arrays import blocks_of, check_dim, cut, own_pieces, resized, shapes_of_blocks
 from .local import gathered, local_shape, members_of, operand_block, padded, part, with_dim
 from .record import (
     Array,
     Atoms,
     CollectiveOp,
+    Empty,
     Execution,
-    Link,
     Member,
+    Movement,
     Nested,
     Settings,
     Share,
     Sizes,
     State,
-    Steps,
     Volume,
 )
 from .record import rounds as message_rounds
-from .rounds import cut, joined
 from .states import dim_of, gained, lost
 
 
@@ -81,15 +80,21 @@ def _shapes(collective: Settings, shapes: Sequence[Sizes]) -> list[Sizes]:
     return shapes_of_blocks(collective.concat_sizes, collective.concat_dim, shapes)
 
 
-def _exchange(member: Member, link: Link) -> Steps[Array]:
-    collective, count = member.collective, len(member.shapes)
-    dim, position = collective.split_dim, member.position
-    pieces = cut(member, dim, collective.split_sizes)
-    shapes = []
-    for shape in member.shapes:
-        bounds = block_bounds(shape[dim], collective.split_sizes, count, dim)
-        shapes.append(resized(shape, dim, bounds[position + 1] - bounds[position]))
-    return (yield from joined(member, link, pieces, shapes, collective.concat_dim))
+def _moves(member: Member, empty: Empty) -> Movement:
+    collective, operand, own = member.collective, member.operand, member.position
+    split, concat, count = collective.split_dim, collective.concat_dim, len(member.shapes)
+    pieces = blocks_of(collective, operand, split, collective.split_sizes, count)
+    check_dim(collective, concat, operand.ndim)
+    mine = pieces[own].shape[split]
+    # Where both are one dim the blocks that come are cut from it, all alike.
+    sizes = [mine if split == concat else shape[concat] for shape in member.shapes]
+    result = empty(resized(resized(operand.shape, split, mine), concat, sum(sizes)))
+    places = cut(result, sizes, concat)
+    places[own][...] = pieces[own]
+    others = [position for position in range(count) if position != own]
+    return Movement(
+        result, [((position,), pieces[position]) for position in others], [(each, places[each]) for each in others]
+    )
 
 
 RECORD = CollectiveOp(
@@ -101,7 +106,7 @@ RECORD = CollectiveOp(
     share=_share,
     algorithms={"direct": _direct, "tree": _tree},
     nested=_nested,
-    execution=Execution(_result, _shapes, _exchange),
+    execution=Execution(_result, _shapes, moves=_moves),
     dims=("split_dim", "concat_dim"),
     uneven={"split_sizes": ("split_dim", "result"), "concat_sizes": ("concat_dim", "operand")},
 )

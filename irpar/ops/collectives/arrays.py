@@ -61,6 +61,23 @@ def block_bounds(whole: int, sizes: Sequence[int] | None, count: int, dim: int =
     return list(accumulate(sizes, initial=0))
 
 
+def cut(array: Array, sizes: Sequence[int], dim: int) -> list[Array]:
+    """Views of blocks of these sizes along a dim."""
+    before = (slice(None),) * dim
+    return [array[(*before, slice(start, end))] for start, end in pairwise(accumulate(sizes, initial=0))]
+
+
+def blocks_of(collective: Settings, operand: Array, dim: int, sizes: Sequence[int] | None, count: int) -> list[Array]:
+    """Views of the blocks of a dim, as ReduceScatter and AllToAll cut it.
+
+    Raises:
+        ValueError: the operand has no such dim or blocks.
+    """
+    check_dim(collective, dim, operand.ndim)
+    bounds = block_bounds(operand.shape[dim], sizes, count, dim)
+    return cut(operand, [end - start for start, end in pairwise(bounds)], dim)
+
+
 def own_pieces(
     collective: Settings, operands: Sequence[Array], dim: int, sizes: Sequence[int] | None, position: int
 ) -> list[Array]:
@@ -69,11 +86,7 @@ def own_pieces(
     Raises:
         ValueError: the operands have no such dim or blocks.
     """
-    first = operands[0]
-    check_dim(collective, dim, first.ndim)
-    bounds = block_bounds(first.shape[dim], sizes, len(operands), dim)
-    place = (*(slice(None),) * dim, slice(bounds[position], bounds[position + 1]))
-    return [operand[place] for operand in operands]
+    return [blocks_of(collective, operand, dim, sizes, len(operands))[position] for operand in operands]
 
 
 def nothing_like(operand: Array) -> Array:

@@ -6,9 +6,22 @@ import numpy as np
 
 from .arrays import contiguous, cut_flat, equal_shapes
 from .local import elements_of_operand, shape_kept
-from .record import Array, CollectiveOp, Execution, Link, Member, Nested, Settings, Share, Steps, Volume
+from .record import (
+    Array,
+    CollectiveOp,
+    Empty,
+    Execution,
+    Link,
+    Member,
+    Movement,
+    Nested,
+    Settings,
+    Share,
+    Steps,
+    Volume,
+)
 from .record import rounds as message_rounds
-from .rounds import SMALL
+from .rounds import SMALL, empty_like, move
 from .states import unchanged
 
 
@@ -50,19 +63,24 @@ def _result(collective: Settings, operands: Sequence[Array], _: int) -> Array:
     return operands[collective.root]
 
 
+def _moves(member: Member, empty: Empty) -> Movement:
+    own, count, root = member.position, len(member.shapes), member.collective.root
+    check_root(member.collective, count)
+    if own == root:
+        return Movement(member.operand, [([each for each in range(count) if each != own], member.operand)], [])
+    result = empty(member.operand.shape)
+    return Movement(result, [], [(root, result)])
+
+
 def _exchange(member: Member, link: Link) -> Steps[Array]:
     """Large ones in two rounds: each member gets a piece, and sends it to the others."""
     count, position, root = len(member.shapes), member.position, member.collective.root
     check_root(member.collective, count)
     is_root = position == root
+    if member.operand.nbytes * (count - 1) <= SMALL or count == 2:
+        return (yield from move(_moves(member, empty_like(member)), member, link))
     whole = contiguous(member.operand) if is_root else np.empty_like(member.operand, order="C")
     nothing: list[Array | None] = [None] * count
-    if whole.nbytes * (count - 1) <= SMALL or count == 2:
-        yield from link.round(
-            [whole] * count if is_root else nothing,
-            [whole if place == root and not is_root else None for place in range(count)],
-        )
-        return whole
     pieces = cut_flat(whole, count)
     mine = [pieces[position] if place == root and not is_root else None for place in range(count)]
     yield from link.round(pieces if is_root else nothing, mine)
@@ -81,6 +99,6 @@ RECORD = CollectiveOp(
     share=_share,
     algorithms={"ring": _ring, "tree": _tree, "direct": _direct},
     nested=_nested,
-    execution=Execution(_result, equal_shapes, _exchange, is_shared=True),
+    execution=Execution(_result, equal_shapes, is_shared=True, moves=_moves, exchange=_exchange),
     others=("root",),
 )

@@ -2,14 +2,24 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from irpar.ir import Node, Shape
 from irpar.ops.facts import ints_attribute
 
-from .arrays import contiguous, equal_shapes, nothing_like
+from .arrays import equal_shapes, nothing_like
 from .local import elements_of_operand, local_shape, members_of
-from .record import Array, CollectiveOp, Execution, Link, Member, Nested, Settings, Share, Sizes, Steps, Volume
+from .record import (
+    Array,
+    CollectiveOp,
+    Empty,
+    Execution,
+    Member,
+    Movement,
+    Nested,
+    Settings,
+    Share,
+    Sizes,
+    Volume,
+)
 from .states import unchanged
 
 
@@ -66,18 +76,20 @@ def _shapes(collective: Settings, shapes: Sequence[Sizes]) -> list[Sizes]:
     return [listed[member * rank : (member + 1) * rank] for member in range(len(shapes))]
 
 
-def _exchange(member: Member, link: Link) -> Steps[Array]:
-    collective, count, position = member.collective, len(member.shapes), member.position
-    mine = contiguous(member.operand)
-    sources = [source_of(collective, count, place) for place in range(count)]
-    source = sources[position]
-    receives: list[Array | None] = [None] * count
-    if source is not None and source != position:
-        receives[source] = np.empty(member.shapes[source], mine.dtype)
-    yield from link.round([mine if each == position else None for each in sources], receives)
+def _moves(member: Member, empty: Empty) -> Movement:
+    own, count = member.position, len(member.shapes)
+    sources = [source_of(member.collective, count, position) for position in range(count)]
+    targets = [position for position, source in enumerate(sources) if source == own and position != own]
+    sends = [(targets, member.operand)] if targets else []
+    source = sources[own]
+    if source == own:
+        return Movement(member.operand, sends, [])
     if source is None:
-        return nothing_like(mine)
-    return mine if source == position else receives[source]  # type: ignore[return-value]
+        result = empty(member.operand.shape)
+        result[...] = 0
+        return Movement(result, sends, [])
+    result = empty(member.shapes[source])
+    return Movement(result, sends, [(source, result)])
 
 
 RECORD = CollectiveOp(
@@ -89,7 +101,7 @@ RECORD = CollectiveOp(
     share=_share,
     algorithms={"direct": _direct},
     nested=_nested,
-    execution=Execution(_result, _shapes, _exchange),
+    execution=Execution(_result, _shapes, moves=_moves),
     others=("pairs",),
     uneven={"shapes": None},
     moves_blocks=True,

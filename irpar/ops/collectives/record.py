@@ -1,7 +1,7 @@
 """What one kind of collective is: the record that its file fills, and what all of these records stand on."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -181,20 +181,48 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True)
+class Movement:
+    """What one member gives and gets, where nothing is computed.
+
+    Attributes:
+        result: its result; what it gets of itself is there already.
+        sends: views of its operand, each with the positions of the members that get it.
+        receives: places in the result, each with the position of the member that it comes from.
+    """
+
+    result: Array
+    sends: Sequence[tuple[Sequence[int], Array]]
+    receives: Sequence[tuple[int, Array]]
+
+
+Empty = Callable[[Sizes], Array]
+"""Makes an array of the operand's dtype and module."""
+
+
+@dataclass(frozen=True)
 class Execution:
     """How a kind is executed.
 
     Attributes:
         result: from the operands of a group in order of position, what the member at a position gets: the reference.
         shapes: the operand shapes that members must have, given those that they have.
-        exchange: the same by rounds in which each member sends to each other: for groups that have only that.
         is_shared: all members get the same.
+        reads_all: every member needs every operand.
+        moves: of a kind that only moves, what goes where.
+        pieces: of a kind that reduces, the piece of a member's operand that each member reduces.
+        returns_pieces: what a member has reduced goes to all members, which join it in order; else it is its result.
+        exchange: a faster way than `moves` by rounds in which each member sends to each other.
     """
 
     result: Callable[[Settings, Sequence[Array], int], Array]
     shapes: Callable[[Settings, Sequence[Sizes]], list[Sizes]]
-    exchange: Callable[[Member, Link], Steps[Array]]
+    _: KW_ONLY
     is_shared: bool = False
+    reads_all: bool = False
+    moves: Callable[[Member, Empty], Movement] | None = None
+    pieces: Callable[[Member], list[Array]] | None = None
+    returns_pieces: bool = False
+    exchange: Callable[[Member, Link], Steps[Array]] | None = None
 
 
 # -- the record -------------------------------------------------------------------------------------------------------

@@ -7,12 +7,11 @@ import numpy as np
 from irpar.ir import Node, Shape
 from irpar.ops.facts import int_attribute, ints_attribute
 
-from .arrays import equal_shapes, own_pieces
+from .arrays import blocks_of, equal_shapes, own_pieces
 from .local import block_of, local_shape, members_of, padded, part, with_dim
-from .record import Array, Atoms, CollectiveOp, Execution, Link, Member, Nested, Settings, Share, State, Steps, Volume
+from .record import Array, Atoms, CollectiveOp, Execution, Member, Nested, Settings, Share, State, Volume
 from .record import rounds as message_rounds
 from .reduced_arrays import reduce_arrays
-from .rounds import cut
 from .states import dim_of, gained, reduced
 
 
@@ -56,13 +55,10 @@ def _result(collective: Settings, operands: Sequence[Array], position: int) -> A
     return np.ascontiguousarray(reduce_arrays(pieces, collective.reduce))
 
 
-def _exchange(member: Member, link: Link) -> Steps[Array]:
-    collective, position = member.collective, member.position
-    pieces = cut(member, collective.dim, collective.sizes)
-    held = [np.empty_like(pieces[position]) for _ in pieces]
-    held[position] = pieces[position]
-    yield from link.round(pieces, held)
-    return reduce_arrays(held, collective.reduce)
+def _pieces(member: Member) -> list[Array]:
+    return blocks_of(
+        member.collective, member.operand, member.collective.dim, member.collective.sizes, len(member.shapes)
+    )
 
 
 RECORD = CollectiveOp(
@@ -75,7 +71,7 @@ RECORD = CollectiveOp(
     algorithms={"ring": _ring, "tree": _tree},
     calibrated="ring",
     nested=_nested,
-    execution=Execution(_result, equal_shapes, _exchange),
+    execution=Execution(_result, equal_shapes, pieces=_pieces),
     dims=("dim",),
     others=("reduce",),
     uneven={"sizes": ("dim", "result")},

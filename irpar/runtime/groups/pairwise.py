@@ -6,6 +6,7 @@ import numpy as np
 
 from irpar.ops.collectives.arrays import is_text
 from irpar.ops.collectives.record import Link, Steps, T
+from irpar.ops.collectives.rounds import run
 
 from ..messages import decode, encode
 from .base import Array
@@ -19,8 +20,9 @@ def exchange(meeting: Meeting, link: Link) -> Steps[Array]:
     Raises:
         ValueError: the attributes do not fit the operands.
     """
-    run = _texts if is_text(meeting.operand.dtype) else EXECUTED[meeting.collective.kind].exchange
-    return (yield from run(meeting, link))
+    if is_text(meeting.operand.dtype):
+        return (yield from _texts(meeting, link))
+    return (yield from run(EXECUTED[meeting.collective.kind], meeting, link))
 
 
 def _texts(meeting: Meeting, link: Link) -> Steps[Array]:

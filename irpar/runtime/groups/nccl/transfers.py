@@ -19,9 +19,9 @@ from irpar.ir import dtype_of_numpy
 from irpar.ops.collectives import KINDS, REDUCING
 from irpar.ops.collectives.arrays import CARRIERS, block_bounds, check_dim, is_text, resized
 from irpar.ops.collectives.broadcast import check_root
-from irpar.ops.collectives.permute import source_of
 from irpar.ops.collectives.reduced_arrays import operation
 from irpar.runtime.groups.base import Array, Collective
+from irpar.runtime.groups.results import EXECUTED
 
 _CARRIED = {1: ("NCCL_UINT8", 1), 2: ("NCCL_UINT8", 2), 4: ("NCCL_UINT32", 1), 8: ("NCCL_UINT64", 1)} | {
     16: ("NCCL_UINT64", 2)
@@ -173,7 +173,7 @@ def transfer(member: Member) -> NcclCalls:
     Raises:
         ValueError: the attributes do not fit the operand.
     """
-    return _TRANSFERS[member.collective.kind](member)
+    return _NATIVE.get(member.collective.kind, _moves)(member)
 
 
 def moves_nothing(shapes: Sequence[tuple[int, ...]]) -> bool:
@@ -236,55 +236,40 @@ def _reduce_scatter(member: Member) -> NcclCalls:
     )
 
 
-def _all_to_all(member: Member) -> NcclCalls:
-    collective, operand, own = member.collective, member.operand, member.position
-    split, concat = collective.split_dim, collective.concat_dim
-    bounds = _bounds(member, split, collective.split_sizes)
-    check_dim(collective, concat, operand.ndim)
-    sizes = [end - start for start, end in pairwise(bounds)]
-    sent = [member.whole(_cut(operand, split, bounds[i], size)) for i, size in enumerate(sizes)]
-    came = [member.empty(resized(shape, split, sizes[own])) for shape in member.shapes]
+def _moves(member: Member) -> NcclCalls:
+    """Sends and receives, as the kind's record says."""
+    moves = EXECUTED[member.collective.kind].moves
+    assert moves is not None
+    movement = moves(member, member.empty)
     steps = []
-    for peer in range(member.size):
-        if peer == own:
-            came[own] = _cut(operand, split, bounds[own], sizes[own])
-            continue
-        if sent[peer].size:
-            steps.append(Step("send", (sent[peer],), sent[peer].size, peer))
-        if came[peer].size:
-            steps.append(Step("recv", (came[peer],), came[peer].size, peer))
-    return NcclCalls(steps, lambda: member.xp.concatenate(came, axis=concat))
+    for positions, array in movement.sends:
+        if array.size:
+            sent = member.whole(array)
+            steps += [Step("send", (sent,), sent.size, position) for position in positions]
+    came = []
+    for position, place in movement.receives:
+        if place.size:
+            into = place if place.flags.c_contiguous else member.empty(place.shape)
+            steps.append(Step("recv", (into,), into.size, position))
+            came.append((place, into))
+
+    def result() -> Any:
+        for place, into in came:
+            if into is not place:
+                place[...] = into
+        return movement.result
+
+    # All calls of a group go at once; peer by peer they are read most easily.
+    return NcclCalls(sorted(steps, key=lambda step: step.argument or 0), result)
 
 
-def _permute(member: Member) -> NcclCalls:
-    collective, own = member.collective, member.position
-    source = source_of(collective, member.size, own)
-    sent = member.whole(member.operand)
-    targets = collective.pairs[1::2]
-    steps = [
-        Step("send", (sent,), sent.size, target)
-        for target in targets
-        if sent.size and target != own and source_of(collective, member.size, target) == own
-    ]
-    if source is None:
-        result = member.xp.zeros(sent.shape, sent.dtype)
-    elif source == own:
-        result = sent
-    else:
-        result = member.empty(member.shapes[source])
-        if result.size:
-            steps.append(Step("recv", (result,), result.size, source))
-    return NcclCalls(steps, lambda: result)
-
-
-_TRANSFERS: dict[str, Callable[[Member], NcclCalls]] = {
+_NATIVE: dict[str, Callable[[Member], NcclCalls]] = {
     "AllReduce": _all_reduce,
     "AllGather": _all_gather,
     "ReduceScatter": _reduce_scatter,
-    "AllToAll": _all_to_all,
-    "CollectivePermute": _permute,
     "Broadcast": _broadcast,
 }
+"""The kinds that NCCL has itself."""
 
 
 def _bounds(member: Member, dim: int, sizes: Sequence[int] | None) -> list[int]:

@@ -1,47 +1,41 @@
-"""AllReduce and ReduceScatter of large operands.
+"""Collectives that reduce large operands.
 
-Member i reduces share i of all operands, part by part; in an AllReduce it sends each part that is done to all others.
-The order is that of the members, as `results.execute` has it: the same numbers come out, to the last bit.
+Member i reduces piece i of all operands, part by part; where all are to have it (AllReduce) it sends each part that is
+done to all others. The order is that of the members, as `results.execute` has it: the same numbers come out, to the
+last bit.
 """
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
-from irpar.ops.collectives.arrays import block_bounds
+from irpar.ops.collectives.arrays import cut
+from irpar.ops.collectives.record import Execution
 from irpar.ops.collectives.reduced_arrays import reduce_arrays
 
 from ..base import Array
 from ..spmd import Meeting
-from .transfers import Parcel, Parts, blocks_of, boxes
+from .transfers import Parcel, Parts, boxes
 
 
 class Reduction(Parts):
-    """AllReduce and ReduceScatter.
+    """A collective that reduces.
 
     Raises:
         ValueError: there is no such reduction of these elements, or the blocks do not fit.
     """
 
-    def __init__(self, meeting: Meeting, slot: int) -> None:
+    def __init__(self, meeting: Meeting, slot: int, execution: Execution) -> None:
         super().__init__(meeting, slot)
-        collective, operand, count = meeting.collective, meeting.operand, len(meeting.members)
-        reduce_arrays([operand.reshape(-1)[:0]] * 2, collective.reduce)
-        self._is_all = collective.kind == "AllReduce"
-        if self._is_all:
-            operand = np.ascontiguousarray(operand).reshape(-1)
-            bounds = [operand.size * each // count for each in range(count + 1)]
-            dim = 0
-        else:
-            dim = collective.dim
-            bounds = block_bounds(operand.shape[dim], collective.sizes, count, dim)
-        sizes = [last - first for first, last in pairwise(bounds)]
-        self._operands = blocks_of(operand, sizes, dim)
+        operand = meeting.operand
+        reduce_arrays([operand.reshape(-1)[:0]] * 2, meeting.collective.reduce)
+        assert execution.pieces is not None
+        self._operands = execution.pieces(meeting)
         self._own = self._operands[meeting.position]
-        self._whole = np.empty(operand.shape if self._is_all else self._own.shape, operand.dtype)
-        places = blocks_of(self._whole, sizes, 0) if self._is_all else []
+        self._is_all = execution.returns_pieces
+        self._whole = np.empty((operand.size,) if self._is_all else self._own.shape, operand.dtype)
+        places = cut(self._whole, [piece.size for piece in self._operands], 0) if self._is_all else []
         self._places = dict(zip(meeting.members, places, strict=False))
         self._target = self._places.get(meeting.call.rank, self._whole)
         self._parts = boxes(self._own.shape, self.most)

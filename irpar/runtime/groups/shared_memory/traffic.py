@@ -12,28 +12,24 @@ from irpar.runtime.groups.wire.header import HEADER_BYTES, Header, check_headers
 
 from ...driver import DRIVER
 from ..base import Array
+from ..results import EXECUTED
 from ..spmd import Meeting, SpmdGroup
 from .joining import Joined
 from .moves import Moves
 from .reductions import Reduction
 from .slots import Slots
 from .streams import Numbers, Streams
-from .transfers import Parcel, Parts, Transfer, Whole, boxes
+from .transfers import Parcel, Transfer, Whole, boxes
 from .watch import TICK, State, Wait, Watch
 
 _OFFER, _DATA, _FREE, _MESSAGE, _CHUNK = range(5)
 """Kinds of records: a rank comes to a collective; a part of an operand lies in a slot; a slot has been read; a message
 begins; a part of it lies in a slot."""
-_KINDS: dict[str, type[Parts]] = {
-    **dict.fromkeys(("AllReduce", "ReduceScatter"), Reduction),
-    **dict.fromkeys(("AllGather", "AllToAll", "Broadcast", "CollectivePermute"), Moves),
-}
-"""How large operands of a collective go."""
-_MOST_WHOLE = {"AllReduce": 256 << 10, "AllGather": 256 << 10}
-"""Bytes that a rank sends, to all others together, of an operand that goes whole to all members: with more, parts are
-quicker. These kinds need all of it everywhere."""
+_MOST_WHOLE = 256 << 10
+"""Bytes that a rank sends, to all others together, of an operand that goes whole to all members, where every member
+needs all of it: with more, parts are quicker."""
 _MOST_PARTLY = 48 << 10
-"""As `_MOST_WHOLE`, of the other kinds."""
+"""As `_MOST_WHOLE`, where members need parts of it."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FLUSH_SECONDS = 5.0
@@ -281,8 +277,9 @@ def _transfer(meeting: Meeting, room: int, slot: int) -> Transfer:
     operand = meeting.operand
     longest = max(map(math.prod, meeting.shapes)) * operand.itemsize
     # Whole they go to each member; in parts a rank sends less than two of them, whatever the number of members.
-    most = _MOST_WHOLE.get(meeting.collective.kind, _MOST_PARTLY) // (len(meeting.members) - 1)
+    execution = EXECUTED[meeting.collective.kind]
+    most = (_MOST_WHOLE if execution.reads_all else _MOST_PARTLY) // (len(meeting.members) - 1)
     is_short = longest <= min(room, most)
     if is_text(operand.dtype) or is_short:
         return Whole(meeting, room, slot)
-    return _KINDS[meeting.collective.kind](meeting, slot)
+    return (Moves if execution.pieces is None else Reduction)(meeting, slot, execution)

@@ -231,10 +231,3 @@ class Parts(Transfer):
         self.most = slot // meeting.operand.itemsize
         self.raw = np.dtype(CARRIERS[meeting.operand.itemsize])
         super().__init__(meeting)
-
-
-def blocks_of(array: Array, sizes: list[int], dim: int) -> list[Array]:
-    """Views of the blocks of a dim."""
-    before = (slice(None),) * dim
-    ends = np.cumsum(sizes).tolist()
-    return [array[(*before, slice(end - size, end))] for size, end in zip(sizes, ends, strict=True)]

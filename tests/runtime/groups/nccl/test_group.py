@@ -177,8 +177,8 @@ def test_permute_sends_and_receives_together() -> None:
     made = calls_of(collective, [np.ones(4, np.float32)] * 3)
     assert [call for call in made[0] if call[0] in ("send", "recv")] == [
         ("send", 4, "NCCL_UINT32", 1),
-        ("send", 4, "NCCL_UINT32", 2),
         ("recv", 4, "NCCL_UINT32", 1),
+        ("send", 4, "NCCL_UINT32", 2),
     ]
     assert [call for call in made[2] if call[0] in ("send", "recv")] == [("recv", 4, "NCCL_UINT32", 0)]
 
