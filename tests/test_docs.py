@@ -116,6 +116,13 @@ def test_every_spelling(tmp_path: Path) -> None:
     python("spellings.py", folder=tmp_path)
 
 
+def test_the_session_with_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    failed, tried = doctest.testfile(str(DOCS / "state.md"), module_relative=False, optionflags=flags)
+    assert (failed, tried > 8) == (0, True)
+
+
 def test_the_session_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     models.save("gpt.onnx", "gpt", layers=2)

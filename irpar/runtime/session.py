@@ -10,7 +10,7 @@ import numpy as np
 
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.files.atomic import new_file
-from irpar.ir import ArrayTensor, Tensor
+from irpar.ir import LazyTensor, Tensor
 from irpar.output.safetensors import read_safetensors, write_safetensors
 
 from .errors import InputError, ProgramError
@@ -20,6 +20,9 @@ from .specs import check_inputs
 
 if TYPE_CHECKING:
     from .executor import Executor
+
+
+_OTHER = "give the state of this program; session.write(name, value) changes a single one"
 
 
 class SessionError(IrparError):
@@ -133,7 +136,8 @@ class Session:
         target = Path(path)
         if not force and os.path.lexists(target):
             raise SessionError(f"{target} exists already", do="give another file, or force=True to replace it")
-        tensors: dict[str, Tensor] = {name: ArrayTensor(value) for name, value in self.read_all().items()}
+        self._check_open()
+        tensors = {name: self._tensor(name) for name in self.states}
         with new_file(target, "the state", SessionError) as fresh:
             write_safetensors(fresh, tensors, {"irpar.steps": str(self.steps)})
 
@@ -150,9 +154,29 @@ class Session:
                 "the file has other tensors than the program has states",
                 where=str(path),
                 notes=(f"lacking: {listed(lacking, 5) or 'none'}", f"unknown: {listed(unknown, 5) or 'none'}"),
-                do="give the state of this program; session.write(name, value) changes a single one",
+                do=_OTHER,
             )
-        self.write_all({name: tensor.numpy() for name, tensor in found.items()})
+        wrong = [
+            f"{name}: {tensor.type}, expected {self._tensor(name).type}"
+            for name, tensor in found.items()
+            if tensor.type != self._tensor(name).type
+        ]
+        if wrong:
+            raise SessionError(
+                "the file has tensors of other types than the states",
+                where=str(path),
+                notes=tuple(wrong[:5]),
+                do=_OTHER,
+            )
+        for name, tensor in found.items():
+            self.write(name, tensor.numpy())
+
+    def _tensor(self, name: str) -> Tensor:
+        """A state, gathered when its numbers are needed."""
+        spec = self.states[name].spec
+        assert spec.dtype is not None
+        assert spec.shape is not None
+        return LazyTensor(spec.dtype, spec.shape, lambda: self.read(name))  # type: ignore[arg-type]  # It is static.
 
     def close(self) -> None:
         """Let the ranks drop the state; the executor stays open."""

@@ -233,8 +233,9 @@ def test_what_the_library_writes_is_read_and_refused(tmp_path: Path) -> None:
     assert "lacking: last, weight" in str(told.value)
     assert "unknown: weigth" in str(told.value)
     safetensors.numpy.save_file({**tensors, "last": np.zeros((5, 2), ml_dtypes.bfloat16)}, path)
-    with pytest.raises(InputError, match="the inputs do not fit"):
+    with pytest.raises(SessionError, match="other types than the states") as told:
         session.load(path)
+    assert "last: bf16[5, 2], expected bf16[2, 5]" in str(told.value)
     np.testing.assert_array_equal(session.read("weight"), 1)
 
 
