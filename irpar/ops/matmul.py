@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-
-from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
+from irpar.ir import Dim, Node, TensorType, Type
 
 from .facts import (
     CannotTellError,
@@ -89,7 +87,7 @@ def _infer_gemm(node: Node) -> Sequence[Type]:
 def _rule_gemm(node: Node) -> FactorRule:
     """`([i,k],[k,j],[i,j])->([i,j])`. With C, partial sums over k would each add it: k is then whole.
 
-    `decompose_gemm_bias` takes C out beforehand, so that k may be cut.
+    split-bias takes C out beforehand, so that k may be cut.
     """
     shapes = shapes_of(node)
     bias = operand(node, 2) is not None
@@ -114,36 +112,6 @@ def _cost_gemm(node: Node) -> int:
     size = prod(result_shape(node))
     scaled = sum(float_attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta"))
     return size * (2 * inner + (operand(node, 2) is not None) + scaled)
-
-
-def decompose_gemm_bias(node: Node, builder: Builder) -> Value | None:
-    """A pattern that turns `Gemm(a, b, c)` into `Add(Gemm(a, b), beta * c)`; None for any other node.
-
-    The contraction of a Gemm without C may be cut: its partial sums are reduced before C is added, once.
-    """
-    bias = operand(node, 2)
-    beta = node.attributes.get("beta", 1.0)
-    if node.identity != ("", "Gemm") or bias is None or not isinstance(beta, float):
-        return None
-    result = node.result
-    kept = {name: value for name, value in node.attributes.items() if name != "beta"}
-    product = builder.op("Gemm", node.operands[:2], kept, type=result.type, name=f"{result.name}_product")
-    assert product.node is not None
-    if node.strategy is not None:
-        product.node.strategy = node.strategy.part(0, 1, gives=beta == 0.0)
-    if beta == 0.0:
-        return product
-    if beta != 1.0:
-        dtype: DType = bias.dtype
-        if not dtype.is_float and not beta.is_integer():
-            return None
-        factor = builder.constant(np.asarray(beta).astype(dtype.numpy), f"{result.name}_beta")
-        bias = builder.op("Mul", [bias, factor], type=bias.type, name=f"{result.name}_bias")
-    total = builder.op("Add", [product, bias], type=result.type)
-    assert total.node is not None
-    if node.strategy is not None:
-        total.node.strategy = node.strategy.part(None, 2, gives=True)
-    return total
 
 
 define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm))

@@ -6,7 +6,7 @@ NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
 """Passes that leave the model what it is; what follows them meets it as one device would run it."""
 COMPLETION = "complete-sharding"
 """The pass that decides how all values lie."""
-COMPLETE = f"split-weights,{COMPLETION}"
+COMPLETE = f"split-weights,split-bias,{COMPLETION}"
 """This pass, and what makes more cuts possible before it."""
 MOVES = "insert-redistribution,simplify-collectives"
 """The passes that put collectives where values lie otherwise than they are needed."""

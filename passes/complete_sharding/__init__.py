@@ -10,9 +10,8 @@ from irpar.analysis.completion.moves import cost_of_moves
 from irpar.analysis.completion.placement import Axes, Placement, RuleView
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.types.symbols import require_static
-from irpar.ir import UNKNOWN, Decision, Module, Node, Value, rewrite, tensor_type
+from irpar.ir import UNKNOWN, Decision, Module, Node, Value, tensor_type
 from irpar.ops import Kind, traits
-from irpar.ops.matmul import decompose_gemm_bias
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 
@@ -67,14 +66,10 @@ class CompleteSharding(Pass):
                     do="run infer-types (and fold-constants) before complete-sharding",
                 )
         flow = self.flow_of(module)
-        rewritten = sum(rewrite(graph, module.opsets, {"Gemm": decompose_gemm_bias}) for graph in flow.trips)
-        flow = self.flow_of(module) if rewritten else flow
         completion = _Completion(module, flow, has_op_priorities=self.op_priorities)
         is_chosen = self.strategy == "cost"
         decided = completion.run(is_chosen=is_chosen, are_shared=is_chosen and self.share_results)
-        return PassResult(
-            bool(decided or rewritten), statistics={"decided values": decided, "chosen values": completion.chosen}
-        )
+        return PassResult(bool(decided), statistics={"decided values": decided, "chosen values": completion.chosen})
 
 
 class _Completion:

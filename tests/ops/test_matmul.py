@@ -13,14 +13,14 @@ from .samples import floats, ints
 @pytest.mark.parametrize("beta", [None, 1.0, 0.5, 0.0])
 @pytest.mark.parametrize("shape", [(4,), (5, 1), (5, 4), (1, 4), ()])
 def test_a_gemm_with_c_becomes_a_product_and_a_sum(beta: float | None, shape: tuple[int, ...]) -> None:
-    from irpar.ops.matmul import decompose_gemm_bias
+    from irpar.passes.split_bias import bias_apart
 
     attributes = {"transB": 1, "alpha": 2.0, **({} if beta is None else {"beta": beta})}
     sample = Sample("Gemm", (floats(5, 6), floats(4, 6), Constant(floats(*shape))), attributes)
     expected = sample.whole
     graph = sample.node.graph
     assert graph is not None
-    assert rewrite(graph, {"": 21}, {"Gemm": decompose_gemm_bias}) == 1
+    assert rewrite(graph, {"": 21}, {"Gemm": bias_apart}) == 1
     product = next(iter(graph))
     assert product.identity == ("", "Gemm")
     assert len(product.operands) == 2
@@ -29,16 +29,16 @@ def test_a_gemm_with_c_becomes_a_product_and_a_sum(beta: float | None, shape: tu
     rule = factor_rule(product)
     assert rule is not None
     assert Kind.REDUCE in rule.kinds
-    assert rewrite(graph, {"": 21}, {"Gemm": decompose_gemm_bias}) == 0
+    assert rewrite(graph, {"": 21}, {"Gemm": bias_apart}) == 0
 
 
 def test_an_int_gemm_with_a_broken_beta_stays() -> None:
-    from irpar.ops.matmul import decompose_gemm_bias
+    from irpar.passes.split_bias import bias_apart
 
     operands = ints(5, 6, dtype=np.int32), ints(6, 4, dtype=np.int32), ints(4, dtype=np.int32)
     node = Sample("Gemm", operands, {"beta": 0.5}).node
     assert node.graph is not None
-    assert rewrite(node.graph, {"": 21}, {"Gemm": decompose_gemm_bias}) == 0
+    assert rewrite(node.graph, {"": 21}, {"Gemm": bias_apart}) == 0
 
 
 @pytest.mark.parametrize(

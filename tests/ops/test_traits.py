@@ -79,7 +79,7 @@ def test_what_nobody_knows_in_our_domain_may_be_waited_for() -> None:
     assert is_compute(Node("FromAnotherVersion", domain="com.example"))
 
 
-@pytest.mark.parametrize("name", [*KINDS, *FREE, *STARTED, WAIT])
+@pytest.mark.parametrize("name", [*KINDS, *sorted(FREE), *STARTED, WAIT])
 def test_traits_of_collectives(name: str) -> None:
     known = traits_of_operator(DOMAIN, name)
     assert known.collective == (name in KINDS or name in FREE)

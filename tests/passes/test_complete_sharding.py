@@ -354,7 +354,7 @@ def test_the_result_of_a_gemm_that_is_taken_apart_keeps_its_reason() -> None:
     )
     module.shard("y", [None, "tp"])
     module.set_mesh(module.mesh)
-    PassManager.parse("complete-sharding").run(module)
+    PassManager.parse("split-bias,complete-sharding").run(module)
     producer = module.graph.value("y").node
     assert producer is not None
     assert producer.op_type == "Add"

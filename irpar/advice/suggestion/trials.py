@@ -16,14 +16,14 @@ from irpar.analysis.memory.liveness import constant_bytes, peak
 from irpar.analysis.redistribution import block_bytes
 from irpar.analysis.types.control_flow import trip_count
 from irpar.annotations.named import infer_undeclared_types
-from irpar.ir import Annotation, Graph, Module, Node, Value, clone_module, rewrite
+from irpar.ir import Annotation, Graph, Module, Node, Value, clone_module
 from irpar.ir.annotate import apply_to, named_values
-from irpar.ops.matmul import decompose_gemm_bias
 from irpar.output.parts import parts_of
 from irpar.output.plan import make_plan
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import NORMALISE, SHARD
 from irpar.pass_manager.progress import Progress
+from irpar.passes.split_bias import split_biases
 from irpar.sharding import Mesh, Sharding
 
 from .completion import Completions
@@ -92,7 +92,7 @@ class Trials:
         self.flops = graph_flops(self.work.graph)
         self.weight_bytes = constant_bytes(self.work.graph)
         self.peak_bytes = peak(self.work.graph).total_bytes
-        rewrite(self.work.graph, self.work.opsets, {"Gemm": decompose_gemm_bias})
+        split_biases(self.work)
         self._refine = refine if len(self.work.graph) <= _MOST_ANEW else RefinedVariants().refine
         self._completions = Completions(self.work, mesh)
         self._estimates: dict[frozenset[tuple[str, Spec]], Estimate] = {}
