@@ -1,7 +1,6 @@
 """What people call from Python: load a model, partition it, run, verify and save the partition."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from irpar.analysis.cost.network import Network
     from irpar.onnx_io import Source
-    from irpar.pass_manager import PassManager, PipelineResult, Progress
+    from irpar.pass_manager import PassManager, PipelineResult
     from irpar.runtime.executor import Executor
     from irpar.runtime.launch.environment import World
     from irpar.runtime.session import Session
@@ -132,7 +131,7 @@ def partition(
     work = _prepared(module, mesh, network)
     work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
     source = source_of(module)
-    original, passes = _run_passes(manager, work)
+    original, passes = _shard(manager, work)
     made = Partition._made(module, work, str(manager), source, original, passes)
     if max_redistribution_mb is not None:
         from irpar.advice.move_limit import check_moves
@@ -179,24 +178,18 @@ def _prepared(
     return work
 
 
-def _run_passes(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":
-    """Run the passes; also says what the whole model costs, measured before the first that is not a normalising one."""
-    measured: dict[str, Any] = {}
-    told = manager.instrumentation.progress
-
-    def progress(event: "Progress") -> None:
-        if event.event == "start" and event.name not in NORMALISING and not measured:
-            measured.update(original_of(work))
-        if told is not None:
-            told(event)
-
-    result = type(manager)(manager.passes, replace(manager.instrumentation, progress=progress)).run(work)
+def _shard(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":
+    """Normalise, measure what the whole model costs one device, and make programs of it."""
+    run = manager.start(work)
+    run.advance(lambda pass_: pass_.name in NORMALISING)
+    original = original_of(work) if len(run.result.records) < len(manager.passes) else {}
+    run.advance()
     if not work.is_local:
         raise IrparError(
             f'the pipeline "{manager}" leaves the module in global view',
             do="end it with complete-sharding,insert-redistribution,localize",
         )
-    return measured, result
+    return original, run.result
 
 
 class Partition:

@@ -236,8 +236,8 @@ class Decided(NamedTuple):
 
 
 @dataclass
-class CompletionWatch(Instrumentation):
-    """An instrumentation that keeps what `complete-sharding` decided, as far as anybody reads it so.
+class DecidedShardings:
+    """What `complete-sharding` decided, as far as anybody reads it so; `observe` is told of each pass.
 
     Attributes:
         decided: by name of the value in the source model; None where two values stand for it that do not lie alike, or
@@ -246,9 +246,8 @@ class CompletionWatch(Instrumentation):
 
     decided: dict[str, Decided | None] = field(default_factory=dict)
 
-    def after(self, pass_: Pass, index: int, module: Module, changed: bool) -> None:
-        """After a pass that did not fail."""
-        super().after(pass_, index, module, changed)
+    def observe(self, pass_: Pass, module: Module) -> None:
+        """For `Instrumentation.observe`."""
         if self.decided and not module.is_local:
             self._leave_out(module)
         if pass_.name != COMPLETION:
@@ -276,7 +275,7 @@ def annotated_values(module: Module) -> dict[Value, Sharding]:
     return {value: value.sharding for value in module.graph.values() if value.sharding is not None}
 
 
-def decided_values(module: Module, watch: CompletionWatch) -> dict[Value, Sharding]:
+def decided_values(module: Module, known: DecidedShardings) -> dict[Value, Sharding]:
     """What was decided for the values of a module that a partition was made of.
 
     What a pass computed before is left out: an annotation would keep it from being computed again.
@@ -284,7 +283,7 @@ def decided_values(module: Module, watch: CompletionWatch) -> dict[Value, Shardi
     infer_types(module)
     found = {}
     for value in module.graph.values():
-        decided = watch.decided.get(value.source_name)
+        decided = known.decided.get(value.source_name)
         type_ = tensor_type(value.type)
         if decided is None or type_ is None:
             continue
@@ -310,9 +309,9 @@ def complete(module: Module, mesh: Mesh | None = None) -> Module:
         for one in (made, work):
             infer_undeclared_types(one)
             one.set_mesh(mesh)
-    watch = CompletionWatch()
-    PassManager.parse(f"{NORMALISE},{COMPLETE},{MOVES}", watch).run(work)
-    for value, sharding in decided_values(made, watch).items():
+    known = DecidedShardings()
+    PassManager.parse(f"{NORMALISE},{COMPLETE},{MOVES}", Instrumentation(observe=known.observe)).run(work)
+    for value, sharding in decided_values(made, known).items():
         value.sharding = sharding
     return made
 

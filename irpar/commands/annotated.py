@@ -9,7 +9,7 @@ from irpar.pass_manager.default_pipeline import COMPLETION
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
-    from irpar.annotations.onnx_annotations import CompletionWatch
+    from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import Partition
     from irpar.ir import Module
     from irpar.pass_manager import Pass
@@ -47,14 +47,14 @@ def check_annotate(path: Path, out: Path, sources: list[Path], passes: "tuple[Pa
         )
 
 
-def write_annotated(path: Path, module: "Module", made: "Partition", watch: "CompletionWatch") -> list[str]:
+def write_annotated(path: Path, module: "Module", made: "Partition", decided: "DecidedShardings") -> list[str]:
     """Write the annotated model.
 
     Args:
         path: the .onnx file.
         module: the model that was partitioned.
         made: its partition.
-        watch: what completion decided.
+        decided: what completion decided.
 
     Returns:
         What to tell of it, a line each.
@@ -64,7 +64,7 @@ def write_annotated(path: Path, module: "Module", made: "Partition", watch: "Com
     """
     from irpar.annotations.onnx_annotations import decided_values, save_annotated
 
-    shardings = decided_values(module, watch)
+    shardings = decided_values(module, decided)
     left = save_annotated(module, path, shardings, made.plan.mesh_of_ranks)
     count = len(shardings) - len(left)
     lines = [f"{count} tensor{'' if count == 1 else 's'} annotated in {path}"]

@@ -100,9 +100,9 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
-    from irpar.annotations.onnx_annotations import CompletionWatch
+    from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
-    from irpar.pass_manager import PassManager
+    from irpar.pass_manager import Instrumentation, PassManager
     from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
     from .annotated import check_annotate, write_annotated
@@ -111,7 +111,8 @@ def partition_command(
     kept: Any = choice("--weights", weights, ("copy", "none"))
     sources = _checked_sources(model, shardings, network, out, force)
     with ProgressReport(is_shown=not as_json) as report:
-        watch = CompletionWatch(
+        decided = DecidedShardings()
+        watch = Instrumentation(
             print_ir_before=print_ir_before or (),
             print_ir_after=print_ir_after or (),
             print_ir_after_all=print_ir_after_all,
@@ -119,6 +120,7 @@ def partition_command(
             dump_ir=dump_ir,
             verify_each=verify_each,
             progress=report.passes,
+            observe=None if annotate is None else decided.observe,
         )
         manager = PassManager.parse(DEFAULT_PIPELINE if pipeline is None else pipeline, watch)
         if annotate is not None:
@@ -126,7 +128,7 @@ def partition_command(
         module, annotated = _annotated_model(model, bind, set_, configuration, mesh, shardings)
         made = partition(module, pipeline=manager, network=network, max_redistribution_mb=max_redistribution_mb)
         made.save(out, weights=kept, force=force, progress=report.bytes)
-        told = write_annotated(annotate, module, made, watch) if annotate is not None else []
+        told = write_annotated(annotate, module, made, decided) if annotate is not None else []
     assert made.passes is not None
     if as_json:
         _print_json(made.plan, out, made.passes, annotated)

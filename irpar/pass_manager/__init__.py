@@ -5,7 +5,7 @@ result = manager.run(module)
 """
 
 from .instrumentation import Instrumentation
-from .manager import PassFailure, PassManager, PipelineResult
+from .manager import PassFailure, PassManager, PipelineResult, PipelineRun
 from .pipeline import (
     Pass,
     PassResult,
@@ -28,6 +28,7 @@ __all__ = [
     "PassResult",
     "PipelineError",
     "PipelineResult",
+    "PipelineRun",
     "Progress",
     "available_passes",
     "find_pass",

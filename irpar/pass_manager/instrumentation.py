@@ -37,6 +37,7 @@ class Instrumentation:
         reproducer: the folder for the file that replays a failure; "temporary": the system's folder for temporary
             files; None: no file is written, and the copy of the module that it takes is not made.
         progress: called when a pass starts and when it ends.
+        observe: called after each pass with it and the module, which it only looks at.
         stream: where the IR is printed, without metadata; None: standard error.
     """
 
@@ -48,6 +49,7 @@ class Instrumentation:
     verify_each: bool = False
     reproducer: Path | Literal["temporary"] | None = "temporary"
     progress: Callable[[Progress], None] | None = None
+    observe: Callable[[Pass, Module], None] | None = None
     stream: TextIO | None = None
     _texts: "TextFolder | None" = field(default=None, init=False, repr=False, compare=False)
 
@@ -83,6 +85,8 @@ class Instrumentation:
             self._print(module, f"after {format_pass(pass_)}{'' if changed else ', which changed nothing'}")
         if self.dump_ir is not None:
             self._dump(module, index + 1, pass_.name)
+        if self.observe is not None:
+            self.observe(pass_, module)
 
     def report(self, progress: Progress) -> None:
         """Tell who listens."""

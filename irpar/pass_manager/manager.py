@@ -1,7 +1,7 @@
 """Running a pipeline over a module, watched by an instrumentation."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,57 @@ class PipelineResult:
         return statistics_table(self.records)
 
 
+class PipelineRun:
+    """A pipeline on its way over a module.
+
+    run = manager.start(module)
+    run.advance(lambda pass_: pass_.name in NORMALISING)     # up to the first pass that is no normalising one
+    cost = graph_flops(module.graph)
+    run.advance()                                            # to the end
+
+    Attributes:
+        module: what the passes change.
+        result: what those that have run did.
+    """
+
+    def __init__(self, manager: "PassManager", module: Module) -> None:
+        self.module = module
+        self._manager = manager
+        self._records: list[PassRecord] = []
+        watch = manager.instrumentation
+        watch.at_start(module)
+        # A pass that fails may leave the module half changed. What it met is made again from this copy, so that only
+        # one copy is made, not one before each pass.
+        self._original = clone_module(module) if watch.reproducer is not None else None
+
+    @property
+    def result(self) -> PipelineResult:
+        return PipelineResult(tuple(self._records))
+
+    def advance(self, while_: Callable[[Pass], bool] = lambda _: True) -> None:
+        """Run the passes that are left, up to the first for which `while_` is false.
+
+        Raises:
+            IrparError: as from `PassManager.run`.
+        """
+        with collector_off():
+            for index in range(len(self._records), len(self._manager.passes)):
+                if not while_(self._manager.passes[index]):
+                    return
+                self._run(index)
+
+    def _run(self, index: int) -> None:
+        watch, module, passes = self._manager.instrumentation, self.module, self._manager.passes
+        name = passes[index].name
+        watch.report(Progress("start", name, index, len(passes)))
+        watch.before(passes[index], module)
+        record = self._manager.run_one(index, module, self._original)
+        self._records.append(record)
+        module.forget_names()
+        watch.after(passes[index], index, module, record.changed)
+        watch.report(Progress("end", name, index, len(passes), record.seconds))
+
+
 class PassManager:
     """Runs passes in order.
 
@@ -90,29 +141,27 @@ class PassManager:
             IrparError: from a pass, unchanged: the model or the options are at fault.
             PassFailure: a pass failed in any other way, or the verifier found fault with what it left.
         """
+        started = self.start(module)
+        started.advance()
+        return started.result
+
+    def start(self, module: Module) -> "PipelineRun":
+        """Begin to run the passes over a module, for who looks at it in between; errors are those of `run`."""
         require("module", module, Module, 'load a model first: module = irpar.load("model.onnx")')
         self.instrumentation.check([pass_.name for pass_ in self.passes])
-        with collector_off():
-            return self._run_all(module)
+        return PipelineRun(self, module)
 
-    def _run_all(self, module: Module) -> PipelineResult:
-        watch = self.instrumentation
-        watch.at_start(module)
-        # A pass that fails may leave the module half changed. What it met is made again from this copy, so that only
-        # one copy is made, not one before each pass.
-        original = clone_module(module) if watch.reproducer is not None else None
-        records = []
-        for index, pass_ in enumerate(self.passes):
-            watch.report(Progress("start", pass_.name, index, len(self.passes)))
-            watch.before(pass_, module)
-            record = self._run_one(index, module, original)
-            records.append(record)
-            module.forget_names()
-            watch.after(pass_, index, module, record.changed)
-            watch.report(Progress("end", pass_.name, index, len(self.passes), record.seconds))
-        return PipelineResult(tuple(records))
+    def run_one(self, index: int, module: Module, original: Module | None) -> PassRecord:
+        """Run the pass of a number.
 
-    def _run_one(self, index: int, module: Module, original: Module | None) -> PassRecord:
+        Args:
+            index: which.
+            module: what it changes.
+            original: the module before the first pass, of which a failure is made again; None: no reproducer.
+
+        Raises:
+            IrparError: as from `run`.
+        """
         pass_ = self.passes[index]
         annotated = dict(module.annotated)
         start = time.perf_counter()
