@@ -9,7 +9,16 @@ import typer
 from rich.text import Text
 
 from irpar.output.plan_schema import known_times
-from irpar.output.tables import headline, indented, merged, pattern, prediction, print_replicated, specs_table
+from irpar.output.tables import (
+    headline,
+    indented,
+    merged,
+    pattern,
+    prediction,
+    print_replicated,
+    specs_table,
+    state_table,
+)
 from irpar.sharding import IrparError, nearest_names
 from irpar.tables.display import output, print_json, shortened
 from irpar.units import bytes_text, count_text, sharding_text
@@ -82,6 +91,9 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
     console.print(specs_table("input", plan.inputs))
     console.print()
     console.print(specs_table("output", plan.outputs))
+    if plan.state:
+        console.print()
+        console.print(state_table(plan.state))
     _print_collectives(console, plan.collectives, shortened)
     print_replicated(console, plan.replicated, "", rows=None)
     console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID", soft_wrap=True)

@@ -1,14 +1,17 @@
 """The inputs of a run: those of --inputs FILE, and those of --input NAME=VALUE."""
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
 def given_inputs(
-    specs: Sequence[Mapping[str, Any]], file: Path | None, texts: Sequence[str] | None
+    specs: Sequence[Mapping[str, Any]],
+    file: Path | None,
+    texts: Sequence[str] | None,
+    optional: Collection[str] = (),
 ) -> dict[str, Any] | None:
     """Arrays by name; None where neither option is given.
 
@@ -16,6 +19,7 @@ def given_inputs(
         specs: `inputs` of plan.json.
         file: the .npz file of --inputs.
         texts: of --input; they go before what the file has.
+        optional: inputs that may be left out, such as state, which then begins as the program says.
 
     Raises:
         IrparError: the file or a text cannot be read, or does not fit.
@@ -39,7 +43,8 @@ def given_inputs(
     names: set[str] = set()
     with suppress(OSError, zipfile.BadZipFile), open_file(file) as opened, zipfile.ZipFile(opened) as members:
         names = {entry.removesuffix(".npy") for entry in members.namelist()}
-    expected = [spec for name, spec in known.items() if name in names or not _is_known(spec, values)]
+    told = {name for name, spec in known.items() if _is_known(spec, values)} | set(optional)
+    expected = [spec for name, spec in known.items() if name in names or name not in told]
     return {**read_npz(file, expected), **values}
 
 

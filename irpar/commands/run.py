@@ -44,7 +44,11 @@ def run_command(
     def work(partition: "Partition", options: dict[str, Any]) -> None:
         from .input_values import given_inputs
 
-        _run(partition, options, lambda: given_inputs(partition.plan.inputs, inputs, given), outputs, as_json)
+        def read() -> dict[str, Any] | None:
+            state = [entry["input"] for entry in partition.plan.state]
+            return given_inputs(partition.plan.inputs, inputs, given, state)
+
+        _run(partition, options, read, outputs, as_json)
 
     on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)
 
@@ -99,9 +103,11 @@ def _run(
 def _inputs(partition: "Partition", inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if inputs is not None:
         return inputs
-    if not partition.plan.inputs:
+    state = {entry["input"] for entry in partition.plan.state}
+    needed = [spec for spec in partition.plan.inputs if spec["name"] not in state]
+    if not needed:
         return {}
-    names = ", ".join(f"{spec['name']} {spec['dtype']}{spec['shape']}" for spec in partition.plan.inputs)
+    names = ", ".join(f"{spec['name']} {spec['dtype']}{spec['shape']}" for spec in needed)
     raise IrparError(
         "the program takes inputs, and none are given",
         notes=(f"inputs: {names}",),

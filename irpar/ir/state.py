@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from irpar.errors import IrparError, listed, nearest_names
 
+from .dtypes import DType
 from .types import TensorType
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def state_problems(graph: "Graph", value: "Value", state: State) -> list[str]:
     if not isinstance(value.type, TensorType):
         found.append(f"is {value.type}, and only a tensor can be state")
         return found
+    if value.type.dtype is DType.STR:
+        found.append("holds texts, and only numbers can be state")
     whole = value.type if value.global_shape is None else value.type.with_shape(value.global_shape)
     if state.data is not None and state.data.type != whole:
         found.append(f"is {whole}, and begins as {state.data.type}")

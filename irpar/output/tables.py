@@ -52,6 +52,8 @@ def print_plan(console: Console, plan: "Plan") -> None:
     console.print(cost_table(plan))
     console.print(specs_table("input", plan.inputs))
     console.print(specs_table("output", plan.outputs))
+    if plan.state:
+        console.print(state_table(plan.state))
     console.print(collectives_table(plan) if plan.collectives else "nothing is sent between the ranks")
     if plan.predicted is not None:
         console.print(prediction(plan))
@@ -197,6 +199,16 @@ def specs_table(title: str, specs: Sequence[Mapping[str, Any]]) -> Any:
     made = table(title, "dtype", "sharding")
     for spec in specs:
         made.add_row(shortened(spec["name"]), spec["dtype"] or "", sharding_text(spec["sharding"], spec["shape"]))
+    return made
+
+
+def state_table(entries: Sequence[Mapping[str, Any]]) -> Any:
+    """What stays on the ranks from run to run, and what replaces it."""
+    made = table("state", "kind", "replaced by", "dtype", "sharding")
+    for entry in entries:
+        after = "" if entry["output"] is None else shortened(entry["output"])
+        cut = sharding_text(entry["sharding"], entry["shape"])
+        made.add_row(shortened(entry["name"]), entry["kind"], after, entry["dtype"], cut)
     return made
 
 

@@ -65,6 +65,7 @@ def test_a_text_that_cannot_be(before: str, after: str, said: str) -> None:
     [
         ("%n_1 replaces %n", "%y replaces %n", "has the type i64\\[\\], and %y, which replaces it, f32\\[8, 4\\]"),
         ("%m: f32[4]", "%m: seq<f32[4]>", "only a tensor can be state"),
+        ("%m: f32[4]", "%m: str[4]", "holds texts, and only numbers can be state"),
     ],
 )
 def test_the_verifier_refuses(before: str, after: str, said: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 import irpar
+from irpar.cli import main
 from irpar.errors import IrparError
 from irpar.ir import ArrayTensor, Module, parse_module
 from irpar.onnx_io import to_proto
@@ -257,6 +258,21 @@ def test_a_partition_whose_state_is_not_its_own_is_refused(tmp_path: Path) -> No
     (tmp_path / "out" / "state.safetensors").unlink()
     with pytest.raises(SafetensorsError, match="cannot read the tensors"):
         irpar.Partition.open(tmp_path / "out").session()
+
+
+def test_commands_leave_state_out_and_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(MEAN, {"x": ["dp", None], "mean": ["tp"]}, {"dp": 2, "tp": 2}).save(tmp_path / "out")
+    np.savez(tmp_path / "in.npz", x=np.ones((8, 6), np.float32))
+    words = ["run", str(tmp_path / "out"), "--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "o.npz")]
+    assert main(words) == 0
+    with np.load(tmp_path / "o.npz") as found:
+        assert sorted(found) == ["mean_next", "n_1", "y"]
+        np.testing.assert_array_equal(found["mean_next"], np.ones(6))
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path / "out")]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mean", "statistic", "mean_next", "f32", "[6@tp]"] in shown
+    assert ["n", "counter", "n_1", "f32", "[]"] in shown
 
 
 def test_a_module_with_state_is_written_as_onnx() -> None:
