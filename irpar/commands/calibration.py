@@ -23,7 +23,7 @@ from irpar.sharding import Axis, IrparError, Mesh
 
 Array = np.ndarray[Any, Any]
 
-ALGORITHM = {kind: op.calibrated for kind, op in OF_KIND.items()}
+ALGORITHM = {kind: op.calibrated for kind, op in OF_KIND.items() if op.partners is None}
 """The formula that is fitted to each kind, whatever a group really does; the file pins it."""
 _OPS = {kind: name for name, kind in KINDS.items()}
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)

@@ -445,6 +445,7 @@ class Executor:
 
     def _lockstep(self, states: Sequence[RankState]) -> None:
         """Compute up to the next collective on every rank, execute those that are complete, and so on."""
+        self._group.begin_run()
         waiting: dict[int, Call] = {}
         of_rank = {state.rank: state for state in states}
         while True:

@@ -58,11 +58,11 @@ class ComputeStep:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveStep:
-    """Execute a collective, then let go of `frees`."""
+    """Execute a collective, or what goes from rank to rank; then let go of `frees`."""
 
     collective: Collective
-    operand: Value
-    result: Value
+    operand: Value | None
+    result: Value | None
     frees: tuple[Value, ...]
 
 
@@ -361,7 +361,7 @@ class _Draft:
 
     reads: tuple[Value, ...]
     segment: Segment | None = None
-    collective: tuple[Collective, Value, Value] | None = None
+    collective: tuple[Collective, Value | None, Value | None] | None = None
     started: tuple[Collective, Value, Value] | None = None
     wait: tuple[Value, Value] | None = None
     bodies: tuple[Node, dict[Graph, Program]] | None = None
@@ -396,12 +396,15 @@ def _communication(node: Node, reads: dict[Node, tuple[Value, ...]]) -> _Draft:
     if not is_collective(node):
         bodies = {body: build_program(body) for body in node.nested_graphs()}
         return _Draft(reads[node], bodies=(node, bodies), writes=node.results)
-    operand, result = reads[node][0], node.result
     if node.op_type == WAIT:
+        operand, result = reads[node][0], node.result
         return _Draft((operand,), wait=(operand, result), writes=(result,))
+    called = Collective.of(node)
     if node.op_type in STARTED:
-        return _Draft((operand,), started=(Collective.of(node), operand, result), writes=(result,))
-    return _Draft((operand,), collective=(Collective.of(node), operand, result), writes=(result,))
+        operand, result = reads[node][0], node.result
+        return _Draft((operand,), started=(called, operand, result), writes=(result,))
+    given, made = next(iter(reads[node]), None), next(iter(node.results), None)
+    return _Draft(reads[node], collective=(called, given, made), writes=node.results)
 
 
 def _read_elsewhere(

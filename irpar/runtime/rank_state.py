@@ -98,13 +98,15 @@ class RankState:
             started: Call = self._values[step.inflight]
             return started
         assert isinstance(step, CollectiveStep)
-        return Call(self.rank, self.coords, step.collective, self._arrays.operand(self.read(step.operand)))
+        operand = step.collective.blank() if step.operand is None else self.read(step.operand)
+        return Call(self.rank, self.coords, step.collective, self._arrays.operand(operand))
 
     def receive(self, result: Any) -> None:
         """Take the result of that collective."""
         step = self.step
         assert isinstance(step, CollectiveStep | WaitStep)
-        self._values[step.result] = result
+        if step.result is not None:
+            self._values[step.result] = result
         self.step = next(self._steps, None)
 
     def _walk(self, program: Program) -> Iterator[ComputeStep | CollectiveStep | WaitStep]:

@@ -33,12 +33,14 @@ __all__ = [
     "FREE",
     "KINDS",
     "OF_KIND",
+    "POINT_TO_POINT",
     "REDUCING",
     "STARTED",
     "WAIT",
     "CollectiveOp",
     "check_collective",
     "collective_axes",
+    "is_planned",
     "number_collectives",
     "sends",
     "sent_bytes",
@@ -62,10 +64,15 @@ KINDS = {name: op.kind for name, op in COLLECTIVES.items() if op.kind is not Non
 OF_KIND: Mapping[str, CollectiveOp] = {kind: COLLECTIVES[name] for name, kind in KINDS.items()}
 """By that name."""
 
-ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {kind: op.algorithms for kind, op in OF_KIND.items()}
+ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
+    kind: op.algorithms for kind, op in OF_KIND.items() if op.partners is None
+}
 """Kind of collective, as plan.json calls it, to its algorithms by name."""
 
-STARTED = {f"{name}Start": name for name in KINDS}
+POINT_TO_POINT = frozenset(name for name, op in COLLECTIVES.items() if op.partners is not None)
+"""The operators that are no collectives: they send from rank to rank, and never wait for who takes it."""
+
+STARTED = {f"{name}Start": name for name in KINDS if name not in POINT_TO_POINT}
 """The started forms, whose result is in flight until an irpar.Wait, and the collectives that they begin."""
 
 WAIT = "Wait"
@@ -75,6 +82,11 @@ FREE = frozenset(COLLECTIVES.keys() - KINDS.keys())
 
 REDUCING = frozenset(kind for kind, op in OF_KIND.items() if "reduce" in op.others)
 """The kinds that compute."""
+
+
+def is_planned(node: Node) -> bool:
+    """True for what plan.json lists: collectives that send, and what goes from rank to rank."""
+    return sends(node) or traits(node).point_to_point
 
 
 def sends(node: Node) -> bool:
@@ -105,14 +117,18 @@ def sent_bytes(node: Node, mesh: Mesh) -> int:
         KeyError: the node is no collective.
         CannotTellError: in a global graph the operand or result has no sharding.
     """
-    count, divisor = COLLECTIVES[node.op_type].elements(node, mesh.group_size(collective_axes(node)))
+    op = COLLECTIVES[node.op_type]
+    count, divisor = op.elements(node, mesh.group_size(collective_axes(node)) if op.over_axes else mesh.size)
+    if not count:
+        return 0
     found = tensor_of(node, 0)
     return ceil_div(count * found.dtype.bits, 8 * divisor)
 
 
 def check_collective(module: Module, node: Node) -> Iterator[str]:
     """What is wrong with a collective: its attributes, and how it changes the sharding."""
-    return problems_of(COLLECTIVES[node.op_type], node)
+    op = COLLECTIVES[node.op_type]
+    return problems_of(op, node) if op.problems is None else op.problems(module, node)
 
 
 def _infer(op: CollectiveOp) -> Callable[[Node], Sequence[Type]]:
@@ -126,7 +142,7 @@ def _infer(op: CollectiveOp) -> Callable[[Node], Sequence[Type]]:
 
 
 def _infer_started(op: CollectiveOp) -> Callable[[Node], Sequence[Type]]:
-    infer = _infer(op)
+    infer = op.types or _infer(op)
     return lambda node: [InflightType(type_) for type_ in infer(node)]
 
 
@@ -138,7 +154,16 @@ def _infer_wait(node: Node) -> Sequence[Type]:
 
 
 for _name, _collective in COLLECTIVES.items():
-    define(OpDef(DOMAIN, _name, _infer(_collective), collective=True, communicates=_name in KINDS))
+    define(
+        OpDef(
+            DOMAIN,
+            _name,
+            _collective.types or _infer(_collective),
+            collective=_collective.partners is None,
+            communicates=_name in KINDS,
+            point_to_point=_collective.partners is not None,
+        )
+    )
     register_check(DOMAIN, _name, check_collective)
 for _name, _begun in STARTED.items():
     define(OpDef(DOMAIN, _name, _infer_started(COLLECTIVES[_begun]), communicates=True, starts=True))

@@ -1,12 +1,12 @@
 """What one kind of collective is: the record that its file fills, and what all of these records stand on."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from irpar.ir import Node, Shape
+from irpar.ir import Module, Node, Shape, Type
 from irpar.sharding import Axis, Reduction
 
 Array = np.ndarray[Any, Any]
@@ -225,6 +225,21 @@ class Execution:
     exchange: Callable[[Member, Link], Steps[Array]] | None = None
 
 
+@dataclass(frozen=True)
+class Partners:
+    """What one rank does in communication from rank to rank; with neither targets nor a source, nothing.
+
+    Attributes:
+        channel: what is sent is taken by the same number.
+        targets: the ranks to which the operand goes.
+        source: the rank from which the result comes.
+    """
+
+    channel: int
+    targets: tuple[int, ...] = ()
+    source: int | None = None
+
+
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +262,12 @@ class CollectiveOp:
         dims: the attributes that name dims of its operand; of one that sends, their sizes change in local view.
         others: the attributes that it must have besides, and beside `axes` and `id`.
         uneven: the attributes that it has where the members' blocks differ.
+        operands, results: how many it has, 0 or 1.
+        over_axes: it runs over mesh axes, in groups; else it names the ranks that take part.
+        partners: from rank to rank, what a rank does; None: it is a collective, of all ranks of a group.
+        blank: of one without operands, what a rank gets to which nothing is sent.
+        types: the types of its results, where they are not its operand's with `shape`.
+        problems: what is wrong with a node, where that is not what is wrong with a collective.
         moves_blocks: it may keep the sharding or take blocks to where another sharding has them, by `pairs`.
     """
 
@@ -263,4 +284,11 @@ class CollectiveOp:
     dims: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     uneven: Uneven = field(default_factory=dict)
+    operands: int = 1
+    results: int = 1
+    over_axes: bool = True
+    partners: Callable[[Settings, int], Partners] | None = None
+    blank: Callable[[Settings], Array] | None = None
+    types: Callable[[Node], Sequence[Type]] | None = None
+    problems: Callable[[Module, Node], Iterator[str]] | None = None
     moves_blocks: bool = False

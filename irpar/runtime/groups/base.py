@@ -8,15 +8,23 @@ import numpy as np
 
 from irpar.ir import Attribute, Node, dtype_of_numpy, tensor_type
 from irpar.ops.collectives import COLLECTIVES, KINDS, STARTED
-from irpar.ops.collectives.record import Settings
+from irpar.ops.collectives.record import Partners, Settings
 from irpar.sharding import REDUCTIONS, Axis, Mesh
 
 from ..errors import ProgramError
 
 Array = np.ndarray[Any, Any]
 
-REQUIRED = {name: (*COLLECTIVES[name].dims, *COLLECTIVES[name].others) for name in KINDS}
-"""The collectives, and the attributes that each must have beside `id` and `axes`."""
+REQUIRED = {
+    name: (
+        "id",
+        *(("axes",) if COLLECTIVES[name].over_axes else ()),
+        *COLLECTIVES[name].dims,
+        *COLLECTIVES[name].others,
+    )
+    for name in KINDS
+}
+"""The collectives, and the attributes that each must have."""
 
 _DIMS = frozenset(name for op in COLLECTIVES.values() for name in op.dims)
 
@@ -40,15 +48,18 @@ class Collective(Settings):
                 where=node.label,
                 do=f"run localize first; the runtime executes {', '.join(REQUIRED)}",
             )
-        missing = [name for name in ("id", "axes", *required) if name not in node.attributes]
-        if missing or len(node.operands) != 1 or node.operands[0] is None or len(node.results) != 1:
+        op = COLLECTIVES[kind]
+        missing = [name for name in required if name not in node.attributes]
+        has_all = None not in node.operands and (len(node.operands), len(node.results)) == (op.operands, op.results)
+        if missing or not has_all:
             raise ProgramError(
-                f"irpar.{node.op_type} needs one operand, one result and {', '.join(('id', 'axes', *required))}",
+                f"irpar.{node.op_type} needs {_count(op.operands, 'operand')}, {_count(op.results, 'result')} "
+                f"and {', '.join(required)}",
                 where=node.label,
                 notes=(f"missing: {', '.join(missing)}",) if missing else (),
                 do="let insert-redistribution make the collective, or add what it lacks",
             )
-        axes = tuple(Axis.parse(str(axis)) for axis in _tuple(node.attributes["axes"]))
+        axes = tuple(Axis.parse(str(axis)) for axis in _tuple(node.attributes.get("axes")))
         known = {f.name for f in fields(cls)} - {"axes", "kind", "label"}
         settings: dict[str, Any] = {
             name: _plain(value, name, node) for name, value in node.attributes.items() if name in known
@@ -56,10 +67,25 @@ class Collective(Settings):
         return cls(kind=kind, axes=axes, label=_label(node), **settings)
 
     def __str__(self) -> str:
-        return f"{self.kind} id={self.id} over {','.join(map(str, self.axes))}"
+        return f"{self.kind} id={self.id}" + (f" over {','.join(map(str, self.axes))}" if self.axes else "")
+
+    def partners(self, rank: int) -> Partners | None:
+        """What a rank does, where this goes from rank to rank; None for a collective."""
+        known = COLLECTIVES[self.kind].partners
+        return None if known is None else known(self, rank)
+
+    def blank(self) -> Array:
+        """What stands for the operand where there is none."""
+        made = COLLECTIVES[self.kind].blank
+        assert made is not None
+        return made(self)
 
 
-def _tuple(value: Attribute) -> tuple[Any, ...]:
+def _count(number: int, what: str) -> str:
+    return f"one {what}" if number else f"no {what}"
+
+
+def _tuple(value: Attribute | None) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else ()
 
 
@@ -79,8 +105,9 @@ def _plain(value: Attribute, name: str, node: Node) -> Any:
 
 
 def _label(node: Node) -> str:
-    operand = node.operands[0]
-    text = f"%{node.results[0].name} = {node.op_type}(%{operand.name if operand is not None else ''})"
+    given = ", ".join(f"%{operand.name}" for operand in node.operands if operand is not None)
+    made = "".join(f"%{result.name} = " for result in node.results)
+    text = f"{made}{node.op_type}({given})"
     return f"{text}: {node.doc}" if node.doc else text
 
 
@@ -95,9 +122,20 @@ class Call:
 
     def describe(self, mesh: Mesh) -> str:
         """The rank and what it came to, as one line of a message."""
-        type_ = f"{dtype_of_numpy(self.operand.dtype)}{list(self.operand.shape)}"
         label = f"    {self.collective.label}" if self.collective.label else ""
-        return f"{rank_text(mesh, self.rank)} is at {self.collective} with {type_}{label}"
+        return f"{rank_text(mesh, self.rank)} is at {self.collective} with {_type_text(self.operand)}{label}"
+
+
+def difference_of(sent: Array, receiver: Call) -> str | None:
+    """How what was sent to a rank differs in dtype or shape from what it takes; None where it does not."""
+    taken = receiver.operand
+    if sent.dtype == taken.dtype and sent.shape == taken.shape:
+        return None
+    return f"{_type_text(sent)} was sent, where rank {receiver.rank} takes {_type_text(taken)}"
+
+
+def _type_text(array: Array) -> str:
+    return f"{dtype_of_numpy(array.dtype)}{list(array.shape)}"
 
 
 def rank_text(mesh: Mesh, rank: int) -> str:
@@ -119,6 +157,10 @@ class Group(Protocol):
 
     @property
     def takes_device_arrays(self) -> bool: ...
+
+    def begin_run(self) -> None:
+        """A run of the program begins, of which nothing is part that one rank sent another in an earlier one."""
+        ...
 
     def start(self, call: Call) -> None:
         """Let a collective begin that the rank comes back for: `exchange` finishes it, given the same call.

@@ -7,7 +7,7 @@ from irpar.runtime.launch.environment import World
 from irpar.sharding import IrparError, Mesh, option
 
 from ..errors import MismatchError, PeerError
-from .base import Array
+from .base import Array, Call
 from .shared_memory.joining import Joined, join
 from .shared_memory.traffic import Traffic
 from .spmd import Finish, Meeting, SpmdGroup
@@ -71,6 +71,20 @@ class ProcessGroup(SpmdGroup):
         """See `Messenger.receive`."""
         try:
             return self._traffic.receive(rank)
+        except (MismatchError, PeerError) as error:
+            raise self._told(error) from None
+
+    def post(self, rank: int, channel: int, content: bytes) -> None:
+        """See `SpmdGroup.post`."""
+        try:
+            self._traffic.post(rank, self.runs, channel, content)
+        except (MismatchError, PeerError) as error:
+            raise self._told(error) from None
+
+    def collect(self, call: Call, rank: int, channel: int) -> bytes | bytearray:
+        """See `SpmdGroup.collect`."""
+        try:
+            return self._traffic.collect(call, rank, self.runs, channel)
         except (MismatchError, PeerError) as error:
             raise self._told(error) from None
 

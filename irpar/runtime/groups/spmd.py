@@ -7,10 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from irpar.ops.collectives.record import Partners
 from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError, PeerError, more_time
-from .base import Array, Call, Collective, rank_text
+from ..messages import decode, encode
+from .base import Array, Call, Collective, difference_of, rank_text
 from .results import EXECUTED, execute
 from .wire.header import CORRECT_PART, Header, check_headers, expected_bytes, mismatch
 
@@ -88,6 +90,7 @@ class SpmdGroup(ABC):
         self.seconds = seconds
         self._members: dict[tuple[Axis, ...], tuple[int, ...]] = {}
         self._started: dict[Call, Finish] = {}
+        self.runs = 0
         self._known: dict[int, tuple[Collective, np.dtype[Any], tuple[int, ...], _Facts]] = {}
 
     @classmethod
@@ -124,6 +127,26 @@ class SpmdGroup(ABC):
     def close(self) -> None:
         """See `Group.close`."""
 
+    @abstractmethod
+    def post(self, rank: int, channel: int, content: bytes) -> None:
+        """Send to a rank, which takes it in the same run by `collect`, in order; does not wait for that.
+
+        Raises:
+            PeerError: it is gone, or has not made room in time.
+        """
+
+    @abstractmethod
+    def collect(self, call: Call, rank: int, channel: int) -> bytes | bytearray:
+        """What a rank has posted to this one.
+
+        Raises:
+            PeerError: see the class.
+        """
+
+    def begin_run(self) -> None:
+        """See `Group.begin_run`."""
+        self.runs += 1
+
     def start(self, call: Call) -> None:
         """See `Group.start`."""
         self._started[call] = self._begin(call)
@@ -141,6 +164,9 @@ class SpmdGroup(ABC):
         return found
 
     def _begin(self, call: Call) -> Finish:
+        partners = call.collective.partners(self.rank)
+        if partners is not None:
+            return self._begin_one(call, partners)
         meeting = self._meeting(call)
         if len(meeting.members) > 1:
             return self.begin(meeting)
@@ -149,6 +175,24 @@ class SpmdGroup(ABC):
         except ValueError as error:
             raise self.mismatch(call, str(error)) from error
         return lambda: result
+
+    def _begin_one(self, call: Call, partners: Partners) -> Finish:
+        """Send to others, and take from one."""
+        if partners.targets:
+            content = encode(call.operand)
+            for target in partners.targets:
+                self.post(target, partners.channel, content)
+        source = partners.source
+        if source is None:
+            return lambda: call.operand
+
+        def take() -> Array:
+            came: Array = np.asarray(decode(self.collect(call, source, partners.channel)))
+            if (what := difference_of(came, call)) is not None:
+                raise self.mismatch(call, f"{what}; it comes from rank {source}")
+            return came
+
+        return take
 
     def _meeting(self, call: Call) -> Meeting:
         """A meeting; all of it but the operand is found once for each collective of the program, dtype and shape."""

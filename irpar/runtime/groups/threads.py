@@ -3,13 +3,15 @@
 A result that is equal on all members of a group is one array, which they share; nobody writes to operands.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from irpar.ops.collectives.record import Partners
 from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError
-from .base import Array, Call
+from .base import Array, Call, difference_of
 from .results import EXECUTED, execute
 from .wire.header import CORRECT_PART, ELSEWHERE, ONE_PARTITION, mismatch
 
@@ -23,11 +25,17 @@ class ThreadGroup:
         self.mesh = mesh
         self.ranks = tuple(range(mesh.size))
         self._groups: dict[tuple[Axis, ...], dict[int, list[int]]] = {}
+        self._posted: defaultdict[tuple[int, int, int], deque[Call]] = defaultdict(deque)
+        """By source, target and channel."""
 
     @classmethod
     def join(cls, mesh: Mesh, seconds: float) -> Self:
         """All ranks are here; they never wait for each other."""
         return cls(mesh)
+
+    def begin_run(self) -> None:
+        """See `Group.begin_run`."""
+        self._posted.clear()
 
     def start(self, call: Call) -> None:
         """Nothing can move before the others have come too; see `Group.start`."""
@@ -37,6 +45,11 @@ class ThreadGroup:
         done: dict[int, Array] = {}
         for rank, call in waiting.items():
             if rank in done:
+                continue
+            partners = call.collective.partners(rank)
+            if partners is not None:
+                if (result := self._exchange_one(call, partners)) is not None:
+                    done[rank] = result
                 continue
             members = self._members(call.collective.axes, rank)
             calls = [waiting[member] for member in members if member in waiting]
@@ -51,6 +64,24 @@ class ThreadGroup:
         if not done and waiting:
             raise self._stuck(waiting)
         return done
+
+    def _exchange_one(self, call: Call, partners: Partners) -> Array | None:
+        """What a rank gets that sends to others or takes from one; None where nothing has been sent to it yet."""
+        for target in partners.targets:
+            self._posted[call.rank, target, partners.channel].append(call)
+        if partners.source is None:
+            return call.operand
+        posted = self._posted[partners.source, call.rank, partners.channel]
+        if not posted:
+            return None
+        sender = posted.popleft()
+        if (what := difference_of(sender.operand, call)) is not None:
+            raise self._mismatch(what, [call, sender], CORRECT_PART)
+        return self.hand_over(sender, call)
+
+    def hand_over(self, sender: Call, receiver: Call) -> Array:
+        """What one rank has sent, where the other takes it."""
+        return sender.operand
 
     def execute(self, calls: Sequence[Call]) -> list[Array]:
         """The results of one collective, from the calls of the members of one group in order of position."""
@@ -86,6 +117,12 @@ class ThreadGroup:
     def _stuck(self, waiting: Mapping[int, Call]) -> MismatchError:
         """Nobody can go on: name a group whose members came to different collectives, or ended before this one."""
         first = min(waiting.values(), key=lambda call: (call.collective.id, call.rank))
+        partners = first.collective.partners(first.rank)
+        if partners is not None:
+            source = waiting.get(partners.source) if partners.source is not None else None
+            why = "it ended" if source is None else "it waits itself"
+            what = f"rank {partners.source} has sent nothing to rank {first.rank} on channel {partners.channel}: {why}"
+            return self._mismatch(what, [first, *([] if source is None else [source])])
         members = self._members(first.collective.axes, first.rank)
         others = [waiting[member] for member in members if member in waiting and member != first.rank]
         gone = [member for member in members if member not in waiting]

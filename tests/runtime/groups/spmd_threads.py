@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from irpar.runtime.errors import PeerError
 from irpar.runtime.executor import Executor
+from irpar.runtime.groups import Call
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
 from irpar.runtime.groups.wire.header import Header
@@ -84,6 +85,12 @@ class ThreadRank(SpmdGroup):
 
     def receive(self, rank: int) -> bytes:
         return self._get(("message", rank, self.rank), rank)
+
+    def post(self, rank: int, channel: int, content: bytes) -> None:
+        self.wires.data["post", self.runs, channel, self.rank, rank].put(content)
+
+    def collect(self, call: Call, rank: int, channel: int) -> bytes:
+        return self._get(("post", self.runs, channel, rank, self.rank), rank)
 
     def abort(self, reason: str) -> None:
         if self.wires.failed is None:

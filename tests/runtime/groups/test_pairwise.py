@@ -70,6 +70,11 @@ class Rank(SpmdGroup):
     def receive(self, rank: int) -> bytes:
         raise NotImplementedError
 
+    def post(self, rank: int, channel: int, content: bytes) -> None: ...
+
+    def collect(self, call: Call, rank: int, channel: int) -> bytes:
+        raise NotImplementedError
+
     def abort(self, reason: str) -> None: ...
 
     def close(self) -> None: ...

@@ -7,6 +7,7 @@ cannot be bounded; and the collectives of MPI hang, or worse, where ranks came t
 
 import hashlib
 import os
+import struct
 import threading
 import time
 from collections import deque
@@ -31,6 +32,7 @@ from irpar.sharding import Axis, Mesh
 from .job import Job, wait
 from .parcels import INLINE, Outgoing, Parcels
 
+_RUN = struct.Struct("<q")
 _CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
 _FAILED, _WHERE, _CLOSED = b"F", b"W", b"C"
 _AT, _IDLE, _COMPUTING = b"A", b"I", b"M"
@@ -112,6 +114,30 @@ class MpiGroup(SpmdGroup):
             is_moving = self._parcels.is_moving
         if is_moving:
             self._go_on_beside()
+
+    def post(self, rank: int, channel: int, content: bytes) -> None:
+        """See `SpmdGroup.post`."""
+        with self._turn():
+            self._check()
+            head, tag = _RUN.pack(self.runs), self._tag_of_channel(channel)
+            self._parcels.post(rank, tag, head, np.frombuffer(content, np.uint8))
+            self._go_on()
+            is_moving = self._parcels.is_moving
+        if is_moving:
+            self._go_on_beside()
+
+    def collect(self, call: Call, rank: int, channel: int) -> bytes:
+        """See `SpmdGroup.collect`."""
+        work = _Work(self._posted(rank, channel))
+        with self._while_it(_AT, Header.of(call, self.mesh).pack()):
+            if not self._wait(work, self.seconds):
+                self._ask([rank])
+                self._wait_for(lambda: work.is_done or rank in self._where, ANSWER_SECONDS)
+                if not work.is_done:
+                    late = self.late(call, {rank: self._text(rank)})
+                    self._tell_failed(rank, self.reason_of_late(call, late))
+                    raise late
+        return work.result.tobytes()
 
     def receive(self, rank: int) -> bytes:
         """See `Messenger.receive`."""
@@ -342,7 +368,10 @@ class MpiGroup(SpmdGroup):
 
     def _text(self, rank: int) -> str:
         """What a rank that is at no other collective does; "" where it did not say."""
-        text = _TEXTS.get(self._where.get(rank, (b"", b""))[0], "")
+        kind, content = self._where.get(rank, (b"", b""))
+        if kind == _AT:
+            return Header.unpack(content).text
+        text = _TEXTS.get(kind, "")
         if rank in self._closed:
             text = "is at no collective: it has ended its run"
         return text and f"{rank_text(self.mesh, rank)} {text}"
@@ -352,8 +381,21 @@ class MpiGroup(SpmdGroup):
     def _tag(self, axes: tuple[Axis, ...]) -> int:
         """The first of two tags of the collectives over these axes, equal on all ranks."""
         digest = hashlib.blake2b(",".join(map(str, axes)).encode(), digest_size=8).digest()
-        pairs = (self._largest_tag - _FIRST_FREE) // 2
+        pairs = (self._largest_tag // 2 - _FIRST_FREE) // 2
         return _FIRST_FREE + 2 * (int.from_bytes(digest) % pairs)
+
+    def _tag_of_channel(self, channel: int) -> int:
+        """The tag of what goes from rank to rank, none of those of collectives."""
+        return self._largest_tag // 2 + channel
+
+    def _posted(self, rank: int, channel: int) -> Steps[Array]:
+        """What a rank has posted in this run; what nobody took of an earlier one is thrown away."""
+        while True:
+            arrival = yield from self._parcels.arrival(rank, self._tag_of_channel(channel), _RUN.size)
+            content = np.empty(arrival.size, np.uint8)
+            yield from self._parcels.read(arrival, content)
+            if _RUN.unpack(arrival.head) == (self.runs,):
+                return content
 
     def _message(self, rank: int) -> Steps[Array]:
         arrival = yield from self._parcels.arrival(rank, _MESSAGE, 0)

@@ -342,6 +342,10 @@ class NcclDevices(ThreadGroup):
             self._wait(works, communicators)
             return [lane.result(work) for lane, work in zip(lanes, works, strict=True)]
 
+    def hand_over(self, sender: Call, receiver: Call) -> Array:
+        """See `ThreadGroup.hand_over`; over the host."""
+        return self.lanes[receiver.rank].like(receiver, self.lanes[sender.rank].to_host(sender))
+
     def close(self) -> None:
         """See `Group.close`."""
         atexit.unregister(self._abandon)

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from irpar.ops.collectives.arrays import is_text
 from irpar.runtime.groups.wire.header import HEADER_BYTES, Header, check_headers, is_agreed
 
 from ...driver import DRIVER
-from ..base import Array
+from ..base import Array, Call
 from ..results import EXECUTED
 from ..spmd import Meeting, SpmdGroup
 from .joining import Joined
@@ -22,9 +22,9 @@ from .streams import Numbers, Streams
 from .transfers import Parcel, Transfer, Whole, boxes
 from .watch import TICK, State, Wait, Watch
 
-_OFFER, _DATA, _FREE, _MESSAGE, _CHUNK = range(5)
+_OFFER, _DATA, _FREE, _MESSAGE, _CHUNK, _POST = range(6)
 """Kinds of records: a rank comes to a collective; a part of an operand lies in a slot; a slot has been read; a message
-begins; a part of it lies in a slot."""
+begins; a part of it lies in a slot; as a message, but for a channel of a run."""
 _MOST_WHOLE = 256 << 10
 """Bytes that a rank sends, to all others together, of an operand that goes whole to all members, where every member
 needs all of it: with more, parts are quicker."""
@@ -60,7 +60,8 @@ class Traffic:
         self._sending: list[Transfer] = []
         self._kept: dict[tuple[Transfer, int, int, int], int] = {}
         self._inbox: dict[int, deque[bytes | bytearray]] = {peer: deque() for peer in peers}
-        self._coming: dict[int, bytearray] = {}
+        self._posted: defaultdict[tuple[int, int, int], deque[bytes | bytearray]] = defaultdict(deque)
+        self._coming: dict[int, tuple[bytearray, deque[bytes | bytearray]]] = {}
         self._came_bytes: dict[int, int] = {}
 
     # -- collectives --------------------------------------------------------------------------------------------
@@ -128,11 +129,19 @@ class Traffic:
 
     def send(self, peer: int, message: bytes) -> None:
         """See `Messenger.send`."""
+        self._send(peer, _MESSAGE, (len(message), 0, 0), message, f"a message of {len(message):,} bytes")
+
+    def post(self, peer: int, run: int, channel: int, content: bytes) -> None:
+        """See `SpmdGroup.post`."""
+        self._send(peer, _POST, (len(content), run, channel), content, f"{len(content):,} bytes on channel {channel}")
+
+    def _send(self, peer: int, kind: int, numbers: Numbers, message: bytes, text: str) -> None:
+        """Send bytes; those of one peer in one piece, one after the other."""
         is_short = len(message) <= self._streams.longest
-        self._streams.send(peer, _MESSAGE, is_short, (len(message), 0, 0), message if is_short else b"")
+        self._streams.send(peer, kind, is_short, numbers, message if is_short else b"")
         self.watch.check_faults()
         wait = Wait(State.SENDING, lambda: is_short or self._slots.is_free, lambda: (peer,), lambda: (peer,))
-        wait.text = f"sending a message of {len(message):,} bytes to rank {peer}"
+        wait.text = f"sending {text} to rank {peer}"
         self._wait(wait)
         if not is_short:
             data = np.frombuffer(message, np.uint8)
@@ -151,6 +160,15 @@ class Traffic:
         wait = Wait(State.RECEIVING, lambda: bool(inbox), lambda: (peer,), lambda: (peer,), is_bounded=is_bounded)
         self._wait(wait)
         return inbox.popleft()
+
+    def collect(self, call: Call, peer: int, run: int, channel: int) -> bytes | bytearray:
+        """See `SpmdGroup.collect`."""
+        posted = self._posted[peer, run, channel]
+        self._wait(Wait(State.WAITING, lambda: bool(posted), lambda: (peer,), lambda: (peer,), call))
+        content = posted.popleft()
+        if not posted:
+            del self._posted[peer, run, channel]
+        return content
 
     def close(self) -> None:
         """Leave, once the others find what was sent to them."""
@@ -244,22 +262,32 @@ class Traffic:
         self._slots.free(numbers[0])
 
     def _take_message(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        self._take_bytes(peer, flag, numbers[0], payload, self._inbox[peer])
+
+    def _take_post(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        self._take_bytes(peer, flag, numbers[0], payload, self._posted[peer, numbers[1], numbers[2]])
+
+    def _take_bytes(self, peer: int, flag: int, size: int, payload: memoryview, into: deque[bytes | bytearray]) -> None:
         if flag:
-            self._inbox[peer].append(bytes(payload))
+            into.append(bytes(payload))
         else:
-            self._coming[peer], self._came_bytes[peer] = bytearray(numbers[0]), 0
+            self._coming[peer], self._came_bytes[peer] = (bytearray(size), into), 0
 
     def _take_chunk(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         slot, nbytes, _ = numbers
-        coming, first = self._coming[peer], self._came_bytes[peer]
+        (coming, into), first = self._coming[peer], self._came_bytes[peer]
         coming[first : first + nbytes] = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data
         self._came_bytes[peer] = first + nbytes
         self._streams.send(peer, _FREE, 0, (slot, 0, 0))
         if first + nbytes == len(coming):
-            self._inbox[peer].append(self._coming.pop(peer))
+            del self._coming[peer]
+            into.append(coming)
 
 
-_TAKE = (Traffic._take_offer, Traffic._take_data, Traffic._take_free, Traffic._take_message, Traffic._take_chunk)
+_TAKE = (
+    *(Traffic._take_offer, Traffic._take_data, Traffic._take_free),
+    *(Traffic._take_message, Traffic._take_chunk, Traffic._take_post),
+)
 """What takes each kind of record."""
 
 

@@ -13,13 +13,14 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
 _HEAD = struct.Struct("<BQ")
 _NUMBER = struct.Struct("<q")
+_PLACE = struct.Struct("<qq")
 _SECONDS = struct.Struct("<d")
 _PUSH_SECONDS = 0.1
 _READ_BYTES = 1 << 20
@@ -40,9 +41,10 @@ class Frame(IntEnum):
     HERE = 6  # the answer, as text
     BYE = 7  # the sender ends, and nothing is wrong with it
     ALIVE = 8  # a sign of life, with the seconds until the next one
+    POST = 9  # a run and a channel, then bytes for `collect`
 
 
-_BULK = (Frame.DATA, Frame.MESSAGE)
+_BULK = (Frame.DATA, Frame.MESSAGE, Frame.POST)
 """Frames that may take long to come. Others come from a rank that hangs too: it answers, or is asked."""
 NOBODY = -1
 """Instead of a rank, where the run failed and none is to blame."""
@@ -70,6 +72,7 @@ class Peer:
         headers: of collectives, in order.
         data: number to bytes.
         messages: in order.
+        posted: run and channel to bytes, in order.
         here: its answer to the last question where it is; None before it comes.
         met: how many headers have been taken; both ends count alike.
         moved: bytes of data and messages that have come.
@@ -86,6 +89,7 @@ class Peer:
         self.headers: deque[bytes] = deque()
         self.data: dict[int, bytearray] = {}
         self.messages: deque[bytes] = deque()
+        self.posted: defaultdict[tuple[int, int], deque[bytearray]] = defaultdict(deque)
         self.here: str | None = None
         self.met = 0
         self.moved = 0
@@ -114,6 +118,10 @@ class Peer:
     def send_data(self, number: int, data: bytes) -> None:
         """Send bytes that the other end waits for under the same number."""
         self.send(Frame.DATA, _NUMBER.pack(number), data)
+
+    def post(self, run: int, channel: int, content: bytes) -> None:
+        """Send bytes that the other end takes by run and channel."""
+        self.send(Frame.POST, _PLACE.pack(run, channel), content)
 
     def flush(self) -> None:
         """Send as much as the connection takes."""
@@ -188,6 +196,7 @@ class Control:
         self._takes: dict[Frame, Callable[[Peer, bytearray], None]] = {
             Frame.HEADER: lambda peer, body: peer.headers.append(bytes(body)),
             Frame.DATA: self._take_data,
+            Frame.POST: self._take_post,
             Frame.MESSAGE: lambda peer, body: peer.messages.append(bytes(body)),
             Frame.FAILED: self._take_failed,
             Frame.ASK: lambda peer, _: peer.send(Frame.HERE, self.where.encode()),
@@ -355,6 +364,9 @@ class Control:
     def _take_data(self, peer: Peer, body: bytearray) -> None:
         (number,) = _NUMBER.unpack_from(body)
         peer.data[number] = body[_NUMBER.size :]
+
+    def _take_post(self, peer: Peer, body: bytearray) -> None:
+        peer.posted[_PLACE.unpack_from(body)].append(body[_PLACE.size :])  # type: ignore[index]
 
     def _take_failed(self, peer: Peer, body: bytearray) -> None:
         (rank,) = _NUMBER.unpack_from(body)

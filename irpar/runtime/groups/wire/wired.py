@@ -9,7 +9,7 @@ import numpy as np
 
 from irpar.runtime.driver import DRIVER
 from irpar.runtime.errors import PeerError, RunError
-from irpar.runtime.groups.base import Array, rank_text
+from irpar.runtime.groups.base import Array, Call, rank_text
 from irpar.runtime.groups.pulse import Pulse, Silence
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
@@ -115,10 +115,30 @@ class WiredGroup(SpmdGroup):
 
     def gave_up(self, meeting: Meeting, missing: list[int]) -> PeerError:
         """The error of a rank that waited in vain at a collective; all others are told."""
-        self.control.where = meeting.header.text
-        error = self.late(meeting.call, dict.fromkeys(missing, "") | self.control.ask(missing, ASK_SECONDS))
-        self.control.tell_failed(missing[0], self.reason_of_late(meeting.call, error))
+        return self._gave_up(meeting.call, missing)
+
+    def _gave_up(self, call: Call, missing: list[int]) -> PeerError:
+        self.control.where = call.describe(self.mesh)
+        error = self.late(call, dict.fromkeys(missing, "") | self.control.ask(missing, ASK_SECONDS))
+        self.control.tell_failed(missing[0], self.reason_of_late(call, error))
         return error
+
+    def post(self, rank: int, channel: int, content: bytes) -> None:
+        """See `SpmdGroup.post`."""
+        with self._translated():
+            self.control.check([rank])
+        self.control.peers[rank].post(self.runs, channel, content)
+        self.control.pump()
+
+    def collect(self, call: Call, rank: int, channel: int) -> bytearray:
+        """See `SpmdGroup.collect`."""
+        posted = self.control.peers[rank].posted[self.runs, channel]
+        self.control.where = call.describe(self.mesh)
+        with self._translated():
+            has_come = self.control.wait(lambda: [] if posted else [rank], self.seconds)
+        if not has_come:
+            raise self._gave_up(call, [rank])
+        return posted.popleft()
 
     def send(self, rank: int, message: bytes) -> None:
         """See `Messenger.send`."""
