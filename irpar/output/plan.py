@@ -13,6 +13,7 @@ from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.analysis.redistribution.held import settled_annotations
+from irpar.analysis.segments import segment_entries
 from irpar.analysis.types.control_flow import runs
 from irpar.files.atomic import left_aside, notes_on_aside
 from irpar.files.regular_file import open_file, read_text
@@ -171,6 +172,7 @@ def make_plan(
     """
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
+    segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
     not_as_annotated = settled_annotations(module)
     part_of = {rank: part for part in parts for rank in part.ranks}
     collectives = collective_entries(module, mesh)
@@ -193,6 +195,7 @@ def make_plan(
                 "model": f"part{part.index}/model.onnx",
                 "weight_bytes": peaks[part.graph].constant_bytes,
                 "flops": costs[part.graph],
+                "segments": segments[part.graph],
                 "program": None,  # Known when they are written.
                 "weights": None,
             }

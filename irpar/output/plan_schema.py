@@ -58,12 +58,23 @@ class Written(TypedDict):
     digest: str
 
 
+class SegmentEntry(TypedDict):
+    """Nodes of a program that run without communication."""
+
+    first: str
+    last: str
+    nodes: int
+    after: int | None
+    times: int | None
+
+
 class PartFields(TypedDict):
     """A program."""
 
     model: str
     weight_bytes: int
     flops: int
+    segments: NotRequired[list[SegmentEntry]]
     program: NotRequired[Written | None]
     weights: Written | None
 

@@ -9,8 +9,9 @@ from irpar.sharding import IrparError, nearest_names
 
 from .engines.base import CompiledSegment, Constants, Engine
 from .errors import InputError
+from .instructions import Program, Segment
 from .layout import TensorSpec
-from .program import Program, Segment, build_program
+from .program import build_program
 from .specs import spec_of
 
 Key = tuple[int, tuple[Node, ...], tuple[Value, ...]]

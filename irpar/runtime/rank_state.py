@@ -13,8 +13,8 @@ from .engines.base import CompiledSegment
 from .engines.control_flow import TRIPS, Trip, Trips
 from .errors import NodeError, RunError
 from .groups import Call
+from .instructions import Bodies, Communicate, Compute, Free, Program, Start, Wait
 from .prepared import PreparedPart
-from .program import BodiesStep, CollectiveStep, ComputeStep, Program, StartStep, WaitStep
 from .specs import program_inputs
 
 
@@ -41,17 +41,17 @@ class RankState:
         self._arrays = arrays
         self._values: dict[Value, Any] = {}
         self._steps = self._walk(prepared.program)
-        self.step: ComputeStep | CollectiveStep | WaitStep | None = None
+        self.step: Compute | Communicate | Wait | None = None
 
     @property
-    def compute(self) -> ComputeStep | None:
+    def compute(self) -> Compute | None:
         """The step that comes next, where it is a segment."""
-        return self.step if isinstance(self.step, ComputeStep) else None
+        return self.step if isinstance(self.step, Compute) else None
 
     @property
     def compiled(self) -> CompiledSegment:
         """The compiled segment that comes next."""
-        assert isinstance(self.step, ComputeStep)
+        assert isinstance(self.step, Compute)
         return self._prepared.compiled[self.step.segment]
 
     def read(self, value: Value) -> Any:
@@ -94,36 +94,37 @@ class RankState:
     def call(self) -> Call:
         """The collective that comes next, or is waited for next, with this rank's operand."""
         step = self.step
-        if isinstance(step, WaitStep):
+        if isinstance(step, Wait):
             started: Call = self._values[step.inflight]
             return started
-        assert isinstance(step, CollectiveStep)
+        assert isinstance(step, Communicate)
         operand = step.collective.blank() if step.operand is None else self.read(step.operand)
         return Call(self.rank, self.coords, step.collective, self._arrays.operand(operand))
 
     def receive(self, result: Any) -> None:
         """Take the result of that collective."""
         step = self.step
-        assert isinstance(step, CollectiveStep | WaitStep)
+        assert isinstance(step, Communicate | Wait)
         if step.result is not None:
             self._values[step.result] = result
         self.step = next(self._steps, None)
 
-    def _walk(self, program: Program) -> Iterator[ComputeStep | CollectiveStep | WaitStep]:
+    def _walk(self, program: Program) -> Iterator[Compute | Communicate | Wait]:
         """The steps of a program, those of bodies as often as these run; each has been done when the next is asked."""
-        for step in program.steps:
-            if isinstance(step, BodiesStep):
+        for step in program.instructions:
+            if isinstance(step, Free):
+                for value in step.values:
+                    self._values.pop(value, None)
+            elif isinstance(step, Bodies):
                 yield from self._bodies(step)
-            elif isinstance(step, StartStep):
+            elif isinstance(step, Start):
                 call = Call(self.rank, self.coords, step.collective, self._arrays.operand(self.read(step.operand)))
                 self._start_call(call)
                 self._values[step.result] = call
             else:
                 yield step
-            for value in step.frees:
-                self._values.pop(value, None)
 
-    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CollectiveStep | WaitStep]:
+    def _bodies(self, step: Bodies) -> Iterator[Compute | Communicate | Wait]:
         operands = [None if value is None else self.read(value) for value in step.node.operands]
         trips = TRIPS[step.node.op_type](step.node, operands, self._arrays)
         asked = _next_trip(trips, step.node, None)

@@ -24,8 +24,8 @@ CROSSED = """
       %c = irpar.AllGather(%a) {axes=["x"], dim=0, id=1} : f32[4] of [4]
     }
     graph local @second(%a: f32[2] of [4@x]) -> (%b, %c) opset 21 ranks [1] {
-      %b = irpar.AllReduce(%a) {axes=["x"], reduce="sum", id=1} : f32[2] of [4@x]
       %c = irpar.AllGather(%a) {axes=["x"], dim=0, id=0} : f32[4] of [4]
+      %b = irpar.AllReduce(%a) {axes=["x"], reduce="sum", id=1} : f32[2] of [4@x]
     }
 """
 

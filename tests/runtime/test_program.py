@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from irpar.ir import ArrayTensor, DType, Graph, Node, TensorType, Value
+from irpar.ir import DType, Graph, Node, TensorType, Value
 from irpar.runtime.errors import ProgramError
-from irpar.runtime.program import BodiesStep, CollectiveStep, ComputeStep, Program, build_program
+from irpar.runtime.instructions import Branch, Communicate, Compute, Free, Program
+from irpar.runtime.program import build_program
 
 from .programs import MLP, STARTED, mlp_weights, module
 
@@ -21,9 +22,10 @@ def shape_of(program: Program) -> list[str | int]:
     """Segments as the names of what they compute, collectives as ids."""
     return [
         step.collective.id
-        if isinstance(step, CollectiveStep)
+        if isinstance(step, Communicate)
         else " ".join(node.results[0].name for node in step.segment.nodes)
-        for step in program.steps
+        for step in program.instructions
+        if not isinstance(step, Free)
     ]
 
 
@@ -54,40 +56,16 @@ def test_mlp_is_one_segment_and_one_collective() -> None:
     assert shape_of(program) == ["h r p", 0]
     segment = program.segments[0]
     assert (names(segment.inputs), names(segment.constants), names(segment.outputs)) == (["x"], ["w1", "w2"], ["p"])
-    assert [names(step.frees) for step in program.steps] == [["x"], ["p"]]
+    assert [names(step.values) for step in program.instructions if isinstance(step, Free)] == [["x"], ["p"]]
 
 
-def test_collectives_that_do_not_depend_on_each_other_share_a_segment() -> None:
-    g = LocalGraph()
-    a = g.compute("a", g.x)
-    ra = g.reduce("ra", a, 0)
-    b = g.compute("b", g.x)
-    rb = g.reduce("rb", b, 1)
-    assert shape_of(g.program(g.compute("y", ra, rb))) == ["a b", 0, 1, "y"]
-
-
-def test_ids_order_collectives_unless_one_needs_another() -> None:
+def test_the_order_is_that_of_the_graph() -> None:
     g = LocalGraph()
     late = g.reduce("late", g.x, 5)
+    side = g.compute("side", g.x)
     early = g.reduce("early", g.x, 2)
-    needs_late = g.reduce("needs_late", g.compute("c", late), 1)
-    assert shape_of(g.program(g.compute("y", early, needs_late))) == [2, 5, "c", 1, "y"]
-
-
-def test_work_moves_to_a_segment_that_is_needed_anyway() -> None:
-    g = LocalGraph()
-    r0 = g.reduce("r0", g.x, 0)
-    side = g.compute("side", r0)  # Could run after collective 0, but nothing else must.
-    r1 = g.reduce("r1", g.x, 1)
-    assert shape_of(g.program(g.compute("y", side, r1))) == [0, 1, "side y"]
-
-
-def test_what_depends_on_constants_alone_runs_where_it_is_read() -> None:
-    g = LocalGraph()
-    w = g.graph.add_constant(ArrayTensor([0.0] * 4), "w")
-    wide = g.compute("wide", w, op_type="Identity")
-    r = g.reduce("r", g.compute("a", g.x), 0)
-    assert shape_of(g.program(g.compute("y", r, wide))) == ["a", 0, "wide y"]
+    again = g.compute("again", g.x, op_type="Exp")
+    assert shape_of(g.program(g.compute("y", early, late, side, again))) == [5, "side", 2, "again y"]
 
 
 def test_dead_nodes_are_left_out_and_fetched_ones_kept() -> None:
@@ -119,8 +97,10 @@ def test_any_program_can_run(nodes: list[tuple[bool, int, int]]) -> None:
         values.append(made)
     program = g.program(values[-1], values[len(values) // 2])
     held = {g.x}
-    for step in program.steps:
-        if isinstance(step, ComputeStep):
+    for step in program.instructions:
+        if isinstance(step, Free):
+            held -= set(step.values)
+        elif isinstance(step, Compute):
             assert held >= set(step.segment.inputs)
             inside = set(step.segment.inputs)
             for node in step.segment.nodes:
@@ -131,12 +111,19 @@ def test_any_program_can_run(nodes: list[tuple[bool, int, int]]) -> None:
         else:
             assert step.operand in held
             held.add(step.result)
-        held -= set(step.frees)
     assert held >= set(program.outputs)
     assert held <= {*program.outputs, g.x}
     count = sum(node.domain == "irpar" for node in g.graph)
     assert len(program.collectives) == count
     assert len(program.segments) <= count + 1
+    ran = [
+        node
+        for step in program.instructions
+        if not isinstance(step, Free)
+        for node in (step.segment.nodes if isinstance(step, Compute) else (step.result.node,))
+    ]
+    place = {node: index for index, node in enumerate(g.graph)}
+    assert [place[node] for node in ran] == sorted(place[node] for node in ran)
 
 
 NESTED = """
@@ -156,13 +143,15 @@ NESTED = """
 
 def test_a_node_whose_body_communicates_is_a_step_of_its_own() -> None:
     program = build_program(module(NESTED).graph)
-    (step,) = program.steps
-    assert isinstance(step, BodiesStep)
+    step, freed = program.instructions
+    assert isinstance(step, Branch)
+    assert isinstance(freed, Free)
     assert [shape_of(body) for body in step.bodies.values()] == [[0], ["b"]]
     assert [collective.id for collective in program.collectives] == [0]
     # What a body reads from around it is freed by its holder: the body may run again.
-    assert all("x" not in names(inner.frees) for body in step.bodies.values() for inner in body.steps)
-    assert names(step.frees) == ["c", "x"]
+    inside = [inner for body in step.bodies.values() for inner in body.instructions if isinstance(inner, Free)]
+    assert all("x" not in names(inner.values) for inner in inside)
+    assert names(freed.values) == ["c", "x"]
 
 
 def test_collectives_in_bodies_that_are_not_run_trip_by_trip_are_refused() -> None:
@@ -196,8 +185,8 @@ def test_malformed_collectives(op_type: str, attributes: dict, message: str) -> 
 
 def test_what_stands_between_a_start_and_its_wait_is_computed_there() -> None:
     program = build_program(module(STARTED).graph)
-    assert [type(step).__name__ for step in program.steps] == [
-        "StartStep", "ComputeStep", "CollectiveStep", "ComputeStep", "WaitStep", "ComputeStep",
+    assert [type(step).__name__ for step in program.instructions if not isinstance(step, Free)] == [
+        "Start", "Compute", "Communicate", "Compute", "Wait", "Compute",
     ]  # fmt: skip
     assert [[node.op_type for node in segment.nodes] for segment in program.segments] == [["Neg"], ["Exp"], ["Abs"]]
     assert [collective.id for collective in program.collectives] == [0, 1]

@@ -43,7 +43,7 @@ def peak(graph: Graph) -> Peak:
     What a nested graph (If, Loop, Scan) needs inside counts while its holder runs. Linear in uses.
     """
     most, where = 0, None
-    for node, held in _held(graph):
+    for node, held in held_bytes(graph):
         if held > most:
             most, where = held, node
     return Peak(constant_bytes(graph), most, where)
@@ -55,10 +55,10 @@ def bytes_at_rest(graph: Graph) -> int:
     At one in a body it holds what its holder holds, and at most what the body does.
     """
     outputs = sum(map(value_bytes, dict.fromkeys(graph.outputs)))
-    return max(outputs, *(held for node, held in _held(graph) if node is None or holds_collectives(node)))
+    return max(outputs, *(held for node, held in held_bytes(graph) if node is None or holds_collectives(node)))
 
 
-def _held(graph: Graph) -> Iterator[tuple[Node | None, int]]:
+def held_bytes(graph: Graph) -> Iterator[tuple[Node | None, int]]:
     """The bytes of inputs and results that are held before the first node (None), and while each node runs."""
     roots = _roots(graph)
     last = _last_uses(graph, roots)

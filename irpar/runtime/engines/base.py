@@ -8,8 +8,8 @@ import numpy as np
 from irpar.ir import Tensor, Value
 from irpar.output.parts import Part
 from irpar.process import import_native
+from irpar.runtime.instructions import Segment
 from irpar.runtime.launch.environment import World
-from irpar.runtime.program import Segment
 from irpar.sharding import IrparError
 
 from .arrays import Arrays

@@ -10,8 +10,8 @@ import numpy as np
 
 from irpar.ir import Value
 from irpar.runtime.errors import EngineError, NodeError
+from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
-from irpar.runtime.program import Segment
 
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings

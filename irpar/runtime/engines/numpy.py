@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
-from irpar.runtime.program import Segment
 
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings

@@ -33,8 +33,8 @@ from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
 from irpar.ops.effects import schema_of
 from irpar.runtime.errors import EngineError, NodeError
+from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
-from irpar.runtime.program import Segment
 from irpar.sharding import option
 
 from .arrays import ON_HOST, Arrays

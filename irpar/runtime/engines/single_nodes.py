@@ -6,7 +6,7 @@ from typing import Any
 from irpar.ir import Node, RefAttribute, tensor_type
 from irpar.output.parts import Part
 from irpar.runtime.errors import EngineError
-from irpar.runtime.program import Segment
+from irpar.runtime.instructions import Segment
 from irpar.sharding import option
 
 from .base import Constants, EngineSettings

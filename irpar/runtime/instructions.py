@@ -1,0 +1,191 @@
+"""The instructions of a rank's program: of the main program and of the bodies in it alike.
+
+What copies between memories or calls a function that communicates has no instruction yet: nothing makes such nodes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from irpar.ir import Function, Graph, Node, Value
+
+from .called_functions import called_functions
+from .groups.base import Collective
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Nodes that run without communication.
+
+    Attributes:
+        index: its number in the program.
+        graph: the local graph that the nodes belong to.
+        nodes: in the order of the graph.
+        inputs: values from outside that are not constants.
+        constants: constants of the graph that the nodes read.
+        outputs: results that something outside reads.
+    """
+
+    index: int
+    graph: Graph
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    constants: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        first, last = self.nodes[0], self.nodes[-1]
+        through = "" if first is last else f" to {last.label}"
+        return f"segment {self.index}, {len(self.nodes)} node(s): {first.label}{through}"
+
+    def functions(self) -> tuple[Function, ...]:
+        """The functions that its nodes call, directly or not."""
+        return tuple(called_functions(self.nodes))
+
+
+@dataclass(frozen=True, eq=False)
+class Compute:
+    """Run a segment."""
+
+    segment: Segment
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return self.segment.inputs
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return self.segment.outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Communicate:
+    """Execute a collective, or what goes from rank to rank.
+
+    Attributes:
+        collective: what its members must agree on.
+        operand: what this rank brings; None where it only receives.
+        result: what it gets; None where it only sends.
+    """
+
+    collective: Collective
+    operand: Value | None
+    result: Value | None
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return () if self.operand is None else (self.operand,)
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return () if self.result is None else (self.result,)
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Let a collective begin; its result is in flight until it is waited for."""
+
+    collective: Collective
+    operand: Value
+    result: Value
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return (self.operand,)
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return (self.result,)
+
+
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """Wait for a collective that was started."""
+
+    inflight: Value
+    result: Value
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return (self.inflight,)
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return (self.result,)
+
+
+@dataclass(frozen=True, eq=False)
+class Free:
+    """Let go of values that nothing reads any more."""
+
+    values: tuple[Value, ...]
+
+    reads: ClassVar[tuple[Value, ...]] = ()
+    writes: ClassVar[tuple[Value, ...]] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Bodies:
+    """Run a node whose bodies hold collectives, trip by trip.
+
+    Attributes:
+        node: the node.
+        bodies: what each of its bodies does.
+        reads: its operands, and what its bodies read from around them.
+    """
+
+    node: Node
+    bodies: "Mapping[Graph, Program]"
+    reads: tuple[Value, ...]
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return self.node.results
+
+
+@dataclass(frozen=True, eq=False)
+class Branch(Bodies):
+    """An If: one of its bodies, once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(Bodies):
+    """A Loop or a Scan: its body, once for each trip."""
+
+
+Instruction = Compute | Communicate | Start | Wait | Free | Branch | Loop
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What one rank does.
+
+    Attributes:
+        graph: the local graph.
+        instructions: in order, that of the graph.
+        outputs: the values to keep to the end: the graph's results, then what was asked for besides.
+    """
+
+    graph: Graph
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[Value, ...]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The compute segments in order, those of bodies among them."""
+        return tuple(found.segment for found in self.all_instructions() if isinstance(found, Compute))
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives in order, those of bodies among them, each once, where it begins."""
+        return tuple(found.collective for found in self.all_instructions() if isinstance(found, Communicate | Start))
+
+    def all_instructions(self) -> Iterator[Instruction]:
+        """All instructions, each followed by those of its bodies."""
+        for instruction in self.instructions:
+            yield instruction
+            if isinstance(instruction, Bodies):
+                for body in instruction.bodies.values():
+                    yield from body.all_instructions()

@@ -1,0 +1,233 @@
+"""group-segments: compute nodes between two collectives stand together, in as few segments as the order allows."""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar, Literal
+
+from irpar.analysis.equal_nodes import equal_nodes
+from irpar.analysis.memory.liveness import held_bytes
+from irpar.ir import Graph, Module, captured_or_read
+from irpar.ops import holds_collectives, traits
+from irpar.ops.facts import int_attribute
+from irpar.pass_manager import Pass, PassResult
+from irpar.sharding import IrparError
+
+_MOST_ROUNDS = 16
+"""Attempts to find an order that holds no more; then the order stays as it came."""
+
+
+@dataclass(frozen=True)
+class GroupSegments(Pass):
+    """Decide in which order a device computes, and number the collectives in it.
+
+    Before: local view. After: the same nodes, in the order in which they run; what stands between two nodes of
+    communication is one segment, and ids follow order. Communication keeps its order.
+
+    A node moves to another segment only where its own then is gone, which saves a launch, and no move lets the peak of
+    the liveness rise: in the worst case the order stays as it came. Order that was asked for stays in any case: what is
+    computed again (as an earlier node computes it) does not move to an earlier segment, nothing moves into an earlier
+    phase, and what stands between a start and its wait stays there. What is made of constants alone stands in the
+    segment that reads it first, so that it does not wait in memory.
+
+    The fewest slots that stab all intervals in which nodes can run are found from the intervals that end first (the
+    greedy choice is optimal on intervals).
+
+    Options:
+        order: `fewest` segments, or nodes `as-written`, of which only the collectives are numbered.
+    """
+
+    name: ClassVar[str] = "group-segments"
+    order: Literal["fewest", "as-written"] = "fewest"
+
+    def run(self, module: Module) -> PassResult:
+        """Rearrange each program, and each body in it that communicates."""
+        if not module.is_local:
+            raise IrparError("group-segments needs the local view", do="run it after localize")
+        moved = 0
+        if self.order == "fewest":
+            bodies = [body for graph in module.graphs for body in graph.graphs()]
+            moved = sum(_Arrangement(body).apply() for body in bodies if any(map(holds_collectives, body)))
+        numbered = _number(module.graphs)
+        return PassResult(moved > 0 or numbered, statistics={"moved nodes": moved} if moved else {})
+
+
+class _Wish(IntEnum):
+    """Where the nodes of a segment go if it can be done without."""
+
+    LATER = 0
+    EARLIER = 1
+    STAY = 2
+
+
+class _Arrangement:
+    """A graph whose nodes are given slots: slot n is behind the first n nodes of communication."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes = list(graph)
+        self.communicates = [holds_collectives(node) for node in self.nodes]
+        self.slots: list[int] = []
+        self.barriers: list[int] = []
+        self.count = 0
+        for node, talks in zip(self.nodes, self.communicates, strict=True):
+            self.slots.append(self.count)
+            if talks and (traits(node).starts or traits(node).waits):
+                self.barriers.append(self.count)
+            self.count += talks
+        self.reads: list[tuple[int, ...]] = []
+        self.of_constants: list[bool] = []
+        self._find_reads()
+        self.least = self._least_slots()
+        own = {slot for slot, talks in zip(self.slots, self.communicates, strict=True) if not talks}
+        self.wishes = dict.fromkeys(sorted(own), _Wish.LATER)
+
+    def _find_reads(self) -> None:
+        """What each node reads of others, and whether it is made of constants alone."""
+        index = {node: place for place, node in enumerate(self.nodes)}
+        for talks, node in zip(self.communicates, self.nodes, strict=True):
+            values = tuple(captured_or_read(node))
+            producers = tuple(dict.fromkeys(index[value.node] for value in values if value.node in index))
+            is_bare = bool(values) and all(value.is_constant or value.node in index for value in values)
+            made = all(self.of_constants[producer] for producer in producers)
+            self.reads.append(producers)
+            self.of_constants.append(is_bare and made and not talks)
+
+    def _least_slots(self) -> list[int]:
+        """The slots before which nodes must not move, whatever they read."""
+        again = {node for node, _ in equal_nodes(self.graph, lambda node: not holds_collectives(node))}
+        found: list[int] = []
+        phase, since = None, 0
+        for node, slot in zip(self.nodes, self.slots, strict=True):
+            if node.phase not in (None, phase):
+                phase, since = node.phase, slot
+            before = bisect_left(self.barriers, slot)
+            least = max(since, self.barriers[before - 1] + 1 if before else 0)
+            found.append(slot if node in again else least)
+        return found
+
+    def apply(self) -> int:
+        """Rearrange the graph; returns how many nodes have another slot."""
+        most = max(held for _, held in held_bytes(self.graph))
+        for _ in range(_MOST_ROUNDS):
+            used, targets = self._targets()
+            if targets == self.slots:
+                break
+            self._put(sorted(range(len(self.nodes)), key=lambda place: (targets[place], self.communicates[place])))
+            slot_of = dict(zip(self.nodes, targets, strict=True))
+            above = {slot_of[node] for node, held in held_bytes(self.graph) if node is not None and held > most}
+            if not above:
+                return sum(target != slot for target, slot in zip(targets, self.slots, strict=True))
+            self._give_way(above, used)
+        self._put(range(len(self.nodes)))
+        return 0
+
+    def _put(self, order: Iterable[int]) -> None:
+        for place in order:
+            self.graph.append(self.nodes[place].detach())
+
+    def _targets(self) -> tuple[list[int], list[int]]:
+        """The slots that are used, and the slot of every node; communication keeps its own."""
+        earliest, latest = self._windows()
+        occupied = list(self.wishes)
+        compute = [place for place, talks in enumerate(self.communicates) if not talks]
+        used: list[int] = []
+        for place in sorted(compute, key=latest.__getitem__):
+            if not used or earliest[place] > used[-1]:
+                used.append(occupied[bisect_right(occupied, latest[place]) - 1])
+        wishes = self._wishes_between(used)
+        targets = list(self.slots)
+        for place in compute:
+            gap = bisect_left(used, self.slots[place])
+            if gap < len(used) and used[gap] == self.slots[place]:
+                continue
+            can_later = gap < len(used) and used[gap] <= latest[place]
+            can_earlier = gap > 0 and used[gap - 1] >= earliest[place]
+            is_later = can_later and not (can_earlier and wishes[gap] is _Wish.EARLIER)
+            targets[place] = used[gap] if is_later else used[gap - 1]
+        self._to_readers(targets, used, earliest, latest)
+        return used, targets
+
+    def _to_readers(self, targets: list[int], used: list[int], earliest: list[int], latest: list[int]) -> None:
+        """Let what is made of constants alone go to where it is read first."""
+        readers: dict[int, int] = {}
+        for place in reversed(range(len(self.nodes))):
+            if self.of_constants[place]:
+                first = min(readers.get(place, latest[place]), latest[place])
+                targets[place] = max(used[bisect_right(used, first) - 1], earliest[place])
+            for producer in self.reads[place]:
+                readers[producer] = min(readers.get(producer, targets[place]), targets[place])
+
+    def _wishes_between(self, used: Sequence[int]) -> dict[int, _Wish]:
+        """What the segments in front of each used slot wish, one for all: no node may pass what it reads."""
+        found: defaultdict[int, _Wish] = defaultdict(lambda: _Wish.LATER)
+        for slot, wish in self.wishes.items():
+            gap = bisect_left(used, slot)
+            if gap == len(used) or used[gap] != slot:
+                found[gap] = max(found[gap], wish)
+        return found
+
+    def _give_way(self, above: Iterable[int], used: Sequence[int]) -> None:
+        """Let segments that were done without, around slots where too much is held, go the other way, or stay."""
+        gaps: set[int] = set()
+        for slot in above:
+            gaps.update((bisect_left(used, slot), bisect_right(used, slot), bisect_left(used, slot + 1)))
+        wishes = self._wishes_between(used)
+        for slot in self.wishes:
+            gap = bisect_left(used, slot)
+            if gap in gaps and (gap == len(used) or used[gap] != slot):
+                self.wishes[slot] = _Wish(min(wishes[gap] + 1, _Wish.STAY))
+
+    def _windows(self) -> tuple[list[int], list[int]]:
+        """Between which slots each node can run."""
+        earliest, latest = list(self.least), [self.count] * len(self.nodes)
+        for place, slot in enumerate(self.slots):
+            if self.communicates[place]:
+                continue
+            if self.wishes[slot] is _Wish.STAY:
+                earliest[place] = slot
+            for producer in self.reads[place]:
+                least = self.slots[producer] + 1 if self.communicates[producer] else earliest[producer]
+                earliest[place] = max(earliest[place], least)
+        for place in reversed(range(len(self.nodes))):
+            latest[place] = min(latest[place], self._most(place))
+            for producer in self.reads[place]:
+                latest[producer] = min(latest[producer], latest[place])
+        return earliest, latest
+
+    def _most(self, place: int) -> int:
+        """The slot behind which a node must not move, whatever reads it."""
+        slot = self.slots[place]
+        if self.communicates[place] or self.wishes[slot] is _Wish.STAY:
+            return slot
+        after = bisect_left(self.barriers, slot)
+        return self.barriers[after] if after < len(self.barriers) else self.count
+
+
+def _number(graphs: Sequence[Graph]) -> bool:
+    """Number the collectives in order, alike in all programs; returns whether an id changed.
+
+    A program whose devices hold no elements of something has fewer. Where programs have no common order, ids stay.
+    """
+    sequences = [_ids(graph) for graph in graphs]
+    longest = max(sequences, key=len)
+    number = {known: place for place, known in enumerate(longest)}
+    if not all(known in number for ids in sequences for known in ids):
+        return False
+    if any([number[known] for known in ids] != sorted(number[known] for known in ids) for ids in sequences):
+        return False
+    if all(known == place for known, place in number.items()):
+        return False
+    for graph in graphs:
+        for node in graph.walk():
+            if traits(node).communicates and "id" in node.attributes:
+                node.set_attribute("id", number[int_attribute(node, "id")])
+    return True
+
+
+def _ids(graph: Graph) -> list[int]:
+    """The ids of a program in order, each once: a wait has that of its start."""
+    nodes = (node for node in graph.walk() if traits(node).communicates and "id" in node.attributes)
+    return list(dict.fromkeys(int_attribute(node, "id") for node in nodes))
