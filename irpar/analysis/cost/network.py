@@ -46,6 +46,20 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """Where a host keeps files.
+
+    Attributes:
+        read, write: bytes/s.
+        capacity: bytes; None where it is not known.
+    """
+
+    read: float
+    write: float
+    capacity: float | None = None
+
+
+@dataclass(frozen=True)
 class Link:
     """What joins devices.
 
@@ -92,6 +106,9 @@ class Network:
         launch: seconds that starting a collective takes.
         axes: mesh axis to the name of the link that it runs over, whatever the device ids say.
         device: what computes; None where nothing is known of it.
+        host: the share of cores and memory that a device has of its machine; None where nothing is known.
+        host_link: between the memory of a device and that of its host, in one direction.
+        disk: a device's share of what its host keeps files on.
         room: bytes that one node may hold on a device, where that is less than all that the device has.
     """
 
@@ -101,6 +118,9 @@ class Network:
     launch: float = 0.0
     axes: Mapping[str, str] = field(default_factory=dict)
     device: Device | None = None
+    host: Device | None = None
+    host_link: Speed | None = None
+    disk: Disk | None = None
     room: int | None = None
 
     def __hash__(self) -> int:

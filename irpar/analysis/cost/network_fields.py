@@ -8,12 +8,21 @@ from typing import Any
 from irpar.sharding import nearest_names
 
 from .device import RATES, Device
-from .network import FieldError, Link, Network, Speed
+from .network import Disk, FieldError, Link, Network, Speed
 from .network_algorithms import ALGORITHMS
 
 Path = tuple[str | int, ...]
 
-_NETWORK = {"name": False, "launch": False, "links": True, "axes": False, "device": False}
+_NETWORK = {
+    "name": False,
+    "launch": False,
+    "links": True,
+    "axes": False,
+    "device": False,
+    "host": False,
+    "host_link": False,
+    "disk": False,
+}
 _LINK = {"name": True, "latency": True, "bandwidth": True, "devices": False, "algorithms": False, "kinds": False}
 _SPEED = {"latency": True, "bandwidth": True}
 _DEVICE = {
@@ -24,6 +33,7 @@ _DEVICE = {
     "launch": False,
     "uses_tf32": False,
 }
+_DISK = {"read": True, "write": True, "capacity": False}
 """The keys of each table, and whether they must be there."""
 
 
@@ -47,7 +57,10 @@ def network_of_fields(fields: Any, text: str | None = None) -> Network:
         links=links,
         launch=_seconds(("launch",), table.get("launch", 0)),
         axes=_axes(table.get("axes", {}), [link.name for link in links]),
-        device=_device(table["device"]) if "device" in table else None,
+        device=_device(("device",), table["device"]) if "device" in table else None,
+        host=_device(("host",), table["host"]) if "host" in table else None,
+        host_link=_host_link(table["host_link"]) if "host_link" in table else None,
+        disk=_disk(table["disk"]) if "disk" in table else None,
     )
 
 
@@ -125,12 +138,24 @@ def _axes(value: Any, links: Sequence[str]) -> dict[str, str]:
     return made
 
 
-def _device(value: Any) -> Device:
-    path: Path = ("device",)
+def _host_link(value: Any) -> Speed:
+    path: Path = ("host_link",)
+    return _speed(path, _table(path, value, _SPEED))
+
+
+def _disk(value: Any) -> Disk:
+    path: Path = ("disk",)
+    table = _table(path, value, _DISK)
+    read, write = (_positive((*path, key), table[key], "bytes a second, such as 5e9") for key in ("read", "write"))
+    capacity = table.get("capacity")
+    return Disk(read, write, None if capacity is None else _positive((*path, "capacity"), capacity, "bytes"))
+
+
+def _device(path: Path, value: Any) -> Device:
     table = _table(path, value, _DEVICE)
     rates = _names((*path, "flops"), table["flops"], RATES, "type")
     if "f32" not in rates:
-        raise FieldError((*path, "flops"), "the device has no rate for f32", do="give it: flops: {f32: 20e12}")
+        raise FieldError((*path, "flops"), f"the {path[0]} has no rate for f32", do="give it: flops: {f32: 20e12}")
     efficiency = _positive((*path, "efficiency"), table.get("efficiency", 1), "a number above 0 up to 1")
     if efficiency > 1:
         raise _wrong((*path, "efficiency"), efficiency, "a number above 0 up to 1")

@@ -42,6 +42,17 @@ _H100_NVLINK_IB: Mapping[str, Any] = {
         "efficiency": 0.5,
         "launch": 2e-6,  # A planning figure for one of many kernels in a queue.
     },
+    # NVIDIA DGX H100 data sheet: two Intel Xeon Platinum 8480C, 2 TB, eight NVMe drives of 3.84 TB for 8 GPUs.
+    "host": {
+        "flops": {"f64": 0.896e12, "f32": 1.792e12},  # An eighth of two sockets of 7.168 TFLOP/s; see cpu-ethernet.
+        "memory_bandwidth": 76.8e9,  # An eighth of two sockets with 8 channels of DDR5-4800, 8 bytes each.
+        "memory": 250e9,  # An eighth.
+        "efficiency": 0.5,  # A planning figure.
+    },
+    # NVIDIA H100 data sheet: PCIe Gen5 128 GB/s, which counts both directions. Latency: as of PCI in NCCL's tuning.cc.
+    "host_link": {"latency": 5.7e-6, "bandwidth": 64e9},
+    # Rates: planning figures for an NVMe drive on PCIe Gen4.
+    "disk": {"read": 6.5e9, "write": 3.5e9, "capacity": 3.84e12},
 }
 
 _A100_PCIE: Mapping[str, Any] = {
@@ -72,6 +83,16 @@ _A100_PCIE: Mapping[str, Any] = {
         "efficiency": 0.5,
         "launch": 2e-6,  # As for H100.
     },
+    # A choice: one AMD EPYC 7763 for the 4 cards, 512 GB, one NVMe drive of 3.84 TB; a quarter of each.
+    "host": {
+        # AMD's product page: 64 cores, 2.45 GHz. A core does 32 f32 operations a cycle (two AVX2 FMA units).
+        "flops": {"f64": 0.627e12, "f32": 1.254e12},
+        "memory_bandwidth": 51.2e9,  # AMD's product page: 8 channels of DDR4-3200, 8 bytes each.
+        "memory": 128e9,
+        "efficiency": 0.5,  # A planning figure.
+    },
+    "host_link": {"latency": 5.7e-6, "bandwidth": 32e9},  # As the link pcie.
+    "disk": {"read": 1.625e9, "write": 0.875e9, "capacity": 0.96e12},  # Rates: as for H100, a quarter.
 }
 
 _CPU_ETHERNET: Mapping[str, Any] = {
@@ -94,6 +115,7 @@ _CPU_ETHERNET: Mapping[str, Any] = {
         "efficiency": 0.5,  # A planning figure; `irpar calibrate` measures.
         "launch": 5e-6,  # A planning figure: what ONNX Runtime takes for a small node; `irpar calibrate` measures.
     },
+    "disk": {"read": 6.5e9, "write": 3.5e9, "capacity": 3.84e12},  # A choice: one drive, as for H100.
 }
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {

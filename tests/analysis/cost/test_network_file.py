@@ -1,6 +1,7 @@
 """The file of --network: what is read, and errors that name the line."""
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from irpar.analysis.cost.network import Disk, Speed
 from irpar.analysis.cost.network_file import NetworkError, find_network, read_network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.network_presets import PRESETS
@@ -107,6 +109,51 @@ def test_errors_name_the_line(tmp_path: Path, old: str, new: str, line: int, wha
 def test_other_files(tmp_path: Path, text: str) -> None:
     with pytest.raises(NetworkError):
         read_network(write(tmp_path, text))
+
+
+HOST = {
+    "links": [{"name": "net", "latency": 1e-6, "bandwidth": 1e9}],
+    "host": {"flops": {"f32": 1e12}, "memory_bandwidth": 5e10, "memory": 64e9},
+    "host_link": {"latency": 6e-6, "bandwidth": 25e9},
+    "disk": {"read": 5e9, "write": 3e9},
+}
+
+
+def test_the_host_and_its_disk(tmp_path: Path) -> None:
+    network = read_network(write(tmp_path, json.dumps(HOST)))
+    assert network.host is not None
+    assert (network.host.rate("f64"), network.host.memory) == (1e12, 64e9)
+    assert network.host_link == Speed(6e-6, 25e9)
+    assert network.disk == Disk(5e9, 3e9, None)
+    plain = read_network(write(tmp_path, json.dumps({"links": HOST["links"]}), "plain.json"))
+    assert (plain.host, plain.host_link, plain.disk) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        ("host", {"flops": {"f64": 1e12}, "memory_bandwidth": 5e10}, "the host has no rate for f32"),
+        ("host", {"flops": {"f32": 1e12}}, "memory_bandwidth is missing"),
+        ("host_link", {"latency": 6e-6}, "bandwidth is missing"),
+        ("host_link", {"latency": 6e-6, "bandwidth": 1e9, "devices": 2}, 'no field "devices" here'),
+        ("disk", {"read": 5e9}, "write is missing"),
+        ("disk", {"read": 0, "write": 1}, "read is 0"),
+        ("disk", {"read": 1, "write": 1, "capacity": -1}, "capacity is -1"),
+        ("disk", 5e9, "disk is 5000000000.0"),
+    ],
+)
+def test_what_a_host_cannot_be(place: str, value: object, what: str, tmp_path: Path) -> None:
+    with pytest.raises(NetworkError, match=re.escape(what)):
+        read_network(write(tmp_path, json.dumps({**HOST, place: value})))
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "bytes"])
+def test_presets_know_their_hosts(name: str) -> None:
+    network = network_of(name)
+    assert network.disk is not None
+    assert network.disk.write < network.disk.read
+    has_host = name != "cpu-ethernet"  # There the device is the host.
+    assert (network.host is not None, network.host_link is not None) == (has_host, has_host)
 
 
 def test_many_aliases_end(tmp_path: Path) -> None:
