@@ -11,7 +11,7 @@ from irpar.analysis.cost.device import graph_seconds
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
-from irpar.analysis.memory.liveness import peak, value_bytes
+from irpar.analysis.memory.liveness import bytes_by_use, peak, value_bytes
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
 from irpar.analysis.types.control_flow import runs
@@ -172,6 +172,7 @@ def make_plan(
     """
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
+    memory = {graph: bytes_by_use(graph) for graph in module.graphs}
     segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
     not_as_annotated = settled_annotations(module)
     part_of = {rank: part for part in parts for rank in part.ranks}
@@ -187,6 +188,7 @@ def make_plan(
                 "coords": list(mesh.coords(rank)),
                 "part": part_of[rank].index,
                 "peak_bytes": peaks[part_of[rank].graph].total_bytes,
+                "memory": memory[part_of[rank].graph],
             }
             for rank in range(mesh.size)
         ],

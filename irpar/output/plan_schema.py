@@ -42,6 +42,16 @@ class MeshFields(TypedDict):
     devices: list[int] | None
 
 
+class Memory(TypedDict):
+    """What the peak of a rank is made of."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+
+
 class Rank(TypedDict):
     """A place on the mesh."""
 
@@ -49,6 +59,7 @@ class Rank(TypedDict):
     coords: list[int]
     part: int
     peak_bytes: int
+    memory: NotRequired[Memory]
 
 
 class Written(TypedDict):

@@ -49,6 +49,26 @@ def peak(graph: Graph) -> Peak:
     return Peak(constant_bytes(graph), most, where)
 
 
+_OPTIMIZER = ("master", "moment", "scale")
+
+
+def bytes_by_use(graph: Graph) -> dict[str, int]:
+    """What the peak of a local graph is made of, in bytes.
+
+    Returns:
+        parameters: weights, be they constants or state; gradients; optimizer: state that belongs to parameters;
+        activations; buffers: other state, such as caches. Together they are the peak.
+    """
+    found = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "buffers"), 0)
+    most = peak(graph)
+    found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
+    for value, state in graph.states.items():
+        use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in _OPTIMIZER else "buffers"
+        found[use] += value_bytes(value)
+        found["activations"] -= value_bytes(value)
+    return found
+
+
 def bytes_at_rest(graph: Graph) -> int:
     """The most bytes of inputs and results that a rank holds while it waits: at a collective, or when it has ended.
 
@@ -89,12 +109,15 @@ def _roots(graph: Graph) -> dict[Value, Value]:
 
 
 def _last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
-    """The last node that reads each value or a view of it; graph results are read by the return node."""
-    last: dict[Value, Node] = {}
+    """The last node that reads each value or a view of it; graph results are read by the return node.
+
+    State is held to the end: what replaces it does so when the run is over.
+    """
+    last: dict[Value, Node] = dict.fromkeys(graph.states, graph.return_node)
     for node in _in_order(graph):
         for value in captured_or_read(node):
             root = roots.get(value, value)
-            if not root.is_constant and root.owner is graph:
+            if not root.is_constant and root.owner is graph and root not in graph.states:
                 last[root] = node
     return last
 

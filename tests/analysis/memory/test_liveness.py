@@ -1,5 +1,5 @@
 from irpar.analysis.cost.node import graph_flops, node_bytes, node_flops
-from irpar.analysis.memory.liveness import peak, value_bytes
+from irpar.analysis.memory.liveness import bytes_by_use, peak, value_bytes
 from irpar.ir.text.files import parse_module
 
 
@@ -73,6 +73,25 @@ def test_bodies_count_while_their_holder_runs() -> None:
     ).graph
     # x, y, and inside h and t; the predicate takes a byte.
     assert peak(graph).activation_bytes == 4 * 1024 + 1
+
+
+def test_state_is_held_to_the_end() -> None:
+    graph = parse_module(
+        """
+        graph @g(%x: f32[256], state cache %c: f32[256], state parameter %w: f32[256], state moment of "w" %m: f32[256]) -> (%y, %c_1 replaces %c, %m_1 replaces %m) opset 21 {
+          %k = constant : f32[] 2.0
+          %c_1 = Mul(%c, %x) : f32[256]
+          %m_1 = Add(%m, %w) : f32[256]
+          %a = Mul(%m_1, %k) : f32[256]
+          %y = Neg(%a) : f32[256]
+        }
+        """
+    ).graph
+    # c, w and m; what replaces c and m; a, and y made of it. x is not read any more.
+    assert peak(graph).activation_bytes == 7 * 1024
+    uses = bytes_by_use(graph)
+    assert uses == {"parameters": 1024 + 4, "gradients": 0, "optimizer": 1024, "activations": 4096, "buffers": 1024}
+    assert sum(uses.values()) == peak(graph).total_bytes
 
 
 def test_sizes_that_are_not_known_count_nothing() -> None:
