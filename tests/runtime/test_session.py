@@ -22,6 +22,7 @@ from irpar.onnx_io import to_proto
 from irpar.output.safetensors import SafetensorsError, read_safetensors
 from irpar.runtime.errors import InputError, ProgramError
 from irpar.runtime.session import SessionError
+from tests.runtime.devices import strict_device
 from tests.runtime.groups.mpi_libraries import find
 from tests.runtime.launched import run_ranks
 
@@ -105,6 +106,17 @@ def test_a_cache_of_keys(mesh: dict[str, int], engine: Any) -> None:
     assert partition.plan.collectives == []
     with partition.session(engine=engine) as session:
         cache_of_ten(session)
+
+
+@pytest.mark.parametrize(
+    ("text", "cuts", "steps"),
+    [(MEAN, {"x": ["dp", None], "mean": ["tp"]}, "mean"), (CACHE, {"q": ["dp", "tp", None, None]}, "cache")],
+    ids=["mean", "cache"],
+)
+def test_a_device_computes_the_steps(text: str, cuts: dict[str, Any], steps: str) -> None:
+    partition = made(text, cuts, {"dp": 2, "tp": 2})
+    with strict_device(host_elements=0), partition.session(engine="cupy") as session:
+        {"mean": mean_of_ten, "cache": cache_of_ten}[steps](session)
 
 
 def test_a_state_that_is_cut_otherwise_than_what_replaces_it() -> None:
