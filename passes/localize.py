@@ -7,7 +7,7 @@ from irpar.analysis.completion.flow import Flow, completed_flow
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.reasons import Origins, reason_of_program
 from irpar.ir import DOMAIN, Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
-from irpar.ir.state import states_of
+from irpar.ir.state_rules import states_of
 from irpar.ops.collectives import COLLECTIVES, collective_axes, number_collectives
 from irpar.ops.coords import COORDS, block_start
 from irpar.ops.effects import is_compute

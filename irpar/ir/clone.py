@@ -6,7 +6,7 @@ from .attributes import Attribute, Graphs
 from .function import Function
 from .graph import Graph, Node
 from .module import Module
-from .state import states_of
+from .state_rules import states_of
 from .value import Names, Value
 
 

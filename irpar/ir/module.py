@@ -9,7 +9,7 @@ from irpar.sharding import ArgumentError, DimSpec, IrparError, Mesh, described, 
 from .decisions import Conflict, Decision, Gone
 from .function import Function
 from .graph import Graph
-from .state import StateKind, add_state
+from .state import StateKind
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -218,6 +218,8 @@ class Module:
         Raises:
             StateError: there is no such input or result, or they do not fit each other.
         """
+        from .state_rules import add_state
+
         add_state(self, name, output, kind=kind, data=data, parameter=parameter)
 
     def __repr__(self) -> str:

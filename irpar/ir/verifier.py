@@ -12,7 +12,7 @@ from .attributes import Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Ty
 from .function import Function
 from .graph import DOMAIN, Graph, Node
 from .module import Module
-from .state import state_problems
+from .state_rules import state_problems
 from .tensor import Tensor
 from .types import InflightType, OptionalType, SequenceType, TensorType, UnknownType
 from .value import Names, Value

@@ -1,0 +1,114 @@
+"""What may be state of a graph, and making it so."""
+
+from dataclasses import replace
+
+from irpar.errors import listed, nearest_names
+
+from .dtypes import DType
+from .graph import Graph
+from .module import Module
+from .state import STATE_KINDS, State, StateError, StateKind
+from .tensor import Tensor
+from .types import TensorType
+from .value import Value
+
+
+def add_state(
+    module: Module,
+    name: str,
+    output: str | None = None,
+    *,
+    kind: StateKind = "cache",
+    data: Tensor | None = None,
+    parameter: str | None = None,
+) -> Value:
+    """Let an input be state: what the module was given last is there in the next run. See `Module.add_state`.
+
+    Raises:
+        StateError: there is no such input, constant or result, or they do not fit each other.
+    """
+    graph = module.graph
+    if kind not in STATE_KINDS:
+        raise StateError(f'there is no kind of state "{kind}"', do=f"use one of {', '.join(STATE_KINDS)}")
+    if module.is_local:
+        raise StateError("the module is in local view", do="name its state before it is partitioned")
+    found = {value.source_name: value for value in (*graph.inputs, *graph.constants)} | {
+        value.name: value for value in (*graph.inputs, *graph.constants)
+    }
+    value = found.get(name)
+    if value is None:
+        raise StateError(
+            f'no input and no constant is called "{name}"',
+            notes=nearest_names(name, found),
+            do="name an input, whose value stays from run to run, or a weight, which becomes one",
+        )
+    if value in graph.states:
+        raise StateError(f'"{name}" is state already: {graph.states[value].kind}', do="name it once")
+    place = None if output is None else _output(graph, output)
+    given = value.data
+    state = State(kind, place, given if data is None else data, parameter)
+    if given is not None:
+        graph.constant_to_input(value)
+    graph.states[value] = state
+    problems = list(state_problems(graph, value, state))
+    if problems:
+        del graph.states[value]
+        if given is not None:
+            graph.inputs.pop()
+            value.data = given
+            graph.constants[value] = None
+        raise StateError(
+            f'"{name}" cannot be state: {listed(problems, 3)}',
+            do="a state and what replaces it have one type; change the model so that they do",
+        )
+    return value
+
+
+def _output(graph: Graph, name: str) -> int:
+    if name in graph.output_names:
+        return graph.output_names.index(name)
+    for index, value in enumerate(graph.outputs):
+        if name in (value.name, value.source):
+            return index
+    raise StateError(
+        f'no result is called "{name}"',
+        notes=nearest_names(name, graph.output_names),
+        do=f"name one of {listed(graph.output_names, 5)}",
+    )
+
+
+def state_problems(graph: Graph, value: Value, state: State) -> list[str]:
+    """What is wrong with one state of a graph, each as the end of a sentence that the state starts."""
+    found = []
+    if value not in graph.inputs:
+        found.append("is no input of the graph")
+    if state.kind not in STATE_KINDS:
+        found.append(f"has the kind {state.kind!r}, which is none of {', '.join(STATE_KINDS)}")
+    if not isinstance(value.type, TensorType):
+        found.append(f"is {value.type}, and only a tensor can be state")
+        return found
+    if value.type.dtype is DType.STR:
+        found.append("holds texts, and only numbers can be state")
+    whole = value.type if value.global_shape is None else value.type.with_shape(value.global_shape)
+    if state.data is not None and state.data.type != whole:
+        found.append(f"is {whole}, and begins as {state.data.type}")
+    if state.output is None:
+        return found
+    if not 0 <= state.output < len(graph.outputs):
+        found.append(f"is replaced by result {state.output} of {len(graph.outputs)}")
+        return found
+    after = graph.outputs[state.output]
+    for what in ("type", "global_shape", "memory"):
+        before, now = getattr(value, what), getattr(after, what)
+        if before != now and not (what == "type" and repr(now) == "?"):
+            found.append(f"has the {what.replace('_', ' ')} {before}, and %{after.name}, which replaces it, {now}")
+    if graph.view == "local" and value.sharding != after.sharding:
+        found.append(f"is sharded {value.sharding}, and %{after.name}, which replaces it, {after.sharding}")
+    if sum(other.output == state.output for other in graph.states.values()) > 1:
+        found.append(f"is not the only state that %{after.name} replaces")
+    return found
+
+
+def states_of(graph: Graph, values: dict[Value, Value]) -> dict[Value, State]:
+    """The states of a graph for a copy of it; `values` says what stands for each value there."""
+    return {values[value]: replace(state) for value, state in graph.states.items() if value in values}
