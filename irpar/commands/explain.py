@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from irpar.output.plan_schema import known_times
+from irpar.output.plan_schema import known_times, over_text
 from irpar.output.tables import (
     headline,
     indented,
@@ -303,7 +303,7 @@ def _print_collective(console: "Console", entry: Entry, value: str, why: str) ->
         times = ", as often as the body that it stands in runs"
     console.print()
     console.print(
-        Text(f"{entry['id']}  {entry['kind']}{reduce} over {','.join(entry['axes'])} ({entry['group_size']} ranks)"),
+        Text(f"{entry['id']}  {entry['kind']}{reduce} over {over_text(entry)} ({entry['group_size']} ranks)"),
         style="bold",
     )
     console.print(

@@ -36,7 +36,7 @@ _ELEMENTS: dict[type, tuple[type, ...]] = {
     Graphs: (Graph,),
     Types: _TYPES,
 }
-_SHARED_IDS = ("Send", "Recv", "Wait")
+_SHARED_IDS = ("Wait",)
 
 
 class VerifyError(IrparError):

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import defs
 
-from irpar.ir import DOMAIN, IRPAR_OPSET
+from irpar.ir import DOMAIN, IRPAR_OPSET, dtype_of_text
 from irpar.ops.collectives import ATTRIBUTES, COLLECTIVES, CollectiveOp
 
 _ALL_TENSORS = sorted(
@@ -43,6 +43,15 @@ def _inference(changing: tuple[str, ...]) -> Callable[[Any], None]:
     return infer
 
 
+def _infer_from_attributes(context: Any) -> None:
+    """The type of a result of no operand, by its attributes dtype and shape."""
+    dtype, shape = context.get_attribute("dtype"), context.get_attribute("shape")
+    known = None if dtype is None else dtype_of_text(dtype.s.decode(errors="replace"))
+    if known is None or shape is None:
+        return
+    context.set_output_type(0, onnx.helper.make_tensor_type_proto(known.value, list(shape.ints)))
+
+
 def _schema(name: str, op: CollectiveOp) -> defs.OpSchema:
     identified = () if op.kind is None else ("id",)
     schema = defs.OpSchema(
@@ -50,18 +59,20 @@ def _schema(name: str, op: CollectiveOp) -> defs.OpSchema:
         DOMAIN,
         IRPAR_OPSET,
         op.does,
-        inputs=[defs.OpSchema.FormalParameter("x", "T", "what this device gives")],
-        outputs=[defs.OpSchema.FormalParameter("y", "T", "what this device gets")],
+        inputs=[defs.OpSchema.FormalParameter("x", "T", "what this device gives")] * op.operands,
+        outputs=[defs.OpSchema.FormalParameter("y", "T", "what this device gets")] * op.results,
         type_constraints=[("T", _ALL_TENSORS, "any tensor")],
         attributes=[
             defs.OpSchema.Attribute(
                 name, getattr(defs.OpSchema.AttrType, known.kind), known.text, required=known.is_required
             )
-            for name in ("axes", *op.dims, *op.others, *identified, *op.uneven)
+            for name in (*(("axes",) if op.over_axes else ()), *op.dims, *op.others, *identified, *op.uneven)
             for known in (ATTRIBUTES[name],)
         ],
     )
-    schema.set_type_and_shape_inference_function(_inference(() if op.kind is None else op.dims))
+    if op.results:
+        infer = _inference(() if op.kind is None else op.dims) if op.operands else _infer_from_attributes
+        schema.set_type_and_shape_inference_function(infer)
     return schema
 
 

@@ -31,8 +31,9 @@ from irpar.ir import (
     dtype_of_text,
     tensor_type,
 )
-from irpar.ops.collectives import KINDS, collective_axes, sends, sent_bytes
+from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_planned, sent_bytes
 from irpar.ops.coords import COORDS
+from irpar.ops.facts import ints_attribute
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .parts import Part
@@ -258,9 +259,10 @@ def collective_entries(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for graph in module.graphs:
         for node in graph.walk():
-            if not sends(node):
+            if not is_planned(node):
                 continue
-            entry = _collective(node, mesh, module.conflicts.get(node.results[0].name))
+            conflict = module.conflicts.get(node.results[0].name) if node.results else None
+            entry = _collective(node, mesh, conflict)
             known = found.setdefault(entry["id"], entry)
             for key in ("bytes", "sent_bytes"):
                 known[key] = max(known[key], entry[key])
@@ -268,14 +270,15 @@ def collective_entries(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
 
 
 def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, Any]:
-    axes = collective_axes(node)
-    operand = node.inputs[0]
+    pairs = ints_attribute(node, "pairs") if node.op_type in POINT_TO_POINT else None
+    axes = () if pairs is not None else collective_axes(node)
+    operand = node.inputs[0] if node.operands else node.result
     return {
         "id": node.attributes["id"],
         "kind": KINDS[node.op_type],
         "reduce": node.attributes.get("reduce"),
         "axes": [str(axis) for axis in axes],
-        "group_size": mesh.group_size(axes),
+        "group_size": mesh.group_size(axes) if pairs is None else len(set(pairs)),
         "dtype": operand.dtype.text,
         "bytes": value_bytes(operand),
         "sent_bytes": sent_bytes(node, mesh),
@@ -284,6 +287,7 @@ def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, 
         "phase": node.phase,
         "reason": node.doc,
         "conflict": None if conflict is None else asdict(conflict),
+        **({} if pairs is None else {"pairs": list(pairs)}),
     }
 
 
@@ -414,7 +418,10 @@ def _contradiction(plan: Plan) -> str | None:
         for spec in (*plan.inputs, *plan.outputs):
             _check_spec(spec, mesh)
         for entry in plan.collectives:
-            if mesh.group_size([Axis.parse(axis) for axis in entry["axes"]]) != entry["group_size"]:
+            if (
+                "pairs" not in entry
+                and mesh.group_size([Axis.parse(axis) for axis in entry["axes"]]) != entry["group_size"]
+            ):
                 return f"collective {entry['id']} joins another number of ranks than its axes"
     except IrparError as error:
         return error.what

@@ -134,6 +134,19 @@ class Collective(TypedDict):
     phase: str | None
     reason: str | None
     conflict: ConflictEntry | None
+    pairs: NotRequired[list[int]]
+
+
+_SHOWN_PAIRS = 4
+
+
+def over_text(entry: Mapping[str, Any]) -> str:
+    """Between which ranks something of plan.json goes: the axes that it runs over, or the ranks, by pairs."""
+    pairs: list[int] = entry.get("pairs", [])
+    listed = [f"{source} to {target}" for source, target in zip(pairs[::2], pairs[1::2], strict=True)]
+    if len(listed) > _SHOWN_PAIRS:
+        listed[_SHOWN_PAIRS - 1 :] = [f"{len(listed) - _SHOWN_PAIRS + 1} more"]
+    return ",".join(entry["axes"]) or f"ranks {', '.join(listed)}"
 
 
 def known_times(entry: Mapping[str, Any]) -> int:

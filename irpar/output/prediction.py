@@ -41,6 +41,8 @@ def predict(
 
 
 def collective_seconds(network: Network, entry: Mapping[str, Any], mesh: Mesh) -> float:
-    """Seconds of one run of a collective of plan.json."""
+    """Seconds of one run of a collective of plan.json; of what goes from rank to rank, those of the busiest source."""
+    if "pairs" in entry:
+        return network.seconds_of_pairs(entry["pairs"], entry["bytes"], mesh) if entry["sent_bytes"] else 0.0
     operand = operand_of_ring_bytes(entry["kind"], entry["group_size"], entry["sent_bytes"])
     return network.seconds(entry["kind"], [Axis.parse(axis) for axis in entry["axes"]], operand, mesh)

@@ -11,7 +11,7 @@ from rich.text import Text
 from irpar.tables.display import ROWS, shortened, table
 from irpar.units import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text
 
-from .plan_schema import known_times
+from .plan_schema import known_times, over_text
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -70,7 +70,7 @@ def collectives_table(plan: "Plan") -> Any:
     )
     alike = _grouped(
         plan.collectives,
-        lambda entry: (entry["kind"], ",".join(entry["axes"]), entry["bytes"], pattern(_reason(entry))),
+        lambda entry: (entry["kind"], over_text(entry), entry["bytes"], pattern(_reason(entry))),
     )
     for (kind, axes, size, _), entries in alike:
         times = sum(known_times(entry) for entry in entries)
@@ -150,7 +150,7 @@ def print_collectives(console: Console, plan: "Plan", more: str) -> None:
         return
     made = table("sent each step", "over", "times", "per device", right=("times", "per device"))
     reasons: dict[str, list[Mapping[str, Any]]] = {}
-    for (kind, axes), entries in _grouped(plan.collectives, lambda entry: (entry["kind"], ",".join(entry["axes"]))):
+    for (kind, axes), entries in _grouped(plan.collectives, lambda entry: (entry["kind"], over_text(entry))):
         times = sum(known_times(entry) for entry in entries)
         sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
         made.add_row(kind, axes, f"{times:,}", bytes_text(sent))

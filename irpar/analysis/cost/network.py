@@ -218,6 +218,18 @@ class Network:
         speed = self.links[self.link_between(first, second)].speed_of("permute")
         return speed.latency + size / speed.bandwidth
 
+    def seconds_of_pairs(self, pairs: Sequence[int], size: int, mesh: Mesh) -> float:
+        """Seconds until all of some pairs of ranks (sources and targets in turn) have sent and got `size` bytes.
+
+        A source sends to one target after the other; sources send at once.
+        """
+        devices = mesh.devices or range(mesh.size)
+        of_source: dict[int, float] = {}
+        for source, target in zip(pairs[::2], pairs[1::2], strict=True):
+            seconds = self.seconds_between(devices[source], devices[target], size)
+            of_source[source] = of_source.get(source, self.launch) + seconds
+        return max(of_source.values(), default=0.0)
+
     # -- which links -----------------------------------------------------------------------------------------------
 
     def levels(self, axes: tuple[Axis, ...], mesh: Mesh) -> tuple[Level, ...]:

@@ -30,6 +30,8 @@ _MOST_WHOLE = 256 << 10
 needs all of it: with more, parts are quicker."""
 _MOST_PARTLY = 48 << 10
 """As `_MOST_WHOLE`, where members need parts of it."""
+_Place = tuple[int, int] | None
+"""Run and channel of a post; None: it is a message."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FLUSH_SECONDS = 5.0
@@ -61,7 +63,7 @@ class Traffic:
         self._kept: dict[tuple[Transfer, int, int, int], int] = {}
         self._inbox: dict[int, deque[bytes | bytearray]] = {peer: deque() for peer in peers}
         self._posted: defaultdict[tuple[int, int, int], deque[bytes | bytearray]] = defaultdict(deque)
-        self._coming: dict[int, tuple[bytearray, deque[bytes | bytearray]]] = {}
+        self._coming: dict[int, tuple[bytearray, _Place]] = {}
         self._came_bytes: dict[int, int] = {}
 
     # -- collectives --------------------------------------------------------------------------------------------
@@ -262,26 +264,30 @@ class Traffic:
         self._slots.free(numbers[0])
 
     def _take_message(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
-        self._take_bytes(peer, flag, numbers[0], payload, self._inbox[peer])
+        self._take_bytes(peer, flag, numbers[0], payload, None)
 
     def _take_post(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
-        self._take_bytes(peer, flag, numbers[0], payload, self._posted[peer, numbers[1], numbers[2]])
+        self._take_bytes(peer, flag, numbers[0], payload, numbers[1:])
 
-    def _take_bytes(self, peer: int, flag: int, size: int, payload: memoryview, into: deque[bytes | bytearray]) -> None:
+    def _take_bytes(self, peer: int, flag: int, size: int, payload: memoryview, place: "_Place") -> None:
         if flag:
-            into.append(bytes(payload))
+            self._keep(peer, place, bytes(payload))
         else:
-            self._coming[peer], self._came_bytes[peer] = (bytearray(size), into), 0
+            self._coming[peer], self._came_bytes[peer] = (bytearray(size), place), 0
+
+    def _keep(self, peer: int, place: "_Place", content: bytes | bytearray) -> None:
+        """All of a message or a post has come."""
+        (self._inbox[peer] if place is None else self._posted[peer, *place]).append(content)
 
     def _take_chunk(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         slot, nbytes, _ = numbers
-        (coming, into), first = self._coming[peer], self._came_bytes[peer]
+        (coming, place), first = self._coming[peer], self._came_bytes[peer]
         coming[first : first + nbytes] = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data
         self._came_bytes[peer] = first + nbytes
         self._streams.send(peer, _FREE, 0, (slot, 0, 0))
         if first + nbytes == len(coming):
             del self._coming[peer]
-            into.append(coming)
+            self._keep(peer, place, coming)
 
 
 _TAKE = (

@@ -138,7 +138,10 @@ class WiredGroup(SpmdGroup):
             has_come = self.control.wait(lambda: [] if posted else [rank], self.seconds)
         if not has_come:
             raise self._gave_up(call, [rank])
-        return posted.popleft()
+        content = posted.popleft()
+        if not posted:
+            del self.control.peers[rank].posted[self.runs, channel]
+        return content
 
     def send(self, rank: int, message: bytes) -> None:
         """See `Messenger.send`."""
