@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from irpar.ir import dtype_of_numpy
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group
 from irpar.sharding import Axis, Mesh
 
@@ -19,7 +20,7 @@ Array = np.ndarray[Any, Any]
 SECONDS = 30.0
 """How long a rank waits for others at a collective."""
 
-KINDS = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "CollectivePermute", "Broadcast")
+KINDS = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "CollectivePermute", "Broadcast", "Send", "Recv")
 
 _MOVED = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
@@ -126,6 +127,21 @@ def collectives(mesh: Mesh) -> Iterator[tuple[Collective, list[Array]]]:
             places = [mesh.position(mesh.coords(rank), axes) for rank in range(mesh.size)]
             operands = [_numbers(random, shapes[place], dtype) for place in places]
             yield Collective(id=number, axes=axes, **settings), operands
+    for dtype in _MOVED:
+        yield from _from_rank_to_rank(random, mesh.size, number + 1, dtype)
+        number += 2
+
+
+def _from_rank_to_rank(
+    random: np.random.Generator, size: int, number: int, dtype: Any
+) -> Iterator[tuple[Collective, list[Array]]]:
+    """A Send to the next rank, the last one to the first, and its Recv."""
+    pairs = tuple(place for one in range(size) for place in (one, (one + 1) % size))
+    operands = [_numbers(random, (size * 2, 3), dtype) for _ in range(size)]
+    yield Collective("Send", number, (), pairs=pairs), operands
+    text = dtype_of_numpy(np.dtype(dtype)).text
+    taken = Collective("Recv", number + 1, (), pairs=pairs, dtype=text, shape=operands[0].shape)
+    yield taken, [taken.blank() for _ in range(size)]
 
 
 def _kinds(size: int) -> Iterator[tuple[dict[str, Any], list[tuple[int, ...]], Any]]:

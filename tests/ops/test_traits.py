@@ -11,7 +11,7 @@ from irpar.analysis.cost.device import Device, node_seconds
 from irpar.ir import DOMAIN, Node, parse_module
 from irpar.kernels import registry
 from irpar.ops import OpDef, define, definitions
-from irpar.ops.collectives import FREE, KINDS, STARTED, WAIT
+from irpar.ops.collectives import FREE, KINDS, POINT_TO_POINT, STARTED, WAIT
 from irpar.ops.effects import draws_random_numbers, is_communication, is_compute, is_deterministic
 from irpar.ops.elementwise import rule_broadcast, same_type
 from irpar.ops.op_def import DEFINITIONS, traits_of_operator
@@ -82,7 +82,8 @@ def test_what_nobody_knows_in_our_domain_may_be_waited_for() -> None:
 @pytest.mark.parametrize("name", [*KINDS, *sorted(FREE), *STARTED, WAIT])
 def test_traits_of_collectives(name: str) -> None:
     known = traits_of_operator(DOMAIN, name)
-    assert known.collective == (name in KINDS or name in FREE)
+    assert known.collective == ((name in KINDS or name in FREE) and name not in POINT_TO_POINT)
+    assert known.point_to_point == (name in POINT_TO_POINT)
     assert known.communicates == (name not in FREE)
     assert known.starts == (name in STARTED)
     assert known.waits == (name == WAIT)

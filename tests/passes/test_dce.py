@@ -135,7 +135,8 @@ def test_sends_and_receives_stay_collectives_of_one_program_go(check_golden):
         """
         mesh @m = ["tp"=2]
         graph local @g(%x: f32[4] of [8@tp]) -> (%y) opset 21 ranks [0, 1] {
-          %s = irpar.Send(%x) {axes=["tp"], id=0} : f32[4] of [8@tp]
+          irpar.Send(%x) {channel=0, pairs=[0, 1], id=0}
+          %s = irpar.Recv() {channel=0, pairs=[0, 1], dtype="f32", shape=[4], id=2} : f32[4] of [8@tp]
           %r = irpar.AllGather(%x) {axes=["tp"], dim=0, id=1} : f32[8] of [8] replicated
           %y = Neg(%x) : f32[4] of [8@tp]
         }
@@ -143,7 +144,8 @@ def test_sends_and_receives_stay_collectives_of_one_program_go(check_golden):
         """
         mesh @m = ["tp"=2]
         graph local @g(%x: f32[4] of [8@tp]) -> (%y) opset 21 ranks [0, 1] {
-          %s = irpar.Send(%x) {axes=["tp"], id=0} : f32[4] of [8@tp]
+          irpar.Send(%x) {channel=0, pairs=[0, 1], id=0}
+          %s = irpar.Recv() {channel=0, pairs=[0, 1], dtype="f32", shape=[4], id=2} : f32[4] of [8@tp]
           %y = Neg(%x) : f32[4] of [8@tp]
         }
         """,

@@ -20,6 +20,7 @@ from . import (
     broadcast,
     make_partial,
     permute,
+    point_to_point,
     reduce_scatter,
 )
 from .checks import problems_of
@@ -53,6 +54,8 @@ COLLECTIVES: Mapping[str, CollectiveOp] = {
     "AllToAll": all_to_all.RECORD,
     "CollectivePermute": permute.RECORD,
     "Broadcast": broadcast.RECORD,
+    "Send": point_to_point.SEND,
+    "Recv": point_to_point.RECV,
     "AllSlice": all_slice.RECORD,
     "MakePartial": make_partial.RECORD,
 }

@@ -36,6 +36,8 @@ class Settings:
         sizes: block sizes along `dim` where they differ.
         split_sizes, concat_sizes: block sizes of AllToAll where they differ.
         shapes: shapes of the operands of CollectivePermute where they differ, one after the other.
+        channel: what Send sends, Recv takes by the same number; their `pairs` are of ranks.
+        dtype, shape: what Recv takes.
         label: what messages call it: its source, the operand, the reason.
     """
 
@@ -52,6 +54,9 @@ class Settings:
     split_sizes: tuple[int, ...] | None = None
     concat_sizes: tuple[int, ...] | None = None
     shapes: tuple[int, ...] | None = None
+    channel: int = 0
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
     label: str = field(default="", compare=False)
 
 
@@ -76,7 +81,10 @@ ATTRIBUTES: Mapping[str, Attribute] = {
     "dim": Attribute("INT", True, "the dim that is gathered, scattered or sliced"),
     "split_dim": Attribute("INT", True, "the dim whose blocks are sent"),
     "concat_dim": Attribute("INT", True, "the dim along which received blocks are joined"),
-    "pairs": Attribute("INTS", True, "source and target positions in the group, in turn"),
+    "pairs": Attribute("INTS", True, "source and target positions in the group (of Send and Recv: ranks), in turn"),
+    "channel": Attribute("INT", True, "what a Send sends, the Recv of the same channel takes"),
+    "dtype": Attribute("STRING", True, "dtype of what is taken, as irpar's text has it, such as f32"),
+    "shape": Attribute("INTS", True, "shape of what is taken"),
     "shapes": Attribute("INTS", False, "shapes of the members' operands, one after the other, where they differ"),
     "root": Attribute("INT", True, "position in the group"),
     "sizes": Attribute("INTS", False, "block size of each member along dim, where they differ"),

@@ -23,6 +23,7 @@ from tests.patience import slowness
 from ..programs import MLP, mlp_input, mlp_reference, mlp_weights, module
 from .collective_cases import cases, check
 from .hosts_group import HostsGroup
+from .pair_cases import exchange_pairs
 
 TOLERANCES = {
     "nccl": {
@@ -101,6 +102,22 @@ def on_device(operand: np.ndarray) -> Any:
         return cupy.asarray(operand)
     except (ValueError, TypeError):  # A dtype that there are no device arrays of.
         return operand
+
+
+def pairs(name: str, mesh_text: str, seed: str, rows: str) -> None:
+    """Tensors from rank to rank; then the last rank takes what nobody sends."""
+    mesh = Mesh.parse(mesh_text)
+    group = join(name, mesh)
+    (rank,) = group.ranks
+    count = exchange_pairs(group, rank, mesh, 24, int(seed), int(rows))
+    print(f"{count} are right", flush=True)
+    if rank == mesh.size - 1:
+        group.seconds = 1.0
+        called = Collective("Recv", 99, (), pairs=(0, rank), channel=7, dtype="f32", shape=(2,))
+        group.exchange({rank: Call(rank, mesh.coords(rank), called, called.blank())})
+    elif not rank:
+        time.sleep(4 * slowness())
+    group.close()
 
 
 def messages(name: str, size: str) -> None:
@@ -339,7 +356,7 @@ def come(group: Any, call: Call) -> None:
 SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
     for scenario in (
-        *(collectives, messages, twice, latency),
+        *(collectives, pairs, messages, twice, latency),
         *(mlp, idle, forked, unserved, partitions),
         *(start, crossed, unlike),
     )

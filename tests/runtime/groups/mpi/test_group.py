@@ -63,6 +63,12 @@ def test_all_kinds_have_the_bits_of_threads(library: Library, mesh: str, how: tu
     assert ended.out.count("collectives are right") == count
 
 
+def test_tensors_go_from_rank_to_rank_and_a_missing_one_is_told_in_time(library: Library) -> None:
+    ended = library.run(3, MPI_PROGRAMS, "chunked", "100000", "pairs", "x=3", "0", "400")
+    assert ended.out.count("24 are right") == 3, ended.err
+    check_failed(ended, "rank 0 (x=0) did not come to collective 99 in 1 s", "Recv id=99 with f32[2]")
+
+
 def test_messages_of_any_size(library: Library) -> None:
     ended = library.run(3, MPI_PROGRAMS, "chunked", "100000", "messages", "3000001")
     assert ended.code == 0, ended.err
