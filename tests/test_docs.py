@@ -405,6 +405,17 @@ def test_the_network_of_the_page(tmp_path: Path) -> None:
     assert [str(axis) for axis in gathers] == ["x", "y"]
 
 
+def test_the_command_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = code("adding-a-command.md", "python")
+    names = {"__name__": "irpar.commands.count", "__package__": "irpar.commands"}
+    exec(program, names)
+    models.save(tmp_path / "mlp.onnx", "mlp")
+    names["count_command"](tmp_path / "mlp.onnx")  # type: ignore[operator]
+    assert re.search(r"^MatMul +2$", capsys.readouterr().out, re.MULTILINE)
+    names["count_command"](tmp_path / "mlp.onnx", as_json=True)  # type: ignore[operator]
+    assert json.loads(capsys.readouterr().out)["MatMul"] == 2
+
+
 def test_the_command_for_ring_attention_works_when_copied(tmp_path: Path) -> None:
     (script,) = (block for block in code("passes.md", "sh") if "memory-mb=0" in block)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
