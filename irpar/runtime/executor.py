@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from irpar.output.plan import Plan
 from irpar.sharding import IrparError, Mesh, option, spelled
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
-from .engines.base import CompiledSegment, EngineSettings, make_engine
+from .engines.base import EngineSettings, make_engine
 from .errors import EngineError, ProgramError, RunError
 from .groups import Call, Group, Messenger, make_group, rank_text
 from .held_state import HeldState, first_states, state_specs
@@ -33,6 +32,7 @@ from .memory import run_bytes
 from .prepared import Prepared, Preparer, check_parts, holds
 from .rank_state import RankState
 from .specs import check_inputs, input_specs, output_specs, with_fixed
+from .tape import ComputeStep
 
 PARALLEL_SECONDS = 2e-4
 """Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
@@ -126,7 +126,6 @@ class Executor:
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
-        self._seconds: WeakKeyDictionary[CompiledSegment, float] = WeakKeyDictionary()
         self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
         others = [rank for rank in range(mesh.size) if rank not in ranks]
         self._driver = Driver(self._messenger, others) if self.is_driver and others else None
@@ -446,27 +445,39 @@ class Executor:
     def _lockstep(self, states: Sequence[RankState]) -> None:
         """Compute up to the next collective on every rank, execute those that are complete, and so on."""
         self._group.begin_run()
-        waiting: dict[int, Call] = {}
         of_rank = {state.rank: state for state in states}
+        waiting: dict[int, Call] = {}
+        going = list(states)
         while True:
-            while computing := [state for state in states if state.rank not in waiting and state.compute is not None]:
+            computing = [state for state in going if type(state.step) is ComputeStep]
+            while computing:
                 self._compute(computing)
-            for state in states:
-                if state.rank not in waiting and state.step is not None:
+                computing = [state for state in computing if type(state.step) is ComputeStep]
+            for state in going:
+                if state.step is not None:
                     waiting[state.rank] = state.call()
             if not waiting:
                 return
+            going = []
             for rank, result in self._group.exchange(waiting).items():
                 self.log.add(waiting.pop(rank))
-                of_rank[rank].receive(result)
+                state = of_rank[rank]
+                state.receive(result)
+                going.append(state)
 
     def _compute(self, states: Sequence[RankState]) -> None:
         """Run the segment that each rank has come to, on threads where the segments are long enough."""
-        if self._pool is None or len(states) < 2 or not self._is_long(states):
-            for state in states:
-                self._run_segment(state)
+        if self._pool is not None and len(states) > 1 and any(map(_is_long, states)):
+            self._compute_on_threads(states, self._pool)
             return
-        futures = [self._pool.submit(self._run_segment, state) for state in states[1:]]
+        for state in states:
+            try:
+                state.compute_step()
+            except Exception as error:
+                raise self._rank_error(state, error) from error
+
+    def _compute_on_threads(self, states: Sequence[RankState], pool: ThreadPoolExecutor) -> None:
+        futures = [pool.submit(self._run_segment, state) for state in states[1:]]
         errors: list[BaseException | None] = []
         try:
             self._run_segment(states[0])
@@ -478,25 +489,22 @@ class Executor:
             if failed is not None:
                 raise failed
 
-    def _is_long(self, states: Sequence[RankState]) -> bool:
-        known = self._seconds
-        return any(known.get(state.compiled, PARALLEL_SECONDS) >= PARALLEL_SECONDS for state in states)
-
     def _run_segment(self, state: RankState) -> None:
+        """Run the segment that a rank has come to, and note how long it took."""
+        step = state.step
+        assert type(step) is ComputeStep
         start = time.perf_counter()
-        compiled = state.compiled
         try:
             state.compute_step()
         except Exception as error:
             raise self._rank_error(state, error) from error
-        seconds = time.perf_counter() - start
         # The shortest time seen: a thread that waited for a core says little about the segment.
-        self._seconds[compiled] = min(seconds, self._seconds.get(compiled, seconds))
+        step.seconds = min(time.perf_counter() - start, step.seconds)
 
     def _rank_error(self, state: RankState, error: Exception) -> RunError:
         who = rank_text(self.mesh, state.rank)
-        step = state.compute
-        label = step.segment.label if step is not None else ""
+        step = state.step
+        label = step.segment.label if isinstance(step, ComputeStep) else ""
         if isinstance(error, IrparError):
             do = error.do or _check_original()
             return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=do)
@@ -552,6 +560,11 @@ class Executor:
                     f"parts {self.parts[0].index} and {part.index} have different inputs or outputs",
                     do="partition the model again",
                 )
+
+
+def _is_long(state: RankState) -> bool:
+    """Whether the segment that a rank has come to may take long; the first time nobody knows."""
+    return state.step.seconds >= PARALLEL_SECONDS  # type: ignore[union-attr]  # The callers know that it is one.
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from irpar.ir import dtype_of_numpy
 from irpar.ops.collectives import KINDS
 
-from .groups.base import Call
+from .groups.base import Call, Collective
 
 
 class Record(NamedTuple):
@@ -31,17 +33,25 @@ class CollectiveLog:
     """Records in order of execution; the groups of one collective make one record together."""
 
     def __init__(self) -> None:
+        self._calls: list[tuple[int, Collective, np.dtype[Any], int]] = []
+        """What was added and is no record yet: ranks that run have no time for it."""
         self._records: list[Record] = []
         self._times: dict[tuple[int, int], int] = {}
         self._places: dict[tuple[int, int], int] = {}
 
     def add(self, call: Call) -> None:
         """Note that a rank took part in a collective."""
-        collective, operand = call.collective, call.operand
-        dtype = dtype_of_numpy(operand.dtype)
-        axes = tuple(map(str, collective.axes))
-        size = dtype.nbytes(operand.size)
-        self._add(call.rank, Record(collective.id, KINDS[collective.kind], str(dtype), size, axes))
+        operand = call.operand
+        self._calls.append((call.rank, call.collective, operand.dtype, operand.size))
+
+    def _settled(self) -> list[Record]:
+        """The records, those of all that was added."""
+        calls, self._calls = self._calls, []
+        for rank, collective, found, size in calls:
+            dtype = dtype_of_numpy(found)
+            axes = tuple(map(str, collective.axes))
+            self._add(rank, Record(collective.id, KINDS[collective.kind], str(dtype), dtype.nbytes(size), axes))
+        return self._records
 
     def _add(self, rank: int, record: Record) -> None:
         time = self._times.get((rank, record.id), 0)
@@ -55,24 +65,25 @@ class CollectiveLog:
 
     def extend(self, rank: int, records: Iterable[Sequence[Any]]) -> None:
         """Add what another process logged of a rank; as an iteration over its log gave it."""
+        self._settled()
         for id_, kind, dtype, size, axes in records:
             self._add(rank, Record(id_, kind, dtype, size, tuple(axes)))
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._records)
+        return iter(self._settled())
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._settled())
 
     def __getitem__(self, index: int) -> Record:
-        return self._records[index]
+        return self._settled()[index]
 
     def differences(self, plan: Sequence[Mapping[str, Any]]) -> list[str]:
         """How the log differs from the `collectives` of plan.json, a line each; empty where they agree."""
         found = []
         counts: dict[int, int] = {}
         planned = {entry["id"]: entry for entry in plan}
-        for record in self._records:
+        for record in self._settled():
             counts[record.id] = counts.get(record.id, 0) + 1
             entry = planned.get(record.id)
             if entry is None:

@@ -1,6 +1,6 @@
 """Programs compiled for the parts that run them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Graph, Node, Value
@@ -13,18 +13,19 @@ from .instructions import Program, Segment
 from .layout import TensorSpec
 from .program import build_program
 from .specs import spec_of
+from .tape import Tape
 
 Key = tuple[int, tuple[Node, ...], tuple[Value, ...]]
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedPart:
-    """A part with its program, and the program's segments compiled."""
+    """A part with its program, and that made ready to run."""
 
     part: Part
     program: Program
     constants: Constants
-    compiled: Mapping[Segment, CompiledSegment]
+    tape: Tape
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class Preparer:
                 extra = [values[part.graph] for values in fetched.values() if part.graph in values]
                 program = programs[part.graph] = build_program(part.graph, extra)
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
-            parts.append(PreparedPart(part, program, constants, compiled))
+            parts.append(PreparedPart(part, program, constants, Tape(program, compiled)))
         return Prepared(tuple(parts), fetched)
 
     def _compile(

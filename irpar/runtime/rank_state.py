@@ -1,6 +1,6 @@
 """Where one rank is in its program, and what it holds."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +9,12 @@ from irpar.ir import Node, Value, tensor_type
 from irpar.ops.coords import COORDS
 
 from .engines.arrays import Arrays
-from .engines.base import CompiledSegment
 from .engines.control_flow import TRIPS, Trip, Trips
 from .errors import NodeError, RunError
 from .groups import Call
-from .instructions import Bodies, Communicate, Compute, Free, Program, Start, Wait
 from .prepared import PreparedPart
 from .specs import program_inputs
+from .tape import BodiesStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
 
 
 class RankState:
@@ -36,27 +35,22 @@ class RankState:
         self.rank = rank
         self.coords = coords
         self.graph = prepared.part.graph
-        self._prepared = prepared
+        self._constants = prepared.constants
         self._start_call = start_call
         self._arrays = arrays
-        self._values: dict[Value, Any] = {}
-        self._steps = self._walk(prepared.program)
-        self.step: Compute | Communicate | Wait | None = None
-
-    @property
-    def compute(self) -> Compute | None:
-        """The step that comes next, where it is a segment."""
-        return self.step if isinstance(self.step, Compute) else None
-
-    @property
-    def compiled(self) -> CompiledSegment:
-        """The compiled segment that comes next."""
-        assert isinstance(self.step, Compute)
-        return self._prepared.compiled[self.step.segment]
+        self._places = prepared.tape.places
+        self._values: list[Any] = [None] * len(self._places)
+        self._steps = self._walk(prepared.tape.steps)
+        self.step: ComputeStep | CommunicateStep | WaitStep | None = None
 
     def read(self, value: Value) -> Any:
         """A value that the rank holds."""
-        return self._prepared.constants.array(value) if value.is_constant else self._values[value]
+        return self._constants.array(value) if value.is_constant else self._values[self._places[value]]
+
+    def held(self) -> dict[Value, Any]:
+        """All values that the rank holds."""
+        held = ((value, self._values[place]) for value, place in self._places.items())
+        return {value: array for value, array in held if array is not None}
 
     def read_on_host(self, value: Value) -> Any:
         """A value that the rank holds: a numpy array, a list of them, or None."""
@@ -76,66 +70,79 @@ class RankState:
                     f"the block of {name} on rank {self.rank} is {list(block.shape)}, the program takes {type_}",
                     do="partition the model again",
                 )
-            self._values[value] = block
+            self._values[self._places[value]] = block
         for value in self.graph.inputs:
             if value.name == COORDS:
-                self._values[value] = np.asarray(self.coords, np.int64)
+                self._values[self._places[value]] = np.asarray(self.coords, np.int64)
         self.step = next(self._steps, None)
 
     def compute_step(self) -> None:
         """Run the segment that comes next."""
-        step = self.compute
-        assert step is not None
-        inputs = [self._values[value] for value in step.segment.inputs]
-        results = self.compiled.run(inputs, self.rank)
-        self._values.update(zip(step.segment.outputs, results, strict=True))
+        step, values = self.step, self._values
+        assert isinstance(step, ComputeStep)
+        results = step.run([values[place] for place in step.inputs], self.rank)
+        for place, result in zip(step.outputs, results, strict=True):
+            values[place] = result
         self.step = next(self._steps, None)
 
     def call(self) -> Call:
         """The collective that comes next, or is waited for next, with this rank's operand."""
         step = self.step
-        if isinstance(step, Wait):
+        if isinstance(step, WaitStep):
             started: Call = self._values[step.inflight]
             return started
-        assert isinstance(step, Communicate)
-        operand = step.collective.blank() if step.operand is None else self.read(step.operand)
+        assert isinstance(step, CommunicateStep)
+        return self._call(step)
+
+    def _call(self, step: CommunicateStep | StartStep) -> Call:
+        if step.operand is not None:
+            operand = self._values[step.operand]
+        elif step.constant is not None:
+            operand = self._constants.array(step.constant)
+        else:
+            operand = step.collective.blank()
         return Call(self.rank, self.coords, step.collective, self._arrays.operand(operand))
 
     def receive(self, result: Any) -> None:
         """Take the result of that collective."""
         step = self.step
-        assert isinstance(step, Communicate | Wait)
+        assert isinstance(step, CommunicateStep | WaitStep)
         if step.result is not None:
             self._values[step.result] = result
         self.step = next(self._steps, None)
 
-    def _walk(self, program: Program) -> Iterator[Compute | Communicate | Wait]:
-        """The steps of a program, those of bodies as often as these run; each has been done when the next is asked."""
-        for step in program.instructions:
-            if isinstance(step, Free):
-                for value in step.values:
-                    self._values.pop(value, None)
-            elif isinstance(step, Bodies):
-                yield from self._bodies(step)
-            elif isinstance(step, Start):
-                call = Call(self.rank, self.coords, step.collective, self._arrays.operand(self.read(step.operand)))
+    def _walk(self, steps: Iterable[Step]) -> Iterator[ComputeStep | CommunicateStep | WaitStep]:
+        """The steps, those of bodies as often as these run; each has been done when the next is asked."""
+        values = self._values
+        for step in steps:
+            if isinstance(step, StartStep):
+                values[step.result] = call = self._call(step)
                 self._start_call(call)
-                self._values[step.result] = call
+            elif isinstance(step, BodiesStep):
+                yield from self._bodies(step)
             else:
                 yield step
+            for place in step.frees:
+                values[place] = None
 
-    def _bodies(self, step: Bodies) -> Iterator[Compute | Communicate | Wait]:
+    def _write(self, values: Iterable[Value], arrays: Iterable[Any]) -> None:
+        for value, array in zip(values, arrays, strict=True):
+            self._values[self._places[value]] = array
+
+    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CommunicateStep | WaitStep]:
         operands = [None if value is None else self.read(value) for value in step.node.operands]
         trips = TRIPS[step.node.op_type](step.node, operands, self._arrays)
         asked = _next_trip(trips, step.node, None)
         while isinstance(asked, Trip):
-            self._values.update(zip(asked.body.inputs, asked.inputs, strict=True))
+            self._write(asked.body.inputs, asked.inputs)
             yield from self._walk(step.bodies[asked.body])
             asked = _next_trip(trips, step.node, [self.read(value) for value in asked.body.outputs])
         for body in step.bodies:
-            for value in (*body.inputs, *(output for output in body.outputs if output.owner is body)):
-                self._values.pop(value, None)
-        self._values.update(zip(step.node.results, asked, strict=True))
+            own = [*body.inputs, *(output for output in body.outputs if output.owner is body)]
+            for value in own:
+                if not value.is_constant:
+                    self._values[self._places[value]] = None
+        self._write(step.node.results, asked)
 
 
 def _next_trip(trips: Trips, node: Node, results: Sequence[Any] | None) -> Trip | Sequence[Any]:

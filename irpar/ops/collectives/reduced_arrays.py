@@ -1,6 +1,7 @@
 """Element-wise reduction over arrays of several ranks, in one fixed order."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,14 +40,14 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
     first = arrays[0]
     if len(arrays) == 1:
         return first
-    compute = operation(first.dtype, reduction)
-    kind = dtype_of_numpy(first.dtype)
-    wide = np.dtype(np.float32) if kind.is_float and first.dtype.itemsize < 4 else first.dtype
-    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    compute, wide = _operation(first.dtype, reduction)
+    is_wide = wide == first.dtype
     if result is None:
         result = np.empty(first.shape, first.dtype)
+    if is_wide and first.size <= _CHUNK:
+        return _reduce_small(compute, arrays, result)
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     target = result.reshape(-1)
-    is_wide = wide == first.dtype
     with np.errstate(all="ignore"):
         for start in range(0, first.size, _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -58,6 +59,25 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
             if not is_wide:
                 target[part] = total.astype(first.dtype, copy=False)
     return result
+
+
+@np.errstate(all="ignore")  # Quicker than `with`, which takes longer than a small sum.
+def _reduce_small(compute: Callable[..., Array], arrays: Sequence[Array], result: Array) -> Array:
+    compute(arrays[0], arrays[1], out=result)
+    for array in arrays[2:]:
+        compute(result, array, out=result)
+    return result
+
+
+@cache
+def _operation(dtype: np.dtype[Any], reduction: Reduction) -> tuple[Callable[..., Array], np.dtype[Any]]:
+    """What reduces arrays of a dtype, and the dtype in which it does.
+
+    Raises:
+        ValueError: the dtype has no such reduction.
+    """
+    is_narrow = dtype_of_numpy(dtype).is_float and dtype.itemsize < 4
+    return operation(dtype, reduction), np.dtype(np.float32) if is_narrow else dtype
 
 
 def operation(dtype: np.dtype[Any], reduction: Reduction) -> Callable[..., Array]:

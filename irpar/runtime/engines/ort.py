@@ -41,6 +41,7 @@ from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
 from .ort_batch_norm import trains, write_out
+from .ort_bindings import Bindings, are_small
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .ort_versions import ALWAYS_LOADED, newest_opset
 from .sequences import SEQUENCE_OPS
@@ -95,7 +96,7 @@ class OrtEngine:
         if self._shares_arena:
             register_arena()
             options.add_session_config_entry("session.use_env_allocators", "1")
-        values = weights.enter(options)
+        entered = weights.enter(options)
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(),
@@ -106,9 +107,11 @@ class OrtEngine:
         except Exception as error:
             raise _refusal(error, segment) from error
         finally:
-            del values  # ONNX Runtime has copied them.
-        kind = OrtSegment if all(map(_is_plain, (*segment.inputs, *segment.outputs))) else ValueSegment
-        return kind(session, segment)
+            del entered  # ONNX Runtime has copied them.
+        values = (*segment.inputs, *segment.outputs)
+        if not all(map(_is_plain, values)):
+            return ValueSegment(session, segment)
+        return BoundSegment(session, segment) if are_small(values) else OrtSegment(session, segment)
 
 
 @cache
@@ -404,6 +407,28 @@ class OrtSegment:
             return self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))  # type: ignore[no-any-return]
         except Exception as error:
             raise _failure(error, self._segment) from error
+
+
+class BoundSegment(OrtSegment):
+    """A session of a few small tensors, into and out of buffers that are bound once: copies cost less than binding."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
+        super().__init__(session, segment)
+        self._bindings = Bindings(session, segment)
+        self._compute = session.run_with_iobinding
+
+    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+        """Compute the segment's outputs; see `CompiledSegment.run`."""
+        buffers = self._bindings.of_thread()
+        for array, (buffer, shape, dtype) in zip(inputs, buffers.inputs, strict=True):
+            if array.shape != shape or array.dtype != dtype:
+                return super().run(inputs, rank)
+            buffer[...] = array
+        try:
+            self._compute(buffers.binding)
+        except Exception as error:
+            raise _failure(error, self._segment) from error
+        return [buffer.copy() for buffer in buffers.outputs]
 
 
 class ValueSegment(OrtSegment):

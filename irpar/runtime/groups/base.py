@@ -111,7 +111,7 @@ def _label(node: Node) -> str:
     return f"{text}: {node.doc}" if node.doc else text
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """A rank that has come to a collective, with its operand."""
 

@@ -5,15 +5,21 @@ A result that is equal on all members of a group is one array, which they share;
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
 
 from irpar.ops.collectives.record import Partners
 from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError
-from .base import Array, Call, difference_of
+from .base import Array, Call, Collective, difference_of
 from .results import EXECUTED, execute
 from .wire.header import CORRECT_PART, ELSEWHERE, ONE_PARTITION, mismatch
+
+_Met = tuple[Collective, np.dtype[Any], tuple[int, ...]]
+_MOST_KNOWN = 100_000
+"""Meetings that a group remembers to be right; a program has fewer."""
 
 
 class ThreadGroup:
@@ -27,6 +33,8 @@ class ThreadGroup:
         self._groups: dict[tuple[Axis, ...], dict[int, list[int]]] = {}
         self._posted: defaultdict[tuple[int, int, int], deque[Call]] = defaultdict(deque)
         """By source, target and channel."""
+        self._known: dict[tuple[int, int], tuple[list[int], list[_Met]]] = {}
+        """By collective and the first member that comes: the members, and what they came with where that was right."""
 
     @classmethod
     def join(cls, mesh: Mesh, seconds: float) -> Self:
@@ -46,16 +54,25 @@ class ThreadGroup:
         for rank, call in waiting.items():
             if rank in done:
                 continue
-            partners = call.collective.partners(rank)
-            if partners is not None:
-                if (result := self._exchange_one(call, partners)) is not None:
-                    done[rank] = result
-                continue
-            members = self._members(call.collective.axes, rank)
+            collective = call.collective
+            known = self._known.get((id(collective), rank))
+            if known is None:
+                partners = collective.partners(rank)
+                if partners is not None:
+                    if (result := self._exchange_one(call, partners)) is not None:
+                        done[rank] = result
+                    continue
+                known = self._members(collective.axes, rank), []
+            members, right = known
             calls = [waiting[member] for member in members if member in waiting]
-            if len(calls) < len(members) or any(other.collective.id != call.collective.id for other in calls):
-                continue  # Some member is at another collective first; it may come to this one later.
-            self._check(calls)
+            met = [(other.collective, other.operand.dtype, other.operand.shape) for other in calls]
+            if met != right:
+                if len(calls) < len(members) or any(other.collective.id != collective.id for other in calls):
+                    continue  # Some member is at another collective first; it may come to this one later.
+                self._check(calls)
+                if len(self._known) > _MOST_KNOWN:
+                    self._known.clear()
+                self._known[id(collective), rank] = members, met
             try:
                 results = self.execute(calls)
             except ValueError as error:

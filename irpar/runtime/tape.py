@@ -1,0 +1,127 @@
+"""A program made ready to run: what an instruction touches stands in numbered places of a list, found once."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from irpar.ir import Graph, Node, Value
+
+from .engines.base import CompiledSegment
+from .groups.base import Collective
+from .instructions import Bodies, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
+
+Places = tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class ComputeStep:
+    """Run a segment.
+
+    Attributes:
+        segment: that.
+        run: its compiled form.
+        inputs, outputs: the places of what it takes and gives.
+        frees: the places that are empty after it, as in all steps.
+        seconds: the shortest time that it took.
+    """
+
+    segment: Segment
+    run: Callable[[Sequence[Any], int], list[Any]]
+    inputs: Places
+    outputs: Places
+    frees: Places = ()
+    seconds: float = field(default=float("inf"))
+
+
+@dataclass(eq=False, slots=True)
+class CommunicateStep:
+    """Execute a collective; its operand is a constant, in a place, or nowhere (None)."""
+
+    collective: Collective
+    operand: int | None
+    constant: Value | None
+    result: int | None
+    frees: Places = ()
+
+
+@dataclass(eq=False, slots=True)
+class StartStep:
+    """Let a collective begin."""
+
+    collective: Collective
+    operand: int | None
+    constant: Value | None
+    result: int
+    frees: Places = ()
+
+
+@dataclass(eq=False, slots=True)
+class WaitStep:
+    """Wait for a collective that was started."""
+
+    inflight: int
+    result: int
+    frees: Places = ()
+
+
+@dataclass(eq=False, slots=True)
+class BodiesStep:
+    """Run a node whose bodies communicate, trip by trip."""
+
+    node: Node
+    bodies: "Mapping[Graph, tuple[Step, ...]]"
+    frees: Places = ()
+
+
+Step = ComputeStep | CommunicateStep | StartStep | WaitStep | BodiesStep
+
+
+class Tape:
+    """The steps of one part's program.
+
+    Attributes:
+        steps: in order.
+        places: where each value stands that a rank holds.
+    """
+
+    def __init__(self, program: Program, compiled: Mapping[Segment, CompiledSegment]) -> None:
+        self.places: dict[Value, int] = {}
+        self._compiled = compiled
+        self._place(program.graph.inputs)
+        self.steps = self._steps(program)
+
+    def _place(self, values: Iterable[Value]) -> Places:
+        return tuple(self.places.setdefault(value, len(self.places)) for value in values)
+
+    def _steps(self, program: Program) -> tuple[Step, ...]:
+        found: list[Step] = []
+        for instruction in program.instructions:
+            if isinstance(instruction, Free):
+                found[-1].frees = self._place(instruction.values)
+            else:
+                found.append(self._step(instruction))
+        return tuple(found)
+
+    def _step(self, instruction: Instruction) -> Step:
+        match instruction:
+            case Compute(segment):
+                inputs, outputs = self._place(segment.inputs), self._place(segment.outputs)
+                return ComputeStep(segment, self._compiled[segment].run, inputs, outputs)
+            case Communicate(collective, operand, result):
+                place = None if result is None else self._place([result])[0]
+                return CommunicateStep(collective, *self._operand(operand), place)
+            case Start(collective, operand, result):
+                return StartStep(collective, *self._operand(operand), self._place([result])[0])
+            case Wait(inflight, result):
+                return WaitStep(self._place([inflight])[0], self._place([result])[0])
+            case Bodies(node, bodies):
+                for body in bodies:
+                    self._place(value for value in (*body.inputs, *body.outputs) if not value.is_constant)
+                self._place(node.results)
+                return BodiesStep(node, {body: self._steps(inner) for body, inner in bodies.items()})
+        raise AssertionError(f"no step for {instruction}")
+
+    def _operand(self, value: Value | None) -> tuple[int | None, Value | None]:
+        if value is None:
+            return None, None
+        return (None, value) if value.is_constant else (self._place([value])[0], None)
