@@ -414,11 +414,13 @@ class BoundSegment(OrtSegment):
 
     def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
         super().__init__(session, segment)
-        self._bindings = Bindings(session, segment)
+        self._bindings: Bindings | None = Bindings(session, segment)
         self._compute = session.run_with_iobinding
 
     def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
+        if self._bindings is None:
+            return super().run(inputs, rank)
         buffers = self._bindings.of_thread()
         for array, (buffer, shape, dtype) in zip(inputs, buffers.inputs, strict=True):
             if array.shape != shape or array.dtype != dtype:
@@ -426,8 +428,11 @@ class BoundSegment(OrtSegment):
             buffer[...] = array
         try:
             self._compute(buffers.binding)
-        except Exception as error:
-            raise _failure(error, self._segment) from error
+        except Exception:
+            # Either the node fails again, or a model declares sizes that its results do not have.
+            results = super().run(inputs, rank)
+            self._bindings = None
+            return results
         return [buffer.copy() for buffer in buffers.outputs]
 
 

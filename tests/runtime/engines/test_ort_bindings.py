@@ -22,6 +22,10 @@ def compiled(type_: str) -> OrtSegment:
           %z = Add(%x, %x) : {type_}
         }}
     """
+    return compiled_text(text)
+
+
+def compiled_text(text: str) -> OrtSegment:
     loaded = module(text)
     (segment,) = build_program(loaded.graph).segments
     engine = OrtEngine(EngineSettings(loaded.opsets, 1))
@@ -47,6 +51,20 @@ def test_an_array_that_does_not_fit_is_refused(wrong):
     """Neither converted nor repeated to fill the buffer."""
     with pytest.raises(NodeError):
         compiled("f32[3]").run([wrong])
+
+
+def test_results_of_other_sizes_than_declared():
+    """Exporters declare a window more than MaxPool computes; ONNX Runtime warns, and goes on."""
+    text = """
+        mesh @m = ["x"=1]
+        graph local @g(%x: f32[1, 1, 4]) -> (%y) opset 13 ranks [0] {
+          %y = MaxPool(%x) {ceil_mode = 1, kernel_shape = [1], strides = [2]} : f32[1, 1, 3]
+        }
+    """
+    segment = compiled_text(text)
+    for number in (1, 2):
+        given = np.full((1, 1, 4), number, np.float32)
+        np.testing.assert_array_equal(segment.run([given]), [np.full((1, 1, 2), number)])
 
 
 def test_threads_do_not_share_buffers():
