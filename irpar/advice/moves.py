@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from irpar.ir import Conflict, Module, Node, Value
-from irpar.ops.collectives import KINDS, sends
+from irpar.ops.collectives import KINDS, REDUCING, sends
 from irpar.ops.effects import is_collective
 from irpar.sharding import Sharding
 from irpar.units import bytes_text
 
 MEGABYTE = 10**6
-_REDUCING = frozenset({"all_reduce", "reduce_scatter"})
-"""Kinds that bring partial values together; what follows them is a redistribution again."""
 
 
 @dataclass
@@ -71,7 +69,7 @@ def moves_of(module: Module, collectives: Sequence[dict[str, Any]]) -> list[Move
             if not sends(node):
                 continue
             entry = entries.pop(node.attributes["id"], None)  # type: ignore[arg-type]
-            if entry is None or entry["kind"] in _REDUCING:
+            if entry is None or entry["kind"] in REDUCING:
                 continue
             conflict = module.conflicts.get(node.results[0].name)
             move = found.setdefault(_key(node, conflict), Move(node.inputs[0], conflict, [], []))
@@ -85,6 +83,6 @@ def _key(node: Node, conflict: Conflict | None) -> object:
     if conflict is not None:
         return conflict.value, conflict.lies, conflict.node, conflict.needed
     value = node.inputs[0]
-    while value.node is not None and is_collective(value.node) and KINDS[value.node.op_type] not in _REDUCING:
+    while value.node is not None and is_collective(value.node) and KINDS[value.node.op_type] not in REDUCING:
         value = value.node.inputs[0]
     return value

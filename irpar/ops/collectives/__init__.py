@@ -84,7 +84,7 @@ FREE = frozenset(COLLECTIVES.keys() - KINDS.keys())
 """The operators that send nothing, have no id, and stand in global view only."""
 
 REDUCING = frozenset(kind for kind, op in OF_KIND.items() if "reduce" in op.others)
-"""The kinds that compute."""
+"""The kinds that compute: they bring partial values together."""
 
 
 def is_planned(node: Node) -> bool:
