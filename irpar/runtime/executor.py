@@ -4,9 +4,7 @@ import atexit
 import itertools
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -18,24 +16,21 @@ from irpar.analysis.engines import unknown_nodes
 from irpar.ir import Module
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan
-from irpar.sharding import IrparError, Mesh, option, spelled
+from irpar.sharding import Mesh
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
 from .engines.base import EngineSettings, make_engine
-from .errors import EngineError, ProgramError, RunError
-from .groups import Call, Group, Messenger, make_group, rank_text
+from .errors import EngineError, ProgramError
+from .groups import Group, Messenger, make_group
 from .held_state import HeldState, first_states, state_specs
 from .launch.environment import World, threads_of_rank
 from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
+from .lockstep import Lockstep
 from .log import CollectiveLog
 from .memory import run_bytes
 from .prepared import Prepared, Preparer, check_parts, holds
 from .rank_state import RankState
 from .specs import check_inputs, input_specs, output_specs, with_fixed
-from .tape import ComputeStep
-
-PARALLEL_SECONDS = 2e-4
-"""Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
 
 
 class Executor:
@@ -126,7 +121,7 @@ class Executor:
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
-        self._pool = ThreadPoolExecutor(self._threads, "irpar-rank") if self._threads > 1 else None
+        self._lockstep = Lockstep(self._group, mesh, self._threads)
         others = [rank for rank in range(mesh.size) if rank not in ranks]
         self._driver = Driver(self._messenger, others) if self.is_driver and others else None
         # Threads that share a driver take turns: the other ranks run one thing at a time.
@@ -332,8 +327,7 @@ class Executor:
             )
         if self._driver is not None:
             self._driver.close()
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._lockstep.close()
         self._group.close()
 
     def __enter__(self) -> Self:
@@ -372,7 +366,7 @@ class Executor:
             assert self._driver is not None
             self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check, self._partition, session))
         states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks}, session)
-        self._lockstep(states)
+        self._lockstep.run(states, self.log)
         computed: dict[int, Mapping[str, Any]] = {
             state.rank: self._computed(prepared, state, session) for state in states
         }
@@ -401,7 +395,7 @@ class Executor:
         prepared = self._for_fetch(tuple(fetch))
         self.log = CollectiveLog()
         (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs), request.session)
-        self._lockstep(states)
+        self._lockstep.run(states, self.log)
         computed = self._computed(prepared, state, request.session)
         if not request.all_copies:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
@@ -431,7 +425,14 @@ class Executor:
 
     def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]], session: int) -> list[RankState]:
         states = [
-            RankState(rank, self.mesh.coords(rank), part, self._group.start, self._engine.edge(rank))
+            RankState(
+                rank,
+                self.mesh.coords(rank),
+                part,
+                self._group.start,
+                self._engine.edge(rank),
+                self._lockstep.long_seconds,
+            )
             for part in prepared.parts
             for rank in part.part.ranks
             if rank in blocks
@@ -441,78 +442,6 @@ class Executor:
             held = self._held.blocks(session, state.rank) if session else {}
             state.start({**blocks[state.rank], **held})
         return states
-
-    def _lockstep(self, states: Sequence[RankState]) -> None:
-        """Compute up to the next collective on every rank, execute those that are complete, and so on."""
-        self._group.begin_run()
-        of_rank = {state.rank: state for state in states}
-        waiting: dict[int, Call] = {}
-        going = list(states)
-        while True:
-            computing = [state for state in going if type(state.step) is ComputeStep]
-            while computing:
-                self._compute(computing)
-                computing = [state for state in computing if type(state.step) is ComputeStep]
-            for state in going:
-                if state.step is not None:
-                    waiting[state.rank] = state.call()
-            if not waiting:
-                return
-            going = []
-            for rank, result in self._group.exchange(waiting).items():
-                self.log.add(waiting.pop(rank))
-                state = of_rank[rank]
-                state.receive(result)
-                going.append(state)
-
-    def _compute(self, states: Sequence[RankState]) -> None:
-        """Run the segment that each rank has come to, on threads where the segments are long enough."""
-        if self._pool is not None and len(states) > 1 and any(map(_is_long, states)):
-            self._compute_on_threads(states, self._pool)
-            return
-        for state in states:
-            try:
-                state.compute_step()
-            except Exception as error:
-                raise self._rank_error(state, error) from error
-
-    def _compute_on_threads(self, states: Sequence[RankState], pool: ThreadPoolExecutor) -> None:
-        futures = [pool.submit(self._run_segment, state) for state in states[1:]]
-        errors: list[BaseException | None] = []
-        try:
-            self._run_segment(states[0])
-        except Exception as error:
-            errors.append(error)
-        # Every rank comes to an end before an error is told: nothing runs on behind the caller's back.
-        errors.extend(future.exception() for future in futures)
-        for failed in errors:
-            if failed is not None:
-                raise failed
-
-    def _run_segment(self, state: RankState) -> None:
-        """Run the segment that a rank has come to, and note how long it took."""
-        step = state.step
-        assert type(step) is ComputeStep
-        start = time.perf_counter()
-        try:
-            state.compute_step()
-        except Exception as error:
-            raise self._rank_error(state, error) from error
-        # The shortest time seen: a thread that waited for a core says little about the segment.
-        step.seconds = min(time.perf_counter() - start, step.seconds)
-
-    def _rank_error(self, state: RankState, error: Exception) -> RunError:
-        who = rank_text(self.mesh, state.rank)
-        step = state.step
-        label = step.segment.label if isinstance(step, ComputeStep) else ""
-        if isinstance(error, IrparError):
-            do = error.do or _check_original()
-            return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=do)
-        return RunError(
-            f"{who}: {type(error).__name__}: {error}",
-            where=label,
-            do=f"this is a bug of the engine: report it, and try {option('engine', 'numpy')} (or ort)",
-        )
 
     def _computed(self, prepared: Prepared, state: RankState, session: int) -> dict[str, Any]:
         """A rank's blocks of the outputs and of what is fetched, by name; state stays with the rank."""
@@ -562,11 +491,6 @@ class Executor:
                 )
 
 
-def _is_long(state: RankState) -> bool:
-    """Whether the segment that a rank has come to may take long; the first time nobody knows."""
-    return state.step.seconds >= PARALLEL_SECONDS  # type: ignore[union-attr]  # The callers know that it is one.
-
-
 @contextmanager
 def _left_when_failing(group: Group, mesh: Mesh) -> Iterator[None]:
     """Leave a group when something fails, and tell the processes of the other ranks, where there are any."""
@@ -600,12 +524,3 @@ def _parts(module: Module, mesh: Mesh) -> list[Part]:
     if mesh.size > 1:
         raise ProgramError(f"the module is in global view, which {mesh.size} ranks cannot run", do="run localize first")
     return [Part(0, module.graph, (0,), mesh.coords(0))]
-
-
-def _check_original() -> str:
-    """What to do where the numbers may be at fault."""
-    verify = spelled("`irpar verify OUT --inputs FILE`", "`partition.verify(inputs)`")
-    return (
-        f"check the numbers in the inputs, and whether the original runs on them in ONNX Runtime: {verify} tells; "
-        "if only the partition fails, report it"
-    )

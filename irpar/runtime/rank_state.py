@@ -1,6 +1,7 @@
 """Where one rank is in its program, and what it holds."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,22 @@ from .prepared import PreparedPart
 from .specs import program_inputs
 from .tape import BodiesStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
 
+_Walk = Generator[Call | ComputeStep, Any, None]
+"""Takes the results of the collectives that it yields."""
+
 
 class RankState:
     """Where one rank is in its program, and the values that it holds.
 
+    Args:
+        rank, coords: which rank, and its place on the mesh.
+        prepared: its program.
+        start_call: lets a collective begin.
+        arrays: where its arrays lie.
+        long_seconds: segments that take longer are not computed in passing.
+
     Attributes:
-        step: the step that comes next; None at the end. Starts are done in passing.
+        step: the segment that was begun last; None at the end.
     """
 
     def __init__(
@@ -31,17 +42,19 @@ class RankState:
         prepared: PreparedPart,
         start_call: Callable[[Call], None],
         arrays: Arrays,
+        long_seconds: float = math.inf,
     ) -> None:
         self.rank = rank
         self.coords = coords
         self.graph = prepared.part.graph
         self._constants = prepared.constants
         self._start_call = start_call
+        self._long_seconds = long_seconds
         self._arrays = arrays
         self._places = prepared.tape.places
         self._values: list[Any] = [None] * len(self._places)
-        self._steps = self._walk(prepared.tape.steps)
-        self.step: ComputeStep | CommunicateStep | WaitStep | None = None
+        self._walked = self._walk(prepared.tape.steps)
+        self.step: ComputeStep | None = None
 
     def read(self, value: Value) -> Any:
         """A value that the rank holds."""
@@ -57,7 +70,7 @@ class RankState:
         return self._arrays.outside(self.read(value))
 
     def start(self, blocks: Mapping[str, Any]) -> None:
-        """Take this rank's blocks of the inputs, and its coordinates, and come to the first step.
+        """Take this rank's blocks of the inputs, and its coordinates.
 
         Raises:
             RunError: a block does not have the shape that the program says.
@@ -74,54 +87,62 @@ class RankState:
         for value in self.graph.inputs:
             if value.name == COORDS:
                 self._values[self._places[value]] = np.asarray(self.coords, np.int64)
-        self.step = next(self._steps, None)
 
-    def compute_step(self) -> None:
-        """Run the segment that comes next."""
-        step, values = self.step, self._values
-        assert isinstance(step, ComputeStep)
+    def go_on(self, result: Any = None) -> Call | ComputeStep | None:
+        """Come to the next collective or long segment; what was come to last is done.
+
+        Args:
+            result: of the collective that the rank waited at.
+
+        Returns:
+            The collective to meet the others in, or the segment to `compute`; None at the end.
+
+        Raises:
+            Exception: what an engine or a group raises; `step` says where.
+        """
+        try:
+            return self._walked.send(result)
+        except StopIteration:
+            self.step = None
+            return None
+
+    def compute(self, step: ComputeStep) -> None:
+        """Run a segment."""
+        values = self._values
         results = step.run([values[place] for place in step.inputs], self.rank)
         for place, result in zip(step.outputs, results, strict=True):
             values[place] = result
-        self.step = next(self._steps, None)
 
-    def call(self) -> Call:
-        """The collective that comes next, or is waited for next, with this rank's operand."""
-        step = self.step
-        if isinstance(step, WaitStep):
-            started: Call = self._values[step.inflight]
-            return started
-        assert isinstance(step, CommunicateStep)
-        return self._call(step)
-
-    def _call(self, step: CommunicateStep | StartStep) -> Call:
+    def _operand(self, step: CommunicateStep | StartStep) -> Any:
         if step.operand is not None:
             operand = self._values[step.operand]
         elif step.constant is not None:
             operand = self._constants.array(step.constant)
         else:
             operand = step.collective.blank()
-        return Call(self.rank, self.coords, step.collective, self._arrays.operand(operand))
+        return self._arrays.operand(operand)
 
-    def receive(self, result: Any) -> None:
-        """Take the result of that collective."""
-        step = self.step
-        assert isinstance(step, CommunicateStep | WaitStep)
-        if step.result is not None:
-            self._values[step.result] = result
-        self.step = next(self._steps, None)
-
-    def _walk(self, steps: Iterable[Step]) -> Iterator[ComputeStep | CommunicateStep | WaitStep]:
+    def _walk(self, steps: Iterable[Step]) -> _Walk:
         """The steps, those of bodies as often as these run; each has been done when the next is asked."""
         values = self._values
         for step in steps:
-            if isinstance(step, StartStep):
-                values[step.result] = call = self._call(step)
+            if isinstance(step, ComputeStep):
+                self.step = step
+                if step.seconds > self._long_seconds:
+                    yield step
+                else:
+                    self.compute(step)
+            elif isinstance(step, CommunicateStep):
+                result = yield Call(self.rank, self.coords, step.collective, self._operand(step))
+                if step.result is not None:
+                    values[step.result] = result
+            elif isinstance(step, StartStep):
+                values[step.result] = call = Call(self.rank, self.coords, step.collective, self._operand(step))
                 self._start_call(call)
-            elif isinstance(step, BodiesStep):
-                yield from self._bodies(step)
+            elif isinstance(step, WaitStep):
+                values[step.result] = yield values[step.inflight]
             else:
-                yield step
+                yield from self._bodies(step)
             for place in step.frees:
                 values[place] = None
 
@@ -129,7 +150,7 @@ class RankState:
         for value, array in zip(values, arrays, strict=True):
             self._values[self._places[value]] = array
 
-    def _bodies(self, step: BodiesStep) -> Iterator[ComputeStep | CommunicateStep | WaitStep]:
+    def _bodies(self, step: BodiesStep) -> _Walk:
         operands = [None if value is None else self.read(value) for value in step.node.operands]
         trips = TRIPS[step.node.op_type](step.node, operands, self._arrays)
         asked = _next_trip(trips, step.node, None)

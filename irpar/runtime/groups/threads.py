@@ -5,21 +5,43 @@ A result that is equal on all members of a group is one array, which they share;
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
-
-import numpy as np
+from typing import Self
 
 from irpar.ops.collectives.record import Partners
 from irpar.sharding import Axis, Mesh
 
 from ..errors import MismatchError
-from .base import Array, Call, Collective, difference_of
+from .base import Array, Call, difference_of
 from .results import EXECUTED, execute
 from .wire.header import CORRECT_PART, ELSEWHERE, ONE_PARTITION, mismatch
 
-_Met = tuple[Collective, np.dtype[Any], tuple[int, ...]]
 _MOST_KNOWN = 100_000
 """Meetings that a group remembers to be right; a program has fewer."""
+
+
+class _Meeting:
+    """What the members of a group came to a collective with when that was right.
+
+    Attributes:
+        members: their ranks in order of position.
+    """
+
+    def __init__(self, members: list[int], calls: Sequence[Call]) -> None:
+        self.members = members
+        self._brought = [(call.rank, call.collective, call.operand.dtype, call.operand.shape) for call in calls]
+
+    def calls(self, waiting: Mapping[int, Call]) -> list[Call] | None:
+        """The members' calls, where all have come with the like again."""
+        found = []
+        for rank, collective, dtype, shape in self._brought:
+            call = waiting.get(rank)
+            if call is None or call.collective is not collective:
+                return None
+            operand = call.operand
+            if operand.dtype != dtype or operand.shape != shape:
+                return None
+            found.append(call)
+        return found
 
 
 class ThreadGroup:
@@ -33,8 +55,8 @@ class ThreadGroup:
         self._groups: dict[tuple[Axis, ...], dict[int, list[int]]] = {}
         self._posted: defaultdict[tuple[int, int, int], deque[Call]] = defaultdict(deque)
         """By source, target and channel."""
-        self._known: dict[tuple[int, int], tuple[list[int], list[_Met]]] = {}
-        """By collective and the first member that comes: the members, and what they came with where that was right."""
+        self._meetings: dict[tuple[int, int], _Meeting] = {}
+        """By collective and the first member that comes."""
 
     @classmethod
     def join(cls, mesh: Mesh, seconds: float) -> Self:
@@ -54,33 +76,34 @@ class ThreadGroup:
         for rank, call in waiting.items():
             if rank in done:
                 continue
-            collective = call.collective
-            known = self._known.get((id(collective), rank))
-            if known is None:
-                partners = collective.partners(rank)
+            meeting = self._meetings.get((id(call.collective), rank))
+            calls = None if meeting is None else meeting.calls(waiting)
+            if meeting is None or calls is None:
+                partners = call.collective.partners(rank)
                 if partners is not None:
                     if (result := self._exchange_one(call, partners)) is not None:
                         done[rank] = result
                     continue
-                known = self._members(collective.axes, rank), []
-            members, right = known
-            calls = [waiting[member] for member in members if member in waiting]
-            met = [(other.collective, other.operand.dtype, other.operand.shape) for other in calls]
-            if met != right:
-                if len(calls) < len(members) or any(other.collective.id != collective.id for other in calls):
+                members = self._members(call.collective.axes, rank)
+                calls = [waiting[member] for member in members if member in waiting]
+                if len(calls) < len(members) or any(other.collective.id != call.collective.id for other in calls):
                     continue  # Some member is at another collective first; it may come to this one later.
                 self._check(calls)
-                if len(self._known) > _MOST_KNOWN:
-                    self._known.clear()
-                self._known[id(collective), rank] = members, met
+                meeting = self._remember(call, members, calls)
             try:
                 results = self.execute(calls)
             except ValueError as error:
                 raise self._mismatch(str(error), calls, CORRECT_PART) from error
-            done.update(zip(members, results, strict=True))
+            done.update(zip(meeting.members, results, strict=True))
         if not done and waiting:
             raise self._stuck(waiting)
         return done
+
+    def _remember(self, first: Call, members: list[int], calls: Sequence[Call]) -> _Meeting:
+        if len(self._meetings) > _MOST_KNOWN:
+            self._meetings.clear()
+        made = self._meetings[id(first.collective), first.rank] = _Meeting(members, calls)
+        return made
 
     def _exchange_one(self, call: Call, partners: Partners) -> Array | None:
         """What a rank gets that sends to others or takes from one; None where nothing has been sent to it yet."""

@@ -294,12 +294,12 @@ class Faulty(Executor):
     fault = ""
     runs = 0
 
-    def _compute(self, states):
-        super()._compute(states)
+    def _start(self, *arguments):
+        states = super()._start(*arguments)
         self.runs += 1
         what, when, run = (*self.fault.split("-"), "2")[:3] if self.fault else ("", "", "0")
         if self.runs != int(run):
-            return
+            return states
         if when == "before":
             happen(what)
         begin = self._group.begin
@@ -313,6 +313,7 @@ class Faulty(Executor):
             self._group.begin = begin_and_happen
         if when == "met":
             self._group.move = lambda meeting: happen(what)
+        return states
 
 
 def start(name: str, how: str, count: str, seconds: str = "60") -> None:

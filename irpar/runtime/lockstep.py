@@ -1,0 +1,134 @@
+"""The ranks of this process, one step after the other: compute, meet, go on."""
+
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from irpar.sharding import IrparError, Mesh, option, spelled
+
+from .errors import MismatchError, PeerError, RunError
+from .groups import Call, Group, rank_text
+from .log import CollectiveLog
+from .rank_state import RankState
+from .tape import ComputeStep
+
+PARALLEL_SECONDS = 2e-4
+"""Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
+
+
+_Come = tuple[RankState, Call | ComputeStep | None]
+"""A rank, and what it has come to."""
+
+
+class Lockstep:
+    """What drives the ranks of this process.
+
+    Args:
+        group: what the ranks meet in.
+        mesh: of all ranks.
+        threads: how many ranks may compute at once.
+
+    Attributes:
+        long_seconds: a segment that takes longer is one for a thread; a rank computes the others in passing.
+    """
+
+    def __init__(self, group: Group, mesh: Mesh, threads: int) -> None:
+        self._group = group
+        self._mesh = mesh
+        self._pool = ThreadPoolExecutor(threads, "irpar-rank") if threads > 1 else None
+        self.long_seconds = math.inf if self._pool is None else PARALLEL_SECONDS
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def run(self, states: Sequence[RankState], log: CollectiveLog) -> None:
+        """Bring all ranks to the end of their programs.
+
+        Args:
+            states: of the ranks, where their programs begin.
+            log: where the collectives are noted.
+
+        Raises:
+            RunError: a rank failed.
+            MismatchError: ranks came to different collectives.
+        """
+        self._group.begin_run()
+        of_rank = {state.rank: state for state in states}
+        waiting: dict[int, Call] = {}
+        come = [(state, self._go_on(state)) for state in states]
+        while True:
+            computing = [(state, at) for state, at in come if type(at) is ComputeStep]
+            waiting.update((state.rank, at) for state, at in come if type(at) is Call)
+            if computing:
+                come = self._compute(computing)
+                continue
+            if not waiting:
+                return
+            come = []
+            for rank, result in self._group.exchange(waiting).items():
+                log.add(waiting.pop(rank))
+                state = of_rank[rank]
+                come.append((state, self._go_on(state, result)))
+
+    def _go_on(self, state: RankState, result: Any = None) -> Call | ComputeStep | None:
+        """What a rank comes to next that it cannot do in passing."""
+        try:
+            return state.go_on(result)
+        except (MismatchError, PeerError):
+            raise  # Of a collective that the rank started.
+        except Exception as error:
+            raise self._rank_error(state, error) from error
+
+    def _compute(self, states: Sequence[tuple[RankState, ComputeStep]]) -> list[_Come]:
+        """Run the long segment that each rank has come to, on threads where there are several."""
+        if self._pool is None or len(states) == 1:
+            return [(state, self._run_segment(state, step)) for state, step in states]
+        futures = [self._pool.submit(self._run_segment, state, step) for state, step in states[1:]]
+        errors: list[BaseException | None] = []
+        try:
+            first = self._run_segment(*states[0])
+        except Exception as error:
+            errors.append(error)
+        # Every rank comes to an end before an error is told: nothing runs on behind the caller's back.
+        errors.extend(future.exception() for future in futures)
+        for failed in errors:
+            if failed is not None:
+                raise failed
+        found = [first, *(future.result() for future in futures)]
+        return [(state, at) for (state, _), at in zip(states, found, strict=True)]
+
+    def _run_segment(self, state: RankState, step: ComputeStep) -> Call | ComputeStep | None:
+        """Run the segment that a rank has come to, note how long it took, and go on."""
+        start = time.perf_counter()
+        try:
+            state.compute(step)
+        except Exception as error:
+            raise self._rank_error(state, error) from error
+        # The shortest time seen: a thread that waited for a core says little about the segment.
+        step.seconds = min(time.perf_counter() - start, step.seconds)
+        return self._go_on(state)
+
+    def _rank_error(self, state: RankState, error: Exception) -> RunError:
+        who = rank_text(self._mesh, state.rank)
+        label = "" if state.step is None else state.step.segment.label
+        if isinstance(error, IrparError):
+            do = error.do or _check_original()
+            return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=do)
+        return RunError(
+            f"{who}: {type(error).__name__}: {error}",
+            where=label,
+            do=f"this is a bug of the engine: report it, and try {option('engine', 'numpy')} (or ort)",
+        )
+
+
+def _check_original() -> str:
+    """What to do where the numbers may be at fault."""
+    verify = spelled("`irpar verify OUT --inputs FILE`", "`partition.verify(inputs)`")
+    return (
+        f"check the numbers in the inputs, and whether the original runs on them in ONNX Runtime: {verify} tells; "
+        "if only the partition fails, report it"
+    )
