@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from .elementwise import erf_of
-from .operands import check_same_dtype, in_compute_dtype, narrow, one_of, widen
+from .operands import check_same_dtype, fitting, in_compute_dtype, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
 
 
@@ -20,9 +20,9 @@ def softplus_of(xp: ArrayModule, x: Array) -> Array:
 
 
 @kernel("Relu", since=6)
-def relu(xp: ArrayModule, x: Array) -> Array:
+def relu(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """max(x, 0)."""
-    return xp.maximum(x, x.dtype.type(0))
+    return xp.maximum(x, x.dtype.type(0), out=fitting(out, x.dtype, x))
 
 
 @kernel("Sigmoid", since=6)

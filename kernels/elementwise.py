@@ -11,6 +11,7 @@ from .operands import (
     FLOAT32,
     check_same_dtype,
     compute_dtype,
+    fitting,
     in_compute_dtype,
     is_float,
     is_integer,
@@ -47,16 +48,16 @@ _UNARY = {
 
 
 def _unary(name: str) -> Callable[[ArrayModule, Array], Array]:
-    def unary(xp: ArrayModule, x: Array) -> Array:
-        return narrow(getattr(xp, name)(x), x.dtype)
+    def unary(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
+        return narrow(getattr(xp, name)(x, out=fitting(out, x.dtype, x)), x.dtype)
 
     return unary
 
 
 def _binary(name: str) -> Callable[[ArrayModule, Array, Array], Array]:
-    def binary(xp: ArrayModule, a: Array, b: Array) -> Array:
+    def binary(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
         check_same_dtype(a, b)
-        return getattr(xp, name)(a, b)
+        return getattr(xp, name)(a, b, out=fitting(out, a.dtype, a, b))
 
     return binary
 
@@ -68,11 +69,11 @@ for _op_type, _name in {"Add": "add", "Sub": "subtract", "Mul": "multiply"}.item
 
 
 @kernel("Div", since=7)
-def div(xp: ArrayModule, a: Array, b: Array) -> Array:
+def div(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
     """Quotient; integers truncate towards zero."""
     check_same_dtype(a, b)
     if not is_integer(a.dtype):
-        return xp.divide(a, b)
+        return xp.divide(a, b, out=fitting(out, a.dtype, a, b))
     quotient = xp.floor_divide(a, b)
     if a.dtype.kind == "u":
         return quotient
@@ -121,9 +122,9 @@ def pow_(xp: ArrayModule, base: Array, exponent: Array) -> Array:
 
 
 @kernel("Reciprocal", since=6)
-def reciprocal(xp: ArrayModule, x: Array) -> Array:
+def reciprocal(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """One over x."""
-    return x.dtype.type(1) / x
+    return xp.divide(x.dtype.type(1), x, out=fitting(out, x.dtype, x))
 
 
 @kernel("Sum", since=8)

@@ -57,21 +57,34 @@ def for_product(xp: ArrayModule, x: Array) -> Array:
     return x if xp.__name__ == "cupy" else widen(x)
 
 
-def product(xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any] | None" = None) -> Array:
+def product(
+    xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any] | None" = None, *, out: Array | None = None
+) -> Array:
     """Matrix product over the last two dims; leading dims broadcast, a vector counts as one row or one column.
 
     Args:
         xp: the array module.
         a, b: operands; where their dtypes differ, both are taken in the wider one's compute dtype.
         dtype: of the result; None: that of `a`.
+        out: what the result is written into, on NumPy, where it has its shape and dtype.
     """
     dtype = a.dtype if dtype is None else dtype
     if xp.__name__ != "cupy" or compute_dtype(a.dtype) not in _COMPUTE:
-        return narrow(xp.matmul(widen(a), widen(b)), dtype)
+        if out is not None and (
+            a.dtype != dtype or out.dtype != compute_dtype(dtype) or out.shape != product_shape(a, b)
+        ):
+            out = None
+        return narrow(xp.matmul(widen(a), widen(b), out=out), dtype)
     if a.dtype != b.dtype:
         common = np.promote_types(compute_dtype(a.dtype), compute_dtype(b.dtype))
         a, b = a.astype(common, copy=False), b.astype(common, copy=False)
     return narrow(_device_product(xp, a, b, dtype), dtype)
+
+
+def product_shape(a: Array, b: Array) -> tuple[int, ...]:
+    """The shape of `product`."""
+    rows, columns = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
+    return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *rows, *columns)
 
 
 def _device_product(xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any]") -> Array:

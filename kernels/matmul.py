@@ -16,7 +16,7 @@ from .registry import Array, ArrayModule, kernel
 
 
 @kernel("MatMul", since=1)
-def matmul(xp: ArrayModule, a: Array, b: Array) -> Array:
+def matmul(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
     """Matrix product over the last two dims; leading dims broadcast."""
     check_same_dtype(a, b)
     if not a.ndim or not b.ndim:
@@ -24,7 +24,7 @@ def matmul(xp: ArrayModule, a: Array, b: Array) -> Array:
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise ValueError(f"inner dims {a.shape[-1]} and {inner} differ")
-    return product(xp, a, b)
+    return product(xp, a, b, out=out)
 
 
 @kernel("Gemm", since=7)
@@ -38,18 +38,20 @@ def gemm(
     beta: float = 1.0,
     transA: int = 0,
     transB: int = 0,
+    out: Array | None = None,
 ) -> Array:
     """alpha * a' @ b' + beta * c, with a' and b' transposed on request; c broadcasts to the product."""
     check_same_dtype(a, b, c)
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError(f"operands must be matrices, not of rank {a.ndim} and {b.ndim}")
-    y = product(xp, a.T if transA else a, b.T if transB else b, compute_dtype(a.dtype))
+    y = product(xp, a.T if transA else a, b.T if transB else b, compute_dtype(a.dtype), out=out)
     if alpha != 1.0:
         y = _scaled(y, alpha)
     if c is not None:
         if np.broadcast_shapes(y.shape, c.shape) != y.shape:
             raise ValueError(f"c of shape {c.shape} does not broadcast to {y.shape}")
-        y = y + (widen(c) if beta == 1.0 else _scaled(widen(c), beta))
+        added = widen(c) if beta == 1.0 else _scaled(widen(c), beta)
+        y = xp.add(y, added, out=y if added.dtype == y.dtype else None)
     return narrow(y, a.dtype)
 
 

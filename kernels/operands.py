@@ -111,6 +111,18 @@ def in_compute_dtype(function: Function) -> Function:
     return wrapper
 
 
+def fitting(out: Array | None, dtype: np.dtype[Any], *operands: Array) -> Array | None:
+    """What a function was given to write into, where its result has that dtype and the operands broadcast to its shape.
+
+    What a model declares of a result may be wrong, and NumPy repeats a result that is smaller. Of the smaller floats a
+    device computes wider ones.
+    """
+    if out is None or out.dtype != dtype or compute_dtype(dtype) != dtype:
+        return None
+    shapes = {operand.shape for operand in operands}
+    return out if (shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)) == out.shape else None
+
+
 def check_same_dtype(*operands: Array | None) -> None:
     """Raise ValueError unless all operands that are present have one dtype."""
     dtypes = {operand.dtype for operand in operands if operand is not None}

@@ -1,7 +1,8 @@
 """The table of kernels: which function computes which version of which operator.
 
 A kernel function states its operator in its signature: operands are positional (`None` when an optional one is absent),
-ONNX attributes are keyword-only parameters whose defaults are ONNX's, `n_outputs` is asked for where it matters:
+ONNX attributes are keyword-only parameters whose defaults are ONNX's, `n_outputs` is asked for where it matters, `out`
+where the function can write its result into an array that it is given:
 
     @kernel("Concat", since=4)
     def concat(xp, *operands, axis): ...
@@ -64,6 +65,8 @@ class Signature:
         attributes: names of the ONNX attributes that the function knows.
         required_attributes: those of them that have no default.
         wants_n_outputs: whether the function must know how many results the node has.
+        writes_out: whether the function takes `out`, an array that shares no memory with the operands: its one result
+            is that array or a new one, never a view of an operand.
         host: places of the operands that must be numpy arrays.
         shape_only: places of the operands that may be arrays of any module.
     """
@@ -74,6 +77,7 @@ class Signature:
     attributes: frozenset[str]
     required_attributes: frozenset[str]
     wants_n_outputs: bool
+    writes_out: bool = False
     host: frozenset[int] = frozenset()
     shape_only: frozenset[int] = frozenset()
 
@@ -82,7 +86,7 @@ class Signature:
         """Read the signature of `function(xp, *operands, **attributes)`."""
         parameters = list(inspect.signature(function).parameters.values())[1:]
         operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "n_outputs"]
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("n_outputs", "out")]
         return cls(
             operands=tuple(p.name for p in operands),
             required=sum(p.default is p.empty for p in operands),
@@ -90,6 +94,7 @@ class Signature:
             attributes=frozenset(p.name for p in keywords),
             required_attributes=frozenset(p.name for p in keywords if p.default is p.empty),
             wants_n_outputs=any(p.name == "n_outputs" for p in parameters),
+            writes_out=any(p.name == "out" for p in parameters),
             host=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, HostArray)),
             shape_only=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, ShapeArray)),
         )
@@ -119,7 +124,12 @@ class Kernel:
     signature: Signature
 
     def __call__(
-        self, xp: ArrayModule, inputs: Sequence[Array | None], attributes: Mapping[str, Any], n_outputs: int
+        self,
+        xp: ArrayModule,
+        inputs: Sequence[Array | None],
+        attributes: Mapping[str, Any],
+        n_outputs: int,
+        out: Array | None = None,
     ) -> tuple[Array, ...]:
         """Compute the node's results.
 
@@ -128,9 +138,10 @@ class Kernel:
             inputs: the operands in order; `None` for an optional one that is absent. They are never written to.
             attributes: the attributes that the node sets, as Python values (int, float, str, tuples of those, arrays).
             n_outputs: how many results the node has.
+            out: where the result goes, if the function writes into what it is given and the result fits there.
 
         Returns:
-            `n_outputs` arrays with ONNX's result dtypes; some may be views of inputs.
+            `n_outputs` arrays with ONNX's result dtypes; some may be views of inputs, and the first may be `out`.
 
         Raises:
             KernelError: an operand or an attribute is missing, has an unsupported value, or does not fit the others.
@@ -138,6 +149,8 @@ class Kernel:
         keywords = self._keywords(attributes)
         if self.signature.wants_n_outputs:
             keywords["n_outputs"] = n_outputs
+        if out is not None and self.signature.writes_out:
+            keywords["out"] = out
         operands = self._operands(inputs)
         try:
             with np.errstate(all="ignore"):

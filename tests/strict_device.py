@@ -25,7 +25,7 @@ _NAMES = """
     ascontiguousarray bitwise_and bitwise_or bitwise_xor broadcast_to ceil clip concatenate copysign cos cosh
     cumprod cumsum divide einsum empty equal exp expand_dims expm1 eye flip floor floor_divide fmod frexp full
     full_like greater greater_equal invert isfinite isinf isnan left_shift less less_equal linspace log log1p max
-    min logical_and logical_not logical_or logical_xor matmul maximum meshgrid minimum mod moveaxis multiply
+    min logical_and logical_not logical_or logical_xor matmul maximum may_share_memory meshgrid minimum mod moveaxis multiply
     negative nonzero not_equal ones ones_like power prod repeat result_type right_shift rint sign sin sinh split
     sqrt squeeze stack subtract sum swapaxes take take_along_axis tan tanh tile trunc unique where zeros zeros_like
 """

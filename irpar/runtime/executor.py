@@ -19,6 +19,7 @@ from irpar.output.plan import Plan
 from irpar.sharding import Mesh
 
 from .driver import DRIVER, Answer, Driver, Request, abort, serve
+from .engines.arena import Arenas
 from .engines.base import EngineSettings, make_engine
 from .errors import EngineError, ProgramError
 from .groups import Group, Messenger, make_group
@@ -118,6 +119,7 @@ class Executor:
         needed = run_bytes(self.parts, self._threads)
         processes = (world and world.local_size) or 1
         self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process", processes)
+        self._arenas = Arenas(self._engine.arena)
         self._preparer = Preparer(self.parts, self._engine)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
@@ -348,6 +350,7 @@ class Executor:
             return self._prepared
         if self._fetched is None or self._fetched[0] != names:
             self._fetched = None  # Let go of the last variant before the next one is made.
+            self._arenas.clear()
             self._fetched = names, self._preparer.prepare_fetch(names)
         return self._fetched[1]
 
@@ -366,7 +369,7 @@ class Executor:
             assert self._driver is not None
             self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check, self._partition, session))
         states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks}, session)
-        self._lockstep.run(states, self.log)
+        self._walk(states)
         computed: dict[int, Mapping[str, Any]] = {
             state.rank: self._computed(prepared, state, session) for state in states
         }
@@ -395,13 +398,19 @@ class Executor:
         prepared = self._for_fetch(tuple(fetch))
         self.log = CollectiveLog()
         (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs), request.session)
-        self._lockstep.run(states, self.log)
+        self._walk(states)
         computed = self._computed(prepared, state, request.session)
         if not request.all_copies:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
             first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
             computed = {name: block for name, block in computed.items() if name in first}
         return Answer(computed, list(self.log))
+
+    def _walk(self, states: Sequence[RankState]) -> None:
+        """Bring ranks to the ends of their programs; others may then use their memory."""
+        self._lockstep.run(states, self.log)
+        for state in states:
+            self._arenas.give_back(state.rank, state.arena)
 
     def _check_partition(self, request: Request) -> None:
         """Refuse to run with a driver that has another partition: a program may look alike and have other weights."""
@@ -432,6 +441,7 @@ class Executor:
                 self._group.start,
                 self._engine.edge(rank),
                 self._lockstep.long_seconds,
+                self._arenas.take(rank, part.tape.arena_bytes),
             )
             for part in prepared.parts
             for rank in part.part.ranks

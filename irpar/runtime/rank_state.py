@@ -9,6 +9,7 @@ import numpy as np
 from irpar.ir import Node, Value, tensor_type
 from irpar.ops.coords import COORDS
 
+from .engines.arena import Arena
 from .engines.arrays import Arrays
 from .engines.control_flow import TRIPS, Trip, Trips
 from .errors import NodeError, RunError
@@ -30,6 +31,7 @@ class RankState:
         start_call: lets a collective begin.
         arrays: where its arrays lie.
         long_seconds: segments that take longer are not computed in passing.
+        arena: memory for its segments.
 
     Attributes:
         step: the segment that was begun last; None at the end.
@@ -43,6 +45,7 @@ class RankState:
         start_call: Callable[[Call], None],
         arrays: Arrays,
         long_seconds: float = math.inf,
+        arena: Arena | None = None,
     ) -> None:
         self.rank = rank
         self.coords = coords
@@ -50,6 +53,7 @@ class RankState:
         self._constants = prepared.constants
         self._start_call = start_call
         self._long_seconds = long_seconds
+        self.arena = arena
         self._arrays = arrays
         self._places = prepared.tape.places
         self._values: list[Any] = [None] * len(self._places)
@@ -109,7 +113,10 @@ class RankState:
     def compute(self, step: ComputeStep) -> None:
         """Run a segment."""
         values = self._values
-        results = step.run([values[place] for place in step.inputs], self.rank)
+        inputs = [values[place] for place in step.inputs]
+        for place in step.frees:
+            values[place] = None  # The engine holds it as long as a node reads it.
+        results = step.run(inputs, self.rank, self.arena)
         for place, result in zip(step.outputs, results, strict=True):
             values[place] = result
 

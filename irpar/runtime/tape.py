@@ -1,11 +1,12 @@
 """A program made ready to run: what an instruction touches stands in numbered places of a list, found once."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from irpar.ir import Graph, Node, Value
 
+from .engines.arena import Arena
 from .engines.base import CompiledSegment
 from .groups.base import Collective
 from .instructions import Bodies, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
@@ -26,7 +27,7 @@ class ComputeStep:
     """
 
     segment: Segment
-    run: Callable[[Sequence[Any], int], list[Any]]
+    run: Callable[[list[Any], int, Arena | None], list[Any]]
     inputs: Places
     outputs: Places
     frees: Places = ()
@@ -82,11 +83,13 @@ class Tape:
     Attributes:
         steps: in order.
         places: where each value stands that a rank holds.
+        arena_bytes: what a rank needs of an arena.
     """
 
     def __init__(self, program: Program, compiled: Mapping[Segment, CompiledSegment]) -> None:
         self.places: dict[Value, int] = {}
         self._compiled = compiled
+        self.arena_bytes = max((segment.arena_bytes for segment in compiled.values()), default=0)
         self._place(program.graph.inputs)
         self.steps = self._steps(program)
 

@@ -230,7 +230,7 @@ class Nodes:
         constants = [value for value in read if value.is_constant and value not in inputs]
         body = Body(nodes, tuple(inputs), outputs, constants, Scope(arrays))
         with np.errstate(all="ignore"):
-            results = body.call(list(inputs.values()), {})
+            results = body.call(list(inputs.values()), Environment())
         return dict(zip(names, results, strict=True))
 
 

@@ -80,8 +80,8 @@ def bytes_at_rest(graph: Graph) -> int:
 
 def held_bytes(graph: Graph) -> Iterator[tuple[Node | None, int]]:
     """The bytes of inputs and results that are held before the first node (None), and while each node runs."""
-    roots = _roots(graph)
-    last = _last_uses(graph, roots)
+    roots = roots_of(graph)
+    last = last_uses(graph, roots)
     held = sum(value_bytes(value) for value in graph.inputs)
     yield None, held
     held -= sum(value_bytes(value) for value in graph.inputs if value not in last)
@@ -90,15 +90,19 @@ def held_bytes(graph: Graph) -> Iterator[tuple[Node | None, int]]:
         ends.setdefault(node, []).append(value)
     for node in graph:
         held += sum(value_bytes(value) for value in node.results if roots.get(value, value) is value)
-        inside = max((peak(nested).activation_bytes for nested in node.nested_graphs()), default=0)
-        yield node, held + inside
+        yield node, held + nested_bytes(node)
         held -= sum(map(value_bytes, ends.get(node, ())))
         held -= sum(
             value_bytes(value) for value in node.results if roots.get(value, value) is value and value not in last
         )
 
 
-def _roots(graph: Graph) -> dict[Value, Value]:
+def nested_bytes(node: Node) -> int:
+    """The most that the bodies of a node hold at once while it runs."""
+    return max((peak(nested).activation_bytes for nested in node.nested_graphs()), default=0)
+
+
+def roots_of(graph: Graph) -> dict[Value, Value]:
     """Values that are views, and the value whose bytes they share."""
     roots: dict[Value, Value] = {}
     for node in graph:
@@ -108,18 +112,27 @@ def _roots(graph: Graph) -> dict[Value, Value]:
     return roots
 
 
-def _last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
+def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
     """The last node that reads each value or a view of it; graph results are read by the return node.
 
-    State is held to the end: what replaces it does so when the run is over.
+    State is held to the end: what replaces it does so when the run is over. What a started collective takes is held
+    until the wait.
     """
     last: dict[Value, Node] = dict.fromkeys(graph.states, graph.return_node)
     for node in _in_order(graph):
-        for value in captured_or_read(node):
+        for value in (*captured_or_read(node), *_in_flight(node)):
             root = roots.get(value, value)
             if not root.is_constant and root.owner is graph and root not in graph.states:
                 last[root] = node
     return last
+
+
+def _in_flight(node: Node) -> tuple[Value, ...]:
+    """What the collective took whose result a node waits for."""
+    if node.is_return or not traits(node).waits:
+        return ()
+    start = node.inputs[0].node
+    return () if start is None else start.inputs
 
 
 def _in_order(graph: Graph) -> Iterator[Node]:

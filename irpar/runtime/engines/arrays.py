@@ -53,7 +53,7 @@ class Arrays:
         count = len(node.results)
 
         def run(inputs: list[Any], environment: "Environment") -> Sequence[Any]:
-            return kernel(np, inputs, attributes, count)
+            return kernel(np, inputs, attributes, count, environment.into.get(node))
 
         return run
 

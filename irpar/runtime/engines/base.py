@@ -12,6 +12,7 @@ from irpar.runtime.instructions import Segment
 from irpar.runtime.launch.environment import World
 from irpar.sharding import IrparError
 
+from .arena import Arena
 from .arrays import Arrays
 
 Array = np.ndarray[Any, Any]
@@ -46,14 +47,26 @@ class Constants:
 
 
 class CompiledSegment(Protocol):
-    """A segment made ready for one part; may run on several threads at once."""
+    """A segment made ready for one part; may run on several threads at once.
 
-    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+    Attributes:
+        arena_bytes: what a run needs of an arena.
+    """
+
+    @property
+    def arena_bytes(self) -> int: ...
+
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
         """Compute `segment.outputs` from values for `segment.inputs`, on behalf of a rank.
 
         Tensors are numpy arrays, sequences lists of them, an absent optional None. An engine with a device also takes
         arrays of it, and gives them where `EngineSettings.keep_on_device` says so. Inputs are not written to, and
         results may share memory with them.
+
+        Args:
+            inputs: those values. The list may be emptied, so that what nothing reads any more is freed underway.
+            rank: that rank.
+            arena: from `Engine.arena`, where results inside the segment lie; no output does. None: they lie anywhere.
 
         Raises:
             NodeError: naming the node that failed, where the engine knows it.
@@ -91,6 +104,10 @@ class Engine(Protocol):
 
     def edge(self, rank: int) -> Arrays:
         """Where the arrays lie that a rank holds between segments."""
+        ...
+
+    def arena(self, rank: int, nbytes: int) -> Arena:
+        """Memory for the segments that a rank runs, one after the other."""
         ...
 
     def compile(self, segment: Segment, constants: Constants) -> CompiledSegment:

@@ -83,12 +83,21 @@ class Body:
             value: arrays.constant(value.data.numpy(), reads_of(value)) for value in constants if value.data is not None
         }
         own = {*inputs, *(value for node in nodes for value in node.results)}
+        self._left = tuple({*inputs, *own.intersection(outputs), *self._constants})
         self._instructions = _instructions(nodes, own, set(outputs), scope)
 
     def call(self, arguments: Sequence[Any], environment: Environment) -> list[Any]:
-        """Run with values for the inputs; `environment` holds what the nodes read from outside."""
+        """Run with values for the inputs; `environment` holds what the nodes read from outside, as it does after it."""
+        results = self.take([*arguments], environment)
+        for value in self._left:
+            environment.pop(value, None)
+        return results
+
+    def take(self, arguments: list[Any], environment: Environment) -> list[Any]:
+        """Run in an environment of its own. The list of arguments is emptied: what nothing reads any more is freed."""
         environment.update(self._constants)
         environment.update(zip(self.inputs, arguments, strict=True))
+        arguments.clear()
         self.run(environment)
         return [environment[value] for value in self.outputs]
 

@@ -163,7 +163,7 @@ def call(node: Node, scope: "Scope") -> Operation:
 
     def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
         absent = [None] * (len(function.graph.inputs) - len(inputs))
-        return body.call([*inputs, *absent], {})
+        return body.call([*inputs, *absent], Environment())
 
     return run
 

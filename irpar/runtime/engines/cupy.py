@@ -13,12 +13,14 @@ from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
 
+from .arena import Arena, arena_layout
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope, reads_of
 from .cuda import free_bytes, import_cupy
 from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, HostDeviceCopy, Notes, out_of_memory
 from .lanes import Lanes
+from .operation import Environment
 from .single_nodes import on_ort
 
 
@@ -63,6 +65,7 @@ class CupySegment:
     """A segment of one part, compiled to instructions on each device that a rank of the part has."""
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
+        self._layout = arena_layout(segment)
         self._engine = engine
         self._segment = segment
         self._compiled: dict[int, tuple[dict[Value, Any], Body]] = {}
@@ -72,14 +75,24 @@ class CupySegment:
                 body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(engine.arrays))
             self._compiled[device] = known, body
 
-    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+    @property
+    def arena_bytes(self) -> int:
+        """See `CompiledSegment`."""
+        return self._layout.nbytes
+
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
         """Compute the segment's outputs on the stream of a rank; see `CompiledSegment.run`."""
         engine = self._engine
         constants, body = self._compiled[engine.lanes.device_of(rank)]
         with engine.lanes.of(rank):
             try:
                 given = [engine.arrays.enter(value) for value in inputs]
-                return engine.arrays.leave(body.call(given, dict(constants)), engine.keep_on_device)
+                inputs.clear()
+                into = {} if arena is None else arena.buffers(self._layout)
+                results = body.take(given, Environment(constants, into))
+                if arena is not None and engine.keep_on_device:
+                    results = [arena.copied_out(result) for result in results]
+                return engine.arrays.leave(results, engine.keep_on_device)
             except NodeError:
                 raise
             except MemoryError as error:
@@ -143,6 +156,15 @@ class CupyEngine:
     def edge(self, rank: int) -> Arrays:
         """Where the arrays lie that a rank holds between segments; see `Engine.edge`."""
         return EdgeArrays(self.lanes, rank) if self.keep_on_device else ON_HOST
+
+    def arena(self, rank: int, nbytes: int) -> Arena:
+        """Memory of the rank's device; see `Engine.arena`."""
+        with self.lanes.of(rank):
+            try:
+                return Arena(self.arrays.module, self.arrays.module.empty(nbytes, np.uint8))
+            except MemoryError as error:
+                failed = out_of_memory(f"an arena of {nbytes:,} bytes has no room", error, f"rank {rank}")
+                raise EngineError(failed.what, where=failed.where, do=failed.do) from error
 
     def compile(self, segment: Segment, constants: Constants) -> CupySegment:
         """Upload constants, and find what computes every node; see `Engine.compile`."""

@@ -295,7 +295,7 @@ class PlacedKernel:
         if self._on_host or (self._is_small and self._all_on_host(inputs)):
             return self._compute_on_host(inputs)
         try:
-            return self._compute_on_device(inputs)
+            return self._compute_on_device(inputs, environment.into.get(self._node))
         except self._arrays.retried as error:
             return self._fall_back(inputs, error)
 
@@ -315,7 +315,7 @@ class PlacedKernel:
         ]
         return [Held(result) for result in self._kernel(np, operands, self._attributes, len(self._dtypes))]
 
-    def _compute_on_device(self, inputs: list[Any]) -> list[Any]:
+    def _compute_on_device(self, inputs: list[Any], out: Any) -> list[Any]:
         arrays, signature = self._arrays, self._kernel.signature
         operands: list[Any] = []
         for place, value in enumerate(inputs):
@@ -327,7 +327,7 @@ class PlacedKernel:
                 operands.append(_of_any_module(value))
             else:
                 operands.append(arrays.device(value))
-        results = self._kernel(arrays.module, operands, self._attributes, len(self._dtypes))
+        results = self._kernel(arrays.module, operands, self._attributes, len(self._dtypes), out)
         # Where the device's module lacks a dtype's function it gives a wider one: what the node says, holds.
         return [
             result if dtype is None or result.dtype == dtype else result.astype(dtype)

@@ -1,26 +1,38 @@
 """The engine `numpy`: irpar's own kernels, node by node."""
 
-from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
 
+from .arena import Arena, arena_layout
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope
+from .operation import Environment
 
 
 class NumpySegment:
     """A segment of one part, compiled to instructions."""
 
     def __init__(self, segment: Segment, constants: Constants) -> None:
+        self._layout = arena_layout(segment)
         self._constants = {value: constants.array(value) for value in segment.constants}
         self._body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(ON_HOST))
 
-    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+    @property
+    def arena_bytes(self) -> int:
+        """See `CompiledSegment`."""
+        return self._layout.nbytes
+
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
-        return self._body.call(inputs, dict(self._constants))
+        if arena is None:
+            return self._body.take(inputs, Environment(self._constants))
+        results = self._body.take(inputs, Environment(self._constants, arena.buffers(self._layout)))
+        return [arena.copied_out(result) for result in results]
 
 
 class NumpyEngine:
@@ -40,6 +52,10 @@ class NumpyEngine:
     def edge(self, rank: int) -> Arrays:
         """Arrays are numpy's; see `Engine.edge`."""
         return ON_HOST
+
+    def arena(self, rank: int, nbytes: int) -> Arena:
+        """See `Engine.arena`."""
+        return Arena(np, np.empty(nbytes, np.uint8))
 
     def compile(self, segment: Segment, constants: Constants) -> NumpySegment:
         """Look up a kernel for every node of a segment; see `Engine.compile`."""

@@ -1,11 +1,26 @@
 """What engines make of a node."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from irpar.ir import Value
+from irpar.ir import Node, Value
 
-Environment = dict[Value, Any]
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+class Environment(dict[Value, Any]):
+    """What the nodes of a segment read and define, by value.
+
+    Attributes:
+        into: where results of nodes go that have a place in the arena.
+    """
+
+    __slots__ = ("into",)
+
+    def __init__(self, held: Mapping[Value, Any] = _NOTHING, into: Mapping[Node, Any] = _NOTHING) -> None:
+        super().__init__(held)
+        self.into = into
 
 
 Operation = Callable[[list[Any], Environment], Sequence[Any]]

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
 from irpar.sharding import option
 
+from .arena import Arena
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
@@ -83,6 +84,10 @@ class OrtEngine:
     def edge(self, rank: int) -> Arrays:
         """Arrays are numpy's; see `Engine.edge`."""
         return ON_HOST
+
+    def arena(self, rank: int, nbytes: int) -> Arena:
+        """See `Engine.arena`; no segment asks for one."""
+        return Arena(np, np.empty(nbytes, np.uint8))
 
     def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":
         """Make a session of a segment; see `Engine.compile`."""
@@ -393,7 +398,9 @@ def _is_plain(value: Value) -> bool:
 
 
 class OrtSegment:
-    """A session whose inputs and outputs are all of dtypes that numpy has."""
+    """A session whose inputs and outputs are all of dtypes that numpy has; ONNX Runtime has an arena of its own."""
+
+    arena_bytes = 0
 
     def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
         self._session = session
@@ -401,7 +408,7 @@ class OrtSegment:
         self._inputs = [value.name for value in segment.inputs]
         self._outputs = [value.name for value in segment.outputs]
 
-    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         try:
             return self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))  # type: ignore[no-any-return]
@@ -417,7 +424,7 @@ class BoundSegment(OrtSegment):
         self._bindings: Bindings | None = Bindings(session, segment)
         self._compute = session.run_with_iobinding
 
-    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         if self._bindings is None:
             return super().run(inputs, rank)
@@ -453,7 +460,7 @@ class ValueSegment(OrtSegment):
                     do=_advice(segment),
                 )
 
-    def run(self, inputs: Sequence[Any], rank: int = 0) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         feeds = {
             value.name: to_ort(np.asarray(array, order="C"), value.dtype)

@@ -92,7 +92,7 @@ def test_strict_refuses_the_host() -> None:
 
 
 def test_a_kernel_that_the_device_refuses_runs_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise TypeError("no such kernel")
 
     monkeypatch.setattr(STRICT, "tanh", refuse)
@@ -172,7 +172,7 @@ def test_small_floats_of_inputs_are_computed_on_the_device() -> None:
     with pytest.MonkeyPatch.context() as patch:
         seen: list[object] = []
         plain = STRICT.exp
-        patch.setattr(STRICT, "exp", lambda x: seen.append(x) or plain(x))
+        patch.setattr(STRICT, "exp", lambda x, out: seen.append(x) or plain(x, out=out))
         run_text(text, {"x": np.zeros(2, np.float32)})
     assert len(seen) == 1
 
@@ -204,7 +204,7 @@ def test_memory_that_lacks_is_told_with_the_node(monkeypatch: pytest.MonkeyPatch
     """
     x = {"x": np.zeros(100, np.float32)}
 
-    def fail(_: object) -> None:
+    def fail(_: object, out: object) -> None:
         raise DeviceMemoryError("Out of memory allocating 400 bytes (allocated so far: 0 bytes).")
 
     with monkeypatch.context() as patch:

@@ -1,0 +1,87 @@
+"""Kernels that write into what they are given, on ONNX's own cases."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irpar import kernels
+
+from .conformance import EXCLUDED, Call, cases
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A call of a kernel that writes into what it is given, and what it gives without."""
+
+    call: Call
+    operands: list[Array | None]
+    expected: Array
+
+    def into(self, out: Array) -> Array:
+        (result,) = self.call.kernel(np, self.operands, self.call.attributes, 1, out)
+        return result
+
+
+def calls() -> Iterator[Written]:
+    for case in cases():
+        values = dict(case.inputs)
+        if case.name in EXCLUDED:
+            continue
+        for call in case.calls:
+            operands = [values[name] if name else None for name in call.inputs]
+            results = call.kernel(np, operands, call.attributes, len(call.outputs))
+            if call.kernel.signature.writes_out and len(call.outputs) == 1:
+                yield Written(call, operands, results[0])
+            values.update(zip(call.outputs, results, strict=True))
+
+
+@pytest.fixture(scope="module")
+def written() -> list[Written]:
+    return list(calls())
+
+
+def test_results_are_the_same_and_lie_where_they_should(written):
+    used = set()
+    for case in written:
+        out = np.full(case.expected.shape, 77).astype(case.expected.dtype)
+        result = case.into(out)
+        np.testing.assert_array_equal(result, case.expected, err_msg=case.call.kernel.op_type, strict=True)
+        if np.shares_memory(result, out):
+            used.add(case.call.kernel.op_type)
+    assert {"Add", "Div", "Exp", "Gemm", "MatMul", "Mul", "Reciprocal", "Relu", "Sub", "Tanh"} <= used
+
+
+def test_results_are_no_views_of_operands(written):
+    for case in written:
+        out = np.zeros(case.expected.shape, case.expected.dtype)
+        for result in (case.into(out), case.expected):
+            for operand in case.operands:
+                assert operand is None or not np.shares_memory(result, operand), case.call.kernel.op_type
+
+
+def test_what_does_not_fit_is_left_alone(written):
+    """A model may declare a result larger, smaller, of another rank or dtype than it is."""
+    for case in written:
+        shape, dtype = case.expected.shape, case.expected.dtype
+        other = np.dtype(np.float64) if dtype != np.float64 else np.dtype(np.float32)
+        wrong = [np.zeros((2, *shape), dtype), np.zeros(shape, other)]
+        if shape:
+            wrong += [np.zeros((shape[0] + 1, *shape[1:]), dtype), np.zeros(shape[1:], dtype)]
+        for out in wrong:
+            result = case.into(out)
+            np.testing.assert_array_equal(result, case.expected, err_msg=case.call.kernel.op_type, strict=True)
+            assert not np.shares_memory(result, out)
+
+
+def test_a_sum_of_integers_that_is_scaled_to_floats():
+    a = np.arange(4, dtype=np.int32).reshape(2, 2)
+    gemm = kernels.lookup("", "Gemm", 13)
+    plain = gemm(np, [a, a, a], {"beta": 0.5}, 1)[0]
+    np.testing.assert_array_equal(
+        gemm(np, [a, a, a], {"beta": 0.5}, 1, np.empty((2, 2), np.int32))[0], plain, strict=True
+    )

@@ -1,0 +1,121 @@
+"""Results inside segments of the array engines: in places of an arena that are decided once."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from irpar import models
+from irpar.ir import Module
+from irpar.onnx_io import to_module
+from irpar.output.parts import parts_of
+from irpar.runtime.engines.arena import Arena, Arenas, arena_layout
+from irpar.runtime.engines.base import Constants, EngineSettings
+from irpar.runtime.engines.numpy import NumpyEngine, NumpySegment
+from irpar.runtime.executor import Executor
+from irpar.runtime.program import build_program
+from irpar.sharding import Mesh
+from irpar.verification.inputs import random_inputs
+from tests.runtime.programs import module
+
+REUSED = """
+    mesh @m = ["x"=1]
+    graph local @g(%x: f32[1024]) -> (%d, %v) opset 21 ranks [0] {
+      %s = constant : i64[2] [32, 32]
+      %a = Neg(%x) : f32[1024]
+      %b = Exp(%a) : f32[1024]
+      %c = Neg(%b) : f32[1024]
+      %v = Reshape(%c, %s) : f32[32, 32]
+      %e = Exp(%x) : f32[1024]
+      %d = Add(%e, %c) : f32[1024]
+    }
+"""
+
+
+def segment_of(loaded: Module):
+    (segment,) = build_program(loaded.graph).segments
+    return segment
+
+
+def compiled(loaded: Module) -> NumpySegment:
+    engine = NumpyEngine(EngineSettings(loaded.opsets, 1))
+    return engine.compile(segment_of(loaded), Constants(parts_of(loaded, loaded.mesh)[0]))
+
+
+def poisoned(nbytes: int) -> Arena:
+    """Memory of which every number is not one."""
+    return Arena(np, np.full(nbytes, 255, np.uint8))
+
+
+def test_memory_is_used_again_but_not_while_a_view_of_it_is_held():
+    layout = arena_layout(segment_of(module(REUSED)))
+    places = {node.result.name: slot.offset for node, slot in layout.slots.items()}
+    # `c` must outlive all: the result `v` is a view of it.
+    assert places == {"a": 0, "b": 4096, "c": 0, "e": 4096}
+    assert layout.nbytes == 8192
+
+
+def test_results_are_arrays_of_their_own():
+    segment, arena = compiled(module(REUSED)), poisoned(8192)
+    x = np.linspace(-1, 1, 1024, dtype=np.float32)
+    first = segment.run([x], 0, arena)
+    kept = [np.array(result) for result in first]
+    segment.run([2 * x], 0, arena)
+    for result, before in zip(first, kept, strict=True):
+        np.testing.assert_array_equal(result, before)
+
+
+def test_the_list_of_inputs_is_emptied():
+    inputs = [np.zeros(1024, np.float32)]
+    compiled(module(REUSED)).run(inputs)
+    assert inputs == []
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_numbers_are_those_of_a_run_without(family):
+    loaded = to_module(models.build(family))
+    with Executor(loaded, Mesh({"x": 1}), engine="numpy") as executor:
+        inputs = random_inputs(executor.inputs, loaded.graph)
+        executor._arenas = Arenas(lambda rank, nbytes: poisoned(nbytes))
+        found = executor.run(inputs)
+        executor._arenas.take = lambda rank, nbytes: None
+        expected = executor.run(inputs)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
+
+
+def test_runs_beside_each_other_have_an_arena_each():
+    loaded = module(REUSED)
+    with Executor(loaded, loaded.mesh, engine="numpy") as executor, ThreadPoolExecutor(4) as pool:
+
+        def work(number: int) -> bool:
+            x = np.full(1024, number / 8, np.float32)
+            return all(np.allclose(executor.run({"x": x})["d"], np.exp(x) - np.exp(-x)) for _ in range(50))
+
+        assert all(pool.map(work, range(8)))
+
+
+def test_an_arena_is_used_by_the_next_run():
+    loaded = module(REUSED)
+    with Executor(loaded, loaded.mesh, engine="numpy") as executor:
+        made = []
+        make = executor._engine.arena
+        executor._arenas = Arenas(lambda rank, nbytes: made.append(nbytes) or make(rank, nbytes))
+        for _ in range(3):
+            executor.run({"x": np.zeros(1024, np.float32)})
+        executor.run({"x": np.zeros(1024, np.float32)}, fetch=["a"])
+    assert made == [8192, 8192]
+
+
+def test_what_is_declared_larger_than_it_is_stays_outside():
+    text = """
+        mesh @m = ["x"=1]
+        graph local @g(%x: f32[1, 1, 4]) -> (%z) opset 13 ranks [0] {
+          %y = MaxPool(%x) {ceil_mode = 1, kernel_shape = [1], strides = [2]} : f32[1, 1, 3]
+          %n = Neg(%y) : f32[1, 1, 3]
+          %z = Exp(%n) : f32[1, 1, 3]
+        }
+    """
+    segment = compiled(module(text))
+    (result,) = segment.run([np.ones((1, 1, 4), np.float32)], 0, poisoned(segment.arena_bytes))
+    np.testing.assert_allclose(result, np.exp(-np.ones((1, 1, result.shape[-1]))), rtol=1e-6)
