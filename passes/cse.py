@@ -23,6 +23,7 @@ class Cse(Pass):
     """
 
     name: ClassVar[str] = "cse"
+    may_hold_more = True
     takes_out: ClassVar[str] = "another constant is equal"
 
     def run(self, module: Module) -> PassResult:

@@ -11,7 +11,7 @@ from .module import Module
 from .tensor import ExternalTensor, JoinedTensor, SlicedTensor, Tensor
 from .value import Value
 
-_MODULE_FACTS = ("opsets", "ir_version", "producer", "doc", "metadata", "meshes", "network")
+_MODULE_FACTS = ("opsets", "ir_version", "producer", "doc", "metadata", "meshes", "network", "memory_limit")
 _GRAPH_FACTS = ("name", "view", "ranks", "output_names", "doc")
 _FUNCTION_FACTS = ("key", "opsets", "doc")
 _NODE_FACTS = (

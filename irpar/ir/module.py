@@ -62,6 +62,8 @@ class Module:
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
         network: what communication is taken to cost, as `irpar.analysis.cost.network_lookup.network_of` reads it: the
             name of a preset, or the fields of a network file as JSON.
+        memory_limit: bytes that a rank may hold; passes that only make programs faster do not act where that would
+            break it. None: no limit.
     """
 
     __slots__ = (
@@ -77,6 +79,7 @@ class Module:
         "gone",
         "graphs",
         "ir_version",
+        "memory_limit",
         "meshes",
         "metadata",
         "network",
@@ -107,6 +110,7 @@ class Module:
         self.fixed: dict[str, Tensor] = {}
         self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
+        self.memory_limit: int | None = None
         self._named_values: NamedValues | None = None
 
     @property

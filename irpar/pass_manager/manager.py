@@ -13,12 +13,8 @@ from irpar.ir.collector import collector_off
 from irpar.sharding import IrparError, require
 
 from .instrumentation import Instrumentation
-from .pipeline import (
-    Pass,
-    format_pass,
-    format_pipeline,
-    parse_pipeline,
-)
+from .memory_limit import run_within_limit
+from .pipeline import Pass, format_pass, format_pipeline, parse_pipeline
 from .progress import PassRecord, Progress
 from .reproducer import write_reproducer
 from .tables import statistics_table, timing_table
@@ -166,7 +162,7 @@ class PassManager:
         annotated = dict(module.annotated)
         start = time.perf_counter()
         try:
-            result = pass_.run(module)
+            result = run_within_limit(pass_, module)
         except IrparError:
             raise
         except Exception as error:

@@ -55,11 +55,14 @@ class Pass(ABC):
 
     A pass raises `IrparError` where the user's model or options are at fault; any other exception counts as a bug.
 
-    `takes_out` says why values that were annotated are not there any more after it.
+    `takes_out` says why values that were annotated are not there any more after it. `may_hold_more` says that programs
+    are as right without the pass, and that ranks may hold more after it: it does not act where that would break the
+    module's memory limit.
     """
 
     name: ClassVar[str]
     takes_out: ClassVar[str] = ""
+    may_hold_more: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, module: Module) -> PassResult:

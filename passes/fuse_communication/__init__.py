@@ -29,6 +29,7 @@ class FuseCommunication(Pass):
     """
 
     name = "fuse-communication"
+    may_hold_more = True
     size_mb: float = 25
 
     def run(self, module: Module) -> PassResult:

@@ -48,6 +48,7 @@ class SimplifyCollectives(Pass):
     """
 
     name = "simplify-collectives"
+    may_hold_more = True
 
     def run(self, module: Module) -> PassResult:
         """Rewrite all graphs."""

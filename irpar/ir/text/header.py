@@ -10,7 +10,8 @@ from irpar.sharding import DimSpec, IrparError, Mesh
 
 from .lexer import MOST_VERSION, Lexer
 
-_FACTS = "ir_version, producer, doc, network, fixed or meta"
+_FACTS = "ir_version, producer, doc, network, memory_limit, fixed or meta"
+_MOST_MEMORY = 2**62
 
 T = TypeVar("T")
 
@@ -54,6 +55,8 @@ class HeaderReader:
                 module.doc = lexer.string()
             elif name == "network":
                 module.network = lexer.string()
+            elif name == "memory_limit":
+                module.memory_limit = lexer.integer("bytes that a rank may hold", 1, _MOST_MEMORY)
             elif name == "fixed":
                 module.fixed = self.fixed()
             elif name == "meta":

@@ -67,6 +67,8 @@ class Printer:
             facts.append(f"doc={quote(module.doc)}")
         if module.network != DEFAULT_NETWORK:
             facts.append(f"network={quote(module.network)}")
+        if module.memory_limit is not None:
+            facts.append(f"memory_limit={module.memory_limit}")
         if module.fixed:
             entries = (f"{quote(name)}: {self._tensor(tensor)}" for name, tensor in module.fixed.items())
             facts.append(f"fixed={{{', '.join(entries)}}}")

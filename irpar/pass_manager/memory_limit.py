@@ -1,0 +1,30 @@
+"""What ranks may hold: passes that only make programs faster do not act where they would hold more."""
+
+from irpar.analysis.memory.liveness import peak
+from irpar.ir import Module, clone_module
+
+from .pipeline import Pass, PassResult
+
+
+def run_within_limit(pass_: Pass, module: Module) -> PassResult:
+    """Run a pass, but one that may do without where a rank would then hold more than the module's memory limit.
+
+    What is held already may be above the limit: the pass then may not add to it. In global view nobody knows yet what a
+    rank holds.
+    """
+    limit = module.memory_limit
+    if limit is None or not pass_.may_hold_more or not module.is_local:
+        return pass_.run(module)
+    trial = clone_module(module)
+    if not pass_.run(trial).changed:
+        return PassResult(False)
+    most = held_bytes(trial)
+    if most > max(limit, held_bytes(module)):
+        note = f"not done: a rank would hold {most:,} bytes, the memory limit is {limit:,}"
+        return PassResult(False, notes=(note,))
+    return pass_.run(module)
+
+
+def held_bytes(module: Module) -> int:
+    """The most bytes that a rank of a local module holds at once, weights included."""
+    return max(peak(graph).total_bytes for graph in module.graphs)

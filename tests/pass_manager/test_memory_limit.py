@@ -1,0 +1,94 @@
+"""Passes that only make programs faster keep to the memory limit of the module."""
+
+import pytest
+
+from irpar.ir import Module, clone_module
+from irpar.ir.compare import same_module
+from irpar.ir.text.files import parse_module, print_module
+from irpar.ir.text.lexer import TextError
+from irpar.pass_manager import PassManager
+from irpar.pass_manager.memory_limit import held_bytes
+
+SENT_TWICE = """
+    module {network="h100-nvlink-ib"%s}
+    mesh @m = ["tp"=2]
+    graph local @g(%%a: f32[4], %%b: f32[2, 6]) -> (%%c, %%d) opset 21 ranks [0, 1] {
+      %%c = irpar.AllReduce(%%a) {axes=["tp"], reduce="sum", id=0} : f32[4]
+      %%d = irpar.AllReduce(%%b) {axes=["tp"], reduce="sum", id=1} : f32[2, 6]
+    }
+"""
+
+
+def loaded(limit: int | None = None) -> Module:
+    return parse_module(SENT_TWICE % ("" if limit is None else f", memory_limit={limit}"))
+
+
+def merged(module: Module, pipeline: str = "fuse-communication") -> tuple[int, tuple[str, ...]]:
+    """How many collectives there are after a pipeline, and what it noted."""
+    result = PassManager.parse(pipeline).run(module)
+    return sum(node.op_type == "AllReduce" for node in module.graph), result.notes
+
+
+def needed() -> tuple[int, int]:
+    """What a rank holds before and after merging, by liveness."""
+    module = loaded()
+    before = held_bytes(module)
+    merged(module)
+    return before, held_bytes(module)
+
+
+def test_merging_takes_memory():
+    before, after = needed()
+    assert before == 4 * (4 + 12 + 12)  # What the first gave, and what the second takes and gives
+    assert after > before
+
+
+def test_a_pass_that_would_break_the_limit_does_not_act():
+    _, after = needed()
+    module = loaded(after - 1)
+    kept = clone_module(module)
+    count, notes = merged(module)
+    assert count == 2
+    assert notes == (
+        f"fuse-communication: not done: a rank would hold {after:,} bytes, the memory limit is {after - 1:,}",
+    )
+    assert same_module(module, kept) is None
+
+
+def test_a_pass_acts_within_the_limit():
+    assert merged(loaded(needed()[1])) == (1, ())
+
+
+def test_a_pass_does_not_add_to_what_is_above_the_limit():
+    assert merged(loaded(1))[0] == 2
+
+
+def test_what_takes_no_memory_is_done_above_the_limit():
+    module = parse_module(
+        """
+        module {memory_limit=1}
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[8]) -> (%c) opset 21 ranks [0, 1] {
+          %a = Exp(%x) : f32[8]
+          %b = Exp(%x) : f32[8]
+          %c = Add(%a, %b) : f32[8]
+        }
+        """
+    )
+    merged(module, "cse")
+    assert len(list(module.graph)) == 2
+
+
+def test_the_text_form_has_the_limit():
+    module = loaded(5000)
+    assert module.memory_limit == 5000
+    assert parse_module(print_module(module).text).memory_limit == 5000
+    assert clone_module(module).memory_limit == 5000
+    assert "memory_limit" in (same_module(module, loaded(5001)) or "")
+    assert "memory_limit" not in print_module(loaded()).text
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "1.5", '"24 GB"'])
+def test_a_limit_is_a_number_of_bytes(wrong):
+    with pytest.raises(TextError, match="bytes that a rank may hold"):
+        parse_module(SENT_TWICE % f", memory_limit={wrong}")
