@@ -1,7 +1,6 @@
 """com.microsoft's products and look-ups of weights that are packed and scaled in blocks."""
 
 from collections.abc import Sequence
-from math import prod
 
 from irpar.ir import Builder, DType, Node, TensorType, Type, dtype_of_onnx
 
@@ -17,6 +16,7 @@ from .facts import (
     tensor_of,
 )
 from .local import add_bias_once
+from .matmul import cost_matmul
 from .microsoft import microsoft
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -77,11 +77,7 @@ def _localize_nbits(whole_node: Node, local: Node, builder: Builder) -> None:
     add_bias_once(local, 5, builder)
 
 
-def _cost_matmul(node: Node) -> int:
-    return 2 * prod(result_shape(node)) * shape_of(node, 0)[-1]
-
-
-microsoft("MatMulNBits", _infer_matmul, _rule_nbits, _cost_matmul, _localize_nbits)
+microsoft("MatMulNBits", _infer_matmul, _rule_nbits, cost_matmul, _localize_nbits)
 
 
 # -- MatMulBnb4: blocks of the weights run on from column to column -------------------------------------------------
@@ -95,7 +91,7 @@ def _rule_bnb4(node: Node) -> FactorRule:
     return rule.done([[*rows, *rule.dims([inner], Kind.REPLICATE)], whole(1), whole(1)], [[*rows, ()]])
 
 
-microsoft("MatMulBnb4", _infer_matmul, _rule_bnb4, _cost_matmul)
+microsoft("MatMulBnb4", _infer_matmul, _rule_bnb4, cost_matmul)
 
 
 # -- GatherBlockQuantized -------------------------------------------------------------------------------------------

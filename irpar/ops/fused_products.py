@@ -20,9 +20,9 @@ from .facts import (
     text_attribute,
 )
 from .local import add_bias_once
-from .matmul import matmul_dims, matmul_factors
+from .matmul import cost_gemm, cost_matmul, cost_products, matmul_dims, matmul_factors
 from .microsoft import microsoft
-from .quantized import along, cost_matmul
+from .quantized import along
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
 # -- FusedMatMul ----------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def _rule_fused_matmul(node: Node) -> FactorRule:
 
 def _cost_fused_matmul(node: Node) -> int:
     shape = shape_of(node, 0)
-    return 2 * prod(result_shape(node)) * shape[_order(node, 0, len(shape))[-1]]
+    return cost_products(node, shape[_order(node, 0, len(shape))[-1]])
 
 
 microsoft("FusedMatMul", _infer_fused_matmul, _rule_fused_matmul, _cost_fused_matmul)
@@ -104,11 +104,6 @@ def _rule_fused_gemm(node: Node) -> FactorRule:
     return rule.done([a, b, *others], [result])
 
 
-def _cost_gemm(node: Node) -> int:
-    inner = shape_of(node, 0)[0 if int_attribute(node, "transA", 0) else 1]
-    return 2 * prod(result_shape(node)) * inner
-
-
 def _qgemm_dtype(node: Node) -> DType:
     return tensor_of(node, 8).dtype if operand(node, 8) is not None else DType.F32
 
@@ -136,8 +131,8 @@ def _localize_qgemm(whole_node: Node, local: Node, builder: Builder) -> None:
     add_bias_once(local, 6, builder)
 
 
-microsoft("FusedGemm", _infer_fused_gemm, _rule_fused_gemm, _cost_gemm)
-microsoft("QGemm", _infer_qgemm, _rule_qgemm, _cost_gemm, _localize_qgemm, dtypes=lambda node: [_qgemm_dtype(node)])
+microsoft("FusedGemm", _infer_fused_gemm, _rule_fused_gemm, cost_gemm)
+microsoft("QGemm", _infer_qgemm, _rule_qgemm, cost_gemm, _localize_qgemm, dtypes=lambda node: [_qgemm_dtype(node)])
 
 
 # -- FusedConv ------------------------------------------------------------------------------------------------------

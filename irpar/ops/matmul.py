@@ -67,11 +67,17 @@ def matmul_factors(
     return rule, [[*batch_of(left), *rows, *inner], [*batch_of(right), *inner, *columns]], [*batch, *rows, *columns]
 
 
-def _cost_matmul(node: Node) -> int:
-    return 2 * prod(result_shape(node)) * shape_of(node, 0)[-1]
+def cost_products(node: Node, summed: int) -> int:
+    """A multiply and an add for each of the products that are summed to an element of the result."""
+    return 2 * prod(result_shape(node)) * summed
 
 
-define(OpDef("", "MatMul", _infer_matmul, _rule_matmul, _cost_matmul))
+def cost_matmul(node: Node) -> int:
+    """Of all operators that sum over the last dim of their first operand."""
+    return cost_products(node, shape_of(node, 0)[-1])
+
+
+define(OpDef("", "MatMul", _infer_matmul, _rule_matmul, cost_matmul))
 
 
 # -- Gemm -----------------------------------------------------------------------------------------------------------
@@ -106,15 +112,17 @@ def _rule_gemm(node: Node) -> FactorRule:
     return rule.done(operands, [[rows, columns]])
 
 
-def _cost_gemm(node: Node) -> int:
-    left = shape_of(node, 0)
-    inner = left[0 if int_attribute(node, "transA", 0) else 1]
-    size = prod(result_shape(node))
+def cost_gemm(node: Node) -> int:
+    """The products of a Gemm alone, without its bias and scales."""
+    return cost_products(node, shape_of(node, 0)[0 if int_attribute(node, "transA", 0) else 1])
+
+
+def _cost_gemm_scaled(node: Node) -> int:
     scaled = sum(float_attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta"))
-    return size * (2 * inner + (operand(node, 2) is not None) + scaled)
+    return cost_gemm(node) + prod(result_shape(node)) * ((operand(node, 2) is not None) + scaled)
 
 
-define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm))
+define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm_scaled))
 
 
 # -- Einsum ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
-from .matmul import matmul_dims, matmul_factors
+from .matmul import cost_matmul, cost_products, matmul_dims, matmul_factors
 from .microsoft import microsoft
 from .op_def import OpDef
 from .registry import define
@@ -148,11 +148,6 @@ def _rule_matmul_integer(node: Node) -> FactorRule:
     return rule.done(operands, [result])
 
 
-def cost_matmul(node: Node) -> int:
-    """A multiply and an add for each product."""
-    return 2 * prod(result_shape(node)) * shape_of(node, 0)[-1]
-
-
 def _infer_qlinear_matmul(node: Node) -> Sequence[Type]:
     return [TensorType(tensor_of(node, 7).dtype, matmul_dims(dims_of(node, 0), dims_of(node, 3)))]
 
@@ -226,7 +221,7 @@ def _rule_qlinear_conv(node: Node) -> FactorRule:
 
 def _cost_conv(node: Node) -> int:
     kernel = shape_of(node, 1 if node.op_type == "ConvInteger" else 3)
-    return 2 * prod(result_shape(node)) * prod(kernel[1:])
+    return cost_products(node, prod(kernel[1:]))
 
 
 define(
