@@ -11,6 +11,7 @@ from irpar.analysis.cost.device import graph_seconds
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
+from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.liveness import bytes_by_use, peak, value_bytes
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
@@ -69,6 +70,7 @@ class Plan:
     predicted: dict[str, Any] | None = None
     not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
     state: list[dict[str, Any]] = field(default_factory=list)
+    copies: list[dict[str, Any]] = field(default_factory=list)
     id: str | None = None
     format: str = FORMAT
 
@@ -173,6 +175,7 @@ def make_plan(
     """
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
+    arenas = {graph: arena_bytes(graph) for graph in module.graphs}
     memory = {graph: bytes_by_use(graph) for graph in module.graphs}
     segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
     not_as_annotated = settled_annotations(module)
@@ -189,6 +192,7 @@ def make_plan(
                 "coords": list(mesh.coords(rank)),
                 "part": part_of[rank].index,
                 "peak_bytes": peaks[part_of[rank].graph].total_bytes,
+                "arena_bytes": arenas[part_of[rank].graph],
                 "memory": memory[part_of[rank].graph],
             }
             for rank in range(mesh.size)
@@ -324,6 +328,7 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
     return {
         "collectives": sum(kind["collectives"] for kind in by_kind.values()),
         "sent_bytes": sum(kind["sent_bytes"] for kind in by_kind.values()),
+        "copied_bytes": 0,  # No pass makes copies between memories yet.
         "by_kind": by_kind,
         "flops_per_rank": most_flops,
     }

@@ -1,21 +1,16 @@
 """What plan.json holds, field by field, as types; and the check of plain data against them."""
 
 import json
-import types
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Any, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypedDict
 
-_MOST = 2**100
-"""Larger numbers are no sizes of anything."""
-_NAMES = {
-    int: "a whole number of 0 or more",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    types.NoneType: "null",
-}
+from msgspec import Meta
 
+from irpar.files.records import MisfitError, read_record, value_at
+
+Count = Annotated[int, Meta(ge=0)]
+"""A number of things, of bytes, of FLOPs."""
 Shardings = list[list[str] | None]
 
 
@@ -23,7 +18,7 @@ class External(TypedDict):
     """A file with weights of the source model."""
 
     file: str
-    size: int | None
+    size: Count | None
     mtime: float | None
 
 
@@ -38,34 +33,35 @@ class Source(TypedDict):
 class MeshFields(TypedDict):
     """The devices."""
 
-    axes: dict[str, int]
-    devices: list[int] | None
+    axes: dict[str, Count]
+    devices: list[Count] | None
 
 
 class Memory(TypedDict):
     """What the peak of a rank is made of."""
 
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    buffers: int
+    parameters: Count
+    gradients: Count
+    optimizer: Count
+    activations: Count
+    buffers: Count
 
 
 class Rank(TypedDict):
     """A place on the mesh."""
 
-    rank: int
-    coords: list[int]
-    part: int
-    peak_bytes: int
+    rank: Count
+    coords: list[Count]
+    part: Count
+    peak_bytes: Count
+    arena_bytes: NotRequired[Count]
     memory: NotRequired[Memory]
 
 
 class Written(TypedDict):
     """A model.onnx or weights.bin."""
 
-    size: int
+    size: Count
     digest: str
 
 
@@ -74,17 +70,17 @@ class SegmentEntry(TypedDict):
 
     first: str
     last: str
-    nodes: int
-    after: int | None
-    times: int | None
+    nodes: Count
+    after: Count | None
+    times: Count | None
 
 
 class PartFields(TypedDict):
     """A program."""
 
     model: str
-    weight_bytes: int
-    flops: int
+    weight_bytes: Count
+    flops: Count
     segments: NotRequired[list[SegmentEntry]]
     program: NotRequired[Written | None]
     weights: Written | None
@@ -95,7 +91,7 @@ class Spec(TypedDict):
 
     name: str
     dtype: str | None
-    shape: list[int | None] | None
+    shape: list[Count | None] | None
     sharding: Shardings | None
 
 
@@ -121,20 +117,20 @@ class ConflictEntry(TypedDict):
 class Collective(TypedDict):
     """What is sent."""
 
-    id: int
+    id: Count
     kind: str
     reduce: str | None
     axes: list[str]
-    group_size: int
+    group_size: Count
     dtype: str
-    bytes: int
-    sent_bytes: int
-    times: int | None
+    bytes: Count
+    sent_bytes: Count
+    times: Count | None
     value: str
     phase: str | None
     reason: str | None
     conflict: ConflictEntry | None
-    pairs: NotRequired[list[int]]
+    pairs: NotRequired[list[Count]]
 
 
 _SHOWN_PAIRS = 4
@@ -160,32 +156,48 @@ class Replicated(TypedDict):
 
     value: NotRequired[str]
     op: NotRequired[str]
-    bytes: int | None
+    bytes: Count | None
     why: str
 
 
 class OfKind(TypedDict):
     """All collectives of one kind."""
 
-    collectives: int
-    sent_bytes: int
+    collectives: Count
+    sent_bytes: Count
+
+
+Copy = TypedDict(
+    "Copy",
+    {
+        "id": Count,
+        "from": str,
+        "to": str,
+        "bytes": Count,
+        "times": Count | None,
+        "value": str,
+        "phase": str | None,
+    },
+)
+"""What is copied between memories of one rank."""
 
 
 class Totals(TypedDict):
     """All collectives, and the part with the most FLOPs."""
 
-    collectives: int
-    sent_bytes: int
+    collectives: Count
+    sent_bytes: Count
+    copied_bytes: NotRequired[Count]
     by_kind: dict[str, OfKind]
-    flops_per_rank: int
+    flops_per_rank: Count
 
 
 class OriginalFields(TypedDict, total=False):
     """The whole model on one device."""
 
-    peak_bytes: int | None
-    weight_bytes: int | None
-    flops: int | None
+    peak_bytes: Count | None
+    weight_bytes: Count | None
+    flops: Count | None
     step_seconds: float | None
 
 
@@ -200,8 +212,8 @@ class Reason(TypedDict):
 class Sections(TypedDict):
     """Which sections of a tensor stand side by side."""
 
-    dim: int
-    of: list[list[int]]
+    dim: Count
+    of: list[list[Count]]
 
 
 class ValueFields(TypedDict):
@@ -209,7 +221,7 @@ class ValueFields(TypedDict):
 
     name: str
     source: str
-    shape: list[int | None]
+    shape: list[Count | None]
     sharding: Shardings
     partial: list[str]
     sections: NotRequired[Sections | None]
@@ -257,67 +269,42 @@ class PlanFields(TypedDict):
     predicted: NotRequired[dict[str, float | None] | None]
     not_as_annotated: NotRequired[list[AnnotationEntry]]
     state: NotRequired[list[StateEntry]]
+    copies: NotRequired[list[Copy]]
 
 
-def misfit(value: Any, kind: Any = PlanFields, place: str = "") -> str | None:
-    """The first thing in plain data that is not of its type; None where all is. Fields that no type has are left out.
-
-    Args:
-        value: as JSON gives it.
-        kind: a TypedDict, a list or dict of one, a union, int (0 or more), float, str, bool or None.
-        place: where `value` is, such as `ranks[0]`.
-    """
-    return next(_misfits(value, kind, place), None)
-
-
-def _misfits(value: Any, kind: Any, place: str) -> Iterator[str]:
-    if kind is Any:
-        return
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        known = [option for option in inner if option is not types.NoneType]
-        if value is None and len(known) < len(inner):
-            return
-        assert len(known) == 1, "what is wrong in one of several options cannot be told"
-        yield from _misfits(value, known[0], place)
-    elif is_typeddict(kind):
-        yield from _table(value, kind, place)
-    elif origin in (list, dict):
-        if not isinstance(value, origin):
-            yield f"{place or 'it'} is {_shown(value)}, expected a {'list' if origin is list else 'table'}"
-            return
-        entries = enumerate(value) if isinstance(value, list) else value.items()
-        for key, entry in entries:
-            yield from _misfits(entry, inner[-1], f"{place}[{json.dumps(key)}]")
-    elif not _is_leaf(value, kind):
-        yield f"{place} is {_shown(value)}, expected {_NAMES[kind]}"
+def misfit(data: Any) -> str | None:
+    """The first thing in plain data that is not as plan.json has it; None where all is. Other fields do not matter."""
+    try:
+        read_record(data, PlanFields)
+    except MisfitError as error:
+        found = error.misfit
+        if found.what == "missing":
+            return f"{_place((*found.path, found.field))} is missing"
+        shown = _shown(value_at(data, found.path))
+        return f"{_place(found.path)} is {shown}, expected {_expected(found.text)}"
+    return None
 
 
-def _table(value: Any, kind: Any, place: str) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{place or 'it'} is {_shown(value)}, expected a table"
-        return
-    for name, expected in _fields(kind).items():
-        inside = f"{place}.{name}" if place else name
-        if name in value:
-            yield from _misfits(value[name], expected, inside)
-        elif name in kind.__required_keys__:
-            yield f"{inside} is missing"
+def _place(path: tuple[str | int, ...]) -> str:
+    """A path as text: `ranks[0].coords`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
-@cache
-def _fields(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_NAMES = {
+    "int": "a whole number of 0 or more",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "null": "null",
+    "array": "a list",
+    "object": "a table",
+}
 
 
-def _is_leaf(value: Any, kind: type) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is int:
-        return isinstance(value, int) and 0 <= value < _MOST
-    if kind is float:
-        return isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)
-    return isinstance(value, kind)
+def _expected(text: str) -> str:
+    """What msgspec expects, in words."""
+    kinds = [kind for kind in re.findall(r"\w+", text.partition(",")[0]) if kind in _NAMES]
+    return " or ".join(_NAMES[kind] for kind in kinds if kind != "null" or len(kinds) == 1)
 
 
 def _shown(value: Any) -> str:

@@ -136,7 +136,21 @@ def changed(plan: dict, place: tuple, *value: object) -> dict:
     return made
 
 
-OPTIONAL = {"program", "segments", "values", "network", "predicted", "sections", "not_as_annotated", "state", "memory"}
+OPTIONAL = {
+    "program",
+    "segments",
+    "values",
+    "network",
+    "predicted",
+    "sections",
+    "not_as_annotated",
+    "state",
+    "memory",
+} | {
+    "arena_bytes",
+    "copied_bytes",
+    "copies",
+}
 FREE = {("mesh", "axes"), ("totals", "by_kind")}
 """Tables whose keys are names of their own; what is in lists may be left out too, and `original` may be empty."""
 

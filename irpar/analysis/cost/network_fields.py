@@ -1,40 +1,96 @@
-"""The fields of a network file, checked: the form is in docs/network.md."""
+"""The fields of a network file, as typed records: the form is in docs/network.md."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, structs
+
+from irpar.files.records import MisfitError, Path, expected_at, fields_of, options_of, read_record, type_at, value_at
 from irpar.sharding import nearest_names
 
 from .device import RATES, Device
 from .network import Disk, FieldError, Link, Network, Speed
 from .network_algorithms import ALGORITHMS
 
-Path = tuple[str | int, ...]
+_Name = Annotated[str, Meta(min_length=1, description="a name")]
+_Seconds = Annotated[float, Meta(ge=0, le=1000, description="seconds, such as 5e-6")]
+_BytesASecond = Annotated[float, Meta(gt=0, le=1e30, description="bytes a second, such as 25e9")]
+_Bytes = Annotated[float, Meta(gt=0, le=1e30, description="bytes")]
+_Flops = Annotated[float, Meta(gt=0, le=1e30, description="FLOP a second")]
+_Efficiency = Annotated[float, Meta(gt=0, le=1, description="a number above 0 up to 1")]
+_Devices = Annotated[int, Meta(ge=2, description="a whole number of 2 or more, or leave it out: all devices")]
 
-_NETWORK = {
-    "name": False,
-    "launch": False,
-    "links": True,
-    "axes": False,
-    "device": False,
-    "host": False,
-    "host_link": False,
-    "disk": False,
-}
-_LINK = {"name": True, "latency": True, "bandwidth": True, "devices": False, "algorithms": False, "kinds": False}
-_SPEED = {"latency": True, "bandwidth": True}
-_DEVICE = {
-    "flops": True,
-    "memory_bandwidth": True,
-    "memory": False,
-    "efficiency": False,
-    "launch": False,
-    "uses_tf32": False,
-}
-_DISK = {"read": True, "write": True, "capacity": False}
-"""The keys of each table, and whether they must be there."""
+
+class _Record(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class _Speed(_Record, frozen=True):
+    """What is sent, and how fast."""
+
+    latency: _Seconds
+    bandwidth: _BytesASecond
+
+
+def _algorithms_of(kind: str) -> Any:
+    names = tuple(ALGORITHMS[kind])
+    one = Literal[names]  # type: ignore[valid-type]
+    return Annotated[one | Annotated[list[one], Meta(min_length=1)], Meta(description=" or ".join(names))]  # type: ignore[valid-type]
+
+
+def _table(name: str, fields: Mapping[str, Any]) -> type[Struct]:
+    """A record whose fields may all be left out."""
+    listed = [(field, kind | UnsetType, UNSET) for field, kind in fields.items()]
+    return defstruct(name, listed, bases=(_Record,), frozen=True)
+
+
+_Algorithms = _table("_Algorithms", {kind: _algorithms_of(kind) for kind in ALGORITHMS})
+_Kinds = _table("_Kinds", dict.fromkeys(ALGORITHMS, _Speed))
+_Rates = _table("_Rates", dict.fromkeys(RATES, _Flops))
+_NOUNS = {_Algorithms: "kind of collective", _Kinds: "kind of collective", _Rates: "type"}
+"""What the fields of these tables are."""
+
+
+class _Link(_Speed, frozen=True, kw_only=True):
+    """What joins devices."""
+
+    name: _Name
+    devices: _Devices | None = None
+    algorithms: _Algorithms = _Algorithms()  # type: ignore[valid-type]
+    kinds: _Kinds = _Kinds()  # type: ignore[valid-type]
+
+
+class _Device(_Record, frozen=True):
+    """What computes."""
+
+    flops: _Rates  # type: ignore[valid-type]
+    memory_bandwidth: _BytesASecond
+    memory: _Bytes | None = None
+    efficiency: _Efficiency = 1
+    launch: _Seconds = 0
+    uses_tf32: bool = False
+
+
+class _Disk(_Record, frozen=True):
+    """Where files lie."""
+
+    read: _BytesASecond
+    write: _BytesASecond
+    capacity: _Bytes | None = None
+
+
+class _Network(_Record, frozen=True):
+    """The whole file."""
+
+    links: Annotated[list[_Link], Meta(min_length=1, description="a list with at least one entry")]
+    name: _Name | UnsetType = UNSET
+    launch: _Seconds = 0
+    axes: dict[str, str] = {}
+    device: _Device | UnsetType = UNSET
+    host: _Device | UnsetType = UNSET
+    host_link: _Speed | UnsetType = UNSET
+    disk: _Disk | UnsetType = UNSET
 
 
 def network_of_fields(fields: Any, text: str | None = None) -> Network:
@@ -47,52 +103,48 @@ def network_of_fields(fields: Any, text: str | None = None) -> Network:
     Raises:
         FieldError: a field is missing, unknown, or cannot be.
     """
-    table = _table((), fields, _NETWORK)
-    links = tuple(_link(("links", index), entry) for index, entry in enumerate(_list(("links",), table["links"])))
+    try:
+        found = read_record(fields, _Network)
+    except MisfitError as error:
+        raise _field_error(error, fields) from None
+    links = tuple(map(_link, found.links))
     _check_order(links)
-    name = _text(("name",), table.get("name", text or "of a file"))
+    _check_axes(found.axes, [link.name for link in links])
     return Network(
         text=text or json.dumps(fields, separators=(",", ":"), ensure_ascii=False),
-        name=name,
+        name=(text or "of a file") if found.name is UNSET else found.name,
         links=links,
-        launch=_seconds(("launch",), table.get("launch", 0)),
-        axes=_axes(table.get("axes", {}), [link.name for link in links]),
-        device=_device(("device",), table["device"]) if "device" in table else None,
-        host=_device(("host",), table["host"]) if "host" in table else None,
-        host_link=_host_link(table["host_link"]) if "host_link" in table else None,
-        disk=_disk(table["disk"]) if "disk" in table else None,
+        launch=found.launch,
+        axes=found.axes,
+        device=None if found.device is UNSET else _device("device", found.device),
+        host=None if found.host is UNSET else _device("host", found.host),
+        host_link=None if found.host_link is UNSET else _speed(found.host_link),
+        disk=None if found.disk is UNSET else Disk(**structs.asdict(found.disk)),
     )
 
 
-def _link(path: Path, value: Any) -> Link:
-    table = _table(path, value, _LINK)
-    devices = table.get("devices")
-    if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 2):
-        raise _wrong((*path, "devices"), devices, "a whole number of 2 or more, or leave it out: all devices")
-    kinds = _names((*path, "kinds"), table.get("kinds", {}), ALGORITHMS, "kind of collective")
-    return Link(
-        name=_text((*path, "name"), table["name"]),
-        speed=_speed(path, table),
-        devices=devices,
-        algorithms=_algorithms((*path, "algorithms"), table.get("algorithms", {})),
-        kinds={kind: _speed(at, _table(at, kinds[kind], _SPEED)) for kind in kinds for at in [(*path, "kinds", kind)]},
-    )
+def _speed(record: _Speed) -> Speed:
+    return Speed(record.latency, record.bandwidth)
 
 
-def _speed(path: Path, table: Mapping[str, Any]) -> Speed:
-    latency = _seconds((*path, "latency"), table["latency"])
-    return Speed(latency, _positive((*path, "bandwidth"), table["bandwidth"], "bytes a second, such as 25e9"))
+def _link(record: _Link) -> Link:
+    algorithms = {
+        kind: (given,) if isinstance(given, str) else tuple(given) for kind, given in _given(record.algorithms)
+    }
+    kinds = {kind: _speed(given) for kind, given in _given(record.kinds)}
+    return Link(record.name, _speed(record), record.devices, algorithms, kinds)
 
 
-def _algorithms(path: Path, value: Any) -> dict[str, tuple[str, ...]]:
-    made = {}
-    for kind, given in _names(path, value, ALGORITHMS, "kind of collective").items():
-        names = [given] if isinstance(given, str) else _list((*path, kind), given)
-        for name in names:
-            if name not in ALGORITHMS[kind]:
-                raise _wrong((*path, kind), name, " or ".join(ALGORITHMS[kind]))
-        made[kind] = tuple(names)
-    return made
+def _given(table: Struct) -> list[tuple[str, Any]]:
+    """The fields of a table that are there."""
+    return [(name, value) for name, value in structs.asdict(table).items() if value is not UNSET]
+
+
+def _device(name: str, record: _Device) -> Device:
+    rates = dict(_given(record.flops))
+    if "f32" not in rates:
+        raise FieldError((name, "flops"), f"the {name} has no rate for f32", do="give it: flops: {f32: 20e12}")
+    return Device(**{**structs.asdict(record), "flops": rates})
 
 
 def _check_order(links: Sequence[Link]) -> None:
@@ -129,129 +181,45 @@ def _check_order(links: Sequence[Link]) -> None:
             inside = link.devices
 
 
-def _axes(value: Any, links: Sequence[str]) -> dict[str, str]:
-    made = {}
-    for axis, link in _dict(("axes",), value).items():
+def _check_axes(axes: Mapping[str, str], links: Sequence[str]) -> None:
+    for axis, link in axes.items():
         if link not in links:
             raise _wrong(("axes", axis), link, f"the name of a link: {', '.join(links)}")
-        made[axis] = link
-    return made
 
 
-def _host_link(value: Any) -> Speed:
-    path: Path = ("host_link",)
-    return _speed(path, _table(path, value, _SPEED))
+def _field_error(error: MisfitError, fields: Any) -> FieldError:
+    """What is wrong with a field, and what may stand there."""
+    misfit = error.misfit
+    path, table = misfit.path, type_at(_Network, misfit.path)
+    if misfit.what == "missing":
+        needed = [field.name for field in structs.fields(_struct(table)) if field.required]
+        return FieldError(path, f"{misfit.field} is missing", do=f"the fields that must be there: {', '.join(needed)}")
+    if misfit.what == "unknown":
+        known = fields_of(_struct(table))
+        noun = _NOUNS.get(_struct(table))
+        text = f'there is no field "{misfit.field}" here' if noun is None else f'there is no {noun} "{misfit.field}"'
+        notes = nearest_names(misfit.field, known)
+        return FieldError((*path, misfit.field), text, notes=notes, do=f"choose from {', '.join(known)}")
+    if not path:
+        return FieldError((), "the network is no table", do="write name: value")
+    return _wrong(path, value_at(fields, path), _expected(table, path))
 
 
-def _disk(value: Any) -> Disk:
-    path: Path = ("disk",)
-    table = _table(path, value, _DISK)
-    read, write = (_positive((*path, key), table[key], "bytes a second, such as 5e9") for key in ("read", "write"))
-    capacity = table.get("capacity")
-    return Disk(read, write, None if capacity is None else _positive((*path, "capacity"), capacity, "bytes"))
+def _expected(kind: Any, path: Path) -> str:
+    if any(map(fields_of, options_of(kind))):
+        return "a table"
+    return expected_at(_Network, path) or _PLAIN.get(kind, "a table")
 
 
-def _device(path: Path, value: Any) -> Device:
-    table = _table(path, value, _DEVICE)
-    rates = _names((*path, "flops"), table["flops"], RATES, "type")
-    if "f32" not in rates:
-        raise FieldError((*path, "flops"), f"the {path[0]} has no rate for f32", do="give it: flops: {f32: 20e12}")
-    efficiency = _positive((*path, "efficiency"), table.get("efficiency", 1), "a number above 0 up to 1")
-    if efficiency > 1:
-        raise _wrong((*path, "efficiency"), efficiency, "a number above 0 up to 1")
-    if not isinstance(table.get("uses_tf32", False), bool):
-        raise _wrong((*path, "uses_tf32"), table["uses_tf32"], "true or false")
-    memory = table.get("memory")
-    return Device(
-        flops={name: _positive((*path, "flops", name), rate, "FLOP a second") for name, rate in rates.items()},
-        memory_bandwidth=_positive((*path, "memory_bandwidth"), table["memory_bandwidth"], "bytes a second"),
-        memory=None if memory is None else _positive((*path, "memory"), memory, "bytes"),
-        efficiency=efficiency,
-        launch=_seconds((*path, "launch"), table.get("launch", 0)),
-        uses_tf32=table.get("uses_tf32", False),
-    )
+_PLAIN = {bool: "true or false", str: "a text"}
 
 
-# -- plain data ----------------------------------------------------------------------------------------------------
+def _struct(kind: Any) -> type[Struct]:
+    """The record in a type that may be left out."""
+    return next(option for option in options_of(kind) if isinstance(option, type) and issubclass(option, Struct))
 
 
 def _wrong(path: Path, value: Any, expected: str) -> FieldError:
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return FieldError(path, f"{path[-1]} is {text if len(text) <= 40 else text[:37] + '...'}", do=f"write {expected}")
-
-
-def _table(path: Path, value: Any, keys: Mapping[str, bool]) -> Mapping[str, Any]:
-    """A table with these keys.
-
-    Raises:
-        FieldError: it is none, has others, or lacks one.
-    """
-    table = _dict(path, value)
-    for key in table:
-        if key not in keys:
-            raise FieldError(
-                (*path, key),
-                f'there is no field "{key}" here',
-                notes=nearest_names(key, keys),
-                do=f"choose from {', '.join(keys)}",
-            )
-    missing = next((key for key, is_needed in keys.items() if is_needed and key not in table), None)
-    if missing is not None:
-        raise FieldError(path, f"{missing} is missing", do=f"the fields that must be there: {_needed(keys)}")
-    return table
-
-
-def _needed(keys: Mapping[str, bool]) -> str:
-    return ", ".join(key for key, is_needed in keys.items() if is_needed)
-
-
-def _names(path: Path, value: Any, known: Sequence[str] | Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    """A table whose keys are some of `known`."""
-    table = _dict(path, value)
-    for key in table:
-        if key not in known:
-            raise FieldError(
-                (*path, key),
-                f'there is no {what} "{key}"',
-                notes=nearest_names(key, known),
-                do=f"use {', '.join(known)}",
-            )
-    return table
-
-
-def _dict(path: Path, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise (
-            _wrong(path, value, "a table")
-            if path
-            else FieldError((), "the network is no table", do="write name: value")
-        )
-    return value
-
-
-def _list(path: Path, value: Any) -> Sequence[Any]:
-    if not isinstance(value, list) or not value:
-        raise _wrong(path, value, "a list with at least one entry")
-    return value
-
-
-def _text(path: Path, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise _wrong(path, value, "a name")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _seconds(path: Path, value: Any) -> float:
-    if not _is_number(value) or not 0 <= value <= 1000:
-        raise _wrong(path, value, "seconds, such as 5e-6")
-    return float(value)
-
-
-def _positive(path: Path, value: Any, expected: str) -> float:
-    if not _is_number(value) or not 0 < value <= 1e30:
-        raise _wrong(path, value, expected)
-    return float(value)
+    name = next(key for key in reversed(path) if isinstance(key, str))
+    return FieldError(path, f"{name} is {text if len(text) <= 40 else text[:37] + '...'}", do=f"write {expected}")
