@@ -134,9 +134,11 @@ def partition(
     original, passes = _shard(manager, work)
     made = Partition._made(module, work, str(manager), source, original, passes)
     if max_redistribution_mb is not None:
-        from irpar.advice.move_limit import check_moves
+        from irpar.advice.redistribution_limit import check_redistributions
 
-        check_moves(work, made.plan, max_redistribution_mb, lambda: _prepared(module, mesh, network), manager.passes)
+        check_redistributions(
+            work, made.plan, max_redistribution_mb, lambda: _prepared(module, mesh, network), manager.passes
+        )
     return made
 
 

@@ -9,11 +9,11 @@ from irpar.analysis.completion.placement import why_whole
 from irpar.analysis.completion.refinement import refine
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
-from irpar.analysis.explanation.move_log import Move, MoveLog
 from irpar.analysis.explanation.origins import explain_values
 from irpar.analysis.explanation.reasons import REDUCTIONS, Reasons
+from irpar.analysis.explanation.redistribution_log import LoggedRedistribution, RedistributionLog
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
-from irpar.analysis.redistribution.move_trees import insert_step, mark_rematerialized, standing_in
+from irpar.analysis.redistribution.trees import insert_step, mark_rematerialized, standing_in
 from irpar.ir import Builder, Module, Node, Value
 from irpar.ops.collectives import FREE, number_collectives
 from irpar.ops.effects import draws_random_numbers, is_compute
@@ -99,7 +99,7 @@ class _Insertion:
         self.slices = 0
         self.given = 0
         self.copied: list[Value] = []
-        self.log = MoveLog(module)
+        self.log = RedistributionLog(module)
 
     def run(self) -> int:
         """Returns how many nodes and constants were inserted, and results found to lie otherwise."""
@@ -206,7 +206,7 @@ class _Insertion:
         held = steps[-1][1]
         value.replace_uses(held, only=uses)
         self.log.held(value, held)
-        move = Move(value, target, node, held)
+        move = LoggedRedistribution(value, target, node, held)
         for previous, result, op in steps:
             self.log.moved(previous, result, op, move)
             if conflict is not None and op not in FREE:
@@ -242,7 +242,7 @@ class _Insertion:
             conflict = None
             if party is not None:
                 conflict = self.reasons.conflict(party, value, value.sharding, target, steps)
-            move = Move(value, target, party)
+            move = LoggedRedistribution(value, target, party)
             result = value
             for previous, result, op in self._steps(value, planned, before, value.node, reason, onward):
                 self.log.moved(previous, result, op, move)

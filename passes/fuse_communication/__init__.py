@@ -12,7 +12,7 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
-from .fusion import Bucket, Gain, Key, Layout, Levels, sent_in_order
+from .fusion import Bucket, Gain, Key, Levels, PackedBlock, sent_in_order
 
 
 @dataclass(frozen=True)
@@ -86,47 +86,48 @@ class _Merge:
         self.conflicts = module.conflicts
         self.builder = Builder(graph, module.opsets, before=first, like=first)
         members = module.mesh.group_size(collective_axes(first))
-        self.layouts = [
-            Layout(node.op_type, _dim(node), members, node.inputs[0].shape, node.results[0].shape) for node in nodes
+        self.blocks = [
+            PackedBlock(node.op_type, _dim(node), members, node.inputs[0].shape, node.results[0].shape)
+            for node in nodes
         ]
         self.dtype = first.inputs[0].dtype
 
     def write(self) -> None:
         """Put the operands side by side, send them, and make each collective what takes its result apart."""
-        first, layout = self.nodes[0], self.layouts[0]
-        rows = [self._row(node.inputs[0], layout) for node, layout in zip(self.nodes, self.layouts, strict=True)]
-        widths = [layout.width for layout in self.layouts]
-        row = self._op("Concat", rows, {"axis": 1}, (layout.rows, sum(widths)))
+        first, block = self.nodes[0], self.blocks[0]
+        rows = [self._row(node.inputs[0], block) for node, block in zip(self.nodes, self.blocks, strict=True)]
+        widths = [block.width for block in self.blocks]
+        row = self._op("Concat", rows, {"axis": 1}, (block.rows, sum(widths)))
         attributes = {**first.attributes} | ({"dim": 0} if "dim" in first.attributes else {})
-        shape = layout.rows_after, sum(widths)
+        shape = block.rows_after, sum(widths)
         sent = self._op(first.op_type, [row], attributes, shape, DOMAIN)
         assert sent.node is not None
         sent.node.doc = joined_texts(node.doc for node in self.nodes)
         told = [conflict for node in self.nodes if (conflict := self.conflicts.pop(node.results[0].name, None))]
         if told:
             self.conflicts[sent.name] = joined_conflict(told)
-        pieces = [Value("piece", TensorType(self.dtype, (layout.rows_after, width))) for width in widths]
+        pieces = [Value("piece", TensorType(self.dtype, (block.rows_after, width))) for width in widths]
         sizes = self.builder.constant(widths, "widths")
         self.builder.node("Split", [sent, sizes], {"axis": 1}, results=pieces)
-        for node, piece, layout in zip(self.nodes, pieces, self.layouts, strict=True):
-            self._take(node, piece, layout)
+        for node, piece, block in zip(self.nodes, pieces, self.blocks, strict=True):
+            self._take(node, piece, block)
 
-    def _row(self, value: Value, layout: Layout) -> Value:
+    def _row(self, value: Value, block: PackedBlock) -> Value:
         """An operand as a matrix: a row for each member that it goes to."""
-        if layout.rows > 1 and layout.dim:
-            value = self._reshape(value, layout.split(layout.operand))
-            shape = tuple(value.shape[place] for place in layout.to_front)
-            value = self._op("Transpose", [value], {"perm": layout.to_front}, shape)
-        return self._reshape(value, (layout.rows, layout.width))
+        if block.rows > 1 and block.dim:
+            value = self._reshape(value, block.split(block.operand))
+            shape = tuple(value.shape[place] for place in block.to_front)
+            value = self._op("Transpose", [value], {"perm": block.to_front}, shape)
+        return self._reshape(value, (block.rows, block.width))
 
-    def _take(self, node: Node, piece: Value, layout: Layout) -> None:
+    def _take(self, node: Node, piece: Value, block: PackedBlock) -> None:
         """Make a collective the Reshape of its piece of the result: a row for each member that it comes from."""
         self.builder.before = node
-        if layout.rows_after > 1 and layout.dim:
-            split = layout.split(layout.result)
-            piece = self._reshape(piece, tuple(split[place] for place in layout.to_front))
-            piece = self._op("Transpose", [piece], {"perm": layout.from_front}, split)
-        node.set_operands([piece, self.builder.constant(list(layout.result), "shape")])
+        if block.rows_after > 1 and block.dim:
+            split = block.split(block.result)
+            piece = self._reshape(piece, tuple(split[place] for place in block.to_front))
+            piece = self._op("Transpose", [piece], {"perm": block.from_front}, split)
+        node.set_operands([piece, self.builder.constant(list(block.result), "shape")])
         node.op_type, node.domain, node.version = "Reshape", "", self.builder.opsets[""]
         node.attributes.clear()
         node.doc = ""

@@ -190,7 +190,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedBlock:
     """How the block of one collective stands in a row that is sent with others.
 
     Attributes:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from irpar.analysis.explanation.joined_reasons import joined_texts, last_name, move_conflicts
-from irpar.analysis.redistribution.move_rewriting import follow_instead
+from irpar.analysis.redistribution.rewriting import follow_instead
 from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor
 from irpar.ops.collectives import number_collectives
 from irpar.pass_manager import Pass, PassResult

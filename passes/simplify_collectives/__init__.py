@@ -10,9 +10,9 @@ from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, equal_constants, equal_nodes, merge_constants
 from irpar.analysis.explanation.joined_reasons import joined_texts
 from irpar.analysis.redistribution.held import is_held
-from irpar.analysis.redistribution.move_rewriting import TreeWriter, follow_instead
-from irpar.analysis.redistribution.move_trees import trees
+from irpar.analysis.redistribution.rewriting import TreeWriter, follow_instead
 from irpar.analysis.redistribution.routes import routes
+from irpar.analysis.redistribution.trees import trees
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops.collectives import number_collectives, sends
 from irpar.ops.effects import is_collective, is_communication

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from irpar.analysis.explanation.joined_reasons import joined_texts, move_conflicts
-from irpar.analysis.explanation.move_log import MoveLog
 from irpar.analysis.explanation.origins import cutting_names
+from irpar.analysis.explanation.redistribution_log import RedistributionLog
 from irpar.analysis.redistribution.held import is_held
-from irpar.analysis.redistribution.move_rewriting import follow_instead
+from irpar.analysis.redistribution.rewriting import follow_instead
 from irpar.ir import DOMAIN, Builder, Decision, Module, Node, Value
 from irpar.ops.collectives import collective_axes, sent_bytes
 from irpar.ops.effects import is_collective, is_compute
@@ -197,7 +197,7 @@ def _leaves_gone(made: _Sum, names: dict[str, str]) -> dict[str, str]:
 
 def _keep_name(module: Module, parts: Value, result: Value) -> None:
     """Let an annotated sum that is reduced have its name and the reasons for how it lies; its parts get others."""
-    log = MoveLog(module)
+    log = RedistributionLog(module)
     log.held(parts, result)
     log.finish()
 

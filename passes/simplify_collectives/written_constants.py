@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 
 from irpar.analysis.cost.network import Network
 from irpar.analysis.explanation.origins import cutting_names
-from irpar.analysis.redistribution.move_trees import Tree
 from irpar.analysis.redistribution.routes import routes
+from irpar.analysis.redistribution.trees import Tree
 from irpar.ir import Graph, Value
 from irpar.sharding import Sharding, ceil_shape
 

@@ -10,7 +10,7 @@ import pytest
 import irpar
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.redistribution import redistribution
-from irpar.analysis.redistribution.move_trees import attributes_of, trees
+from irpar.analysis.redistribution.trees import attributes_of, trees
 from irpar.ir import Builder, Conflict, Decision, DType, Module, TensorType, Value, clone_module
 from irpar.ir.verifier import verify
 from irpar.ops.collectives import FREE, number_collectives, sent_bytes

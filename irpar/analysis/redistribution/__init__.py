@@ -23,7 +23,7 @@ from irpar.sharding import Axis, IrparError, Sharding, ceil_shape, join_axes, pe
 
 from .problem import Names, common_axes, problem_of
 from .solution import Planner, names_at, solve
-from .space import Move
+from .space import CollectiveStep
 
 __all__ = [
     "CHUNK_BYTES",
@@ -190,7 +190,7 @@ def _stop_between(source: Sharding, target: Sharding) -> Sharding:
 
 
 def _steps(
-    moves: Sequence[Move], names: Names, source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int
+    moves: Sequence[CollectiveStep], names: Names, source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int
 ) -> tuple[Step, ...]:
     """Moves by the names of axes and dims; the last ends in the very words of the target."""
     mesh, steps, before = names.mesh, list[Step](), source

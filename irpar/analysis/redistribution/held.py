@@ -13,7 +13,7 @@ from typing import Any
 from irpar.ir import Annotation, Decision, Module, Value
 from irpar.sharding import IrparError, Mesh, Sharding
 
-from .move_trees import is_move
+from .trees import is_move
 
 
 def is_held(module: Module, value: Value) -> bool:

@@ -17,7 +17,7 @@ from irpar.sharding import ceil_div
 from .bound import Bound
 from .prices import Prices
 from .problem import Problem
-from .space import Counts, Move, Space, State, put
+from .space import CollectiveStep, Counts, Space, State, put
 
 _HASTE = 5
 """The weight of what remains, where too many states were seen: what leads on fastest is taken."""
@@ -46,7 +46,7 @@ class Path:
         peak_bytes: the largest block on the way, both ends included.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[CollectiveStep, ...]
     cost: int
     peak_bytes: int
 
@@ -56,7 +56,7 @@ class _Whole(NamedTuple):
 
     cost: int
     state: State
-    moves: tuple[Move, ...]
+    moves: tuple[CollectiveStep, ...]
 
 
 class Search:
@@ -116,7 +116,7 @@ class Search:
         if start == self.problem.goal:
             return self._path({}, _Whole(0, start, ()))
         best = {start: 0}
-        came: dict[State, tuple[State, Move]] = {}
+        came: dict[State, tuple[State, CollectiveStep]] = {}
         whole = None if below is None else _Whole(below, start, ())
         order = itertools.count()
         queue = [(self.least, self.least, next(order), start, 0)]
@@ -143,7 +143,7 @@ class Search:
                     whole = self._better(whole, state, move, total)
         return self._path(came, whole) if whole is not None and whole.moves else None
 
-    def _better(self, whole: _Whole | None, state: State, move: Move, total: int) -> _Whole | None:
+    def _better(self, whole: _Whole | None, state: State, move: CollectiveStep, total: int) -> _Whole | None:
         """The cheaper of what is known and a move that ends in the goal, or permutes to where gathers lead there."""
         if move.after == self.problem.goal:
             found = _Whole(total, state, (move,))
@@ -156,19 +156,19 @@ class Search:
             return whole
         return found if whole is None or found.cost < whole.cost else whole
 
-    def _gathers_to_goal(self, state: State) -> tuple[int, tuple[Move, ...]] | None:
+    def _gathers_to_goal(self, state: State) -> tuple[int, tuple[CollectiveStep, ...]] | None:
         """The cheapest gathers that lead from a state to the goal, if they do, and what they cost."""
         goal, partial = self.problem.goal
         extra = [dim for dim, atoms in enumerate(state[0]) if atoms != goal[dim]]
         if partial != state[1] or any(state[0][dim][: len(goal[dim])] != goal[dim] for dim in extra):
             return None
-        best: tuple[int, tuple[Move, ...]] | None = None
+        best: tuple[int, tuple[CollectiveStep, ...]] | None = None
         for dims in itertools.permutations(extra):
-            cost, moves, now = 0, list[Move](), state
+            cost, moves, now = 0, list[CollectiveStep](), state
             for dim in dims:
                 gathered = now[0][dim][len(goal[dim]) :]
                 after = put(now[0], dim, goal[dim]), partial
-                move = Move("AllGather", gathered, (dim,), self.space.size(gathered), after)
+                move = CollectiveStep("AllGather", gathered, (dim,), self.space.size(gathered), after)
                 before = self.space.counts(now)
                 if not self.is_even and not self._is_possible(move, before, self.space.counts(after)):
                     break
@@ -179,7 +179,7 @@ class Search:
                 best = cost, tuple(moves)
         return best
 
-    def _path(self, came: dict[State, tuple[State, Move]], whole: _Whole) -> Path:
+    def _path(self, came: dict[State, tuple[State, CollectiveStep]], whole: _Whole) -> Path:
         moves, state = list(reversed(whole.moves)), whole.state
         while state != self.problem.start:
             state, move = came[state]
@@ -209,7 +209,7 @@ class Search:
 
     # -- moves -----------------------------------------------------------------------------------------------------
 
-    def _edges(self, state: State, most_bytes: int | None) -> Iterator[tuple[Move, int]]:
+    def _edges(self, state: State, most_bytes: int | None) -> Iterator[tuple[CollectiveStep, int]]:
         """The moves that can be made from a state, and what they cost."""
         counts = self.space.counts(state)
         size = self.block_bytes(counts)
@@ -224,10 +224,10 @@ class Search:
         for target in self.closure.get(counts, ()):
             if target != state:
                 moved = self.space.moved(state, target) if self.orders else ()
-                move = Move("CollectivePermute", moved, (), 0, target)
+                move = CollectiveStep("CollectivePermute", moved, (), 0, target)
                 yield move, self.prices.of(move.op, moved, 2, size)
 
-    def _candidates(self, state: State) -> Iterator[Move]:
+    def _candidates(self, state: State) -> Iterator[CollectiveStep]:
         moves = self.space.moves(state)
         if not state[1]:
             yield from moves
@@ -240,7 +240,7 @@ class Search:
         if self.wanted:
             yield from self.space.make_partial(state, self.problem.goal)
 
-    def _is_possible(self, move: Move, before: Counts, after: Counts) -> bool:
+    def _is_possible(self, move: CollectiveStep, before: Counts, after: Counts) -> bool:
         """Whether blocks nest, and no dim is cut so that blocks become uneven on the way only."""
         for dim in move.dims:
             if after[dim] > before[dim]:
@@ -256,7 +256,7 @@ class Search:
         size = self.problem.shape[dim]
         return major == 1 or ceil_div(size, major) == ceil_div(size, whole) * (whole // major)
 
-    def _cost(self, move: Move, counts: Counts, size: int, size_after: int) -> int:
+    def _cost(self, move: CollectiveStep, counts: Counts, size: int, size_after: int) -> int:
         match move.op:
             case "AllSlice" | "MakePartial":
                 return 0

@@ -10,7 +10,7 @@ from .bound import Bound, bound_of_bytes, by_counts, distances
 from .prices import BytePrices, NetworkPrices, Prices
 from .problem import Names, Problem, refined
 from .search import Effort, Path, Search, weighed
-from .space import Move, space_of
+from .space import CollectiveStep, space_of
 
 Planner = Literal["optimal", "fast"]
 Granularity = Literal["given", "prime", "all"]
@@ -35,7 +35,7 @@ class Solution:
         ends_bytes: the larger block of the two ends.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[CollectiveStep, ...]
     granularity: Granularity
     peak_bytes: int
     ends_bytes: int

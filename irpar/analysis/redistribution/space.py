@@ -20,7 +20,7 @@ Counts = tuple[int, ...]
 """Into how many blocks each dim is cut, and last how many partial values there are."""
 
 
-class Move(NamedTuple):
+class CollectiveStep(NamedTuple):
     """A collective.
 
     Attributes:
@@ -45,7 +45,7 @@ class Space:
         self.sizes = sizes
         self.rank = rank
         self._counts: dict[State, Counts] = {}
-        self._moves: dict[State, tuple[Move, ...]] = {}
+        self._moves: dict[State, tuple[CollectiveStep, ...]] = {}
         self._closures: dict[tuple[State, bool], dict[Counts, tuple[State, ...]]] = {}
 
     def size(self, atoms: tuple[int, ...]) -> int:
@@ -66,14 +66,14 @@ class Space:
         used = {atom for atoms in dims for atom in atoms} | set(partial)
         return tuple(atom for atom in range(len(self.sizes)) if atom not in used)
 
-    def moves(self, state: State) -> tuple[Move, ...]:
+    def moves(self, state: State) -> tuple[CollectiveStep, ...]:
         """What can be done but CollectivePermute: slices, gathers, exchanges, reductions."""
         known = self._moves.get(state)
         if known is None:
             known = self._moves[state] = tuple(self._made(state))
         return known
 
-    def _made(self, state: State) -> Iterator[Move]:
+    def _made(self, state: State) -> Iterator[CollectiveStep]:
         dims, partial = state
         free = self.free(state)
         for dim, atoms in enumerate(dims):
@@ -83,28 +83,28 @@ class Space:
                 kept, moved = atoms[:-count], atoms[-count:]
                 n = self.size(moved)
                 rest = put(dims, dim, kept)
-                yield Move("AllGather", moved, (dim,), n, (rest, partial))
+                yield CollectiveStep("AllGather", moved, (dim,), n, (rest, partial))
                 for other in range(self.rank):
                     if other != dim:
                         after = put(rest, other, dims[other] + moved)
-                        yield Move("AllToAll", moved, (other, dim), n, (after, partial))
+                        yield CollectiveStep("AllToAll", moved, (other, dim), n, (after, partial))
         yield from self._reductions(state)
 
-    def _reductions(self, state: State) -> Iterator[Move]:
+    def _reductions(self, state: State) -> Iterator[CollectiveStep]:
         dims, partial = state
         for atoms in _subsets(partial):
             rest = tuple(atom for atom in partial if atom not in atoms)
             n = self.size(atoms)
-            yield Move("AllReduce", atoms, (), n, (dims, rest))
+            yield CollectiveStep("AllReduce", atoms, (), n, (dims, rest))
             for order in itertools.permutations(atoms) if len(atoms) <= 3 else (atoms,):
                 for dim in range(self.rank):
-                    yield Move("ReduceScatter", order, (dim,), n, (put(dims, dim, dims[dim] + order), rest))
+                    yield CollectiveStep("ReduceScatter", order, (dim,), n, (put(dims, dim, dims[dim] + order), rest))
 
-    def _slice(self, state: State, dim: int, atoms: tuple[int, ...]) -> Move:
+    def _slice(self, state: State, dim: int, atoms: tuple[int, ...]) -> CollectiveStep:
         dims, partial = state
-        return Move("AllSlice", atoms, (dim,), self.size(atoms), (put(dims, dim, dims[dim] + atoms), partial))
+        return CollectiveStep("AllSlice", atoms, (dim,), self.size(atoms), (put(dims, dim, dims[dim] + atoms), partial))
 
-    def slice_to(self, state: State, goal: State) -> Iterator[Move]:
+    def slice_to(self, state: State, goal: State) -> Iterator[CollectiveStep]:
         """A dim cut in one go as the goal has it: uneven blocks may not lie inside those of fewer axes."""
         dims, _ = state
         free = self.free(state)
@@ -113,13 +113,13 @@ class Space:
             if len(added) > 1 and wanted[: len(atoms)] == atoms and set(added) <= set(free):
                 yield self._slice(state, dim, added)
 
-    def make_partial(self, state: State, goal: State) -> Iterator[Move]:
+    def make_partial(self, state: State, goal: State) -> Iterator[CollectiveStep]:
         """A whole value as one of several partial ones: free."""
         dims, partial = state
         free = self.free(state)
         added = tuple(atom for atom in goal[1] if atom in free)
         if added:
-            yield Move("MakePartial", added, (), self.size(added), (dims, tuple(sorted((*partial, *added)))))
+            yield CollectiveStep("MakePartial", added, (), self.size(added), (dims, tuple(sorted((*partial, *added)))))
 
     def closure(self, goal: State, every_order: bool) -> dict[Counts, tuple[State, ...]]:
         """Where a permutation may lead: what becomes the goal by gathers alone, or by exchanges and gathers.

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import irpar
-from irpar.advice.move_limit import LargeMoveError
+from irpar.advice.redistribution_limit import LargeRedistributionError
 from irpar.annotations import mesh_tensorflow
 from irpar.ir import Annotation
 from tests.written import Specs, model_of_text
@@ -120,7 +120,7 @@ def test_an_entry_that_the_rules_repeat_is_not_advised_to_be_left_out(tmp_path: 
     made = irpar.partition(module)
     (conflict,) = conflicts(made)
     assert conflict["avoid"] == 'annotate "y" as [[tp], null]'
-    with pytest.raises(LargeMoveError) as raised:
+    with pytest.raises(LargeRedistributionError) as raised:
         irpar.partition(module, max_redistribution_mb=0)
     assert 'annotate "y" as [[tp], null] (tried' in raised.value.do
     assert "leave out" not in raised.value.do

@@ -13,7 +13,7 @@ import pytest
 
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.groups.processes import ProcessGroup
-from irpar.runtime.groups.shared_memory.segment import Layout
+from irpar.runtime.groups.shared_memory.segment import SegmentLayout
 from irpar.sharding import Mesh
 from tests.patience import patient
 
@@ -123,7 +123,7 @@ class Ranks:
 _GROUPS: dict[str, ProcessGroup] = {}
 
 
-def joined(mesh: Mesh, seconds: float = 20, layout: Layout | None = None) -> ProcessGroup:
+def joined(mesh: Mesh, seconds: float = 20, layout: SegmentLayout | None = None) -> ProcessGroup:
     """The group of this process; the same one the next time.
 
     Args:
@@ -135,7 +135,7 @@ def joined(mesh: Mesh, seconds: float = 20, layout: Layout | None = None) -> Pro
     if key not in _GROUPS:
         with pytest.MonkeyPatch.context() as patch:
             if layout is not None:
-                patch.setattr(Layout, "of", lambda _: layout)
+                patch.setattr(SegmentLayout, "of", lambda _: layout)
             group = make_group("processes", mesh, seconds)
         assert isinstance(group, ProcessGroup)
         _GROUPS[key] = group

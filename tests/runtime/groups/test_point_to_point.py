@@ -14,7 +14,7 @@ from irpar.output.plan import collective_entries
 from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup
-from irpar.runtime.groups.shared_memory.segment import Layout
+from irpar.runtime.groups.shared_memory.segment import SegmentLayout
 from irpar.runtime.groups.wire.control import Control
 from irpar.sharding import Mesh
 from tests.budget import budget
@@ -29,7 +29,7 @@ from .spmd_threads import run_ranks
 from .wired_threads import controls, run_threads
 
 LINE = Mesh({"x": 3})
-TINY = Layout(3, ring=4096, slot=64, slots=4)
+TINY = SegmentLayout(3, ring=4096, slot=64, slots=4)
 """Almost everything goes in parts, and slots are scarce."""
 
 
@@ -59,14 +59,14 @@ def test_random_pairs_over_random_meshes_in_threads(mesh: Mesh, seed: int) -> No
             check_taken(found[rank], expected)
 
 
-def pairs_of_rank(mesh: Mesh, seed: int, rows: int, layout: Layout | None = None) -> int:
+def pairs_of_rank(mesh: Mesh, seed: int, rows: int, layout: SegmentLayout | None = None) -> int:
     group = joined(mesh, layout=layout)
     return exchange_pairs(group, group.rank, mesh, 12, seed, rows)
 
 
 @pytest.mark.parametrize("layout", [None, TINY])
 @pytest.mark.parametrize(("seed", "rows"), [(0, 3), (1, 40), (2, 3)])
-def test_random_pairs_in_processes(ranks: Ranks, seed: int, rows: int, layout: Layout | None) -> None:
+def test_random_pairs_in_processes(ranks: Ranks, seed: int, rows: int, layout: SegmentLayout | None) -> None:
     options = {"mesh": LINE, "seed": seed, "rows": rows, "layout": layout}
     assert ranks.run(pairs_of_rank, [options] * 3) == [12] * 3
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from irpar.runtime.errors import MismatchError
 from irpar.runtime.groups import Call, Collective, ThreadGroup
-from irpar.runtime.groups.shared_memory.segment import Layout
+from irpar.runtime.groups.shared_memory.segment import SegmentLayout
 from irpar.sharding import Axis, Mesh
 from tests.budget import budget
 
@@ -39,7 +39,7 @@ REDUCED = {
     np.bool_: ("and", "or"),
     np.complex64: ("sum",),
 }
-TINY = Layout(4, ring=4096, slot=64, slots=4)
+TINY = SegmentLayout(4, ring=4096, slot=64, slots=4)
 """Almost everything goes in parts, and slots are scarce."""
 
 
@@ -159,7 +159,7 @@ def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("layout", [None, TINY], ids=["whole", "in parts"])
 @pytest.mark.parametrize("mesh", [SQUARE, LINE], ids=str)
-def test_all_kinds_on_all_dtypes(ranks: Ranks, mesh: Mesh, layout: Layout | None) -> None:
+def test_all_kinds_on_all_dtypes(ranks: Ranks, mesh: Mesh, layout: SegmentLayout | None) -> None:
     listed = list(cases(mesh, rows=8))
     given = [[(case.collective, case.operands[rank]) for case in listed] for rank in range(4)]
     found = ranks.run(exchange_all, [{"mesh": mesh, "given": each, "layout": layout} for each in given])
@@ -183,7 +183,7 @@ def test_in_parts_the_same_comes_out(ranks: Ranks, program: Any) -> None:
 @pytest.mark.slow
 @settings(max_examples=budget(1500), deadline=None)
 @given(program=programs(), layout=st.sampled_from([None, TINY]))
-def test_many_programs(ranks: Ranks, program: Any, layout: Layout | None) -> None:
+def test_many_programs(ranks: Ranks, program: Any, layout: SegmentLayout | None) -> None:
     check_program(ranks, program, layout=layout)
 
 
@@ -191,7 +191,7 @@ def test_many_programs(ranks: Ranks, program: Any, layout: Layout | None) -> Non
 @settings(max_examples=budget(200), deadline=None)
 @given(program=programs([(Mesh({"x": 2, "y": 3}), axes) for axes in (["x"], ["y"], ["x", "y"], ["y", "x"])]))
 def test_groups_of_three_and_six(six_ranks: Ranks, program: Any) -> None:
-    check_program(six_ranks, program, layout=Layout(6, ring=4096, slot=64, slots=4))
+    check_program(six_ranks, program, layout=SegmentLayout(6, ring=4096, slot=64, slots=4))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from irpar.sharding import IrparError, Mesh, option
 
 from ...errors import PeerError
 from ..base import rank_text
-from .segment import Layout, Segment
+from .segment import Segment, SegmentLayout
 from .system import parent_of, start_of
 
 _PAUSE = 0.01
@@ -212,7 +212,7 @@ class _Host:
             self._came[rank] = connection
 
     def _share(self) -> Joined:
-        layout = Layout.of(self._mesh.size)
+        layout = SegmentLayout.of(self._mesh.size)
         handle = Segment.create(layout)
         with ExitStack() as stack:
             keep = os.dup(handle)
@@ -257,7 +257,7 @@ def _visit(mesh: Mesh, world: World, name: str, until: float, seconds: float) ->
         raise PeerError(f"{rank_text(mesh, 0)} ended before all ranks had met", rank=0)
     file, own, *ends = handles
     others = [rank for rank in range(mesh.size) if rank != world.rank]
-    return Joined(Segment(Layout(**told["layout"]), file), own, dict(zip(others, ends, strict=True)))
+    return Joined(Segment(SegmentLayout(**told["layout"]), file), own, dict(zip(others, ends, strict=True)))
 
 
 def _connected(mesh: Mesh, name: str, until: float, seconds: float) -> socket.socket:

@@ -25,7 +25,7 @@ _PAGE = 4096
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """What lies where in the segment of a run; the same on all ranks.
 
     Attributes:
@@ -106,7 +106,7 @@ class Segment:
         IrparError: there is no room for it.
     """
 
-    def __init__(self, layout: Layout, handle: int) -> None:
+    def __init__(self, layout: SegmentLayout, handle: int) -> None:
         self.layout = layout
         try:
             self._map = mmap.mmap(handle, layout.nbytes)
@@ -118,7 +118,7 @@ class Segment:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @staticmethod
-    def create(layout: Layout) -> int:
+    def create(layout: SegmentLayout) -> int:
         """The open file of a new segment, all of it taken from the system: nothing can be missing later.
 
         Raises:
@@ -188,7 +188,7 @@ class Segment:
         return words, self.memory[mask : mask + self.layout.count], self.memory[text : text + HEADER_BYTES]
 
 
-def _no_room(layout: Layout, error: Exception) -> IrparError:
+def _no_room(layout: SegmentLayout, error: Exception) -> IrparError:
     told = error.strerror if isinstance(error, OSError) else str(error)
     return IrparError(
         f"{layout.count} ranks need {layout.nbytes / 2**20:.0f} MB of shared memory, which the system refuses: {told}",

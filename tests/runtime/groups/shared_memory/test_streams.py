@@ -7,14 +7,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.runtime.groups.shared_memory.segment import Layout, Segment
+from irpar.runtime.groups.shared_memory.segment import Segment, SegmentLayout
 from irpar.runtime.groups.shared_memory.streams import Streams
 from tests.budget import budget
 
 
 def two_streams(ring: int) -> tuple[Streams, Streams]:
     """Both ends, in one process."""
-    layout = Layout(2, ring=ring, slot=64, slots=2)
+    layout = SegmentLayout(2, ring=ring, slot=64, slots=2)
     handle = Segment.create(layout)
     first, second = Segment(layout, os.dup(handle)), Segment(layout, handle)
     first.start()

@@ -15,7 +15,7 @@ MEGABYTE = 10**6
 
 
 @dataclass
-class Move:
+class Redistribution:
     """The collectives of one redistribution.
 
     Attributes:
@@ -53,7 +53,7 @@ class Move:
         return ", then ".join(f"{entry['kind']} over {','.join(entry['axes'])}" for entry in self.entries)
 
 
-def moves_of(module: Module, collectives: Sequence[dict[str, Any]]) -> list[Move]:
+def redistributions_of(module: Module, collectives: Sequence[dict[str, Any]]) -> list[Redistribution]:
     """The redistributions of a local module, those that send most first, equal ones in the program's order.
 
     The reduction of partial values is none; of a value that is reduced and then moved on, the rest counts.
@@ -63,7 +63,7 @@ def moves_of(module: Module, collectives: Sequence[dict[str, Any]]) -> list[Move
         collectives: of its plan.
     """
     entries = {entry["id"]: entry for entry in collectives}
-    found: dict[object, Move] = {}
+    found: dict[object, Redistribution] = {}
     for graph in module.graphs:
         for node in graph.walk():
             if not sends(node):
@@ -72,7 +72,7 @@ def moves_of(module: Module, collectives: Sequence[dict[str, Any]]) -> list[Move
             if entry is None or entry["kind"] in REDUCING:
                 continue
             conflict = module.conflicts.get(node.results[0].name)
-            move = found.setdefault(_key(node, conflict), Move(node.inputs[0], conflict, [], []))
+            move = found.setdefault(_key(node, conflict), Redistribution(node.inputs[0], conflict, [], []))
             move.entries.append(entry)
             move.nodes.append(node)
     return sorted(found.values(), key=lambda move: -move.sent_bytes)

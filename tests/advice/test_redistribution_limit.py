@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 import irpar
-from irpar.advice import move_advice
-from irpar.advice.move_limit import LargeMoveError
+from irpar.advice import redistribution_advice
+from irpar.advice.redistribution_limit import LargeRedistributionError
 from tests.command_line import call
 from tests.written import Specs, model_of_text
 
@@ -33,7 +33,7 @@ def torn(path: Path) -> irpar.Module:
 
 
 def test_the_error_names_the_tensor_both_sides_and_the_way_out(path: Path) -> None:
-    with pytest.raises(LargeMoveError) as raised:
+    with pytest.raises(LargeRedistributionError) as raised:
         irpar.partition(torn(path), "tp=4", max_redistribution_mb=0)
     plan = irpar.partition(torn(path), "tp=4").plan
     (entry,) = plan.collectives
@@ -50,7 +50,7 @@ def test_the_error_names_the_tensor_both_sides_and_the_way_out(path: Path) -> No
 def test_what_is_allowed_passes(path: Path) -> None:
     sent = irpar.partition(torn(path), "tp=4").plan.totals["sent_bytes"]
     irpar.partition(torn(path), "tp=4", max_redistribution_mb=sent / 1e6)
-    with pytest.raises(LargeMoveError):
+    with pytest.raises(LargeRedistributionError):
         irpar.partition(torn(path), "tp=4", max_redistribution_mb=(sent - 1) / 1e6)
 
 
@@ -66,7 +66,7 @@ def test_what_is_gathered_for_an_operator_without_a_rule_counts(tmp_path: Path) 
     onnx.save(model_of_text(text), tmp_path / "model.onnx")
     module = irpar.load(tmp_path / "model.onnx")
     module.shard("x", ["tp", None])
-    with pytest.raises(LargeMoveError, match=r"x f32\[64, 4\], 1.02 kB: all_gather over tp") as raised:
+    with pytest.raises(LargeRedistributionError, match=r"x f32\[64, 4\], 1.02 kB: all_gather over tp") as raised:
         irpar.partition(module, "tp=4", max_redistribution_mb=0)
     assert 'leave out the annotation "x"' in str(raised.value)
     assert "NonZero" in str(raised.value)
@@ -83,7 +83,7 @@ def test_the_steps_of_one_redistribution_count_together(tmp_path: Path) -> None:
 
     sent = [entry["sent_bytes"] for entry in irpar.partition(cut(), "a=2,b=4").plan.collectives]
     assert len(sent) > 1
-    with pytest.raises(LargeMoveError, match=", then "):
+    with pytest.raises(LargeRedistributionError, match=", then "):
         irpar.partition(cut(), "a=2,b=4", max_redistribution_mb=(sum(sent) - 1) / 1e6)
     irpar.partition(cut(), "a=2,b=4", max_redistribution_mb=sum(sent) / 1e6)
 
@@ -129,7 +129,7 @@ def partitioned(path: Path, specs: Specs, most_mb: float | None) -> irpar.Partit
 
 def ways_out(path: Path, specs: Specs, most_mb: float) -> list[str]:
     """What the error says to do, but for allowing more."""
-    with pytest.raises(LargeMoveError) as raised:
+    with pytest.raises(LargeRedistributionError) as raised:
         partitioned(path, specs, most_mb)
     return raised.value.do.split(", or allow more")[0].split(", or ")
 
@@ -165,29 +165,31 @@ def test_what_no_other_annotation_spares_is_said_to_be_so(tmp_path: Path) -> Non
     onnx.save(model_of_text(text), tmp_path / "model.onnx")
     specs: Specs = {"x": [None, "tp"], "y": ["tp", None]}
     sent = partitioned(tmp_path / "model.onnx", specs, None).plan.collectives[0]["sent_bytes"]
-    with pytest.raises(LargeMoveError) as raised:
+    with pytest.raises(LargeRedistributionError) as raised:
         partitioned(tmp_path / "model.onnx", specs, 0)
     assert f"--max-redistribution-mb {sent / 1e6!r}" in raised.value.do
     partitioned(tmp_path / "model.onnx", specs, sent / 1e6)
 
 
 def test_a_large_model_is_not_planned_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(move_advice, "_MOST_NODES", 0)
-    with pytest.raises(LargeMoveError, match="too large a model to try") as raised:
+    monkeypatch.setattr(redistribution_advice, "_MOST_NODES", 0)
+    with pytest.raises(LargeRedistributionError, match="too large a model to try") as raised:
         irpar.partition(torn(path), "tp=4", max_redistribution_mb=0)
     assert "may avoid it" in raised.value.do
 
 
 def test_a_way_out_that_sends_more_in_all_is_not_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each spares the large move, and costs as much elsewhere."""
-    planned = move_advice.Advisor._planned
+    planned = redistribution_advice.Advisor._planned
 
-    def dearer(self: move_advice.Advisor, changes: move_advice._Changes) -> move_advice._Plan | None:
+    def dearer(
+        self: redistribution_advice.Advisor, changes: redistribution_advice._Changes
+    ) -> redistribution_advice._Plan | None:
         plan = planned(self, changes)
         return None if plan is None else replace(plan, sent_bytes=10**9)
 
-    monkeypatch.setattr(move_advice.Advisor, "_planned", dearer)
-    with pytest.raises(LargeMoveError) as raised:
+    monkeypatch.setattr(redistribution_advice.Advisor, "_planned", dearer)
+    with pytest.raises(LargeRedistributionError) as raised:
         irpar.partition(torn(path), "tp=4", max_redistribution_mb=0)
     assert "tried: " not in raised.value.do
     assert "that were tried none makes it smaller and sends less in all" in raised.value.do

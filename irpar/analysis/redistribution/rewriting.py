@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from irpar.analysis.explanation.joined_reasons import last_name, move_conflicts
-from irpar.analysis.explanation.move_log import log_step
 from irpar.analysis.explanation.origins import cutting_names
+from irpar.analysis.explanation.redistribution_log import log_step
 from irpar.ir import Builder, Conflict, Decision, Graph, Module, Node, Value
 from irpar.ir.value import Use
 from irpar.ops.collectives import FREE
@@ -15,7 +15,7 @@ from irpar.sharding import Sharding
 
 from . import Step
 from .held import is_held
-from .move_trees import Tree, insert_step, is_move, mark_rematerialized, standing_in
+from .trees import Tree, insert_step, is_move, mark_rematerialized, standing_in
 
 _MOVE = re.compile(r"^\w+ of %\S+?(?=[,:]? |$)")
 _WHOLE = "small enough that each device holds what is read of it whole"

@@ -12,7 +12,7 @@ from .origins import VERBS, cutting_names
 
 
 @dataclass(frozen=True)
-class Move:
+class LoggedRedistribution:
     """What is moved, and why.
 
     Attributes:
@@ -57,7 +57,7 @@ def log_step(
         module.decide(result.name, Decision(start, value.name))
 
 
-class MoveLog:
+class RedistributionLog:
     """Logs the values that one pass moves.
 
     Args:
@@ -107,7 +107,7 @@ class MoveLog:
             self.module.decide(other, Decision(f"{node.title} gives it whole", None))
         self.module.decisions[name] = [decision for decision in known if not set(decision.axes) - set(has)]
 
-    def moved(self, value: Value, result: Value, op: str, move: Move) -> None:
+    def moved(self, value: Value, result: Value, op: str, move: LoggedRedistribution) -> None:
         """One collective of a move has made `result` of `value`."""
         if result is move.held:
             return  # It lies as annotated.
@@ -123,7 +123,7 @@ class MoveLog:
                 if other not in (None, name):
                     known[number] = replace(decision, follows=other)
 
-    def _gained(self, value: Value, result: Value, op: str, move: Move, name: str) -> Decision:
+    def _gained(self, value: Value, result: Value, op: str, move: LoggedRedistribution, name: str) -> Decision:
         """Why a move brings an axis: it was to cut what the node gives, or cuts what its reader reads besides."""
         if move.held is not None:
             return Decision(f"{op} of %{value.name}, to lie as %{move.held.name}", move.held.name, (name,))

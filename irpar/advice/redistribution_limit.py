@@ -8,17 +8,17 @@ from irpar.pass_manager import Pass
 from irpar.sharding import IrparError
 from irpar.units import bytes_text
 
-from .move_advice import Advisor, may_avoid
-from .moves import MEGABYTE, Move, moves_of
+from .redistribution_advice import Advisor, may_avoid
+from .redistributions import MEGABYTE, Redistribution, redistributions_of
 
 _MOST_NAMED = 5
 
 
-class LargeMoveError(IrparError):
+class LargeRedistributionError(IrparError):
     """A redistribution that sends more than was allowed."""
 
 
-def check_moves(
+def check_redistributions(
     module: Module, plan: Plan, most_mb: float, prepared: Callable[[], Module], passes: Sequence[Pass]
 ) -> None:
     """Refuse a plan of which one redistribution sends too much.
@@ -33,12 +33,13 @@ def check_moves(
         passes: that made it.
 
     Raises:
-        LargeMoveError: naming the tensor, both sides of the conflict, and annotations that avoid it, if any was found.
+        LargeRedistributionError: naming the tensor, both sides of the conflict, and annotations that avoid it, if any
+            was found.
         IrparError: the limit is no number from 0 on.
     """
     if not most_mb >= 0:
         raise IrparError(f"a redistribution cannot send {most_mb} MB at most", do="give a number of MB, 0 or more")
-    moves = moves_of(module, plan.collectives)
+    moves = redistributions_of(module, plan.collectives)
     # A quotient, so that the number that the message tells is one that is allowed.
     large = [move for move in moves if move.sent_bytes / MEGABYTE > most_mb]
     if not large:
@@ -49,7 +50,7 @@ def check_moves(
     if len(others) > _MOST_NAMED:
         notes.append(f"and {len(others) - _MOST_NAMED} more")
     advisor = Advisor(most_mb, prepared, passes)
-    raise LargeMoveError(
+    raise LargeRedistributionError(
         f"a redistribution sends {bytes_text(first.sent_bytes)} a device, more than the {most_mb:g} MB allowed",
         where=f"{first.title}: {first.how}",
         notes=tuple(notes),
@@ -57,7 +58,7 @@ def check_moves(
     )
 
 
-def _do(ways: Sequence[str], advisor: Advisor, module: Module, first: Move) -> str:
+def _do(ways: Sequence[str], advisor: Advisor, module: Module, first: Redistribution) -> str:
     """What to do about the largest redistribution."""
     allow = f"--max-redistribution-mb {first.sent_bytes / MEGABYTE!r}"
     if ways:
@@ -68,7 +69,7 @@ def _do(ways: Sequence[str], advisor: Advisor, module: Module, first: Move) -> s
     return f"{may_avoid(module, first)}, which may avoid it (too large a model to try), or allow more: {allow}"
 
 
-def _sides(move: Move) -> list[str]:
+def _sides(move: Redistribution) -> list[str]:
     """Why it is moved: how it lies and is needed, each with its cause."""
     conflict = move.conflict
     if conflict is None:

@@ -16,7 +16,7 @@ from irpar.pass_manager.instrumentation import Instrumentation
 from irpar.sharding import DimSpec, IrparError, Sharding
 from irpar.units import bytes_text
 
-from .moves import MEGABYTE, Move, moves_of
+from .redistributions import MEGABYTE, Redistribution, redistributions_of
 
 _MOST_TRIES = 12
 _MOST_NODES = 6_000
@@ -96,7 +96,7 @@ class _Plan:
 
     changes: _Changes
     module: Module
-    moves: list[Move]
+    moves: list[Redistribution]
     sent_bytes: int
 
     @property
@@ -128,7 +128,7 @@ class Advisor:
         self.passes = passes
         self.tries = self.tried = 0
 
-    def advice(self, module: Module, moves: list[Move], sent_bytes: int) -> list[str]:
+    def advice(self, module: Module, moves: list[Redistribution], sent_bytes: int) -> list[str]:
         """Ways out that were tried and with which less is sent in all, in words; none where none of them helps.
 
         Args:
@@ -176,7 +176,7 @@ class Advisor:
             return None
         entries = collective_entries(module, module.mesh)
         sent = sum(known_times(entry) * entry["sent_bytes"] for entry in entries)
-        return _Plan(changes, module, moves_of(module, entries), sent)
+        return _Plan(changes, module, redistributions_of(module, entries), sent)
 
     def _told(self, first: _Plan, plan: _Plan) -> str:
         changes = " and ".join(map(str, plan.changes))
@@ -212,23 +212,26 @@ def _all_candidates(plan: _Plan, most_mb: float) -> Iterator[_Changes]:
         yield (_LeaveOut(title),)
 
 
-def _of_others(move: Move) -> Iterator[_Changes]:
+def _of_others(move: Redistribution) -> Iterator[_Changes]:
     """Annotations of other tensors that its conflict names: one further on may keep a cut from passing."""
     for name, spec in annotations_of_text(move.conflict.avoid) if move.conflict is not None else ():
         if name != move.value.source_name:
             yield (_Annotate(name, spec, spec_of_text(spec)),)
 
 
-def _start(move: Move) -> Sharding | None:
+def _start(move: Redistribution) -> Sharding | None:
     return move.value.sharding
 
 
-def _end(move: Move) -> Sharding | None:
+def _end(move: Redistribution) -> Sharding | None:
     return move.target
 
 
 def _for_all(
-    module: Module, alike: Sequence[Move], single: _Annotate, wanted: Callable[[Move], Sharding | None]
+    module: Module,
+    alike: Sequence[Redistribution],
+    single: _Annotate,
+    wanted: Callable[[Redistribution], Sharding | None],
 ) -> Iterator[_Changes]:
     """An annotation for the same tensor of all layers: by a glob, or by their names."""
     known = [module.annotated.get(move.value.name) for move in alike]
@@ -241,7 +244,7 @@ def _for_all(
         yield changes
 
 
-def _annotation(module: Module, move: Move, wanted: Sharding | None) -> _Annotate | None:
+def _annotation(module: Module, move: Redistribution, wanted: Sharding | None) -> _Annotate | None:
     """A value annotated otherwise; None where its sharding cannot be written."""
     if wanted is None or wanted.partial:
         return None
@@ -251,18 +254,18 @@ def _annotation(module: Module, move: Move, wanted: Sharding | None) -> _Annotat
     return _Annotate(name or move.value.source_name, spec_text(wanted), dims)
 
 
-def _shape_of_name(move: Move) -> tuple[str, Sharding | None, Sharding | None]:
+def _shape_of_name(move: Redistribution) -> tuple[str, Sharding | None, Sharding | None]:
     """What is equal for the same tensor of all layers."""
     return _DIGITS.sub("*", move.value.source_name), move.value.sharding, move.target
 
 
-def _glob(moves: Sequence[Move]) -> str:
+def _glob(moves: Sequence[Redistribution]) -> str:
     """One glob for names that differ in numbers alone."""
     split = [re.split(r"(\d+)", move.value.source_name) for move in moves]
     return "".join(parts[0] if len(set(parts)) == 1 else "*" for parts in zip(*split, strict=True))
 
 
-def _origins(module: Module, move: Move) -> list[str]:
+def _origins(module: Module, move: Redistribution) -> list[str]:
     """The titles of the annotations that a move stands between, that of the value itself last."""
     titles: dict[str, None] = {}
     for axis in dict.fromkeys(axis.name for node in move.nodes for axis in collective_axes(node)):
@@ -278,7 +281,7 @@ def _origins(module: Module, move: Move) -> list[str]:
     return sorted(titles, key=lambda title: own is not None and title == own.title)
 
 
-def may_avoid(module: Module, move: Move) -> str:
+def may_avoid(module: Module, move: Redistribution) -> str:
     """What may spare a move; not tried."""
     if move.conflict is not None:
         return move.conflict.avoid
