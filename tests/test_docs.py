@@ -1,5 +1,6 @@
 """What the pages under docs/ show is run: examples of passes, Python programs, shardings, links."""
 
+import dataclasses
 import doctest
 import io
 import json
@@ -17,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,11 @@ from irpar.annotations.shardings_file import read_shardings
 from irpar.cli import main
 from irpar.ir import parse_module
 from irpar.models.__main__ import main as models_main
+from irpar.ops.collectives.record import Settings
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.runtime.engines.base import ENGINES
+from irpar.runtime.errors import RunError
+from irpar.runtime.executor import Executor
 from irpar.runtime.groups import GROUPS
 from irpar.runtime.groups.wire.sockets import LISTEN
 from irpar.runtime.launch.environment import LAUNCHERS, World
@@ -414,6 +419,57 @@ def test_the_command_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert re.search(r"^MatMul +2$", capsys.readouterr().out, re.MULTILINE)
     names["count_command"](tmp_path / "mlp.onnx", as_json=True)  # type: ignore[operator]
     assert json.loads(capsys.readouterr().out)["MatMul"] == 2
+
+
+def run_as(page: str, name: str) -> dict[str, Any]:
+    """The names of a page's program, run as a module of irpar."""
+    (program,) = code(page, "python")
+    names: dict[str, Any] = {"__name__": name, "__package__": name.rpartition(".")[0]}
+    exec(program, names)
+    return names
+
+
+DIVIDED = """
+    mesh @m = ["x"=2]
+    graph local @g(%a: f32[4], %b: f32[4]) -> (%r) opset 21 ranks [0, 1] {
+      %q = Div(%a, %b) : f32[4]
+      %r = irpar.AllReduce(%q) {axes=["x"], id=0, reduce="sum"} : f32[4]
+    }
+"""
+
+
+def test_the_engine_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_as("adding-an-engine.md", "irpar.runtime.engines.finite")
+    monkeypatch.setitem(sys.modules, "irpar.runtime.engines.finite", SimpleNamespace(**names))  # type: ignore[misc]
+    monkeypatch.setitem(ENGINES, "finite", "finite:FiniteEngine")
+    module = parse_module(DIVIDED)
+    two, zero = np.full(4, 2, np.float32), np.zeros(4, np.float32)
+    with Executor(module, module.mesh, engine="finite") as executor:
+        np.testing.assert_array_equal(executor.run({"a": two, "b": two})["r"], two)
+        with pytest.raises(RunError, match=r"rank 0 .*: %q has NaN"):
+            executor.run({"a": zero, "b": zero})
+
+
+def test_the_group_of_the_page() -> None:
+    names = run_as("adding-a-group.md", "irpar.runtime.groups.counted")
+    module = parse_module(DIVIDED)
+    group = names["CountedGroup"](module.mesh)
+    with Executor(module, module.mesh, engine="numpy", group=group) as executor:
+        executor.run({"a": np.ones(4, np.float32), "b": np.ones(4, np.float32)})
+    assert group.taken == {0: 32}
+
+
+def test_the_collective_of_the_page() -> None:
+    record = run_as("adding-a-collective.md", "irpar.ops.collectives.mirror")["RECORD"]
+    operands = [np.full(2, number) for number in range(3)]
+    settings = Settings("Mirror", 0, ())
+    assert [record.execution.result(settings, operands, place)[0] for place in range(3)] == [2, 1, 0]
+    for place in range(3):
+        member = SimpleNamespace(position=place, shapes=[(2,)] * 3, operand=operands[place], collective=settings)
+        movement = record.execution.moves(member, np.zeros)
+        assert [where for where, _ in movement.sends] == ([] if place == 1 else [[2 - place]])
+        assert [source for source, _ in movement.receives] == ([] if place == 1 else [2 - place])
+    assert {"algorithms", "execution", "shape"} <= {field.name for field in dataclasses.fields(record)}
 
 
 def test_the_command_for_ring_attention_works_when_copied(tmp_path: Path) -> None:
