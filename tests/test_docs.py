@@ -238,30 +238,42 @@ def test_parts_run_without_irpar(tmp_path: Path) -> None:
     assert float(printed.removeprefix("largest difference ")) < 1e-5
 
 
-@pytest.mark.slow
-def test_the_package_of_passes_and_operators(tmp_path: Path) -> None:
-    pass_, test, model, operator = code("writing-passes.md", "python")
-    package, facts = tmp_path / "irpar_extras", tmp_path / "irpar_extras-0.1.dist-info"
+def install(page: str, folder: Path) -> Path:
+    """Make the empty package of a page in a folder, with what pip would write of its entry points; its folder."""
+    package, facts = folder / "irpar_extras", folder / "irpar_extras-0.1.dist-info"
     package.mkdir()
     facts.mkdir()
     (package / "__init__.py").touch()
-    (package / "merge_scales.py").write_text(pass_)
-    (package / "fused_matmul.py").write_text(operator)
-    (tmp_path / "test_merge_scales.py").write_text(test)
-    (tmp_path / "model.py").write_text(model)
-    # What pip would write of the [project.entry-points] in pyproject.toml.
-    (toml,) = code("writing-passes.md", "toml")
+    (toml,) = code(page, "toml")
     entries = re.sub(r'\[project\.entry-points\."(.*)"\]', r"[\1]", toml[toml.index("[project.entry-points") :])
     (facts / "entry_points.txt").write_text(entries.replace('"', ""))
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: irpar-extras\nVersion: 0.1\n")
+    return package
+
+
+def test_the_package_of_a_pass(tmp_path: Path) -> None:
+    pass_, test = code("writing-passes.md", "python")
+    (install("writing-passes.md", tmp_path) / "merge_scales.py").write_text(pass_)
+    (tmp_path / "test_merge_scales.py").write_text(test)
     python("-m", "pytest", "-q", "test_merge_scales.py", folder=tmp_path)
-    python("model.py", folder=tmp_path)
-    (tmp_path / "fused.yaml").write_text("tensors: {w1: [null, tp], y: [null, null]}\n")
-    command = ["partition", "fused.onnx", "-o", "out", "--mesh", "tp=4", "--shardings", "fused.yaml", "--json"]
-    plan = json.loads(python("-m", "irpar.cli", *command, folder=tmp_path))
-    assert [entry["kind"] for entry in plan["collectives"]] == ["all_reduce"]
-    assert plan["totals"]["flops_per_rank"] * 4 == plan["original"]["flops"]
-    python("-m", "irpar.cli", "verify", "out", folder=tmp_path)
+
+
+def test_the_operator_of_the_page(tmp_path: Path) -> None:
+    operator, program, samples = code("adding-an-operator.md", "python")
+    (install("adding-an-operator.md", tmp_path) / "row_squares.py").write_text(operator)
+    (tmp_path / "program.py").write_text(program)
+    python("program.py", folder=tmp_path)
+    # Its samples go through the proof of all rules.
+    (tmp_path / "proof.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport irpar_extras.row_squares\n"
+        f"from tests.ops import test_rules\n{samples}\n"
+        "for sample in SAMPLES:\n"
+        "    test_rules.test_allowed_cuts_are_right(sample)\n"
+        "    test_rules.test_empty_blocks_are_right_where_a_rule_accepts_them(sample)\n"
+        "test_rules.SAMPLES[:] = SAMPLES\n"
+        "test_rules.test_every_factor_can_be_tried()\n"
+    )
+    python("proof.py", folder=tmp_path)
 
 
 def commands_of_clusters() -> list[tuple[str, list[str]]]:

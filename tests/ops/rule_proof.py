@@ -156,7 +156,7 @@ def run(graph: Graph, feeds: Mapping[str, Array], versions: Mapping[str, int] | 
         except ort.capi.onnxruntime_pybind11_state.Fail as error:
             if "is not a registered function/op" not in str(error):
                 raise
-    if any(node.domain in ("com.microsoft", "ai.onnx.preview.training") for node in graph):
+    if any(node.domain not in ("", "ai.onnx.ml") for node in graph):
         return run_kernels(graph, feeds, opsets)
     with np.errstate(all="ignore"):
         return [np.asarray(found) for found in ReferenceEvaluator(model).run(None, dict(feeds))]
