@@ -5,8 +5,10 @@
     python benchmarks/cpu_ranks.py --write             and write benchmarks/results/cpu_ranks.{json,md}
 
 Groups: threads (all ranks in one process), processes (irpar launch), mpi (mpiexec; where mpi4py and an MPI are there).
-The yardstick is ONNX Runtime on the whole model, with one thread and with two, on the same cores. There is no target:
-one machine's cores and memory are the same for all.
+The yardsticks, in the same run: ONNX Runtime on the whole model, with one thread and with two, on the same cores; MPI's
+own all-reduce of the same arrays; and of a chain of tiny nodes with an all-reduce behind each, the same sessions and
+sums in a loop by hand, of both ranks in one process. There is no target: one machine's cores and memory are the same
+for all.
 """
 
 import argparse
@@ -25,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 
 import irpar
 from irpar import models
+from irpar.ir import parse_module
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, Group, make_group
 from irpar.runtime.specs import input_specs
@@ -36,10 +40,14 @@ from irpar.sharding import Axis, Mesh
 from irpar.verification.inputs import random_inputs
 
 RANKS = 2
-SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 64 << 20}
-CALLS = {"1 KB": 500, "1 MB": 100, "64 MB": 9}
+SIZES = {"1 KB": 1 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
+CALLS = {"1 KB": 500, "64 KB": 200, "1 MB": 100, "16 MB": 25, "64 MB": 9}
 """All-reduces that a figure is the median of."""
 WARM = 3
+CHAIN = 200
+"""Tiny nodes with an all-reduce behind each."""
+BY_HAND = "by hand, one process"
+MPI = "MPI's own"
 RESULTS = Path(__file__).parent / "results"
 Seconds = dict[str, float]
 
@@ -74,19 +82,31 @@ def measure(preset: str, seq: int, runs: int, rounds: int, place: Path) -> dict[
     irpar.annotate(module, models.annotations("gpt", None, "tp", preset=preset, seq=seq))
     irpar.partition(module, Mesh({"tp": RANKS})).save(place / "out")
     steps: Seconds = {}
+    chains: Seconds = {}
     reduced: dict[str, Seconds] = {}
     for _ in range(rounds):
         for threads in (1, 2):
             name = f"ONNX Runtime, whole model, {threads} thread{'s' * (threads > 1)}"
             keep_best(steps, {name: whole(original, threads, runs)})
+        keep_best(chains, {BY_HAND: by_hand(runs)})
         for group, command in commands().items():
             told = by_ranks(group, command, place / "out", runs)
             keep_best(steps, {f"irpar, {RANKS} ranks, {group}": told["step"]})
-            keep_best(reduced.setdefault(group, {}), told["all_reduce"])
+            keep_best(chains, {group: told["chain"]})
+            for name, found in told["all_reduce"].items():
+                keep_best(reduced.setdefault(name, {}), found)
     facts = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg(), "python": platform.python_version()}
     facts |= {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
     model = f"gpt {preset}, {seq} tokens"
-    return {"model": model, "runs": runs, "rounds": rounds, "steps": steps, "all_reduce": reduced, "facts": facts}
+    return {
+        "model": model,
+        "runs": runs,
+        "rounds": rounds,
+        "steps": steps,
+        "chain": chains,
+        "all_reduce": reduced,
+        "facts": facts,
+    }
 
 
 def keep_best(best: Seconds, found: Seconds) -> None:
@@ -148,13 +168,82 @@ def work(name: str, folder: Path, runs: int) -> int:
             step = median(lambda: executor.run(inputs), runs)
         else:
             executor.serve()
+    chain = 0.0
+    module = parse_module(chain_text())
+    with Executor(module, module.mesh, engine="ort", group=name) as executor:
+        if executor.is_driver:
+            x = np.ones(16, np.float32)
+            chain = median(lambda: executor.run({"x": x}), 4 * runs)
+        else:
+            executor.serve()
     mesh = Mesh({"tp": RANKS})
     group = make_group(name, mesh)
-    reduced = {size: all_reduce(group, mesh, nbytes, CALLS[size]) for size, nbytes in SIZES.items()}
+    reduced = {name: {size: all_reduce(group, mesh, nbytes, CALLS[size]) for size, nbytes in SIZES.items()}}
+    if name == "mpi":
+        reduced[MPI] = {size: mpi_all_reduce(nbytes, CALLS[size]) for size, nbytes in SIZES.items()}
     group.close()
     if 0 in group.ranks:
-        print(json.dumps({"step": step, "all_reduce": reduced}), flush=True)
+        print(json.dumps({"step": step, "chain": chain, "all_reduce": reduced}), flush=True)
     return 0
+
+
+def chain_text() -> str:
+    """A program whose nodes take no time: what is left is the executor's."""
+    value, lines = "x", []
+    for number in range(CHAIN):
+        lines.append(f"  %p{number} = Mul(%{value}, %half) : f32[16]")
+        lines.append(f'  %r{number} = irpar.AllReduce(%p{number}) {{axes=["tp"], id={number}, reduce="sum"}} : f32[16]')
+        value = f"r{number}"
+    ranks = ", ".join(map(str, range(RANKS)))
+    return "\n".join(
+        [
+            f'mesh @m = ["tp"={RANKS}]',
+            f"graph local @chain(%x: f32[16]) -> (%{value}) opset 21 ranks [{ranks}] {{",
+            f"  %half = constant : f32[16] [{', '.join(['0.5'] * 16)}]",
+            *lines,
+            "}",
+        ]
+    )
+
+
+def by_hand(runs: int) -> float:
+    """The chain in a loop: a session for each node, bound once for each rank, and NumPy's sum."""
+    half = onnx.numpy_helper.from_array(np.full(16, 0.5, np.float32), "half")
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> node (float[16] x) => (float[16] y) { y = Mul (x, half) }'
+    )
+    model.graph.initializer.append(half)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    nodes = []
+    for _ in range(CHAIN):
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        bound = []
+        for _ in range(RANKS):
+            binding, x, y = session.io_binding(), np.empty(16, np.float32), np.empty(16, np.float32)
+            binding.bind_input("x", "cpu", 0, x.dtype, x.shape, x.ctypes.data)
+            binding.bind_output("y", "cpu", 0, y.dtype, y.shape, y.ctypes.data)
+            bound.append((binding, x, y))
+        nodes.append((session, bound))
+
+    def run() -> Any:
+        value = np.ones(16, np.float32)
+        for session, bound in nodes:
+            for binding, x, _ in bound:
+                x[...] = value
+                session.run_with_iobinding(binding)
+            value = np.add(bound[0][2], bound[1][2])
+        return value
+
+    return median(run, 4 * runs)
+
+
+def mpi_all_reduce(nbytes: int, calls: int) -> float:
+    """The median of so many all-reduces of f32 by MPI itself, in the job that runs."""
+    from mpi4py.MPI import COMM_WORLD
+
+    operand, result = np.ones(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32)
+    return median(lambda: COMM_WORLD.Allreduce(operand, result), calls)
 
 
 def all_reduce(group: Group, mesh: Mesh, nbytes: int, calls: int) -> float:
@@ -183,6 +272,13 @@ def report(found: dict[str, Any]) -> str:
         f"| {found['model']}; median of {found['runs']}, best of {found['rounds']} rounds | ms |",
         "|---|---|",
         *(f"| {name} | {seconds * 1e3:.1f} |" for name, seconds in found["steps"].items()),
+        "",
+        f"| {CHAIN} all-reduces between tiny nodes | ms | of by hand |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {seconds * 1e3:.1f} | {seconds / found['chain'][BY_HAND]:.1f} |"
+            for name, seconds in found["chain"].items()
+        ),
         "",
         f"| all-reduce of f32, {RANKS} ranks | {' | '.join(SIZES)} |",
         "|---|" + "---|" * len(SIZES),

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from irpar.ir import parse_module
+from irpar.runtime.executor import Executor
 from irpar.runtime.groups import ThreadGroup
 from irpar.sharding import Mesh
 
@@ -43,7 +45,22 @@ def test_the_report_has_units() -> None:
     assert script.figure(16e-3, 64 << 20) == "16.0 ms, 4.19 GB/s"
     facts = {"cores": 2, "load": (0.5, 1, 1), "python": "3", "onnxruntime": "1", "numpy": np.__version__}
     reduced = {"threads": dict.fromkeys(script.SIZES, 1.0)}
-    found = {"model": "gpt", "runs": 15, "rounds": 3, "steps": {"a": 0.0123}, "all_reduce": reduced, "facts": facts}
-    told = script.report(found)
+    chain = {script.BY_HAND: 0.002, "threads": 0.005}
+    figures = {"steps": {"a": 0.0123}, "chain": chain, "all_reduce": reduced}
+    told = script.report({"model": "gpt", "runs": 15, "rounds": 3, **figures, "facts": facts})
     assert "| a | 12.3 |" in told
+    assert "| threads | 5.0 | 2.5 |" in told
     assert "| threads | 1,000.0 ms" in told
+
+
+def test_the_chain_by_hand_is_that_of_the_ranks(monkeypatch) -> None:
+    monkeypatch.setattr(script, "CHAIN", 6)
+    seen = []
+    monkeypatch.setattr(script, "median", lambda run, runs: seen.append(run()) or 1.0)
+    assert script.by_hand(1) == 1.0
+    module = parse_module(script.chain_text())
+    x = np.ones(16, np.float32)
+    with Executor(module, module.mesh) as executor:
+        (found,) = executor.run({"x": x}).values()
+        assert len(executor.log) == 6
+    np.testing.assert_array_equal(seen[0], found)
