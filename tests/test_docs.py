@@ -1,12 +1,12 @@
 """What the pages under docs/ show is run: examples of passes, Python programs, shardings, links."""
 
-import dataclasses
 import doctest
 import io
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +34,6 @@ from irpar.annotations.shardings_file import read_shardings
 from irpar.cli import main
 from irpar.ir import parse_module
 from irpar.models.__main__ import main as models_main
-from irpar.ops.collectives.record import Settings
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.runtime.engines.base import ENGINES
 from irpar.runtime.errors import RunError
@@ -471,17 +470,62 @@ def test_the_group_of_the_page() -> None:
     assert group.taken == {0: 32}
 
 
-def test_the_collective_of_the_page() -> None:
-    record = run_as("adding-a-collective.md", "irpar.ops.collectives.mirror")["RECORD"]
-    operands = [np.full(2, number) for number in range(3)]
-    settings = Settings("Mirror", 0, ())
-    assert [record.execution.result(settings, operands, place)[0] for place in range(3)] == [2, 1, 0]
-    for place in range(3):
-        member = SimpleNamespace(position=place, shapes=[(2,)] * 3, operand=operands[place], collective=settings)
-        movement = record.execution.moves(member, np.zeros)
-        assert [where for where, _ in movement.sends] == ([] if place == 1 else [[2 - place]])
-        assert [source for source, _ in movement.receives] == ([] if place == 1 else [2 - place])
-    assert {"algorithms", "execution", "shape"} <= {field.name for field in dataclasses.fields(record)}
+def with_collective(folder: Path, name: str, record: str) -> None:
+    """Make a package irpar in a folder that has one more collective, and is links to this one otherwise."""
+    package = Path(irpar.__file__).parent
+    for inner in (Path("irpar"), Path("irpar/ops")):
+        (folder / inner).mkdir()
+        for file in (package.parent / inner).iterdir():
+            if file.name not in ("__pycache__", "ops" if inner.name == "irpar" else "collectives"):
+                (folder / inner / file.name).symlink_to(file)
+    for source in ("passes", "kernels", "models"):
+        (folder / "irpar" / source).symlink_to(ROOT / source)
+    kinds = folder / "irpar/ops/collectives"
+    shutil.copytree(package / "ops/collectives", kinds, ignore=shutil.ignore_patterns("__pycache__"))
+    (kinds / f"{name}.py").write_text(record)
+    table = (kinds / "__init__.py").read_text()
+    table = table.replace("from . import (\n", f"from . import (\n    {name},\n", 1)
+    entry = '    "MakePartial": make_partial.RECORD,\n'
+    assert entry in table
+    (kinds / "__init__.py").write_text(table.replace(entry, f'{entry}    "{name.title()}": {name}.RECORD,\n'))
+
+
+MIRRORED = """
+import json
+from pathlib import Path
+
+import numpy as np
+
+import irpar
+from irpar.ir import parse_module
+from irpar.ir.verifier import verify
+
+module = parse_module(Path("mirror.irpar").read_text())
+verify(module)
+inside = {"name": "in", "devices": 2, "latency": 1e-6, "bandwidth": 1e9}
+links = [inside, {"name": "out", "latency": 1e-5, "bandwidth": 1e8}]
+Path("two.yaml").write_text(json.dumps({"name": "two", "links": links}))
+partition = irpar.partition(module, module.mesh, pipeline="localize", network="two.yaml")
+assert [entry["kind"] for entry in partition.plan.collectives] == ["mirror", "all_gather"]
+assert partition.plan.collectives[0]["sent_bytes"] == 8
+assert partition.plan.predicted["communication_seconds"] > 2e-5
+numbers = np.arange(8, dtype=np.float32)
+np.testing.assert_array_equal(partition.run({"a": numbers})["r"], [6, 7, 4, 5, 2, 3, 0, 1])
+np.save("a.npy", numbers)
+partition.save("out")
+"""
+
+
+def test_the_collective_of_the_page(tmp_path: Path) -> None:
+    (record,) = code("adding-a-collective.md", "python")
+    with_collective(tmp_path, "mirror", record)
+    (graph,) = re.findall(r"^    mesh .*\n(?:    .*\n)+", (DOCS / "adding-a-collective.md").read_text(), re.MULTILINE)
+    (tmp_path / "mirror.irpar").write_text(textwrap.dedent(graph))
+    (tmp_path / "mirrored.py").write_text(MIRRORED)
+    python("mirrored.py", folder=tmp_path)
+    run = ["-m", "irpar.cli", "launch", "-n", "4", "run", "out", "--input", "a=a.npy", "--outputs", "r.npz"]
+    python(*run, folder=tmp_path)
+    np.testing.assert_array_equal(np.load(tmp_path / "r.npz")["r"], [6, 7, 4, 5, 2, 3, 0, 1])
 
 
 def test_the_command_for_ring_attention_works_when_copied(tmp_path: Path) -> None:

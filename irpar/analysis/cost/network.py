@@ -305,7 +305,8 @@ class Network:
             lambda each, held: link.seconds(each, n, held), lambda held: self._apart(kind, rest, held), n, across
         )
         nested = OF_KIND[kind].nested
-        assert nested is not None
+        if nested is None:
+            return links.inside(kind, size) + links.outside(size)
         return nested(links, size)
 
     def _at_once(self, kind: str, levels: tuple[Level, ...], size: float) -> Iterator[float]:

@@ -14,7 +14,6 @@ from .record import (
     Link,
     Member,
     Movement,
-    Nested,
     Settings,
     Share,
     Steps,
@@ -42,10 +41,6 @@ def _tree(n: int, size: float) -> Volume:
 def _ring(n: int, size: float) -> Volume:
     """A binomial scatter and the ring's all-gather (van de Geijn; Thakur et al., Chan et al.)."""
     return Volume(message_rounds(n) + n - 1, 2 * (n - 1) / n * size)
-
-
-def _nested(links: Nested, size: float) -> float:
-    return links.inside("broadcast", size) + links.outside(size)
 
 
 def check_root(collective: Settings, count: int) -> None:
@@ -98,7 +93,6 @@ RECORD = CollectiveOp(
     elements=elements_of_operand,
     share=_share,
     algorithms={"ring": _ring, "tree": _tree, "direct": _direct},
-    nested=_nested,
     execution=Execution(_result, equal_shapes, is_shared=True, moves=_moves, exchange=_exchange),
     others=("root",),
 )

@@ -265,7 +265,8 @@ class CollectiveOp:
         share: the same of the operand, for devices that hold equal blocks.
         algorithms: by name, those of NCCL where it has one.
         calibrated: the one of them whose times `irpar calibrate` takes the links' speed from.
-        nested: seconds over links within links, for an operand of so many bytes, link after link.
+        nested: seconds over links within links, for an operand of so many bytes, link after link; None: the whole
+            operand goes over each.
         execution: None where it sends nothing.
         dims: the attributes that name dims of its operand; of one that sends, their sizes change in local view.
         others: the attributes that it must have besides, and beside `axes` and `id`.
