@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from irpar.analysis.cost.device import graph_seconds
+from irpar.analysis.cost.model import CostModel
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_algorithms import operand_of_ring_bytes
 from irpar.ir import Graph
@@ -31,7 +31,8 @@ def predict(
     if not network.knows_seconds:
         return None
     communication = sum(known_times(entry) * collective_seconds(network, entry, mesh) for entry in collectives)
-    compute = None if network.device is None else max(graph_seconds(graph, network.device) for graph in graphs)
+    seconds = [CostModel(network).graph_seconds(graph) for graph in graphs]
+    compute = max((each for each in seconds if each is not None), default=None)
     return {
         "step_seconds": None if compute is None else compute + communication,
         "compute_seconds": compute,

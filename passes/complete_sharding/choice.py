@@ -16,7 +16,8 @@ import numpy as np
 from irpar.analysis import redistribution
 from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView
-from irpar.analysis.completion.situation import IMPOSSIBLE, Price, Situation, costs_nothing
+from irpar.analysis.completion.situation import Situation, costs_nothing
+from irpar.analysis.cost.model import IMPOSSIBLE, CostModel, Price
 from irpar.analysis.cost.network import BYTES, Network
 from irpar.ir import Node, Value
 from irpar.ops import Kind
@@ -33,10 +34,6 @@ MOST_COMBINATIONS = 256
 """Of the alternatives of the values of one node."""
 MOST_PRICED = 20_000
 """Combinations of all nodes together, to which each node adds a few."""
-_LAUNCH = 1e-4
-_WORK = 0.5
-"""What breaks ties between equal bytes: collectives, and the share of all FLOPs that a device computes. Beside
-femtoseconds they vanish, where computation has its own price."""
 _NEVER = math.inf
 
 
@@ -46,7 +43,7 @@ class Choice:
 
     Attributes:
         shardings: the values that should lie otherwise than propagation left them.
-        before, after: what the alternatives cost, in the first unit of the network's keys.
+        before, after: what the alternatives cost (`CostModel.scalar`).
         values: how many values had alternatives.
     """
 
@@ -84,6 +81,7 @@ class _Chooser:
 
     def __init__(self, flow: Flow, pinned: set[Value], network: Network, kept: Mapping[Value, Sequence[Axes]]) -> None:
         self.network = network
+        self.cost = CostModel(network)
         self.flow = flow
         self.mesh = flow.mesh
         self.views: dict[Node, RuleView] = {}
@@ -371,7 +369,7 @@ class _Chooser:
         for target in dict.fromkeys(self._needs(node, value)):
             if target is not None:
                 sent = redistribution.price(state, target, value.shape, value.dtype.bits, self.network)
-                cost += sent[0] + _LAUNCH * (state != target)
+                cost += self.cost.scalar((sent[0], -1, int(state != target)), 0)
         return cost * self.flow.usual_trips(value)
 
     def _needs(self, node: Node, value: Value) -> list[Sharding | None]:
@@ -383,10 +381,10 @@ class _Chooser:
 
     def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
         """What a node costs; where computation has no price, never cut less than propagation would cut it."""
-        total, minus_ways, launches = self._price(view, self._lies(view, states))
-        if total >= IMPOSSIBLE[0] or (-minus_ways < least and self.network.device is None):
+        price = self._price(view, self._lies(view, states))
+        if price[0] >= IMPOSSIBLE[0] or (-price[1] < least and not self.cost.has_computation):
             return _NEVER
-        return total + _LAUNCH * launches - _WORK * view.flops / self.work / minus_ways
+        return self.cost.scalar(price, view.flops / self.work)
 
     def _price(self, view: RuleView, lies: Sequence[Sharding | None]) -> Price:
         """What a node costs; nodes that are alike ask only once."""

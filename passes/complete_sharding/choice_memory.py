@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from irpar.analysis.completion.placement import FactorAxes, RuleView
-from irpar.analysis.completion.situation import Price
+from irpar.analysis.cost.model import Price
 from irpar.analysis.cost.network import Network
 from irpar.ops.linear import carriers
 from irpar.sharding import Mesh

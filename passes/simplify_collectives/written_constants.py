@@ -51,7 +51,7 @@ class ConstantWays:
             return self._take(tree, wanted)
         saved = {lies: routes(tree.lies, [lies], root.shape, root.dtype.bits, self.network).key for lies in wanted}
         # Blocks of what is held anyway are free: they are taken where they are read.
-        costly = (lies for lies in wanted if saved[lies] != self.network.nothing)
+        costly = (lies for lies in wanted if any(saved[lies]))
         chosen: list[Sharding] = []
         for lies in sorted(costly, key=lambda lies: saved[lies], reverse=True):
             if self._fits(tree, [*chosen, lies]):

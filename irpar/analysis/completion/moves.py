@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from irpar.analysis import redistribution
+from irpar.analysis.cost.model import Cost, Key, add_keys
 from irpar.analysis.cost.network import Network
 from irpar.analysis.explanation.origins import why_given_up
+from irpar.analysis.redistribution.routes import routes
 from irpar.ir import Node, Use, Value
 from irpar.ops.effects import is_compute
 from irpar.sharding import IrparError, Sharding
@@ -104,13 +105,12 @@ def first_target(value: Value, wanted: set[Sharding], *, is_held: bool) -> Shard
     return value.sharding
 
 
-def cost_of_moves(
-    flow: Flow, network: Network, is_pinned: Callable[[Value], bool], held: Collection[str] = ()
-) -> tuple[int, int]:
-    """The cost of all moves, in the first unit of the network's keys, computation included; and their number.
+def cost_of_moves(flow: Flow, network: Network, is_pinned: Callable[[Value], bool], held: Collection[str] = ()) -> Cost:
+    """What all nodes and moves cost one device in each step: what plan.json then predicts.
 
-    As insert-redistribution does it: a value goes once to each sharding that its readers need. What is done in a loop
-    counts as often as the loop runs.
+    A value goes once to each sharding that its readers need, by steps that these share, as insert-redistribution and
+    simplify-collectives make them. What is done in a loop counts as often as the loop usually runs; of an If, both
+    branches count.
 
     Args:
         flow: every tensor has a sharding.
@@ -127,7 +127,7 @@ def cost_of_placements(
     network: Network,
     is_pinned: Callable[[Value], bool],
     held: Collection[str] = (),
-) -> tuple[int, int]:
+) -> Cost:
     """As `cost_of_moves`, with the nodes run in these ways."""
     given = {
         value: lies
@@ -138,9 +138,12 @@ def cost_of_placements(
     total = launches = 0
     for value, wanted in wanted_shardings(flow, placements).items():
         times = flow.usual_trips(value)
-        if costs_nothing(value, value.sharding, is_pinned):
+        lies = value.sharding
+        if lies is None or not value.is_static or costs_nothing(value, lies, is_pinned):
             continue
-        sent, count = _moves(value, given.get(value), wanted, network, is_held=value.name in held)
+        sent, count = cost_of_value(
+            value, given.get(value, lies), lies if value.name in held else None, wanted, network
+        )
         total += sent * times
         launches += count * times
     for node, placement in placements.items():
@@ -158,17 +161,24 @@ def _is_static(node: Node) -> bool:
     return all(value.is_static for value in (*node.inputs, *node.results))
 
 
-def _moves(
-    value: Value, given: Sharding | None, wanted: set[Sharding], network: Network, *, is_held: bool
-) -> tuple[int, int]:
-    """The cost of all moves of one value, and their number."""
-    lies = value.sharding
-    if lies is None:
-        return 0, 0
-    moves: set[tuple[Sharding, Sharding]] = set()
-    if given is not None and given != lies:
-        lies = first_target(value, wanted, is_held=is_held)
-        moves.add((given, lies))
-    moves.update((lies, needed) for needed in wanted if needed != lies)
-    costs = (redistribution.price(start, end, value.shape, value.dtype.bits, network)[0] for start, end in moves)
-    return sum(costs), len(moves)
+def cost_of_value(value: Value, lies: Sharding, held: Sharding | None, wanted: set[Sharding], network: Network) -> Cost:
+    """What all moves of one value cost, each time that it is made; what its readers have in common is sent once.
+
+    Args:
+        value: with static shape.
+        lies: how its node gives it.
+        held: how it is annotated, where it is brought to that before anybody reads it.
+        wanted: how its readers need it.
+        network: what communication costs.
+    """
+
+    def key(start: Sharding, targets: set[Sharding]) -> Key:
+        return routes(start, targets, value.shape, value.dtype.bits, network).key
+
+    if held is None or held == lies:
+        if all(needed is lies or needed == lies for needed in wanted):
+            return 0, 0
+        found = key(lies, wanted)
+    else:
+        found = add_keys(key(lies, {held}), key(held, wanted))
+    return found[0], found[-1]

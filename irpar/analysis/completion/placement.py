@@ -29,6 +29,7 @@ from irpar.sharding import (
     Reduction,
     Sharding,
     are_disjoint,
+    ceil_div,
     filled_blocks,
     join_axes,
     split_axis,
@@ -100,6 +101,11 @@ class Placement:
             parts = (filled_blocks(size, mesh.group_size(axes)) for size, axes in sizes if axes)
             found = self._ways[mesh] = math.prod(parts)
         return found
+
+    def largest_share(self, mesh: Mesh) -> float:
+        """The part of the work that the device with the largest blocks does: of 5 rows cut into 4, two fifths."""
+        sizes = zip(self.rule.sizes, self.factors, strict=True) if self.rule is not None else ()
+        return math.prod(ceil_div(size, mesh.group_size(axes)) / size for size, axes in sizes if axes)
 
     @cached_property
     def _ways(self) -> dict[Mesh, int]:

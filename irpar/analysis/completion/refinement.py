@@ -11,19 +11,17 @@ import math
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
-from irpar.analysis.cost.network import Key, Network, add_keys
-from irpar.analysis.redistribution.routes import routes
+from irpar.analysis.cost.model import Cost, CostModel
+from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value
 from irpar.ops.effects import is_compute
 from irpar.sharding import Sharding
 
 from . import situation
 from .flow import Flow
-from .moves import captured_whole
+from .moves import captured_whole, cost_of_value
 from .placement import Axes, Placement, RuleView
 
-Cost = tuple[int, int]
-"""In the first unit of the network's keys; and collectives."""
 Change = dict[Node, Placement]
 
 MOST_WAYS = 48
@@ -265,7 +263,9 @@ class _Refinement:
         view = self.flow.rule(node)
         assert view is not None
         now = self.placements[node]
-        least = now.ways(self.flow.mesh) if self.network.device is None and not self._is_light(view) else 1
+        least = (
+            now.ways(self.flow.mesh) if not CostModel(self.network).has_computation and not self._is_light(view) else 1
+        )
         seen = {now}
         needs, given = self._around(change)
         lies = [self._of(value, needs, given) for value in view.values]
@@ -394,15 +394,9 @@ class _Refinement:
                 targets.add(needed)
         if not targets and first is None:
             return 0, 0
-        if first is None or first == lies:
-            key = self._routes(value, lies, targets)
-        else:
-            key = add_keys(self._routes(value, lies, {first}), self._routes(value, first, targets - {first}))
+        amount, launches = cost_of_value(value, lies, first, targets, self.network)
         times = self.flow.usual_trips(value)
-        return key[0] * times, key[-1] * times
-
-    def _routes(self, value: Value, lies: Sharding, targets: set[Sharding]) -> Key:
-        return routes(lies, targets, value.shape, value.dtype.bits, self.network).key
+        return amount * times, launches * times
 
     def _is_held(self, value: Value) -> bool:
         """Whether a value is brought to how it was annotated before anybody reads it."""

@@ -6,31 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis import redistribution
-from irpar.analysis.cost.device import node_seconds
+from irpar.analysis.cost.model import IMPOSSIBLE, Cost, CostModel, Price
 from irpar.analysis.cost.network import BYTES, Network
+from irpar.analysis.cost.node import Work, node_flops, whole_work
+from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Node, Value
 from irpar.ops.local_programs.program import Sent
-from irpar.sharding import Sharding, ceil_shape
+from irpar.sharding import Mesh, Sharding, ceil_shape
 
 from .placement import NOTHING, Axes, Carried, Placement, RuleView, suggested
 
 MOST_COMBINATIONS = 256
 """Above this many ways to cut a node by one of its rules, the factors are decided one after the other."""
-
-Price = tuple[int, int, int]
-"""(what it costs, minus the number of ways the work is cut but for local programs, collectives).
-
-The cost is in the first unit of the network's keys: sent bytes, or femtoseconds, computation included. What a local
-program saves in work is little beside its launches, so that it does not decide between equals.
-"""
-
-IMPOSSIBLE: Price = (1 << 200, 0, 0)
-"""Of results that should be partial over axes that they are not."""
-
-_FEMTO = 1e15
-
-_PER_BYTE_TOO_MUCH = 1 << 40
-"""What a byte for which a device has no room costs: more than any way around it."""
 
 
 def runs_free(view: RuleView | None, network: Network) -> bool:
@@ -38,8 +25,8 @@ def runs_free(view: RuleView | None, network: Network) -> bool:
     return network.device is None and network.memory is None and (view is None or not view.has_programs)
 
 
-def running_cost(node: Node, view: RuleView | None, placement: Placement, network: Network) -> tuple[int, int]:
-    """What a node costs but for its moves, in the first unit of the network's keys, and its collectives.
+def running_cost(node: Node, view: RuleView | None, placement: Placement, network: Network) -> Cost:
+    """What a node costs but for its moves, its collectives included.
 
     That is what its local program sends, what it computes where a device is known, and what it holds beyond what a
     device may, where that is known.
@@ -52,17 +39,31 @@ def running_cost(node: Node, view: RuleView | None, placement: Placement, networ
     """
     if runs_free(view, network):
         return 0, 0
-    sent = [] if view is None else _sent(view.way_of(placement), placement)
-    total = 0
-    if network.device is not None:
-        ways = 1 if view is None else placement.ways(view.mesh)
-        total = round(node_seconds(node, network.device) * _FEMTO / ways)
-    if view is not None:
-        total += sum(network.key(each.kind, axes, each.bytes, view.mesh)[0] for each, axes in sent)
-    if view is not None and network.memory is not None:
-        held = _held_bytes(node, placement) + sum(sorted(each.bytes for each, _ in sent)[-2:])
-        total += max(0, held - network.memory) * _PER_BYTE_TOO_MUCH
+    cost = CostModel(network)
+    if view is None:
+        return cost.node(node, whole_work(node)), 0
+    sent = _sent(view.way_of(placement), placement)
+    key = cost.redistribution(((each.kind, axes, each.bytes) for each, axes in sent), view.mesh)
+    total = key[0] + (cost.node(node, local_work(node, placement, view.mesh)) if cost.has_computation else 0)
+    if network.memory is not None:
+        total += cost.excess(_held_bytes(node, placement) + sum(sorted(each.bytes for each, _ in sent)[-2:]))
     return total, len(sent)
+
+
+def local_work(node: Node, placement: Placement, mesh: Mesh) -> Work:
+    """What the device that has most does for a node, on its blocks of what is read and given."""
+    held = [
+        [0 if value is None else _block_bytes(value, lies) for value, lies in zip(values, shardings, strict=True)]
+        for values, shardings in ((node.operands, placement.operands), (node.results, placement.results))
+    ]
+    operands = [size for value, size in zip(node.operands, held[0], strict=True) if value is not None]
+    return Work(node_flops(node) * placement.largest_share(mesh), operands, held[1])
+
+
+def _block_bytes(value: Value, lies: Sharding | None) -> int:
+    if lies is None or not value.is_static:
+        return value_bytes(value)
+    return redistribution.block_bytes(lies, value.shape, value.dtype.bits)
 
 
 def _sent(view: RuleView, placement: Placement) -> list[tuple[Sent, Axes]]:

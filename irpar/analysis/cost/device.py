@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.types.control_flow import trip_count
 from irpar.ir import Graph, Node, tensor_type
 from irpar.ops import traits
 
-from .node import node_bytes, node_flops
+from .node import Work, whole_work
 
 RATES = ("f64", "f32", "tf32", "bf16", "f16", "f8", "i8")
 """What a device may state a rate for; `tf32` is used for `f32` where the device says so."""
@@ -51,8 +50,8 @@ class Device:
         return max(flops / self.rate(dtype), moved_bytes / self.memory_bandwidth) + self.launch
 
 
-def node_seconds(node: Node, device: Device) -> float:
-    """Seconds of a node of one device's program; communication and views take none.
+def node_seconds(node: Node, device: Device, work: Work | None = None) -> float:
+    """Seconds of one device's share of a node, by default all of it; communication and views take none.
 
     An If counts its slower branch, a Loop or Scan one trip, as in `irpar.analysis.cost.node`; what has no static type
     counts its launch alone.
@@ -63,7 +62,8 @@ def node_seconds(node: Node, device: Device) -> float:
     nested = [graph_seconds(graph, device) for graph in node.nested_graphs()]
     if nested:
         return (trip_count(node) or 1) * max(nested) + device.launch
-    return device.seconds(node_flops(node), _moved_bytes(node), _dtype(node))
+    work = work or whole_work(node)
+    return device.seconds(work.flops, _moved_bytes(node, work), _dtype(node))
 
 
 def graph_seconds(graph: Graph, device: Device) -> float:
@@ -71,15 +71,15 @@ def graph_seconds(graph: Graph, device: Device) -> float:
     return sum(node_seconds(node, device) for node in graph)
 
 
-def _moved_bytes(node: Node) -> int:
+def _moved_bytes(node: Node, work: Work) -> int:
     """Bytes read and written: of what is looked up, or moved in part, only what is taken."""
     known = traits(node)
     if known.reads_sizes:
         return 0
-    given = sum(map(value_bytes, node.results))
-    if known.looks_up or (known.moves_elements and given < value_bytes(node.inputs[0])):
-        return 2 * given + sum(map(value_bytes, node.inputs[1:]))
-    return node_bytes(node)
+    given = sum(work.results)
+    if known.looks_up or (known.moves_elements and given < work.operands[0]):
+        return 2 * given + sum(work.operands[1:])
+    return given + sum(work.operands)
 
 
 def _dtype(node: Node) -> str:

@@ -24,10 +24,7 @@ from irpar.ops.collectives.record import Nested
 from irpar.sharding import Axis, IrparError, Mesh, spelled
 
 from .device import Device
-from .network_algorithms import ALGORITHMS, Volume, ring_bytes
-
-Key = tuple[int, ...]
-"""What a collective costs, to be added and compared: (bytes, launches), or (femtoseconds, bytes, launches)."""
+from .network_algorithms import ALGORITHMS, Volume
 
 _MOST_KNOWN = 1 << 18
 """Costs that a network keeps; then it begins anew."""
@@ -159,31 +156,14 @@ class Network:
         """Whether it has links; `bytes` has none."""
         return bool(self.links)
 
-    @property
-    def nothing(self) -> Key:
-        """The key of sending nothing."""
-        return (0, 0, 0) if self.links else (0, 0)
-
-    def key(self, kind: str, axes: Sequence[Axis], local_bytes: int, mesh: Mesh) -> Key:
-        """What a collective costs, comparable, and additive number by number (`add_keys`).
+    def seconds(self, kind: str, axes: Sequence[Axis], local_bytes: float, mesh: Mesh) -> float:
+        """Seconds that a collective takes; 0 among 1 device.
 
         Args:
             kind: as plan.json calls it: all_reduce, all_gather, reduce_scatter, all_to_all, permute, broadcast.
             axes: the mesh axes that it runs over.
             local_bytes: the operand that one device holds; of uneven blocks the padded one.
             mesh: the mesh.
-
-        Returns:
-            For `bytes` (bytes that a device sends by the ring model, 1); else (femtoseconds, bytes sent, 1). Integers,
-            so that sums do not depend on their order.
-        """
-        sent = ring_bytes(kind, mesh.group_size(axes), local_bytes)
-        if not self.links:
-            return sent, 1
-        return round(self.seconds(kind, axes, local_bytes, mesh) * 1e15), sent, 1
-
-    def seconds(self, kind: str, axes: Sequence[Axis], local_bytes: float, mesh: Mesh) -> float:
-        """Seconds that a collective takes; 0 among 1 device. Arguments as for `key`.
 
         Raises:
             IrparError: the network is `bytes`, which knows no seconds.
@@ -329,11 +309,6 @@ class Network:
                 seconds += link.speed_of(kind).seconds(Volume(others, others * size / n))
                 inside *= count
             yield seconds
-
-
-def add_keys(first: Key, second: Key) -> Key:
-    """The key of two collectives one after the other."""
-    return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,9 +1,31 @@
 """FLOPs and bytes of nodes and graphs, from the operator definitions."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.types.control_flow import trip_count
 from irpar.ir import Graph, Node
 from irpar.ops import flops
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one device does for a node.
+
+    Attributes:
+        flops: floating-point operations.
+        operands, results: bytes of what it holds of each operand that there is, and of each result.
+    """
+
+    flops: float
+    operands: Sequence[int]
+    results: Sequence[int]
+
+
+def whole_work(node: Node) -> Work:
+    """The work of all of a node; in a local graph that is the share of one device."""
+    return Work(node_flops(node), tuple(map(value_bytes, node.inputs)), tuple(map(value_bytes, node.results)))
 
 
 def node_flops(node: Node) -> int:

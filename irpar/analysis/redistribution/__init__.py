@@ -11,15 +11,16 @@ collective communication (arXiv 2112.01075).
     [_, _] -> [_, _] partial(x)      MakePartial(x) is free: the first device of x keeps the value
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from irpar.analysis.cost.network import BYTES, Key, Network, add_keys
+from irpar.analysis.cost.model import CostModel, Key, add_keys
+from irpar.analysis.cost.network import BYTES, Network
 from irpar.analysis.cost.network_algorithms import ring_bytes
 from irpar.ops.collectives import FREE, KINDS
-from irpar.sharding import Axis, IrparError, Sharding, ceil_shape, join_axes, permutation
+from irpar.sharding import Axis, IrparError, Mesh, Sharding, ceil_shape, join_axes, permutation
 
 from .problem import Names, common_axes, problem_of
 from .solution import Planner, names_at, solve
@@ -34,7 +35,7 @@ __all__ = [
     "planned",
     "price",
     "redistribution",
-    "step_key",
+    "steps_key",
 ]
 
 CHUNK_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class Redistribution:
 
     Attributes:
         steps: in order.
-        key: what they cost by the network, comparable (`Network.key`).
+        key: what they cost by the network, comparable (`CostModel.redistribution`).
         peak_bytes: the largest block that a device holds on the way, both ends included.
         ends_bytes: the larger block of the two ends.
     """
@@ -128,9 +129,9 @@ def redistribution(
 def price(
     source: Sharding, target: Sharding, shape: Sequence[int], itemsize_bits: int, network: Network = BYTES
 ) -> Key:
-    """What the cheapest steps cost by the network, comparable (`Network.key`); arguments as for `redistribution`."""
+    """What the cheapest steps cost by the network (`CostModel.redistribution`); arguments as for `redistribution`."""
     if source is target or (source.axes == target.axes and source.partial == target.partial):
-        return network.nothing
+        return CostModel(network).nothing
     return _price(source, target, tuple(shape), itemsize_bits, network)
 
 
@@ -139,12 +140,16 @@ def _price(source: Sharding, target: Sharding, shape: tuple[int, ...], bits: int
     return redistribution(source, target, shape, bits, network).key
 
 
-def step_key(before: Sharding, step: Step, shape: Sequence[int], itemsize_bits: int, network: Network) -> Key:
-    """What one step from a sharding costs by the network; nothing, where it sends nothing."""
-    if step.op in FREE:
-        return network.nothing
-    operand = _operand_bytes(step, before, shape, itemsize_bits)
-    return network.key(KINDS[step.op], step.axes, operand, before.mesh)
+def steps_key(
+    steps: Iterable[tuple[Sharding, Step]], mesh: Mesh, shape: Sequence[int], itemsize_bits: int, network: Network
+) -> Key:
+    """What steps cost together by the network, each from a sharding of a tensor; free ones cost nothing."""
+    sent = (
+        (KINDS[step.op], step.axes, _operand_bytes(step, before, shape, itemsize_bits))
+        for before, step in steps
+        if step.op not in FREE
+    )
+    return CostModel(network).redistribution(sent, mesh)
 
 
 @lru_cache(maxsize=65536)
@@ -160,7 +165,7 @@ def planned(
     """As `redistribution`, of shardings whose dims are closed; what was asked before is known."""
     if source == target:
         size = block_bytes(source, shape, bits)
-        return Redistribution((), network.nothing, size, size)
+        return Redistribution((), CostModel(network).nothing, size, size)
     runs = common_axes(source, target)
     if runs is None or (source.partial and target.partial and source.reduce != target.reduce):
         stop = _stop_between(source, target)
@@ -170,10 +175,8 @@ def planned(
     problem, names = problem_of(source, target, runs, shape, bits, network)
     solution = solve(problem, names, network, planner, chunk_bytes)
     steps = _steps(solution.moves, names_at(problem, names, solution.granularity), source, target, shape, bits)
-    key, before = network.nothing, source
-    for step in steps:
-        key = add_keys(key, step_key(before, step, shape, bits, network))
-        before = step.after
+    befores = (source, *(step.after for step in steps))
+    key = steps_key(zip(befores, steps, strict=False), source.mesh, shape, bits, network)
     return Redistribution(steps, key, solution.peak_bytes, solution.ends_bytes)
 
 

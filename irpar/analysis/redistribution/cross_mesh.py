@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from irpar.analysis.cost.network import BYTES, Key, Network, add_keys
+from irpar.analysis.cost.model import Key, add_keys, in_femtoseconds
+from irpar.analysis.cost.network import BYTES, Network
 from irpar.sharding import Axis, IrparError, Region, Sharding, block_range, local_region
 
 from . import Redistribution, redistribution
@@ -45,7 +46,7 @@ class CrossMesh:
         kept: what a device of both meshes holds already and needs again (source and target are equal).
         landing: where the transfers leave the tensor, on the target's mesh.
         after: from there to the target.
-        key: what it costs by the network, comparable: as `Network.key`, with messages for launches.
+        key: what it costs by the network, comparable: as `CostModel.collective`, with messages for launches.
     """
 
     before: Redistribution
@@ -207,7 +208,7 @@ def _key(transfers: Sequence[Transfer], network: Network) -> Key:
         took = network.seconds_between(one.source, one.target, one.bytes)
         for end in (("source", one.source), ("target", one.target)):
             seconds[end] = seconds.get(end, 0.0) + took
-    return round(max(seconds.values(), default=0.0) * 1e15), sent, messages
+    return in_femtoseconds(max(seconds.values(), default=0.0)), sent, messages
 
 
 def _counts(transfers: Sequence[Transfer]) -> dict[int, int]:

@@ -6,7 +6,8 @@ The parts of a network's key, seconds before bytes before launches, stand side b
 from collections.abc import Sequence
 from typing import Protocol
 
-from irpar.analysis.cost.network import Key, Network
+from irpar.analysis.cost.model import CostModel, Key
+from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_algorithms import ring_bytes
 from irpar.ops.collectives import KINDS
 from irpar.sharding import Axis, Mesh
@@ -52,7 +53,7 @@ class NetworkPrices:
     """By a network's links."""
 
     def __init__(self, network: Network, mesh: Mesh, axes: Sequence[Axis], sizes: Sequence[int]) -> None:
-        self.network = network
+        self.cost = CostModel(network)
         self.mesh = mesh
         self.axes = tuple(axes)
         self._known: dict[tuple[str, tuple[int, ...], int], int] = {}
@@ -64,7 +65,7 @@ class NetworkPrices:
         for atom, size in enumerate(sizes):
             for (n, _), atoms in list(reached.items()):
                 more = (*atoms, atom)
-                key = n * size, self.network.levels(tuple(self.axes[a] for a in more), self.mesh)
+                key = n * size, self.cost.network.levels(tuple(self.axes[a] for a in more), self.mesh)
                 reached.setdefault(key, more)
         groups: dict[int, list[tuple[int, ...]]] = {}
         for (n, _), atoms in reached.items():
@@ -76,7 +77,7 @@ class NetworkPrices:
         known = self._known.get((op, atoms, operand))
         if known is None:
             axes = tuple(self.axes[atom] for atom in atoms)
-            known = self._known[op, atoms, operand] = coded(self.network.key(KINDS[op], axes, operand, self.mesh))
+            known = self._known[op, atoms, operand] = coded(self.cost.collective(KINDS[op], axes, operand, self.mesh))
         return known
 
     def least(self, op: str, n: int, operand: int) -> int:

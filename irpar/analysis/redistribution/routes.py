@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from irpar.analysis.cost.network import Key, Network, add_keys
+from irpar.analysis.cost.model import CostModel, Key
+from irpar.analysis.cost.network import Network
 from irpar.sharding import Sharding
 
-from . import Step, redistribution, step_key
+from . import Step, redistribution, steps_key
 
 MOST_ORDERED = 4
 """Of more targets, two orders are tried: the nearest first, and the farthest first."""
@@ -59,7 +60,7 @@ def _routes(
     source: Sharding, targets: frozenset[Sharding], shape: tuple[int, ...], bits: int, network: Network
 ) -> Routes:
     if not targets:
-        return Routes((), network.nothing)
+        return Routes((), CostModel(network).nothing)
     near = sorted(targets, key=lambda to: (redistribution(source, to, shape, bits, network).key, str(to)))
     orders = itertools.permutations(near) if len(near) <= MOST_ORDERED else (tuple(near), tuple(reversed(near)))
     found = (_in_order(source, order, shape, bits, network) for order in orders)
@@ -71,7 +72,6 @@ def _in_order(
 ) -> Routes:
     reached: dict[Sharding, None] = {source: None}
     edges: list[tuple[Sharding, Step]] = []
-    total = network.nothing
     for target in targets:
         if target in reached:
             continue
@@ -81,6 +81,5 @@ def _in_order(
             if step.after not in reached:
                 edges.append((at, step))
                 reached[step.after] = None
-                total = add_keys(total, step_key(at, step, shape, bits, network))
             at = step.after
-    return Routes(tuple(edges), total)
+    return Routes(tuple(edges), steps_key(edges, source.mesh, shape, bits, network))

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from irpar.analysis.cost.network import Key, Network, add_keys
+from irpar.analysis.cost.model import Key
+from irpar.analysis.cost.network import Network
 from irpar.ir import DOMAIN, Builder, Graph, Module, Node, Value
 from irpar.ops.collectives import COLLECTIVES, FREE, collective_axes
 from irpar.ops.effects import is_collective
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import Sharding
 
-from . import Step, step_key
+from . import Step, steps_key
 
 _MOVES = COLLECTIVES.keys() - {"Broadcast"}
 """The operators that lead from one sharding to another."""
@@ -113,12 +114,8 @@ class Tree:
 
     def key(self, network: Network) -> Key:
         """What the moves cost."""
-        total = network.nothing
-        for node in self.moves:
-            before = node.inputs[0].sharding
-            assert before is not None
-            total = add_keys(total, step_key(before, step_of(node), self.root.shape, self.root.dtype.bits, network))
-        return total
+        steps = [(before, step_of(node)) for node in self.moves if (before := node.inputs[0].sharding) is not None]
+        return steps_key(steps, self.lies.mesh, self.root.shape, self.root.dtype.bits, network)
 
 
 def tree_of(root: Value, is_held: Callable[[Value], bool] = lambda _: False) -> Tree:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.analysis.cost.network import BYTES, FieldError, Network, add_keys
+from irpar.analysis.cost.model import CostModel, add_keys
+from irpar.analysis.cost.network import BYTES, FieldError, Network
 from irpar.analysis.cost.network_algorithms import ALGORITHMS, ring_bytes
 from irpar.analysis.cost.network_fields import network_of_fields
 from irpar.analysis.cost.network_lookup import network_of
@@ -172,9 +173,10 @@ def test_more_bytes_never_cost_less(
 ) -> None:
     mesh, over, _ = group
     network = network_of(preset)
-    less, longer = network.key(kind, over, size, mesh), network.key(kind, over, size + more, mesh)
-    assert network.nothing <= less <= longer
-    assert network.key(kind, tuple(reversed(over)), size, mesh)[0] == less[0]
+    cost = CostModel(network)
+    less, longer = cost.collective(kind, over, size, mesh), cost.collective(kind, over, size + more, mesh)
+    assert cost.nothing <= less <= longer
+    assert cost.collective(kind, tuple(reversed(over)), size, mesh)[0] == less[0]
     if network.knows_seconds and mesh.group_size(over) == 1:
         assert network.seconds(kind, over, size, mesh) == 0
 
@@ -211,7 +213,7 @@ def test_the_cheapest_algorithm_is_taken_unless_one_is_pinned() -> None:
 def test_bytes_counts_what_is_sent_and_launches() -> None:
     mesh = Mesh({"x": 2, "y": 4})
     for kind, over in itertools.product(KINDS, (axes("x"), axes("y"), axes("x", "y"))):
-        assert BYTES.key(kind, over, 1003, mesh) == (ring_bytes(kind, mesh.group_size(over), 1003), 1)
+        assert CostModel(BYTES).collective(kind, over, 1003, mesh) == (ring_bytes(kind, mesh.group_size(over), 1003), 1)
     assert add_keys((3, 1), (4, 1)) == (7, 2)
     with pytest.raises(IrparError, match="knows no seconds"):
         BYTES.seconds("all_reduce", axes("x"), 8, mesh)

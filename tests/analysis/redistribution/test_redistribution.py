@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.analysis.cost.network import BYTES, Network, add_keys
+from irpar.analysis.cost.model import CostModel, add_keys
+from irpar.analysis.cost.network import BYTES, Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.redistribution import Planner, Step, price, redistribution
 from irpar.analysis.redistribution.search import Effort
@@ -180,7 +181,7 @@ SLOW_ACROSS = network_of(
 
 def price_of(steps: tuple[Step, ...], source: Sharding, shape: tuple[int, ...], network: Network) -> tuple[int, ...]:
     """What steps cost, from their shardings alone."""
-    total, before = network.nothing, source
+    total, before = CostModel(network).nothing, source
     for step in steps:
         if step.op not in FREE:
             held = math.prod(ceil_shape(before, shape)) * 4
@@ -189,7 +190,7 @@ def price_of(steps: tuple[Step, ...], source: Sharding, shape: tuple[int, ...], 
                 padded = list(ceil_shape(before, shape))
                 padded[dim] = n * ceil_shape(step.after, shape)[dim]
                 held = math.prod(padded) * 4
-            total = add_keys(total, network.key(KINDS[step.op], step.axes, held, source.mesh))
+            total = add_keys(total, CostModel(network).collective(KINDS[step.op], step.axes, held, source.mesh))
         before = step.after
     return total
 

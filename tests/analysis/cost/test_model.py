@@ -1,0 +1,164 @@
+"""One cost model: what the search minimises for a program is what plan.json predicts for it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import irpar
+from irpar import models
+from irpar.advice.suggestion.result import Suggestion
+from irpar.analysis.completion.flow import Flow
+from irpar.analysis.completion.moves import cost_of_placements, placements_of
+from irpar.analysis.completion.placement import Placement
+from irpar.analysis.completion.refinement import refine
+from irpar.analysis.completion.situation import local_work, running_cost
+from irpar.analysis.cost.device import node_seconds
+from irpar.analysis.cost.model import FEMTOSECONDS, CostModel, add_keys
+from irpar.analysis.cost.network import BYTES
+from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.cost.node import Work, node_bytes, node_flops
+from irpar.ir import Module, Node, parse_module
+from irpar.output.parts import parts_of
+from irpar.output.plan import Plan, make_plan
+from irpar.pass_manager import Instrumentation, PassManager
+from irpar.pass_manager.default_pipeline import COMPLETE, MOVES, NORMALISE
+from irpar.sharding import Axis, Mesh
+
+MESHES = ({"tp": 2}, {"dp": 2, "tp": 4}, {"x": 3})
+
+
+def run(module: Module, pipeline: str) -> None:
+    PassManager.parse(pipeline, Instrumentation(reproducer=None)).run(module)
+
+
+def suggested(folder: Path, name: str, mesh: dict[str, int]) -> tuple[Path, Suggestion]:
+    """A model, and what is suggested for it."""
+    path = folder / f"{name}.onnx"
+    models.save(path, name)
+    return path, irpar.suggest(path, mesh)
+
+
+def completed(path: Path, suggestion: Suggestion, network: str) -> Module:
+    """A model, annotated so, with a sharding for every tensor."""
+    module = irpar.load(path)
+    suggestion.apply(module)
+    module.network = network_of(network).text
+    run(module, f"{NORMALISE},{COMPLETE}")
+    return module
+
+
+def searched(module: Module) -> tuple[tuple[int, int], dict[Node, Placement]]:
+    """What the search comes to, and how nodes run then."""
+    network, annotated = network_of(module.network), module.annotated
+    flow = Flow(module.graph, module.mesh)
+    placements = refine(flow, placements_of(flow, network), network, annotated)
+    return cost_of_placements(flow, placements, network, lambda value: value.name in annotated, annotated), placements
+
+
+def planned(module: Module) -> Plan:
+    run(module, f"{MOVES},localize")
+    return make_plan(module, module.mesh, parts_of(module, module.mesh), pipeline="", source={}, original={})
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", ["mlp", "gpt", "bert", "recurrent"])
+def test_what_is_searched_for_is_what_is_predicted(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
+    path, suggestion = suggested(tmp_path, name, mesh)
+    for network in ("bytes", "a100-pcie", "cpu-ethernet"):
+        module = completed(path, suggestion, network)
+        (amount, launches), _ = searched(module)
+        plan = planned(module)
+        assert launches == plan.totals["collectives"]
+        if plan.predicted is None:
+            assert amount == plan.totals["sent_bytes"]
+        else:
+            assert amount / FEMTOSECONDS == pytest.approx(plan.predicted["step_seconds"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("moe", {"tp": 2}), ("resnet", {"dp": 2, "tp": 4}), ("dlrm", {"tp": 2})])
+def test_slices_and_local_programs_compute_what_is_not_searched_for(
+    name: str, mesh: dict[str, int], tmp_path: Path
+) -> None:
+    """The nodes that a slice or a local program consists of are in the prediction alone; what is sent is in both."""
+    module = completed(*suggested(tmp_path, name, mesh), "cpu-ethernet")
+    cost = CostModel(network_of(module.network))
+    (amount, launches), placements = searched(module)
+    computed = sum(
+        cost.node(node, local_work(node, placement, module.mesh))
+        for node, placement in placements.items()
+        if not placement.is_boundary
+    )
+    plan = planned(module)
+    assert plan.predicted is not None
+    assert launches == plan.totals["collectives"]
+    assert (amount - computed) / FEMTOSECONDS == pytest.approx(plan.predicted["communication_seconds"], rel=1e-6)
+    assert computed / FEMTOSECONDS < plan.predicted["compute_seconds"]
+
+
+# -- one node -------------------------------------------------------------------------------------------------------
+
+
+def placed(text: str, mesh: str, network: str) -> tuple[Node, Placement, Module]:
+    """The only node of a graph, and how it runs."""
+    module = parse_module(f"mesh @m = [{mesh}]\ngraph @g{text}")
+    node = module.graph.first
+    assert node is not None
+    flow = Flow(module.graph, module.mesh)
+    return node, flow.place(node, lambda _: True, network_of(network)), module
+
+
+def test_a_share_of_a_node_is_its_largest_block() -> None:
+    """10 rows over 4 devices are 3, 3, 3 and 1; the weights are read whole by each."""
+    text = "(%a: f32[10@x, 64], %b: f32[64, 32]) -> (%c) opset 21 { %c = MatMul(%a, %b) : f32[10@x, 32] }"
+    node, placement, module = placed(text, '"x"=4', "a100-pcie")
+    assert placement.largest_share(module.mesh) == 0.3
+    work = local_work(node, placement, module.mesh)
+    assert work == Work(2 * 3 * 64 * 32, [4 * 3 * 64, 4 * 64 * 32], [4 * 3 * 32])
+
+
+def test_a_launch_is_not_divided_among_devices() -> None:
+    text = "(%a: f32[8@x]) -> (%c) opset 21 { %c = Relu(%a) : f32[8@x] }"
+    node, placement, module = placed(text, '"x"=8', "a100-pcie")
+    network = network_of("a100-pcie")
+    assert network.device is not None
+    spent, launches = running_cost(node, Flow(module.graph, module.mesh).rule(node), placement, network)
+    assert launches == 0
+    assert spent >= network.device.launch * FEMTOSECONDS
+    assert spent == CostModel(network).node(node, Work(1, [4], [4]))
+
+
+def test_a_whole_node_is_all_of_its_work() -> None:
+    text = "(%a: f32[10, 64], %b: f32[64, 32]) -> (%c) opset 21 { %c = MatMul(%a, %b) : f32[10, 32] }"
+    node, placement, module = placed(text, '"x"=4', "a100-pcie")
+    network = network_of("a100-pcie")
+    assert network.device is not None
+    work = local_work(node, placement, module.mesh)
+    assert (work.flops, sum(work.operands) + sum(work.results)) == (node_flops(node), node_bytes(node))
+    assert CostModel(network).node(node, work) == round(node_seconds(node, network.device) * FEMTOSECONDS)
+    assert CostModel(BYTES).node(node, work) == 0
+
+
+# -- redistributions, and what is compared --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["bytes", "a100-pcie"])
+def test_a_redistribution_is_the_sum_of_its_collectives(network: str) -> None:
+    cost, mesh = CostModel(network_of(network)), Mesh({"x": 4, "y": 2})
+    steps = [("all_gather", [Axis("x")], 1000), ("all_to_all", [Axis("y")], 4000)]
+    each = [cost.collective(*step, mesh) for step in steps]
+    assert cost.redistribution(steps, mesh) == add_keys(*each)
+    assert cost.redistribution([], mesh) == cost.nothing
+    assert each[0][-2:] == (3000, 1)
+
+
+def test_equal_amounts_are_told_apart_by_launches_and_then_by_work() -> None:
+    few, shared = CostModel.scalar((100, -1, 1), 1e-6), CostModel.scalar((100, -4, 1), 1e-6)
+    assert CostModel.scalar((99, -1, 9), 1e-6) < shared < few < CostModel.scalar((100, -4, 2), 1e-6)
+
+
+def test_what_does_not_fit_costs_more_than_what_does() -> None:
+    room = replace(network_of("a100-pcie"), room=1000)
+    assert CostModel(room).excess(1000) == 0
+    assert CostModel(room).excess(1001) > FEMTOSECONDS * 1e-3
+    assert CostModel(BYTES).excess(1 << 60) == 0
