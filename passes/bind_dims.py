@@ -15,6 +15,7 @@ from irpar.ir import (
     TensorType,
     Type,
     Value,
+    with_dim,
 )
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, nearest_names
@@ -117,7 +118,7 @@ def _check(value: Value, bound: Type) -> None:
 def _set_dim(value: Value, index: int, size: int) -> None:
     shape = value.tensor_type.shape
     assert shape is not None
-    value.type = value.tensor_type.with_shape((*shape[:index], size, *shape[index + 1 :]))
+    value.type = value.tensor_type.with_shape(with_dim(shape, index, size))
 
 
 def _unknown(name: str, symbols: Mapping[str, list[Value]], unnamed: list[str]) -> BindError:

@@ -12,7 +12,7 @@ from irpar.analysis.weights.fused_weights import (
     fused_weights,
     weights_taken_apart,
 )
-from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along
+from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along, with_dim
 from irpar.pass_manager import Pass, PassResult
 
 from .simplify_layout import SimplifyLayout
@@ -156,7 +156,7 @@ class _Split:
             after = carried(node, dim)
             assert after is not None
             dim = after
-            type_ = TensorType(value.dtype, _resized(node.result.shape, dim, section))
+            type_ = TensorType(value.dtype, with_dim(node.result.shape, dim, section[1] - section[0]))
             builder = Builder(node.graph, {"": node.version}, before=node, like=node)
             operands = [value, *node.operands[1:]]
             value = builder.op(node.op_type, operands, node.attributes, type=type_, name=node.result.name)
@@ -176,7 +176,7 @@ class _Split:
                 operands.append(self._part(value, columns[index], section))
             else:
                 operands.append(value)
-        shape = _resized(first.result.shape, _product(self.fused)[0], section)
+        shape = with_dim(first.result.shape, _product(self.fused)[0], section[1] - section[0])
         assert first.graph is not None
         builder = Builder(first.graph, {"": node.version}, before=first, like=node)
         type_ = TensorType(node.result.dtype, shape)
@@ -233,8 +233,3 @@ class _Split:
         weight.graph.remove_constant(weight)
         for table in (self.module.annotated, self.module.decisions):
             table.pop(weight.name, None)  # type: ignore[attr-defined]
-
-
-def _resized(shape: tuple[int, ...], dim: int, section: tuple[int, int]) -> tuple[int, ...]:
-    """A shape with the columns of a section only."""
-    return (*shape[:dim], section[1] - section[0], *shape[dim + 1 :])

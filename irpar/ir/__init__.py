@@ -17,7 +17,7 @@ from .builder import Builder, Pattern, inherit, rewrite
 from .clone import clone_graph, clone_module, clone_node, clone_value, without_metadata
 from .compare import same_module, same_tensor
 from .decisions import Conflict, Decision, Gone
-from .dims import Dim, Expr, parse_dim, symbol
+from .dims import Dim, Expr, parse_dim, symbol, with_dim
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import Function
 from .graph import DOMAIN, Graph, Node, captured_or_read
@@ -117,6 +117,7 @@ __all__ = [
     "symbol",
     "tensor_type",
     "verify",
+    "with_dim",
     "without_metadata",
     "write_text",
 ]

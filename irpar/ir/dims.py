@@ -6,11 +6,18 @@ are equal objects. Atoms are symbols and the calls floordiv, ceildiv, mod, min a
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, Union
 
 Dim = Union[int, "Expr", None]
 """A size: known, symbolic, or (None) unknown."""
+
+T = TypeVar("T")
+
+
+def with_dim(dims: Sequence[T], dim: int, new: T) -> tuple[T, ...]:
+    """What is said of each dim (sizes, axes, ranges), with other words for one: `[4, 6, 8], 1, 3` gives (4, 3, 8)."""
+    return (*dims[:dim], new, *dims[dim + 1 :])
 
 
 class Atom:

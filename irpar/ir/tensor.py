@@ -11,6 +11,7 @@ import numpy as np
 
 from irpar.sharding import IrparError
 
+from .dims import with_dim
 from .dtypes import DType, dtype_of_numpy
 from .types import TensorType
 
@@ -316,8 +317,8 @@ def joined_tensor(pieces: Sequence[Tensor], dim: int, parts: int = 1) -> Tensor:
 def _beside(first: Tensor, second: Tensor, dim: int) -> tuple[tuple[int, int], ...] | None:
     """The region of two blocks of one tensor of which the second follows the first along a dim; else None."""
     (start, end), (begin, stop) = first.region[dim], second.region[dim]
-    both = _with_range(first.region, dim, start, stop)
-    follows = begin == end and _with_range(second.region, dim, start, stop) == both
+    both = with_dim(first.region, dim, (start, stop))
+    follows = begin == end and with_dim(second.region, dim, (start, stop)) == both
     return both if follows and place_of(first.base) == place_of(second.base) else None
 
 
@@ -328,14 +329,9 @@ def place_of(tensor: Tensor) -> Hashable:
     return tensor.dtype, where, tensor.region
 
 
-def _with_range(region: Sequence[tuple[int, int]], dim: int, start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    """A region with another range in one dim."""
-    return (*region[:dim], (start, stop), *region[dim + 1 :])
-
-
 def range_along(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
     """The elements [start, stop) of one dim, lazy."""
-    return tensor.slice(_with_range([(0, size) for size in tensor.shape], dim, start, stop))
+    return tensor.slice(with_dim([(0, size) for size in tensor.shape], dim, (start, stop)))
 
 
 def pack(array: Array, dtype: DType) -> bytes:

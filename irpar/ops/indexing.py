@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import Builder, DType, Node, TensorType, Type, Value
+from irpar.ir import Builder, DType, Node, TensorType, Type, Value, with_dim
 from irpar.sharding import Reduction
 
 from .block_indices import (
@@ -380,7 +380,7 @@ def _infer_compress(node: Node) -> Sequence[Type]:
     if "axis" not in node.attributes:
         return [tensor_of(node, 0).with_shape((count,))]
     axis = axis_attribute(node, len(dims))
-    return [tensor_of(node, 0).with_shape((*dims[:axis], count, *dims[axis + 1 :]))]
+    return [tensor_of(node, 0).with_shape(with_dim(dims, axis, count))]
 
 
 def _rule_compress(node: Node) -> FactorRule:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from irpar.ir import Builder, DType, Node, TensorType, Type
+from irpar.ir import Builder, DType, Node, TensorType, Type, with_dim
 
 from .convolution import conv_factors, count_groups, window_sizes
 from .elementwise import per_element
@@ -87,7 +87,7 @@ def _rule_blocks(node: Node, rule: RuleBuilder, shape: tuple[int, ...], axis: in
             blocks, inside = rule.dims([count, block])
             dims.append((*blocks, *inside))
             scales.append(blocks)
-    expected = (*shape[:axis], count, *shape[axis + 1 :])
+    expected = with_dim(shape, axis, count)
     others: list[Sequence[DimFactors]] = []
     for scale in shapes_of(node)[1:]:
         if scale not in (None, expected):

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
+from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value, with_dim
 from irpar.sharding import Reduction
 
 from .facts import (
@@ -163,7 +163,7 @@ def _infer_top_k(node: Node) -> Sequence[Type]:
     data, dims = tensor_of(node, 0), dims_of(node, 0)
     axis = axis_attribute(node, len(dims), -1)
     (count,) = needed_ints(node, 1)
-    shape = (*dims[:axis], count, *dims[axis + 1 :])
+    shape = with_dim(dims, axis, count)
     return [data.with_shape(shape), TensorType(DType.I64, shape)]
 
 

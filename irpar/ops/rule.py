@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from math import gcd
 
 from irpar.sharding import Reduction
 
@@ -276,7 +277,7 @@ def _match_group(
     while i < len(left_dims) and j < len(right_dims):
         small = min(a, b)
         if a % small or b % small:
-            common = _gcd(a, b)
+            common = gcd(a, b)
             if common > 1:
                 # The major part of both dims lines up; what is inside does not.
                 factor = rule.factor(common)
@@ -293,9 +294,3 @@ def _match_group(
         if b == 1:
             j += 1
             b = after[right_dims[j]] if j < len(right_dims) else 1
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a

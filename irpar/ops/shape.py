@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from irpar.ir import Builder, Dim, Expr, Node, Type, Value
+from irpar.ir import Builder, Dim, Expr, Node, Type, Value, with_dim
 from irpar.ir.dims import exact_div, product_of
 from irpar.sharding import ceil_div
 
@@ -236,11 +236,11 @@ def _infer_split(node: Node) -> Sequence[Type]:
     data, dims = tensor_of(node, 0), dims_of(node, 0)
     axis = axis_attribute(node, len(dims), 0)
     if computed_count(node, 1) is not None:
-        return [data.with_shape((*dims[:axis], None, *dims[axis + 1 :]))] * len(node.results)
+        return [data.with_shape(with_dim(dims, axis, None))] * len(node.results)
     sizes = _split_sizes(node, dims[axis], len(node.results))
     if len(sizes) != len(node.results):
         raise CannotTellError("sizes and results differ")
-    return [data.with_shape((*dims[:axis], size, *dims[axis + 1 :])) for size in sizes]
+    return [data.with_shape(with_dim(dims, axis, size)) for size in sizes]
 
 
 def _rule_split(node: Node) -> FactorRule:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from irpar.analysis.explanation.joined_reasons import joined_texts, last_name, move_conflicts
 from irpar.analysis.redistribution.rewriting import follow_instead
-from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor
+from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor, with_dim
 from irpar.ops.collectives import number_collectives
 from irpar.pass_manager import Pass, PassResult
 
@@ -202,4 +202,4 @@ def _lie_side_by_side(made: Value, values: Sequence[Value], dim: int) -> None:
 
 
 def _with_sizes(shape: Sequence[int], dim: int, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    return (*shape[:dim], sum(each[dim] for each in shapes), *shape[dim + 1 :])
+    return with_dim(shape, dim, sum(each[dim] for each in shapes))

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from irpar.ir import Node, Shape
+from irpar.ir import Node, Shape, with_dim
 from irpar.ops.facts import int_attribute, ints_attribute
 
-from .arrays import check_dim, cut, resized, shapes_of_blocks
-from .local import gathered, local_shape, members_of, operand_block, padded, with_dim
+from .arrays import check_dim, cut, shapes_of_blocks
+from .local import gathered, local_shape, members_of, operand_block, padded
 from .record import (
     Array,
     Atoms,
@@ -73,7 +73,7 @@ def _moves(member: Member, empty: Empty) -> Movement:
     dim, own = member.collective.dim, member.position
     check_dim(member.collective, dim, member.operand.ndim)
     sizes = [shape[dim] for shape in member.shapes]
-    result = empty(resized(member.operand.shape, dim, sum(sizes)))
+    result = empty(with_dim(member.operand.shape, dim, sum(sizes)))
     places = cut(result, sizes, dim)
     places[own][...] = member.operand
     others = [position for position in range(len(sizes)) if position != own]

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from irpar.ir import Node, Shape
+from irpar.ir import Node, Shape, with_dim
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import ceil_div
 
-from .arrays import blocks_of, check_dim, cut, own_pieces, resized, shapes_of_blocks
-from .local import gathered, local_shape, members_of, operand_block, padded, part, with_dim
+from .arrays import blocks_of, check_dim, cut, own_pieces, shapes_of_blocks
+from .local import gathered, local_shape, members_of, operand_block, padded, part
 from .record import (
     Array,
     Atoms,
@@ -88,7 +88,7 @@ def _moves(member: Member, empty: Empty) -> Movement:
     mine = pieces[own].shape[split]
     # Where both are one dim the blocks that come are cut from it, all alike.
     sizes = [mine if split == concat else shape[concat] for shape in member.shapes]
-    result = empty(resized(resized(operand.shape, split, mine), concat, sum(sizes)))
+    result = empty(with_dim(with_dim(operand.shape, split, mine), concat, sum(sizes)))
     places = cut(result, sizes, concat)
     places[own][...] = pieces[own]
     others = [position for position in range(count) if position != own]

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from irpar.ir import with_dim
+
 from .record import Array, Settings, Sizes
 
 CARRIERS: dict[int, type] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -27,11 +29,6 @@ def check_dim(collective: Settings, dim: int, rank: int) -> None:
         raise ValueError(f"{collective.kind} along dim {dim} of a tensor of rank {rank}")
 
 
-def resized(shape: Sequence[int], dim: int, size: int) -> Sizes:
-    """The shape with another size of one dim."""
-    return (*shape[:dim], size, *shape[dim + 1 :])
-
-
 def equal_shapes(_: Settings, shapes: Sequence[Sizes]) -> list[Sizes]:
     """All members hold what the first does."""
     return [shapes[0]] * len(shapes)
@@ -43,7 +40,7 @@ def shapes_of_blocks(sizes: Sequence[int] | None, dim: int, shapes: Sequence[Siz
         return [()] * len(shapes)
     listed = [shapes[0][dim]] * len(shapes) if sizes is None else list(sizes)
     listed += [-1] * (len(shapes) - len(listed))
-    return [resized(shapes[0], dim, size) for size in listed[: len(shapes)]]
+    return [with_dim(shapes[0], dim, size) for size in listed[: len(shapes)]]
 
 
 def block_bounds(whole: int, sizes: Sequence[int] | None, count: int, dim: int = 0) -> list[int]:

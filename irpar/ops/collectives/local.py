@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from irpar.ir import Node, Shape, Value
+from irpar.ir import Node, Shape, Value, with_dim
 from irpar.ir.attributes import Strings
 from irpar.ops.coords import root_of
 from irpar.ops.facts import CannotTellError, needed, tensor_of
@@ -59,11 +59,6 @@ def members_of(node: Node) -> Members:
     return Members(mesh.group_size(axes), mesh.position(mesh.coords(ranks[0] if ranks else 0), axes))
 
 
-def with_dim(shape: Shape, dim: int, size: int) -> Shape:
-    """The shape with another size of one dim."""
-    return (*shape[:dim], size, *shape[dim + 1 :])
-
-
 def local_shape(node: Node) -> tuple[int, ...]:
     """The static shape of a local operand.
 
@@ -111,7 +106,7 @@ def operand_block(node: Node) -> tuple[int, ...]:
 
 def padded(shape: Sequence[int], dim: int, sizes: tuple[int, ...] | None) -> int:
     """Elements of a block with `dim` padded to the largest of `sizes`."""
-    return prod(shape) if sizes is None else prod(with_dim(tuple(shape), dim, max(sizes)))  # type: ignore[arg-type]
+    return prod(shape) if sizes is None else prod(with_dim(shape, dim, max(sizes)))
 
 
 def elements_of_operand(node: Node, size: int) -> Share:

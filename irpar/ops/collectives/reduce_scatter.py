@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from irpar.ir import Node, Shape
+from irpar.ir import Node, Shape, with_dim
 from irpar.ops.facts import int_attribute, ints_attribute
 
 from .arrays import blocks_of, equal_shapes, own_pieces
-from .local import block_of, local_shape, members_of, padded, part, with_dim
+from .local import block_of, local_shape, members_of, padded, part
 from .record import Array, Atoms, CollectiveOp, Execution, Member, Nested, Settings, Share, State, Volume
 from .record import rounds as message_rounds
 from .reduced_arrays import reduce_arrays

@@ -1,6 +1,6 @@
 """How collectives change where a tensor lies: the axes of its dims, and the partial ones."""
 
-from irpar.ir import Node
+from irpar.ir import Node, with_dim
 
 from .record import Atoms, State
 
@@ -12,14 +12,9 @@ def dim_of(node: Node, name: str = "dim") -> int:
     return value
 
 
-def with_axes(dims: tuple[Atoms, ...], dim: int, axes: Atoms) -> tuple[Atoms, ...]:
-    """The axes of all dims, with others of one."""
-    return (*dims[:dim], axes, *dims[dim + 1 :])
-
-
 def gained(state: State, dim: int, axes: Atoms) -> State:
     """A dim is cut further."""
-    return with_axes(state[0], dim, state[0][dim] + axes), state[1]
+    return with_dim(state[0], dim, state[0][dim] + axes), state[1]
 
 
 def lost(state: State, dim: int, axes: Atoms) -> State | None:
@@ -27,7 +22,7 @@ def lost(state: State, dim: int, axes: Atoms) -> State | None:
     present = state[0][dim]
     if present[len(present) - len(axes) :] != axes:
         return None
-    return with_axes(state[0], dim, present[: len(present) - len(axes)]), state[1]
+    return with_dim(state[0], dim, present[: len(present) - len(axes)]), state[1]
 
 
 def reduced(state: State, axes: Atoms) -> State | None:

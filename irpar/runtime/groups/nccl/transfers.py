@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import dtype_of_numpy
+from irpar.ir import dtype_of_numpy, with_dim
 from irpar.ops.collectives import KINDS, REDUCING
-from irpar.ops.collectives.arrays import CARRIERS, block_bounds, check_dim, is_text, resized
+from irpar.ops.collectives.arrays import CARRIERS, block_bounds, check_dim, is_text
 from irpar.ops.collectives.broadcast import check_root
 from irpar.ops.collectives.reduced_arrays import operation
 from irpar.runtime.groups.base import Array, Collective
@@ -198,13 +198,13 @@ def _all_gather(member: Member) -> NcclCalls:
     dim = member.collective.dim
     check_dim(member.collective, dim, member.operand.ndim)
     sizes = [shape[dim] for shape in member.shapes]
-    padded = resized(member.operand.shape, dim, max(sizes))
+    padded = with_dim(member.operand.shape, dim, max(sizes))
     sent = member.whole(member.operand) if sizes[member.position] == padded[dim] else _pad(member, padded)
     came = member.empty((member.size, *padded))
 
     def result() -> Any:
         if prod(padded[:dim]) == 1 and min(sizes) == max(sizes):
-            return came.reshape(resized(padded, dim, sum(sizes)))
+            return came.reshape(with_dim(padded, dim, sum(sizes)))
         return member.xp.concatenate([_cut(came[i], dim, 0, size) for i, size in enumerate(sizes)], axis=dim)
 
     return NcclCalls([Step("allGather", (sent, came), sent.size)], result)
@@ -221,7 +221,7 @@ def _reduce_scatter(member: Member) -> NcclCalls:
     operand, dim = member.operand, member.collective.dim
     bounds = _bounds(member, dim, member.collective.sizes)
     sizes = [end - start for start, end in pairwise(bounds)]
-    padded = resized(operand.shape, dim, max(sizes))
+    padded = with_dim(operand.shape, dim, max(sizes))
     if prod(padded[:dim]) == 1 and min(sizes) == max(sizes):
         sent = member.whole(operand)
     else:
