@@ -17,6 +17,7 @@ from functools import cached_property
 from irpar.analysis.completion.flow import USUAL_TRIPS, Flow
 from irpar.analysis.completion.moves import captured_whole
 from irpar.analysis.completion.placement import RuleView
+from irpar.analysis.cost.figures import worth
 from irpar.analysis.cost.node import node_flops
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.types.control_flow import trip_count
@@ -27,16 +28,6 @@ from irpar.sharding import Axis, Mesh, ceil_div
 
 Place = tuple[Value, int]
 """A dim of a value."""
-
-FLOPS_PER_BYTE = 4
-"""How many FLOPs are worth sending a byte for; devices of today do 100 and more while their links send one."""
-HELD_PER_SENT = 2
-"""How many bytes of weights that a device no longer holds are worth sending a byte for in each step."""
-
-
-def worth(flops: float, held_bytes: float, sent_bytes: float) -> float:
-    """What is saved minus what is sent more, in sent bytes."""
-    return flops / FLOPS_PER_BYTE + held_bytes / HELD_PER_SENT - sent_bytes
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from irpar.analysis.cost.figures import worth
 from irpar.ir import Node, Value
 from irpar.ops import Kind
 
-from .cut_classes import Cut, CutClass, CutClasses, Place, worth
+from .cut_classes import Cut, CutClass, CutClasses, Place
 
 
 @dataclass(frozen=True)

@@ -1,46 +1,18 @@
 """What `irpar inspect --suggest` and `irpar.suggest` give: what to cut, why, and what comes of it."""
 
 import os
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from irpar.analysis.cost.figures import Figures
 from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Annotation, Module
 from irpar.sharding import DimSpec, Mesh
 from irpar.tables.display import ROWS, report_text
 from irpar.units import count_text, share_text
 
-from .cut_classes import worth
 from .file import Spec, check_target, text_of, write
 from .report import TensorGroup
-
-_SLACK = 0.01
-"""By how much a figure may be worse for an entry not to be worth a line."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one rank has to do and to hold: that of the most.
-
-    Attributes:
-        weight_bytes: of its weights.
-        flops: that it computes in each step.
-        sent_bytes: that it sends in each step.
-        collectives: in each step.
-    """
-
-    weight_bytes: int
-    flops: int
-    sent_bytes: int
-    collectives: int
-
-    def gain(self, flops: int, weight_bytes: int) -> float:
-        """What it is worth to cut so a model that has these in all."""
-        return worth(flops - self.flops, weight_bytes - self.weight_bytes, self.sent_bytes)
-
-    def is_as_good(self, other: "Figures") -> bool:
-        """Whether no figure is worse than another's by more than a hundredth."""
-        return all(mine <= (1 + _SLACK) * its for mine, its in zip(astuple(self), astuple(other), strict=True))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.placement import has_rank
+from irpar.analysis.cost.figures import Figures
 from irpar.analysis.types.symbols import require_static
 from irpar.ir import Module, Value
 from irpar.ir.annotate import named_values
@@ -27,7 +28,7 @@ from .file import Spec, lines_of
 from .minimum import alike, fewest, without_needless
 from .order import order_of_use
 from .report import Groups
-from .result import Figures, Suggestion
+from .result import Suggestion
 from .trials import Estimate, Trials, Variant, flops_by_operator
 from .words import CutWords, why_no_batch
 

@@ -10,6 +10,7 @@ from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.moves import cost_of_placements, placements_of
 from irpar.analysis.completion.placement import Placement
 from irpar.analysis.completion.refinement import refine
+from irpar.analysis.cost.figures import Figures
 from irpar.analysis.cost.network import BYTES
 from irpar.analysis.cost.node import graph_flops, node_flops
 from irpar.analysis.memory.liveness import constant_bytes, peak
@@ -30,7 +31,7 @@ from .completion import Completions
 from .file import Spec
 from .readings import Readings
 from .refined_variants import RefinedVariants
-from .result import Figures, Prediction, dims_of
+from .result import Prediction, dims_of
 
 _MOST_EXACT = 20_000
 """Nodes up to which a model is normalised anew for what it comes to in the end."""
@@ -229,7 +230,7 @@ def _rank_flops(graph: Graph, placements: Mapping[Node, Placement], mesh: Mesh) 
         if bodies:
             total += (trip_count(node) or 1) * max(_rank_flops(body, placements, mesh) for body in bodies)
         else:
-            total += node_flops(node) / (1 if placement is None else placement.ways(mesh))
+            total += node_flops(node) * (1 if placement is None else placement.largest_share(mesh))
     return total
 
 

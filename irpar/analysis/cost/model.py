@@ -14,6 +14,7 @@ predicts. They are of one device, in each step:
 
 What is compared is an amount in one unit: femtoseconds where the network has links, else sent bytes. Integers, so that
 sums do not depend on their order. Equal amounts are told apart by launches, and by how many devices share the work.
+Suggestions, which know no device, weigh FLOPs, weights and sent bytes against each other as `figures` says.
 """
 
 from collections.abc import Iterable, Sequence

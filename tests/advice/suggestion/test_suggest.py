@@ -19,10 +19,10 @@ from irpar.advice.suggestion.file import Spec, as_yaml
 from irpar.advice.suggestion.minimum import fewest, without_needless
 from irpar.advice.suggestion.readings import Readings
 from irpar.advice.suggestion.report import Groups
-from irpar.advice.suggestion.result import Figures
 from irpar.advice.suggestion.suggest import Suggestion, suggest
 from irpar.advice.suggestion.trials import Estimate, Trials
 from irpar.advice.suggestion.words import CutWords
+from irpar.analysis.cost.figures import Figures
 from irpar.analysis.types.symbols import UnboundSymbolError, free_symbols
 from irpar.annotations.named import infer_undeclared_types
 from irpar.annotations.shardings_file import read_shardings
