@@ -92,7 +92,7 @@ def _checked(spec: TensorSpec, given: Any, bound: dict[str, tuple[int, str]]) ->
     if isinstance(spec.other, SequenceType):
         return _checked_sequence(spec, spec.other.elem, given, bound)
     if isinstance(spec.other, OptionalType):
-        return (None, []) if given is None else _checked(_element(spec, spec.other.elem, spec.name), given, bound)
+        return (None, []) if given is None else _checked(_element(spec.other.elem, spec.name), given, bound)
     if spec.dtype is None:
         return given, []
     if given is None:
@@ -120,11 +120,11 @@ def _checked_sequence(
         return given, [
             f"{spec.name} is {'None' if given is None else 'a tensor'}, expected a sequence: a list of arrays"
         ]
-    entries = [_checked(_element(spec, type_, f"{spec.name}[{n}]"), entry, bound) for n, entry in enumerate(given)]
+    entries = [_checked(_element(type_, f"{spec.name}[{n}]"), entry, bound) for n, entry in enumerate(given)]
     return [entry for entry, _ in entries], [problem for _, problems in entries for problem in problems]
 
 
-def _element(spec: TensorSpec, type_: Type, name: str) -> TensorSpec:
+def _element(type_: Type, name: str) -> TensorSpec:
     """What a sequence or an optional holds; its symbols are its own."""
     inner = tensor_type(type_)
     if inner is None:

@@ -4,7 +4,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,10 +15,6 @@ from rich.text import Text
 
 from irpar.visible import visible
 
-if TYPE_CHECKING:
-    pass
-
-Justify = str
 ROWS = 20
 """How many lines a table has where not all are asked for."""
 MOST_OF_A_WORD = 48
