@@ -2,6 +2,7 @@
 
 import doctest
 import io
+import itertools
 import json
 import os
 import re
@@ -434,7 +435,7 @@ def test_the_command_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def run_as(page: str, name: str) -> dict[str, Any]:
     """The names of a page's program, run as a module of irpar."""
-    (program,) = code(page, "python")
+    program = code(page, "python")[0]
     names: dict[str, Any] = {"__name__": name, "__package__": name.rpartition(".")[0]}
     exec(program, names)
     return names
@@ -461,6 +462,29 @@ def test_the_engine_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
             executor.run({"a": zero, "b": zero})
 
 
+SUMMED = """
+    mesh @m = ["x"=2]
+    graph @g(%a: f32[8, 4] replicated) -> (%r) opset 21 {
+      %s = irpar.AllSlice(%a) {axes=["x"], dim=0} : f32[8@x, 4]
+      %t = irpar.AllToAll(%s) {axes=["x"], split_dim=1, concat_dim=0, id=0} : f32[8, 4@x]
+      %q = ReduceSum(%t) {keepdims=0} : f32[] partial(sum: x)
+      %r = irpar.AllReduce(%q) {axes=["x"], reduce="sum", id=1} : f32[] replicated
+    }
+"""
+
+
+def test_the_group_of_processes_of_the_page(tmp_path: Path) -> None:
+    _, files = code("adding-a-group.md", "python")
+    line = '    "files": "files:FilesGroup",'
+    with_file(tmp_path, "irpar/runtime/groups/files.py", files, line, '    "mpi": "mpi.group:MpiGroup",\n')
+    module = parse_module(SUMMED)
+    irpar.partition(module, module.mesh, pipeline="localize").save(tmp_path / "out")
+    np.save(tmp_path / "a.npy", np.arange(32, dtype=np.float32).reshape(8, 4))
+    run = ["run", "out", "--input", "a=a.npy", "--group", "files", "--outputs", "r.npz"]
+    python("-m", "irpar.cli", "launch", "-n", "2", *run, folder=tmp_path)
+    assert np.load(tmp_path / "r.npz")["r"] == 31 * 16
+
+
 def test_the_group_of_the_page() -> None:
     names = run_as("adding-a-group.md", "irpar.runtime.groups.counted")
     module = parse_module(DIVIDED)
@@ -470,24 +494,30 @@ def test_the_group_of_the_page() -> None:
     assert group.taken == {0: 32}
 
 
-def with_collective(folder: Path, name: str, record: str) -> None:
-    """Make a package irpar in a folder that has one more collective, and is links to this one otherwise."""
-    package = Path(irpar.__file__).parent
-    for inner in (Path("irpar"), Path("irpar/ops")):
-        (folder / inner).mkdir()
-        for file in (package.parent / inner).iterdir():
-            if file.name not in ("__pycache__", "ops" if inner.name == "irpar" else "collectives"):
-                (folder / inner / file.name).symlink_to(file)
+def with_file(folder: Path, file: str, text: str, line: str, before: str) -> None:
+    """Make a package irpar in a folder that has one more file, and is links to this one otherwise.
+
+    Args:
+        folder: where the package goes.
+        file: its path.
+        text: what it holds.
+        line: what the `__init__.py` beside it gets.
+        before: the line before which that stands.
+    """
+    place = Path(file).parent
+    for parent, child in itertools.pairwise([*reversed(place.parents), place][1:]):
+        (folder / parent).mkdir()
+        for each in (Path(irpar.__file__).parents[1] / parent).iterdir():
+            if each.name not in ("__pycache__", child.name):
+                (folder / parent / each.name).symlink_to(each)
     for source in ("passes", "kernels", "models"):
         (folder / "irpar" / source).symlink_to(ROOT / source)
-    kinds = folder / "irpar/ops/collectives"
-    shutil.copytree(package / "ops/collectives", kinds, ignore=shutil.ignore_patterns("__pycache__"))
-    (kinds / f"{name}.py").write_text(record)
-    table = (kinds / "__init__.py").read_text()
-    table = table.replace("from . import (\n", f"from . import (\n    {name},\n", 1)
-    entry = '    "MakePartial": make_partial.RECORD,\n'
-    assert entry in table
-    (kinds / "__init__.py").write_text(table.replace(entry, f'{entry}    "{name.title()}": {name}.RECORD,\n'))
+    beside = Path(irpar.__file__).parents[1] / place
+    shutil.copytree(beside, folder / place, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / file).write_text(text)
+    table = (beside / "__init__.py").read_text()
+    assert before in table
+    (folder / place / "__init__.py").write_text(table.replace(before, f"{line}\n{before}"))
 
 
 MIRRORED = """
@@ -518,7 +548,10 @@ partition.save("out")
 
 def test_the_collective_of_the_page(tmp_path: Path) -> None:
     (record,) = code("adding-a-collective.md", "python")
-    with_collective(tmp_path, "mirror", record)
+    line = '    "Mirror": mirror.RECORD,'
+    with_file(tmp_path, "irpar/ops/collectives/mirror.py", record, line, '    "MakePartial": make_partial.RECORD,\n')
+    table = tmp_path / "irpar/ops/collectives/__init__.py"
+    table.write_text(table.read_text().replace("    make_partial,\n", "    make_partial,\n    mirror,\n", 1))
     (graph,) = re.findall(r"^    mesh .*\n(?:    .*\n)+", (DOCS / "adding-a-collective.md").read_text(), re.MULTILINE)
     (tmp_path / "mirror.irpar").write_text(textwrap.dedent(graph))
     (tmp_path / "mirrored.py").write_text(MIRRORED)
