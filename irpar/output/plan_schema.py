@@ -7,7 +7,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from irpar.files.records import MisfitError, read_record, value_at
+from irpar.files.records import MisfitError, fields_of, options_of, read_record, type_at, value_at
 
 Count = Annotated[int, Meta(ge=0)]
 """A number of things, of bytes, of FLOPs."""
@@ -286,8 +286,12 @@ def misfit(data: Any) -> str | None:
 
 
 def _place(path: tuple[str | int, ...]) -> str:
-    """A path as text: `ranks[0].coords`."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    """A path as text: `ranks[0].coords`, `mesh.axes["dp"]`."""
+    text = ""
+    for depth, key in enumerate(path):
+        is_field = any(key in fields_of(option) for option in options_of(type_at(PlanFields, path[:depth])))
+        text += f".{key}" if is_field else f"[{json.dumps(key)}]"
+    return text.removeprefix(".")
 
 
 _NAMES = {
