@@ -3,7 +3,7 @@
 import re
 import types
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -91,7 +91,9 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _plain(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    while get_origin(kind) in (Annotated, NotRequired):
+        kind = get_args(kind)[0]
+    return kind
 
 
 def options_of(kind: Any) -> list[Any]:
