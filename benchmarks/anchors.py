@@ -14,7 +14,7 @@ where launches cost time (`--latency`), beside those of XLA once its combiners h
 
 `ok`: at most what the better of XLA's two partitioners sends. Exit code 1 where a case is worse than that, where fewer
 than nine of ten are at the best known, where irpar does not send less than XLA in a case that XLA is known to waste
-bytes in, where it launches more, or where a case computes other numbers, or lies otherwise than its outputs must.
+bytes in, where it launches more, or where a case computes other numbers, or is sharded otherwise than its outputs must.
 """
 
 import argparse
@@ -47,8 +47,8 @@ WASTEFUL = {
     "reshard_m24_x_n__n_y": "gathered, then cut",
     "reshard_m222_xyz_n_n__x_y_z": "gathered, then cut",
     "reshard_m24_xy_n__n_yx": "a permute behind the all-to-all",
-    "concat": "Concat along a dim that is cut",
-    "slice": "Slice along a dim that is cut",
+    "concat": "Concat along a dim that is sharded",
+    "slice": "Slice along a dim that is sharded",
     "reduce_sum_2axes": "a sum over two axes in two all-reduces",
 }
 """In what XLA wastes bytes, as the README of the cases notes; by the beginnings of their names."""
@@ -66,7 +66,7 @@ class Result:
         launches: collectives where launches cost time.
         sent_then: bytes that a device sends there.
         largest: the largest difference of the outputs; None where nothing was computed.
-        fault: what is wrong: a refusal, other numbers, an output that lies otherwise; "" where nothing is.
+        fault: what is wrong: a refusal, other numbers, an output that is sharded otherwise; "" where nothing is.
         seconds: to load, annotate and partition.
     """
 
@@ -142,10 +142,10 @@ def cut(folder: Path, case: dict[str, Any], network: str, pipeline: str) -> irpa
 
 
 def misplaced(partition: irpar.Partition, case: dict[str, Any]) -> list[str]:
-    """The outputs that lie otherwise than they must."""
+    """The outputs that are sharded otherwise than they must."""
     found = {entry["name"]: entry["sharding"] for entry in partition.plan.outputs}
     wanted = case["required_outputs"]
-    return [f"{name} lies as {found.get(name)}" for name, spec in wanted.items() if found.get(name) != spec]
+    return [f"{name} is sharded as {found.get(name)}" for name, spec in wanted.items() if found.get(name) != spec]
 
 
 def inputs_of(case: dict[str, Any]) -> dict[str, Any]:

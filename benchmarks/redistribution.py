@@ -70,7 +70,7 @@ def lower_bound(held: np.ndarray, needed: np.ndarray) -> int:
 
 
 class Greedy:
-    """SplitByAxis, PermuteByAxis and ConcatByAxis in turn, until every dim is cut as it should be.
+    """SplitByAxis, PermuteByAxis and ConcatByAxis in turn, until every dim is sharded as it should be.
 
     Args:
         source, target: every dim cut by one axis at most.
@@ -100,7 +100,7 @@ class Greedy:
             del self.left[dim]
 
     def _split(self) -> int:
-        """Dims that nothing cuts take an axis that nothing holds."""
+        """Dims that nothing shards take an axis that nothing holds."""
         self._done()
         found = [dim for dim in self.left if self.now[dim] is None and self.goal[dim] not in self.now]
         for dim in found:
@@ -109,7 +109,7 @@ class Greedy:
         return len(found)
 
     def _permute(self) -> int:
-        """Dims that nothing cuts take their axis from the dim that has it."""
+        """Dims that nothing shards take their axis from the dim that has it."""
         count = 0
         for dim in list(self.left):
             axis = self.goal[dim]

@@ -1,4 +1,4 @@
-"""Which operators can be cut: a list by domain with what proves it; exit status 1 where an operator is in no list.
+"""Which operators can be sharded: a list by domain with what proves it; exit status 1 where an operator is in no list.
 
     python benchmarks/rule_coverage.py [--prove]
 

@@ -350,7 +350,7 @@ class Partition:
         """Run all ranks.
 
         Args:
-            inputs: whole arrays by input name; they are scattered by their shardings.
+            inputs: full arrays by input name; they are scattered by their shardings.
             engine: what computes between collectives; see `executor`.
             group: what moves data between ranks; see `executor`.
 
@@ -408,7 +408,7 @@ class Partition:
         """Compare the partition with ONNX Runtime on the original model.
 
         Args:
-            inputs: whole arrays by input name; those that are left out are drawn at random, several times where one
+            inputs: full arrays by input name; those that are left out are drawn at random, several times where one
                 draw does not reach all branches and loops.
             engine: what runs the partition; see `executor`.
             group: what moves data between ranks; see `executor`.

@@ -1,4 +1,4 @@
-"""What the Python interface is given, checked: a wrong type is told in words before anything runs."""
+"""What the Python interface is given, checked: a wrong type is reported in words before anything runs."""
 
 import os
 from collections.abc import Mapping

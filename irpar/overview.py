@@ -32,7 +32,7 @@ def inspect(model: "Module | Source", *, bind: Mapping[str, int] | None = None) 
 def suggest(
     model: "Module | Source", mesh: Mesh | Mapping[str, int] | str, *, bind: Mapping[str, int] | None = None
 ) -> Suggestion:
-    """What to cut over a mesh. A module stays as it is; `suggestion.apply(module)` annotates it.
+    """What to shard over a mesh. A module stays as it is; `suggestion.apply(module)` annotates it.
 
     Args:
         model: a module without a mesh, or what `load` takes; annotations are not looked at.
@@ -46,7 +46,7 @@ def suggest(
 
     devices = Mesh.of(mesh)
     if devices.size == 1:
-        raise IrparError(f"a mesh of one device ({devices}) cuts nothing", do="give the devices, such as tp=4")
+        raise IrparError(f"a mesh of one device ({devices}) shards nothing", do="give the devices, such as tp=4")
     module = module_of(model, bind)
     name = module.source.name if module.source is not None else module.graph.name
     return replace(choose(module, devices), model=name)

@@ -162,7 +162,7 @@ def _element_strides(x: Array) -> Ints:
 
 
 def _with_layout(xp: ArrayModule, x: Array) -> Array:
-    """x, or a copy where cuBLAS cannot take its matrices as they lie."""
+    """x, or a copy where cuBLAS cannot take its matrices as they are sharded."""
     strides = _element_strides(x)
     is_backwards = any(stride < 0 for stride in strides[:-2])
     return xp.ascontiguousarray(x) if is_backwards or layout(x.shape[-2:], strides[-2:]) is None else x
@@ -180,7 +180,7 @@ def gemm_calls(a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, b
     a call, and there is a call for each place in the others.
 
     Args:
-        a_shape, b_shape: whole shapes; no dim of the result is empty.
+        a_shape, b_shape: global shape; no dim of the result is empty.
         a_strides, b_strides: in elements; the matrices have a `layout`.
         batch: the batch dims of the result.
     """

@@ -193,7 +193,7 @@ _LOADED: set[str] = set()
 def register(op_type: str, since: int, function: Function, domain: str = "") -> None:
     """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
     if not function.__module__.startswith(f"{__package__}."):
-        _load(domain, op_type)  # So that two for one version are told here.
+        _load(domain, op_type)  # So that two for one version are reported here.
     versions = _TABLE.setdefault((domain, op_type), [])
     if any(entry.since == since for entry in versions):
         raise ValueError(f"two kernels for {op_type} since version {since}")

@@ -102,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         help="none: a sparse FILE.data of zeros that takes no disk, for huge shapes; default: inline",
     )
     parser.add_argument("--shardings", metavar="FILE", help="also write a Megatron-style --shardings file for irpar")
-    parser.add_argument("--dp-axis", default="dp", help='axis that cuts the batch, "" for none; default: dp')
-    parser.add_argument("--tp-axis", default="tp", help='axis that cuts the weights, "" for none; default: tp')
+    parser.add_argument("--dp-axis", default="dp", help='axis that shards the batch, "" for none; default: dp')
+    parser.add_argument("--tp-axis", default="tp", help='axis that shards the weights, "" for none; default: tp')
     return parser
 
 

@@ -24,10 +24,10 @@ from .unet import UnetConfig
 from .vit import VitConfig
 
 Annotations = dict[str, list[list[str] | None]]
-"""Tensor name or glob -> per dim the mesh axes that cut it, major first, or None where it is not cut."""
+"""Tensor name or glob -> per dim the mesh axes that cut it, major first, or None where it is not sharded."""
 
 Cut = tuple[int, int]
-"""Rank of a tensor, and the dim of it that is cut."""
+"""Rank of a tensor, and the dim of it that is sharded."""
 _COLUMNS: Cut = (2, 1)
 _ROWS: Cut = (2, 0)
 _VECTOR: Cut = (1, 0)
@@ -45,7 +45,7 @@ def annotations(
 
     Args:
         name: the family, as for `build`.
-        dp_axis: mesh axis that cuts the batch; None leaves it whole.
+        dp_axis: mesh axis that shards the batch; None leaves it whole.
         tp_axis: mesh axis that cuts heads, feed-forward and vocabulary; None leaves them whole.
         preset: as given to `build`.
         overrides: as given to `build`: which weights exist depends on some of them (`fused_qkv`, `tied`, `layers`).
@@ -139,7 +139,7 @@ def _mlp_weights(config: MlpConfig) -> dict[str, Cut]:
 
 
 def _gpt_weights(config: GptConfig) -> dict[str, Cut]:
-    """A fused c_attn is cut by columns too: each device gets its columns of q, of k and of v."""
+    """A fused c_attn is sharded by columns too: each device gets its columns of q, of k and of v."""
     table: dict[str, Cut] = {}
     for projection in ("c_attn",) if config.fused_qkv else ("q", "k", "v"):
         table |= {f"h.*.attn.{projection}.weight": _COLUMNS, f"h.*.attn.{projection}.bias": _VECTOR}
@@ -211,7 +211,7 @@ def _dlrm_weights(config: DlrmConfig) -> dict[str, Cut]:
 def _unet_weights(config: UnetConfig) -> dict[str, Cut]:
     """The first convolution of a block by output channels, with all that is added to them; the second by input.
 
-    Convolutions between levels are cut by input channels, which all devices have: each costs an all-reduce.
+    Convolutions between levels are sharded by input channels, which all devices have: each costs an all-reduce.
     """
     table: dict[str, Cut] = {}
     for block in ("down.*.block", "middle", "up.*.block") if config.levels > 1 else ("middle",):

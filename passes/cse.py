@@ -36,7 +36,7 @@ class Cse(Pass):
             equal = equal_nodes(graph, _is_quiet)
             for node, known in equal:
                 for old, new in zip(node.results, known.results, strict=True):
-                    hand_over(module, old.name, new.name, f"%{new.name} is equal, and lies so")
+                    hand_over(module, old.name, new.name, f"%{new.name} is equal, and is sharded so")
                 node.replace(known.results)
             nodes += len(equal)
         return PassResult(nodes + constants > 0, statistics={"nodes": nodes, "constants": constants})

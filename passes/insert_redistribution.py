@@ -1,4 +1,4 @@
-"""insert-redistribution: collectives where a value does not lie as its reader needs it."""
+"""insert-redistribution: collectives where a value is not sharded as its reader needs it."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from irpar.sharding import IrparError, Sharding
 
 @dataclass(frozen=True)
 class InsertRedistribution(Pass):
-    """Decide how each node runs, and put collectives wherever a value lies otherwise than its reader needs it.
+    """Decide how each node runs, and put collectives wherever a value is sharded otherwise than its reader needs it.
 
     Before: global view, every tensor value of the main graph, and of the bodies of If, Loop and Scan in it, has a
     sharding (complete-sharding).
@@ -102,7 +102,7 @@ class _Insertion:
         self.log = RedistributionLog(module)
 
     def run(self) -> int:
-        """Returns how many nodes and constants were inserted, and results found to lie otherwise."""
+        """Returns how many nodes and constants were inserted, and results found to be sharded otherwise."""
         explain_values(self.module, self.flow, self.placements)
         for node, placement in self.placements.items():
             if self.mesh.size > 1 and draws_random_numbers(node):
@@ -159,7 +159,7 @@ class _Insertion:
         for value, (inner, index) in captured_whole(self.flow, node):
             if value.sharding is not None and not value.sharding.is_replicated:
                 whole = Sharding.replicated(self.mesh, value.sharding.rank)
-                reason = f"{node.title} reads %{value.name} inside its body, which runs whole"
+                reason = f"{node.title} reads %{value.name} inside its body, which runs replicated"
                 inner.set_operand(index, self._redistributed(value, whole, node, reason))
 
     def _give(self, node: Node, wanted: dict[Value, set[Sharding]]) -> None:

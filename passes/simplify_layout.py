@@ -112,7 +112,7 @@ def _lie_apart(source: Value, result: Value) -> bool:
 # n = Reshape(k : [4, 8, 16, 6]) : [32, 16, 6]        s' = MatMul(q, k) : [4, 8, 6, 6]
 # s = MatMul(m, n) : [32, 6, 6]                       s = Reshape(s') : [32, 6, 6]
 #
-# Of a merged dim only the major part can be cut freely: blocks of batch and of heads together are no block of
+# Of a merged dim only the major part can be sharded freely: blocks of batch and of heads together are no block of
 # batch x heads. The Reshape wanders down until one that splits the dim again takes it away.
 
 _FROM_AXIS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})

@@ -12,7 +12,7 @@ from irpar.pass_manager import Pass, PassResult
 
 @dataclass(frozen=True)
 class SplitBias(Pass):
-    """Turn `Gemm(a, b, c)` into `Add(Gemm(a, b), beta * c)`, so that the dim that is contracted may be cut.
+    """Turn `Gemm(a, b, c)` into `Add(Gemm(a, b), beta * c)`, so that the dim that is contracted may be sharded.
 
     Before: global view, types are inferred. After: no Gemm of the graph, or of the bodies of If, Loop and Scan in it,
     has a third operand, but those of integers whose beta is no integer. Partial sums are reduced before C is added,
@@ -44,7 +44,7 @@ def _open_graphs(graph: Graph) -> list[Graph]:
 def bias_apart(node: Node, builder: Builder) -> Value | None:
     """A pattern that turns `Gemm(a, b, c)` into `Add(Gemm(a, b), beta * c)`; None for any other node.
 
-    The contraction of a Gemm without C may be cut: its partial sums are reduced before C is added, once.
+    The contraction of a Gemm without C may be sharded: its partial sums are reduced before C is added, once.
     """
     bias = operand(node, 2)
     beta = node.attributes.get("beta", 1.0)

@@ -33,7 +33,7 @@ class SplitWeights(Pass):
     """
 
     name = "split-weights"
-    takes_out = "it is taken apart into sections, which lie so"
+    takes_out = "it is taken apart into sections, which are sharded so"
 
     def run(self, module: Module) -> PassResult:
         """Split in all graphs."""

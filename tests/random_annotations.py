@@ -306,7 +306,7 @@ def lost_in_plan(partition: irpar.Partition, made: Annotated) -> Iterator[str]:
         for reason in entry.get("why", ()):
             spec = titles.get(reason["why"])
             if spec is not None and not (len(spec) == len(axes) and lies_as(axes, spec, mesh) and not entry["partial"]):
-                yield f"{entry['name']} is called annotated, and lies as {entry['sharding']}"
+                yield f"{entry['name']} is called annotated, and is sharded as {entry['sharding']}"
     for entry in (*plan.inputs, *plan.outputs):
         spec = made.program.annotations.get(entry["name"])
         if spec is not None and entry["sharding"] is not None:

@@ -71,7 +71,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its whole shape."""
+        """Its global shape."""
         return tuple(self.array.shape)
 
     @property

@@ -317,7 +317,7 @@ def expected_of(program: Program) -> dict[str, Array]:
 
 
 def _check_annotations(partition: irpar.Partition, program: Program) -> None:
-    """Inputs and outputs lie as they were annotated; open dims may be cut further."""
+    """Inputs and outputs are sharded as they were annotated; open dims may be sharded further."""
     for entry in (*partition.plan.inputs, *partition.plan.outputs):
         spec = program.annotations.get(entry["name"])
         if spec is None:

@@ -25,7 +25,7 @@ from .random_programs import Program, loaded
 
 MOST_WAYS = 64
 MOST_COMPLETED = 4
-"""Of the ways to cut a node more these many are looked at, those that cut it most first."""
+"""Of the ways to shard a node more these many are looked at, those that cut it most first."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Run:
 
     Attributes:
         operator: of the node.
-        ways: into how many pieces its work is cut.
-        could: the same if it were cut wherever the rule allows what its operands and results suggest.
+        ways: into how many pieces its work is sharded.
+        could: the same if it were sharded wherever the rule allows what its operands and results suggest.
         unforced: what it could do instead at no higher cost; "" where it could not.
     """
 
@@ -111,7 +111,7 @@ class _Look:
         )
 
     def _completed(self, node: Node, other: Placement) -> tuple[int, float]:
-        """What the program costs, and the work of a device, where completion starts with a node that is cut so."""
+        """What the program costs, and the work of a device, where completion starts with a node that is sharded so."""
         module = clone_module(self.before)
         values = {value.name: value for value in module.graph.values()}
         pairs = zip((*node.operands, *node.results), (*other.operands, *other.results), strict=True)
@@ -141,7 +141,7 @@ def _alternatives(view: RuleView) -> Iterator[Placement]:
 
 
 def _ways(mesh: irpar.Mesh, placement: Placement) -> int:
-    """Into how many pieces the work is cut."""
+    """Into how many pieces the work is sharded."""
     return mesh.group_size([axis for axes in placement.factors for axis in axes])
 
 

@@ -233,7 +233,7 @@ GONE: dict[str, tuple[str, str, Spec, str]] = {
         "g (float[4, 6] x) => (float[4, 6] z) { a = Neg(x) b = Neg(x) z = Add(a, b) }",
         "[ab]",
         [["p"], None],
-        "%a is equal, and lies so",
+        "%a is equal, and is sharded so",
     ),
     "what is moved there and back": (
         "g (float[4, 6] x) => (float[4, 6] z) { a = Transpose(x) b = Transpose(a) z = Neg(b) }",
@@ -320,7 +320,9 @@ def test_a_pipeline_that_leaves_a_value_otherwise_is_refused(tmp_path: Path) -> 
     value = named(partition, "a")
     assert value.sharding is not None
     value.sharding = irpar.Sharding.replicated(value.sharding.mesh, 2)
-    with pytest.raises(irpar.IrparError, match=r"%a is annotated \[_?@p, _\], but would lie as \[_, _\] replicated"):
+    with pytest.raises(
+        irpar.IrparError, match=r"%a is annotated \[_?@p, _\], but would be sharded as \[_, _\] replicated"
+    ):
         settled_annotations(module)
 
 

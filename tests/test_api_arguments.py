@@ -1,4 +1,4 @@
-"""What the Python interface is given and cannot use is told in words, whatever it is."""
+"""What the Python interface is given and cannot use is reported in words, whatever it is."""
 
 from pathlib import Path
 from typing import Any

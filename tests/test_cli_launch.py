@@ -1,4 +1,4 @@
-"""irpar launch on the command line: what may be launched, how many ranks, and whose error is told."""
+"""irpar launch on the command line: what may be launched, how many ranks, and whose error is reported."""
 
 import json
 import subprocess

@@ -95,7 +95,7 @@ def test_what_follows_a_node_is_named_with_its_cause(tmp_path: Path) -> None:
 
 
 def test_a_result_that_is_gathered_names_its_reader(tmp_path: Path) -> None:
-    """The head is the node that needs it; why it lies so names the one that gives it."""
+    """The head is the node that needs it; why it is sharded so names the one that gives it."""
     text = MLP.replace("h = Relu(a)", "h = CumSum(a, axis)").replace("{", "<int64 axis = {2}> {", 1)
     text = text.replace("[2, 6, 8] x", "[2, 6, 64] x").replace("[8, 16] w1", "[64, 16] w1")  # w1 has more bytes than a.
     found = told(tmp_path, text, {"tp": 4}, {"w1": [None, ["tp"]]}, "h100-nvlink-ib")
@@ -143,9 +143,9 @@ def test_what_moves_a_sum_on_is_told_of_its_readers(annotated: str, tmp_path: Pa
     plan = irpar.partition(module, {"p": 2, "q": 2}).plan
     summed, moved = ((entry["kind"], entry["reason"]) for entry in plan.collectives)
     assert summed[0] == "reduce_scatter"
-    assert summed[1].startswith("MatMul of %h sums over q, which cuts %x")
+    assert summed[1].startswith("MatMul of %h sums over q, which shards %x")
     assert moved[0] == "permute"
-    assert moved[1].startswith("%h lies as [@p, _] once it is summed; its readers want [@q, @p]: ")
+    assert moved[1].startswith("%h is sharded as [@p, _] once it is summed; its readers want [@q, @p]: ")
     assert f'annotated "{annotated}"' in moved[1]
 
 

@@ -1,4 +1,4 @@
-"""Conflicts are told: what is gathered and cut again always says why, and how to annotate so that it is not."""
+"""Conflicts are reported: what is gathered and cut again always says why, and how to annotate so that it is not."""
 
 import json
 import re

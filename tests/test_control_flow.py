@@ -1,4 +1,4 @@
-"""If, Loop and Scan over several devices: their bodies are cut with what is around them, and compute the same."""
+"""If, Loop and Scan over several devices: their bodies are sharded with what is around them, and compute the same."""
 
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, int], Cuts, list[str]]] = {
     "trips without rows": (REPEATED, {"dp": 5}, {"x": ["dp", None]}, []),
     "a sum over nothing in each trip": (REPEATED, {"tp": 12}, {"w1": [None, "tp"]}, ["all_reduce tp 5"]),
     "uneven columns": (RECURRENT, {"tp": 3}, {"wh": [None, "tp"]}, ["all_gather tp 6"]),
-    "the scanned axis is cut": (RECURRENT, {"tp": 2}, {"x": [None, "tp", None]}, ["all_gather tp 1"]),
+    "the scanned axis is sharded": (RECURRENT, {"tp": 2}, {"x": [None, "tp", None]}, ["all_gather tp 1"]),
     "megatron in a loop": (
         REPEATED,
         DP_TP,
@@ -212,7 +212,9 @@ def test_a_body_that_runs_whole_cannot_be_annotated(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     module = irpar.load(tmp_path / "model.onnx")
     module.shard("r", ["tp"])
-    with pytest.raises(irpar.IrparError, match=r"%r is annotated \[@tp\], but the body of SequenceMap .* runs whole"):
+    with pytest.raises(
+        irpar.IrparError, match=r"%r is annotated \[@tp\], but the body of SequenceMap .* runs replicated"
+    ):
         irpar.partition(module, irpar.Mesh({"tp": 2}))
 
 

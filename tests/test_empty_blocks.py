@@ -58,7 +58,7 @@ def test_empty_blocks(name: str, mesh: dict[str, int], specs: Specs, tmp_path: P
 
 
 def cut_into_empty_blocks(partition: irpar.Partition) -> set[str]:
-    """The values that are cut so that some device holds no elements of them."""
+    """The values that are sharded so that some device holds no elements of them."""
     found = set()
     for value in partition.module.graphs[0].values():
         if value.sharding is not None and value.global_shape is not None:
@@ -116,7 +116,7 @@ PIECES = {8: ("{0}", "{0}:(1)2", "{0}:(2)4", "{0}:(1)4"), 12: ("{0}", "{0}:(1)4"
 
 @st.composite
 def programs(draw: Draw) -> Program:
-    """A random program, whose annotated values are cut over more devices than most dims have elements."""
+    """A random program, whose annotated values are sharded over more devices than most dims have elements."""
     program: Program = draw(random_programs.programs(count=2))
     mesh = irpar.Mesh(draw(st.sampled_from(MESHES)))
     return replace(program, mesh=mesh, annotations={n: _spec(draw, s, mesh) for n, s in program.annotations.items()})

@@ -1,4 +1,4 @@
-"""Mixtures of experts: tokens cut over the axis that cuts the experts go to them and back by one all-to-all each."""
+"""Mixtures of experts: tokens cut over the axis that shards the experts go to them and back by one all-to-all each."""
 
 from pathlib import Path
 from typing import Any

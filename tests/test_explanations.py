@@ -1,4 +1,4 @@
-"""Why every value lies as it does: chains of steps that end at annotations, without circles and dead ends."""
+"""Why every value is sharded as it does: chains of steps that end at annotations, without circles and dead ends."""
 
 import json
 from pathlib import Path
@@ -52,19 +52,19 @@ def walk(known: dict[str, Entry], plan: Plan, entry: Entry, axis: str) -> str:
     while True:
         assert entry["name"] not in met, f"a circle: {met}"
         is_annotated = any(reason["why"].startswith("annotated") for reason in entry["why"])
-        # What was annotated may lie otherwise in the end, where all that read it do.
-        assert axis in cutting(plan, entry) or is_annotated, f"{entry['name']} is not cut over {axis}: {met}"
+        # What was annotated may be sharded otherwise in the end, where all that read it do.
+        assert axis in cutting(plan, entry) or is_annotated, f"{entry['name']} is not sharded over {axis}: {met}"
         met.append(entry["name"])
         reasons = [reason for reason in entry["why"] if axis in reason["axes"]]
         reasons = reasons or [reason for reason in entry["why"] if not reason["axes"]]
-        assert reasons, f"nothing says why {entry['name']} is cut over {axis}: {met}"
+        assert reasons, f"nothing says why {entry['name']} is sharded over {axis}: {met}"
         if reasons[0]["follows"] is None:
             return str(reasons[0]["why"])
         entry = known[reasons[0]["follows"]]
 
 
 def check_ends(known: dict[str, Entry], entry: Entry, reason: Entry, met: tuple[str, ...]) -> None:
-    """A reason of a whole value comes to an end; what it follows, where that is cut, is checked by itself."""
+    """A reason of a full value comes to an end; what it follows, where that is sharded, is checked by itself."""
     assert entry["name"] not in met, f"a circle: {met}"
     if reason["follows"] is not None:
         source = known[reason["follows"]]

@@ -54,10 +54,10 @@ COLLECTIVES: dict[str, Collectives] = {
         0, 8, "two halves of a reduction for most blocks, and channels or weights brought together between"
     ),
     "unet": Collectives(
-        0, 13, "one for each block, each way up or down, and exchanges where skips that are cut are joined"
+        0, 13, "one for each block, each way up or down, and exchanges where skips that are sharded are joined"
     ),
     "dlrm": Collectives(
-        3, 6, "one for each table and perceptron; the loops of EmbeddingBag run whole: their indices are gathered"
+        3, 6, "one for each table and perceptron; the loops of EmbeddingBag run replicated: their indices are gathered"
     ),
     "lstm": Collectives(0, 0, "states are whole"),
     "gru": Collectives(0, 0, "states are whole"),
@@ -72,7 +72,7 @@ COLLECTIVES: dict[str, Collectives] = {
     "hf-mixtral": Collectives(1, 6, f"{_BLOCKS}, that of two experts in two halves around their sum; {_MASK}"),
 }
 
-_STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
+_STEPS = "a step of a recurrent layer needs the whole state of the one before: tp shards nothing"
 _BAGS = "EmbeddingBag is exported as a Loop whose slices have sizes that depend on data"
 MORE_THAN_ITS_SHARE: Exceptions = {
     **{("dlrm", ",".join(mesh)): (1.2, _BAGS) for mesh in MESHES if "tp" in mesh},
@@ -159,11 +159,11 @@ def check_weights(partition: irpar.Partition, export: str) -> None:
         for value in found:
             held = part.tensor(value).nbytes * mesh["tp"]
             if value.sharding is not None and value.sharding.is_replicated:
-                # Each device has it whole instead of gathering it.
+                # Each device has it in full instead of gathering it.
                 assert len(value.whole_shape) == 1
                 assert 64 * part.tensor(value).nbytes <= 2 * total
                 continue
-            assert held == prod(value.whole_shape) * value.dtype.bits // 8, f"{value.source} is not cut"
+            assert held == prod(value.whole_shape) * value.dtype.bits // 8, f"{value.source} is not sharded"
 
 
 @pytest.mark.parametrize(("export", "mesh"), pairs(EXPORTS, MESHES), ids=str)
@@ -231,7 +231,7 @@ def test_random_annotations_give_right_numbers(export: str) -> None:
         try:
             partition = irpar.partition(module, irpar.Mesh(mesh))
         except irpar.IrparError as error:
-            # A cut list of sizes is not folded, and what has these sizes cannot be cut then.
+            # A cut list of sizes is not folded, and what has these sizes cannot be sharded then.
             assert "its size depends on data" in str(error)  # noqa: PT017
         else:
             check_numbers(partition, export)

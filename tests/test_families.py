@@ -69,8 +69,8 @@ PLANNED = (
 )
 """Cases of which every collective is counted."""
 
-_STEPS = "a step of a recurrent layer needs the whole state of the one before: tp cuts nothing"
-_DIRECTIONS = "annotated over dp alone, though tp could cut its two directions, as `irpar inspect --suggest` does"
+_STEPS = "a step of a recurrent layer needs the whole state of the one before: tp shards nothing"
+_DIRECTIONS = "annotated over dp alone, though tp could shard its two directions, as `irpar inspect --suggest` does"
 _FIRST = "the first convolution of a bottleneck and the shortcut are whole: their results are needed whole"
 MORE_THAN_ITS_SHARE: Exceptions = {
     ("resnet-preset=bottleneck", "tp"): (1.2, _FIRST),

@@ -162,7 +162,7 @@ def test_whole_matrices_stay_whole(tmp_path: Path) -> None:
 
 
 def test_partial_sums_of_sections_are_reduced_together(tmp_path: Path) -> None:
-    """Rows of the matrices are cut too: one all_reduce for q, k and v together, as before they were taken apart."""
+    """Rows of the matrices are sharded too: one all_reduce for q, k and v together, as before they were taken apart."""
     onnx.save(model_of_text(GROUPED, WEIGHTS, INTEGERS), tmp_path / "g.onnx")
     module = irpar.load(tmp_path / "g.onnx")
     cuts = {"wqkv": ["x", "tp"], "b": ["tp"], "wo": ["tp", None], "wgu": [None, "tp"], "down": ["tp", None]}

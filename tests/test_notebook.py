@@ -115,7 +115,7 @@ def test_sizes_are_given_where_the_model_is(tmp_path: Path) -> None:
 
 
 def test_a_mesh_of_one_device_cuts_nothing(module: irpar.Module) -> None:
-    with pytest.raises(irpar.IrparError, match="cuts nothing"):
+    with pytest.raises(irpar.IrparError, match="shards nothing"):
         irpar.suggest(module, "tp=1")
 
 
@@ -189,7 +189,7 @@ def test_many_inputs_are_cut_short() -> None:
     assert repr(irpar.Module(graph)).endswith("and 5 more>")
 
 
-# -- what is told -------------------------------------------------------------------------------------------------
+# -- what is reported -------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[str, Callable[[Path, irpar.Module, irpar.Partition], object]]] = [
     ("the model is the number 3", lambda path, module, made: irpar.load(3)),  # type: ignore[arg-type]

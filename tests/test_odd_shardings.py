@@ -77,7 +77,7 @@ BROADCAST: list[tuple[str, Specs, str]] = [
 
 @pytest.mark.parametrize(("name", "specs", "small"), BROADCAST, ids=ids)
 def test_dims_of_size_1_are_never_cut(name: str, specs: Specs, small: str, tmp_path: Path) -> None:
-    """Not by completion; the other operand, whose dim is cut, needs nothing moved for it."""
+    """Not by completion; the other operand, whose dim is sharded, needs nothing moved for it."""
     program = PROGRAMS[name].program(irpar.Mesh({"x": 2}), specs)
     check(program, tmp_path)
     entries = [entry for entry in partitioned(program, tmp_path).plan.values if entry["source"] == small]
@@ -199,7 +199,7 @@ ORDERED: list[tuple[str, Specs]] = [
 
 @pytest.mark.parametrize(("name", "specs"), ORDERED, ids=ids)
 def test_orders_of_devices(name: str, specs: Specs, tmp_path: Path, capsys: Capture) -> None:
-    """Device ids are told with the plan; ranks, blocks and numbers are those of the mesh."""
+    """Device ids are reported with the plan; ranks, blocks and numbers are those of the mesh."""
     devices = (5, 0, 11, 3, 1, 8, 2, 10, 4, 7, 9, 6)
     sizes = {"a": 2, "b": 3, "c": 2}
     program = PROGRAMS[name].program(irpar.Mesh(sizes, devices), specs)

@@ -248,7 +248,7 @@ def test_what_is_whole_and_why_is_in_the_plan(tmp_path: Path) -> None:
     assert partition.plan.replicated == [
         {"op": "nonzero", "bytes": None, "why": "the size of its result depends on data"}
     ]
-    assert "NonZero nonzero needs it whole" in partition.plan.collectives[0]["reason"]
+    assert "NonZero nonzero needs it in full" in partition.plan.collectives[0]["reason"]
 
 
 def test_a_converted_model_is_bisected_by_the_names_of_the_original() -> None:

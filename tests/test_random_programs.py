@@ -26,7 +26,7 @@ from .random_samples import MICROSOFT, groups
 from .random_smallest import smallest
 
 ANY_TIME = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # What failed is told made small.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # What failed is reported made small.
 MOST = 0.02
 """The share of programs that may be refused, and of nodes whose work is repeated though nothing forces it."""
 LEAST_DRAWN = 20
@@ -77,7 +77,7 @@ class Tally:
         reached = sum(run.could > 1 for run in known)
         print(
             f"\nof {len(known)} nodes with a rule annotations reach {reached}; "
-            f"{sum(run.ways > 1 for run in known)} are cut, {sum(run.ways < run.could for run in known)} could be cut more, "
+            f"{sum(run.ways > 1 for run in known)} are sharded, {sum(run.ways < run.could for run in known)} could be sharded more, "
             f"and nothing forces {len(self.unforced)} of these to repeat work:"
         )
         for operator, run in {run.operator: run for run in self.unforced}.items():
@@ -175,7 +175,7 @@ FAILED: dict[str, Program] = {
     "an annotated result of which the model declares no type": parsed(
         "g (float[4, 6] x) => (float[4, 6] z) { y = Relu(x) z = Exp(y) }", {"x": 2}, {"y": [["x"], None]}
     ),
-    "bools gathered along an axis that is cut": parsed(
+    "bools gathered along an axis that is sharded": parsed(
         "g (float[2, 4] x, int64[3] ids) => (bool[2, 3] z) <float[1] zero = {0}>"
         "{ y = Greater(x, zero) z = Gather<axis = 1>(y, ids) }",
         {"x": 2},
@@ -254,7 +254,7 @@ FAILED: dict[str, Program] = {
         {"x": 2},
         {"y": [["x"], None]},
     ),
-    "a Slice along a dim of strings that is cut": parsed(
+    "a Slice along a dim of strings that is sharded": parsed(
         "g (float[8, 4] x) => (float[5, 4] z) <int64[1] two = {2}, int64[1] seven = {7}, int64[1] zero = {0}>"
         "{ s = Cast<to = 8>(x) t = Slice(s, two, seven, zero) z = Cast<to = 1>(t) }",
         {"y": 3},

@@ -1,4 +1,4 @@
-"""Attention written out as products and a Softmax, as PyTorch exports it, of which only the sequence is cut."""
+"""Attention written out as products and a Softmax, as PyTorch exports it, of which only the sequence is sharded."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -88,7 +88,7 @@ TRAPS = {
         {"x": [["dp"], None], "w1": [["tp"], None], "b1": [["tp"]], "w2": [None, ["tp"]]},
         ("w1", "b1", "w2", "b2"),
     ),
-    "the bias of a Conv that is cut by input channels": Trap(
+    "the bias of a Conv that is sharded by input channels": Trap(
         """g (float[4,8,6,6] x, float[16,8,3,3] w1, float[16] b1, float[8,16,3,3] w2, float[8] b2)
              => (float[4,8,2,2] y) {
           h0 = Conv(x, w1, b1)  h = Relu(h0)  y = Conv(h, w2, b2) }""",

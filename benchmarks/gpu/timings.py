@@ -20,7 +20,7 @@ from irpar.runtime.program import build_program
 from .findings import Context, Findings, markdown_table, problem_text
 
 RUNS = 15
-"""Of which the medians are told, after three that warm up."""
+"""Of which the medians are reported, after three that warm up."""
 ALLOWED = {"float32": 1e-3, "float16": 5e-2}
 """Largest |a - b| / (1 + |b|) of irpar's and PyTorch's logits: both must compute the same."""
 CHAIN = 400

@@ -21,7 +21,7 @@ FLOATS = {
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
-"""The dtypes whose errors are told."""
+"""The dtypes whose errors are reported."""
 _ONNX_NAMES = {"f32": "tensor(float)", "f16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 _FLOAT64 = np.dtype(np.float64)
 

@@ -83,7 +83,7 @@ class ScopeFact:
 
 @dataclass(frozen=True)
 class Unsharded:
-    """Nodes of one operator that run whole on every device, and why.
+    """Nodes of one operator that run replicated on every device, and why.
 
     Attributes:
         op: the operator.
@@ -303,7 +303,7 @@ def _unsharded(nodes: Iterable[Node]) -> tuple[Unsharded, ...]:
 
 
 def reason_whole(node: Node) -> str | None:
-    """Why a node runs whole on every device, or None where it has a sharding rule.
+    """Why a node runs replicated on every device, or None where it has a sharding rule.
 
     Where sizes are not known, an operator that has a rule counts as one that can be sharded.
     """

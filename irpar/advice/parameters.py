@@ -10,7 +10,7 @@ from irpar.ir.annotate import glob_of
 from .uses import Use, uses_of
 
 _MOST_USES = 4
-"""How many uses of one parameter are told; the same in other layers counts once."""
+"""How many uses of one parameter are reported; the same in other layers counts once."""
 
 
 @dataclass(frozen=True)

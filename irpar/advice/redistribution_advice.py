@@ -1,4 +1,4 @@
-"""What to annotate otherwise so that no redistribution is too large: tried by planning again before it is told."""
+"""What to annotate otherwise so that no redistribution is too large: tried by planning again before it is reported."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

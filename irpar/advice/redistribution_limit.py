@@ -70,11 +70,11 @@ def _do(ways: Sequence[str], advisor: Advisor, module: Module, first: Redistribu
 
 
 def _sides(move: Redistribution) -> list[str]:
-    """Why it is moved: how it lies and is needed, each with its cause."""
+    """Why it is moved: how it is sharded and is needed, each with its cause."""
     conflict = move.conflict
     if conflict is None:
         return [str(move.entries[0]["reason"])]
     return [
-        f"it lies as {conflict.lies}" + (f": {conflict.because}" if conflict.because else ""),
+        f"it is sharded as {conflict.lies}" + (f": {conflict.because}" if conflict.because else ""),
         f"{conflict.node} has it as {conflict.needed}: {conflict.needed_because}",
     ]

@@ -16,7 +16,7 @@ from irpar.sharding import DimSpec, IrparError, Mesh
 from .device_matrix import axes_by_device_matrix
 
 Counts = tuple[int, ...]
-"""Per dim, into how many blocks it is cut."""
+"""Per dim, into how many blocks it is sharded."""
 Axes = tuple[str, ...]
 
 
@@ -75,13 +75,13 @@ def _tensor(node: Node, value: Value, place: int, counts: Counts) -> CutTensor:
     if type_ is None or type_.shape is None or len(type_.shape) != len(counts):
         raise CutsError(
             f"the cuts {list(counts)} are for {len(counts)} dims, but {value.name} is {value.type}",
-            do="write one number for each dim, 1 where it is not cut",
+            do="write one number for each dim, 1 where it is not sharded",
         )
     rule = factor_rule(node)
     dims: list[Hashable] = [(place, dim) for dim in range(len(counts))]
     if rule is not None:
         factors = (*rule.operands, *rule.results)[place]
-        # The major factor stands for a dim of several: it is the one that is cut first.
+        # The major factor stands for a dim of several: it is the one that is sharded first.
         dims = [parts[0] if parts else own for parts, own in zip(factors, dims, strict=True)]
     return CutTensor(value, counts, tuple(dims))
 
@@ -109,7 +109,7 @@ def _solve(node: Node, tensors: Sequence[CutTensor], mesh: Mesh) -> Mapping[Hash
 
 
 def _agreed_counts(tensors: Sequence[CutTensor]) -> dict[Hashable, int]:
-    """How often each dim of the operator is cut; only what is cut at all.
+    """How often each dim of the operator is sharded; only what is sharded at all.
 
     Raises:
         CutsError: two tensors cut the same dim of the operator differently.
@@ -121,7 +121,7 @@ def _agreed_counts(tensors: Sequence[CutTensor]) -> dict[Hashable, int]:
             count_before, there = known.setdefault(dim, (count, here))
             if count_before != count:
                 raise CutsError(
-                    f"the cuts do not agree: {there} is cut into {count_before}, {here} into {count}, "
+                    f"the cuts do not agree: {there} is sharded into {count_before}, {here} into {count}, "
                     "and they are one dim of the operator",
                     do="cut both the same, or annotate the tensors by axes",
                 )

@@ -20,7 +20,7 @@ from irpar.sharding.tiles import axes_of_blocks
 _GATHERS = frozenset({"Gather"})
 
 Placed = dict[Hashable, tuple[Axis, ...]]
-"""The axes of each dim that is cut."""
+"""The axes of each dim that is sharded."""
 
 
 def axes_by_device_matrix(
@@ -36,8 +36,8 @@ def axes_by_device_matrix(
 
     Args:
         node: the operator.
-        counts: dims that are cut, as factors of the operator's rule, and into how many blocks.
-        known: all dims of which the strategy says how they are cut.
+        counts: dims that are sharded, as factors of the operator's rule, and into how many blocks.
+        known: all dims of which the strategy says how they are sharded.
         mesh: the mesh, whose ranks are numbered as MindSpore's devices are.
 
     Returns:
@@ -88,7 +88,7 @@ def _can_be_cut(rule: FactorRule, dim: Hashable) -> bool:
 
 
 def _major(tensor: Sequence[tuple[int, ...]]) -> list[int]:
-    """The major factor of each dim, which is the one that is cut first."""
+    """The major factor of each dim, which is the one that is sharded first."""
     return [factors[0] for factors in tensor if factors]
 
 
@@ -99,7 +99,7 @@ def _once(factors: Sequence[int]) -> list[Hashable]:
 def _matrices(
     order: Sequence[Hashable], counts: Mapping[Hashable, int], rest: int
 ) -> Iterator[list[tuple[Hashable | None, int]]]:
-    """The matrices for all ways to cut the dims that are not known; those side by side count as one dim."""
+    """The matrices for all ways to shard the dims that are not known; those side by side count as one dim."""
     gaps = [list(group) for is_cut, group in itertools.groupby(order, key=lambda dim: dim in counts) if not is_cut]
     firsts = {group[0] for group in gaps}
     slots = [dim for dim in order if dim in counts or dim in firsts]

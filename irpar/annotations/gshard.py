@@ -99,9 +99,9 @@ def _choices(mesh: Mesh, number: int) -> Iterator[list[str]]:
 
 
 def shard(module: Module, tensor: str, device_assignment: Any, *, axis_names: Sequence[str] | None = None) -> int:
-    """Cut a tensor as an array of devices is cut: block [i, j] lies on device_assignment[i, j].
+    """Cut a tensor as an array of devices is sharded: block [i, j] lies on device_assignment[i, j].
 
-    >>> shard(module, "w", [[0, 1], [2, 3]])  # w is cut 2 x 2                                   # doctest: +SKIP
+    >>> shard(module, "w", [[0, 1], [2, 3]])  # w is sharded 2 x 2                                   # doctest: +SKIP
 
     Args:
         module: the module. Without a mesh it gets the array as its mesh; with one, the array must be a view of it.

@@ -29,7 +29,7 @@ def mesh_split(
             of it: the same devices, along its axes or parts of them.
         tensor: name or glob of tensors.
         device_mesh: array (or nested lists) of device ids, or a `Mesh`.
-        dims_mapping: per dim of the tensor a dim of the device mesh, or -1 where it is not cut.
+        dims_mapping: per dim of the tensor a dim of the device mesh, or -1 where it is not sharded.
         axis_names: what to call the axes where the module gets its mesh here; d0, d1 ... by default.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Mesh-TensorFlow's layout rules (arXiv 1811.02084): dims have names, and a rule says which mesh axis cuts a name."""
+"""Mesh-TensorFlow's layout rules (arXiv 1811.02084): dims have names, and a rule says which mesh axis shards a name."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class LayoutRules:
     """Which axes cut dims of a name.
 
     A dim whose name has a rule is cut by its axes. A dim whose name has none, or that a table leaves without a name, is
-    not cut. A dim without a name of a tensor that no table names is open.
+    not sharded. A dim without a name of a tensor that no table names is open.
 
     Attributes:
         rules: name of a dim to axes, major first.

@@ -16,7 +16,7 @@ from .named import infer_types
 from .strategies import OpCuts, Strategy, annotate_ops, named_nodes
 
 NO_AXIS = "None"
-"""The alias of a dim that is not cut."""
+"""The alias of a dim that is not sharded."""
 _INTERLEAVED = "interleaved_parallel"
 _COUNTS_DO = 'write for each tensor a count a dim, such as ((2, 1), (1, 4)), or layouts: (layout("dp", "None"), ...)'
 
@@ -94,7 +94,7 @@ class Layout:
                 raise SpellingError(
                     f"the layout has no alias {alias!r}",
                     where=where,
-                    do=f'choose from {", ".join(self.alias_name)}, and "{NO_AXIS}" for a dim that is not cut',
+                    do=f'choose from {", ".join(self.alias_name)}, and "{NO_AXIS}" for a dim that is not sharded',
                 )
             if used.count(alias) > 1:
                 raise SpellingError(f'"{alias}" comes twice', where=where, do="use each alias for one dim only")
@@ -109,7 +109,7 @@ def _aliases(dim: str | Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How a tensor is cut: per dim aliases of a layout, major first."""
+    """How a tensor is sharded: per dim aliases of a layout, major first."""
 
     layout: Layout
     aliases: tuple[tuple[str, ...], ...]
@@ -143,7 +143,7 @@ Given = Sequence[int] | TensorLayout | None
 def shard(
     module: Module, op: str, in_strategy: Sequence[Given] | None = None, out_strategy: Sequence[Given] | None = None
 ) -> int:
-    """Say how the operands and results of operators are cut.
+    """Say how the operands and results of operators are sharded.
 
     >>> shard(module, "/fc1/MatMul", ((2, 1), (1, 4)))                              # doctest: +SKIP
     >>> shard(module, "/fc1/MatMul", (layout("dp", "None"), layout("None", "mp")))  # doctest: +SKIP

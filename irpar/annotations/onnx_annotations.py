@@ -141,12 +141,12 @@ def _dims(tiled: Tiled) -> list[int]:
             raise OnnxError(
                 f"axis {cut.axis} of a tensor of {len(shape)} dim(s): {type_}",
                 where=where,
-                do=f"use axes from {-len(shape)} to {len(shape) - 1}" if shape else "do not cut scalars",
+                do=f"use axes from {-len(shape)} to {len(shape) - 1}" if shape else "do not sharded scalars",
             )
         dim = cut.axis % len(shape)
         size = shape[dim]
         if dim in dims:
-            raise OnnxError(f"dim {dim} is cut twice", where=where, do="join the two entries of sharded_dim")
+            raise OnnxError(f"dim {dim} is sharded twice", where=where, do="join the two entries of sharded_dim")
         if cut.size is not None and isinstance(size, int) and cut.size != size:
             raise OnnxError(
                 f"the annotation has dim {dim} of size {cut.size}, it is {size}", where=where, do="correct dim_value"
@@ -256,7 +256,7 @@ class DecidedShardings:
             type_ = tensor_type(value.type)
             if value.sharding is None or value.source is None or type_ is None:
                 continue
-            # Sections of a weight that are cut alike are a cut of the weight.
+            # Sections of a weight that are sharded alike are a cut of the weight.
             shape = type_.shape if value.data is None else value.data.base.shape
             decided = Decided(value.sharding, shape, value.is_constant)
             if self.decided.setdefault(value.source, decided) != decided:
@@ -293,7 +293,7 @@ def decided_values(module: Module, known: DecidedShardings) -> dict[Value, Shard
 
 
 def complete(module: Module, mesh: Mesh | None = None) -> Module:
-    """A copy of a module in which completion has decided how all values lie.
+    """A copy of a module in which completion has decided how all values are sharded.
 
     Args:
         module: annotated; its sizes bound.

@@ -36,7 +36,7 @@ class Placements:
         placements: one for each dim of the mesh, in its order.
         text: what was written, for reasons and messages.
         where: file and line; empty where there is none.
-        priority: of the dims that are cut.
+        priority: of the dims that are sharded.
     """
 
     pattern: str
@@ -118,7 +118,7 @@ def _placement(given: Any, where: str) -> Placement:
         )
     if _STRIDED.fullmatch(text):
         raise SpellingError(
-            f"{text}: strided blocks are cut by the dims of the mesh in another order than that of the mesh",
+            f"{text}: strided blocks are sharded by the dims of the mesh in another order than that of the mesh",
             where=where,
             do='annotate by axes, minor last: module.shard(tensor, [["tp", "dp"], None])',
         )
@@ -185,7 +185,7 @@ def _ids(device_mesh: Any) -> Any:
     """The device ids of PyTorch's mesh as nested lists; of anything else itself.
 
     Raises:
-        SpellingError: they are more than irpar cuts over, and are not listed.
+        SpellingError: they are more than irpar shards over, and are not listed.
     """
     ids = getattr(device_mesh, "mesh", device_mesh)
     if math.prod(getattr(ids, "shape", ())) > MOST_DEVICES:

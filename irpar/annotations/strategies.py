@@ -1,4 +1,4 @@
-"""Strategies of operators, MindSpore's way: how each operand and result is cut, by counts or by axes."""
+"""Strategies of operators, MindSpore's way: how each operand and result is sharded, by counts or by axes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from irpar.sharding import DimSpec, IrparError, Sharding, nearest_names, with_pr
 from .cuts import Counts, CutsError, match_cuts
 
 Strategy = Counts | tuple[DimSpec, ...]
-"""How one tensor is cut: a count a dim, or axes a dim."""
+"""How one tensor is sharded: a count a dim, or axes a dim."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class OpCuts:
         text: what was written, as messages show it.
         where: file and line; empty where there is none.
         error: what mistakes are raised as.
-        priority: of the dims that are cut and have none of their own.
+        priority: of the dims that are sharded and have none of their own.
     """
 
     pattern: str

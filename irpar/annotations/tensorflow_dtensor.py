@@ -1,4 +1,4 @@
-"""TensorFlow's DTensor layouts: for each dim of a tensor the dim of the mesh that cuts it, or `unsharded`.
+"""TensorFlow's DTensor layouts: for each dim of a tensor the dim of the mesh that shards it, or `unsharded`.
 
 Objects are read by what they have (`sharding_specs`, `mesh`), texts as TensorFlow prints them; TensorFlow itself is not
 needed.
@@ -18,7 +18,7 @@ from .mindspore import Layout as NamedDevices
 from .named import annotate_named
 
 UNSHARDED = "unsharded"
-"""What stands for a dim that is not cut."""
+"""What stands for a dim that is not sharded."""
 _FORM = f'write for each dim of the tensor a dim of the mesh, or "{UNSHARDED}": ["batch", "{UNSHARDED}"]'
 _TEXT = re.compile(r"sharding_specs:(?P<specs>.*?),?\s+mesh:(?P<mesh>.*)", re.DOTALL)
 _PAIR = re.compile(r"([^,=\s]+)=([0-9]{1,9})")
@@ -28,15 +28,15 @@ _TEXT_DO = 'write it as TensorFlow does: "sharding_specs:x,unsharded, mesh:|x=2,
 
 @dataclass(frozen=True)
 class SpecLayout:
-    """How the tensors that a name or glob matches are cut.
+    """How the tensors that a name or glob matches are sharded.
 
     Attributes:
         pattern: name or glob.
-        names: per dim of the tensor a dim of the mesh; None where it is not cut.
+        names: per dim of the tensor a dim of the mesh; None where it is not sharded.
         devices: the mesh of the layout; None where it names axes of the module's mesh.
         text: what was written, for reasons and messages.
         where: file and line; empty where there is none.
-        priority: of the dims that are cut.
+        priority: of the dims that are sharded.
     """
 
     pattern: str
@@ -133,7 +133,7 @@ def _named_devices(names: tuple[str, ...], sizes: tuple[int, ...], ids: Sequence
 
 
 def relayout(module: Module, tensor: str, layout: Any) -> int:
-    """Say how a tensor is cut.
+    """Say how a tensor is sharded.
 
     >>> relayout(module, "x", ["batch", UNSHARDED])                                        # doctest: +SKIP
     >>> relayout(module, "x", "sharding_specs:batch,unsharded, mesh:|batch=2,model=4|")    # doctest: +SKIP

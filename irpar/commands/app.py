@@ -15,10 +15,10 @@ COMMANDS: Mapping[str, str] = {
     "inspect": "Show what a model is made of, what cannot be sharded and why, and (--suggest) what to cut.",
     "partition": "Cut a model over a mesh of devices and write a program for each, with explicit communication.",
     "pack": "Pack what some ranks need to run: plan.json, their parts, and checksums, which irpar run compares.",
-    "run": "Run all ranks of a partition, on whole inputs, and give back whole outputs.",
+    "run": "Run all ranks of a partition, on full inputs, and give back full outputs.",
     "verify": "Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ.",
     "launch": "Run a command once for each rank, one process each, on this machine.",
-    "explain": "Tell why a tensor is cut as it is, or why a collective is there. Without a target: all collectives.",
+    "explain": "Say why a tensor is sharded as it is, or why a collective is there. Without a target: all collectives.",
     "opt": "Run passes over IR text and print the IR that they leave. A reproducer brings its own passes.",
     "calibrate": "Measure matmuls, memory and irpar's collectives on this machine, for --network FILE. Takes about 10 "
     "seconds.",

@@ -283,7 +283,7 @@ def _difference(build: Callable[[int], onnx.ModelProto], mesh: Mesh, engine: str
 
 
 def _step_seconds(model: onnx.ModelProto, mesh: Mesh, engine: str) -> float:
-    """Seconds of a step of a model whose input is cut over all ranks."""
+    """Seconds of a step of a model whose input is sharded over all ranks."""
     from irpar.api import partition
     from irpar.onnx_io import to_module
 

@@ -49,7 +49,7 @@ Conflicts = Annotated[
 
 
 def explain_command(out: Out, target: Target = None, conflicts: Conflicts = False, as_json: Json = False) -> None:
-    """Tell why a tensor is cut as it is, or why a collective is there. Without a target: all collectives."""
+    """Say why a tensor is sharded as it is, or why a collective is there. Without a target: all collectives."""
     from irpar.output.plan import read_plan
 
     plan = read_plan(out)
@@ -115,7 +115,10 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
     sent = sum(map(_sent, entries))
     total = plan.totals["sent_bytes"]
     console.print(
-        Text(f"{bytes_text(sent)} of {bytes_text(total)} are sent because tensors lie otherwise than they are needed"),
+        Text(
+            f"{bytes_text(sent)} of {bytes_text(total)} are sent because tensors are sharded otherwise "
+            "than they are needed"
+        ),
         style="bold",
     )
     groups: dict[tuple[str, ...], list[Entry]] = {}
@@ -141,7 +144,7 @@ def _without_conflicts(plan: "Plan") -> str:
     sent = bytes_text(sum(map(_sent, other)))
     return (
         f"no annotation is in the way of another; beside sums, {count_text(len(other), 'collective')} of {sent} "
-        "are what operators need of other devices, or run whole: `irpar explain OUT` names them"
+        "are what operators need of other devices, or run replicated: `irpar explain OUT` names them"
     )
 
 
@@ -156,7 +159,7 @@ def _told(entry: Entry) -> str:
         how += ", and cut again: no collective leads straight there (full rematerialisation)"
     lines = [
         f"{conflict['value']} for {conflict['node']}",
-        f"lies as {conflict['lies']}" + (f": {conflict['because']}" if conflict["because"] else ""),
+        f"is sharded as {conflict['lies']}" + (f": {conflict['because']}" if conflict["because"] else ""),
         f"is needed as {conflict['needed']}"
         + (f": {conflict['needed_because']}" if conflict["needed_because"] else ""),
         f"resolved by {how}",
@@ -190,7 +193,7 @@ def _values(plan: "Plan") -> Iterator[Entry]:
             name = entry.get("value") or entry.get("name")
             if name is not None and name not in seen:
                 seen.add(name)
-                why: dict[str, Any] = {"why": entry.get("why") or "nothing asks for a cut"}
+                why: dict[str, Any] = {"why": entry.get("why") or "nothing asks for a sharding"}
                 why |= {"follows": None, "axes": []}
                 shape, sharding = entry.get("shape"), entry.get("sharding")
                 yield {"name": name, "source": name, "shape": shape, "sharding": sharding, "partial": [], "why": [why]}

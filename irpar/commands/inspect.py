@@ -31,7 +31,7 @@ Suggest = Annotated[
     typer.Option(
         "--suggest",
         metavar="AXES",
-        help="Choose what to cut over a mesh such as tp=4 or dp=2,tp=4, and write a --shardings file. Axes named dp, "
+        help="Choose what to shard over a mesh such as tp=4 or dp=2,tp=4, and write a --shardings file. Axes named dp, "
         "data or batch (dp2, data_1 ... too) cut the batch of the inputs, all others the weights.",
         show_default=False,
     ),

@@ -82,7 +82,7 @@ def annotate_by(module: Module, file: "ShardingsFile", mesh: Mesh | None, *, nee
         module.set_mesh(mesh)
     elif not module.meshes and (needs_mesh or file.entries):
         raise IrparError(
-            "there is no mesh to cut the model over",
+            "there is no mesh to shard the model over",
             do="give the devices: --mesh dp=2,tp=4, or a mesh in the --shardings file",
         )
     if file.entries:

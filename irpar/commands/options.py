@@ -45,7 +45,7 @@ Network = Annotated[
 ]
 Shardings = Annotated[
     Path | None,
-    typer.Option("--shardings", metavar="FILE", help="How tensors are cut: YAML or JSON.", show_default=False),
+    typer.Option("--shardings", metavar="FILE", help="How tensors are sharded: YAML or JSON.", show_default=False),
 ]
 Pipeline = Annotated[
     str | None,
@@ -75,7 +75,7 @@ Input = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=VALUE",
-        help="An input: a number or a list in JSON's form, one number for a whole tensor, or FILE.npy. "
+        help="An input: a number or a list in JSON's form, one number for a full tensor, or FILE.npy. "
         "May be repeated; goes before what --inputs says.",
     ),
 ]

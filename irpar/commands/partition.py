@@ -138,7 +138,7 @@ def partition_command(
 
 
 def _checked_sources(model: Path, shardings: Path | None, network: str | None, out: Path, force: bool) -> list[Path]:
-    """The files that are read. What is wrong with the network or the target is told before the model is read."""
+    """The files that are read. What is wrong with the network or the target is reported before the model is read."""
     from irpar.output.target import check_target
 
     if network is not None:
@@ -199,7 +199,7 @@ def _print(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int, to
     for note in passes.notes:
         console.print(note)
     if not annotated:
-        console.print("no tensor was annotated (--shardings FILE), so nothing asked for a cut")
+        console.print("no tensor was annotated (--shardings FILE), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
     console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}", soft_wrap=True)
     for line in told:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from irpar.pass_manager import Progress
 
 QUIET_SECONDS = 2.0
-"""Where standard error is no terminal, nothing is told about work that takes less."""
+"""Where standard error is no terminal, nothing is reported about work that takes less."""
 SECONDS_BETWEEN_LINES = 5.0
 
 

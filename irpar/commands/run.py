@@ -35,7 +35,7 @@ def run_command(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Run all ranks of a partition, on whole inputs, and give back whole outputs.
+    """Run all ranks of a partition, on full inputs, and give back full outputs.
 
     All ranks run in this process, unless a launcher (irpar launch, torchrun, mpiexec, srun) started one for each: then
     rank 0 reads the inputs, writes the outputs and prints.

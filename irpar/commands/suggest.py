@@ -1,4 +1,4 @@
-"""irpar inspect --suggest: what to cut over a mesh, and a --shardings file that says so."""
+"""irpar inspect --suggest: what to shard over a mesh, and a --shardings file that says so."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -49,7 +49,7 @@ def suggest_shardings(
 
     mesh = Mesh.parse(axes)
     if mesh.size == 1:
-        raise IrparError(f"a mesh of one device ({mesh}) cuts nothing", do="give the devices: --suggest tp=4")
+        raise IrparError(f"a mesh of one device ({mesh}) shards nothing", do="give the devices: --suggest tp=4")
     target = default_target(model) if out is None else out
     check_target(target, model, force=force)
     with ProgressReport(is_shown=not as_json, quiet=1.0) as report:

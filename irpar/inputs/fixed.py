@@ -21,7 +21,7 @@ def fix_inputs(module: Module, values: Mapping[str, Any]) -> None:
 
     Args:
         module: in global view.
-        values: by the input's name: a number, a truth value, a list or an array; one number fills a whole tensor.
+        values: by the input's name: a number, a truth value, a list or an array; one number fills a full tensor.
 
     Raises:
         IrparError: there is no such input, its shape is not known, or the value does not fit it.

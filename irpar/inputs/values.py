@@ -81,7 +81,7 @@ def value_of(name: str, text: str, dtype: DType | None, shape: Dims) -> Array:
 
 
 def array_of(name: str, value: Any, dtype: DType | None, shape: Dims) -> Array:
-    """A value as an array of an input's dtype and shape; a single number fills a whole tensor.
+    """A value as an array of an input's dtype and shape; a single number fills a full tensor.
 
     Raises:
         InputValueError: it is not of that dtype, not in its range, or not of that shape.

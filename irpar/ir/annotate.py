@@ -108,7 +108,7 @@ def hand_over(module: Module, name: str, heir: str, why: str) -> None:
     Args:
         module: with the log.
         name: of the value.
-        heir: the name of the other, which lies so too.
+        heir: the name of the other, which is sharded so too.
         why: what took the value out.
     """
     annotation = module.annotated.pop(name, None)

@@ -55,7 +55,7 @@ class Annotation:
 
 
 def _cut(dim: DimSpec) -> tuple[str, ...]:
-    """The axes that a dim is said to be cut by."""
+    """The axes that a dim is said to be sharded by."""
     axes = (dim,) if isinstance(dim, str) else dim or ()
     return tuple(axis for axis in axes if axis != "?" and not is_priority(axis))
 

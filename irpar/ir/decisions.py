@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why a value is cut by some axes: in words, and the name of the value that it follows, if any.
+    """Why a value is sharded by some axes: in words, and the name of the value that it follows, if any.
 
     `axes` names the mesh axes that it is about; empty: the sharding altogether.
     """

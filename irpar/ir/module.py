@@ -57,7 +57,7 @@ class Module:
         run_as_said: name of a node in the source model to what says how it runs; a log as well.
         gone: value name to its annotation, where passes have taken the value out since; a log as well.
         dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
-        whole: name of a node's first result to why the node runs on whole tensors; a log as well.
+        whole: name of a node's first result to why the node runs on full tensors; a log as well.
         fixed: name of an input to the only value that it takes: `irpar.inputs.fixed` has put that in its place.
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
         network: what communication is taken to cost, as `irpar.analysis.cost.network_lookup.network_of` reads it: the
@@ -182,7 +182,7 @@ class Module:
         Args:
             pattern: name or glob.
             spec: for each dim None, an axis, or a list of axes, "?" and "priority=1".
-            priority: of the dims that are cut or open and have none of their own; 0 goes first in completion.
+            priority: of the dims that are sharded or open and have none of their own; 0 goes first in completion.
 
         Returns:
             How many values the pattern matches.
@@ -216,7 +216,7 @@ class Module:
             name: of an input; or of a weight, which becomes an input that begins with its numbers.
             output: the result that replaces it after a run; None: it stays as it is.
             kind: see `irpar.ir.state.State`.
-            data: the whole tensor before the first run; None: the weight's numbers, or zeros.
+            data: the full tensor before the first run; None: the weight's numbers, or zeros.
             parameter: the parameter that a moment or a master copy belongs to.
 
         Raises:
@@ -245,7 +245,7 @@ class Module:
         self.decisions.setdefault(name, []).append(decision)
 
     def decision(self, name: str, axis: str | None = None) -> Decision | None:
-        """Why a value is cut by an axis: a decision about this axis goes before one about the sharding altogether.
+        """Why a value is sharded by an axis: a decision about this axis goes before one about the sharding altogether.
 
         Without an axis, the first decision about the value.
         """

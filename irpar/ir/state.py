@@ -24,7 +24,7 @@ class State:
         kind: parameter; master (a parameter in higher precision); moment (of an optimizer); statistic (a running mean);
             cache (keys and values); counter; scale (of a loss); seed.
         output: which result of the graph replaces it after a run; None: it stays as it is.
-        data: the numbers before the first run, of the whole tensor; None: zeros.
+        data: the numbers before the first run, of the full tensor; None: zeros.
         parameter: the name of the parameter that a master, a moment or a scale belongs to.
     """
 

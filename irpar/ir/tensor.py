@@ -206,7 +206,7 @@ class SlicedTensor(Tensor):
     """A block of another tensor.
 
     Attributes:
-        base: the whole tensor.
+        base: the full tensor.
         region: per dim the half-open range.
     """
 
@@ -239,7 +239,7 @@ class JoinedTensor(Tensor):
     Attributes:
         pieces: the tensors; alike but for their sizes along `dim`, which `parts` divides.
         dim: along which they stand side by side.
-        parts: into how many equal parts each is cut.
+        parts: into how many equal parts each is sharded.
     """
 
     __slots__ = ("dim", "parts", "pieces")

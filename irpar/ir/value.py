@@ -26,8 +26,8 @@ class Value:
         index: its place among the results of `node`, or among the graph's inputs.
         graph: for inputs and constants the graph that owns it.
         data: the numbers, for constants.
-        sharding: how it lies on the mesh, or None where that is not decided.
-        global_shape: in a local graph the shape of the whole tensor; else None.
+        sharding: how it is sharded on the mesh, or None where that is not decided.
+        global_shape: in a local graph the shape of the full tensor; else None.
         memory: where it is kept.
         doc, metadata: as in ONNX.
     """
@@ -147,7 +147,7 @@ class Value:
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """The static shape of the whole tensor, in global and local graphs alike."""
+        """The static shape of the full tensor, in global and local graphs alike."""
         return self.shape if self.global_shape is None else self.global_shape
 
     def rename(self, name: str) -> None:

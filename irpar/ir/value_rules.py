@@ -89,12 +89,12 @@ class ValueRules:
             yield f"has the shape of a whole, {list(shape or ())}, in a graph that is in global view"
         elif shape is None:
             if sharding is not None and any(dim.axes for dim in sharding.dims):
-                yield f"is cut by {sharding} in a local graph, but the shape of the whole is not there"
+                yield f"is sharded by {sharding} in a local graph, but the shape of the whole is not there"
         elif type_ is None or type_.shape is None or len(type_.shape) != len(shape):
             yield f"is {value.type}, which is no block of {list(shape)}"
         elif sharding is None:
             if type_.is_static and type_.shape != shape:
-                yield f"is {value.type} of a whole {list(shape)}, but no sharding cuts it"
+                yield f"is {value.type} of a whole {list(shape)}, but no sharding shards it"
         elif sharding.rank == len(shape) and not self._known[sharding]:
             yield from self._block(value, type_, shape, sharding)
 

@@ -26,7 +26,7 @@ NO_CONFIGURATION = "none"
 
 @dataclass(frozen=True)
 class CutDim:
-    """One dim that a tensor is cut along.
+    """One dim that a tensor is sharded along.
 
     Attributes:
         axis: the dim; negative counts from the last.
@@ -44,7 +44,7 @@ class Tiling:
     """How a tensor lies on devices.
 
     Attributes:
-        dims: the dims that it is cut along.
+        dims: the dims that it is sharded along.
         groups: per block, row-major over `dims`, the devices that hold it; every device of the configuration is in one.
     """
 
@@ -188,7 +188,7 @@ def _num_devices(proto: Any, name: str) -> int:
     number = int(proto.num_devices)
     if not 1 <= number <= MOST_DEVICES:
         raise OnnxError(
-            f"it has {number:,} devices; irpar cuts over 1 to {MOST_DEVICES:,}", where=where, do="correct num_devices"
+            f"it has {number:,} devices; irpar shards over 1 to {MOST_DEVICES:,}", where=where, do="correct num_devices"
         )
     names = [text_of(device) for device in proto.device]
     if names and (len(names) != number or len(set(names)) < number):
@@ -216,7 +216,7 @@ def read_tiling(spec: Any, num_devices: int) -> Tiling:
     if len(groups) != count:
         listed = f"{len(groups)} device{'s or groups' if len(groups) > 1 else ' or group'}"
         raise OnnxError(
-            f"the tensor is cut into {count} blocks, but has {listed}",
+            f"the tensor is sharded into {count} blocks, but has {listed}",
             do="list one device for each block, or one group of devices (index_to_device_group_map)",
         )
     _check_cover([device for group in groups for device in group], num_devices)
@@ -267,7 +267,7 @@ def _cut_dim(proto: Any) -> CutDim:
     """A ShardedDimProto.
 
     Several shardings of one dim see it as reshaped to several. That is blocks in a row only where each but the last one
-    that cuts is cut to single rows.
+    that cuts is sharded to single rows.
     """
     axis = int(proto.axis)
     parts = [
@@ -279,7 +279,7 @@ def _cut_dim(proto: Any) -> CutDim:
         raise OnnxError("a sharded dim has no axis, or no sharding", do="write axis and simple_sharding")
     if any(count < 1 or (size is not None and size < 0) for size, count in parts):
         raise OnnxError(
-            f"a dim is cut into {min(count for _, count in parts)} shards", where=where, do="use 1 shard or more"
+            f"a dim is sharded into {min(count for _, count in parts)} shards", where=where, do="use 1 shard or more"
         )
     if len(parts) == 1:
         return CutDim(axis, parts[0][1], parts[0][0])

@@ -1,6 +1,6 @@
 """irpar's own facts in ONNX metadata: `irpar.sharding` and the like, on models, values and nodes.
 
-A model that irpar wrote reads back with meshes, shardings, whole shapes, sources and node facts.
+A model that irpar wrote reads back with meshes, shardings, global shape, sources and node facts.
 """
 
 import json
@@ -71,7 +71,7 @@ _BEGINNING = "irpar.state."
 
 
 def state_facts(graph: Graph) -> dict[str, str]:
-    """The states of a graph as metadata of the model that holds it; what they begin with is told beside it."""
+    """The states of a graph as metadata of the model that holds it; what they begin with is reported beside it."""
     if not graph.states:
         return {}
     listed = [

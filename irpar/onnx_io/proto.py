@@ -104,7 +104,7 @@ def embedded(value: Value) -> TensorProto:
     type_ = value.type
     if isinstance(type_, TensorType) and type_.is_static and type_.shape != value.data.shape:
         raise OnnxError(
-            f"the constant holds the whole tensor {value.data.type}, its block is {type_}",
+            f"the constant holds the full tensor {value.data.type}, its block is {type_}",
             where=f"value {value.name}",
             do="write the module as parts (irpar partition), or pass constant= to to_proto",
         )

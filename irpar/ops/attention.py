@@ -101,7 +101,7 @@ def _rule_attention(node: Node) -> FactorRule:
 def _rule_ring(node: Node) -> FactorRule | None:
     """Places of queries and of keys are one factor `s`: `([b,(hr),s,d],[b,h,s,d],[b,h,s,e])->([b,(hr),s,e])`.
 
-    There may be more of the ones than of the others. A mask is cut along its queries, its keys are whole.
+    There may be more of the ones than of the others. A mask is sharded along its queries, its keys are whole.
     """
     if not ring_attention.dims(node):
         return None

@@ -12,7 +12,7 @@ from .coords import block_start
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of
 
 MEETS = "all keys for every query"
-"""What comes together where places of the sequence are cut."""
+"""What comes together where places of the sequence are sharded."""
 
 
 @dataclass(frozen=True)

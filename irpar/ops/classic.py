@@ -1,4 +1,4 @@
-"""ai.onnx.ml: classifiers and regressors take a row at a time, so that rows may be cut; the rest is elementwise."""
+"""ai.onnx.ml: classifiers and regressors take a row at a time, so that rows may be sharded; the rest is elementwise."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Convolutions: batch and channels may be cut; those of Conv along places too, with what its windows cover."""
+"""Convolutions: batch and channels may be sharded; those of Conv along places too, with what its windows cover."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

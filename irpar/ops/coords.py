@@ -92,7 +92,7 @@ def block_start(builder: Builder, mesh: Mesh, axes: Sequence[Axis], block: int) 
 
 
 def start_of_block(lies: Sharding | None, dim: int, size: int, builder: Builder) -> Value | None:
-    """Where the rank's block starts in a dim of `size` elements: an int64 scalar; None where that is not cut."""
+    """Where the rank's block starts in a dim of `size` elements: an int64 scalar; None where that is not sharded."""
     if lies is None or lies.dim_parts(dim) == 1:
         return None
     return block_start(builder, lies.mesh, lies.axes[dim], ceil_div(size, lies.dim_parts(dim)))

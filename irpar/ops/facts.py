@@ -162,7 +162,7 @@ def result_shapes(node: Node) -> list[tuple[int, ...]]:
 def data_of(value: Value) -> Tensor | None:
     """The numbers of a constant, also of one that collectives bring to where it is read; None of any other value.
 
-    In global view a collective changes how a value lies, and not its numbers.
+    In global view a collective changes how a value is sharded, and not its numbers.
     """
     origin = value
     while origin.data is None and origin.node is not None and traits(origin.node).collective:

@@ -1,4 +1,4 @@
-"""com.microsoft's attention: batch and heads may be cut, caches too; counts of heads are those of the block."""
+"""com.microsoft's attention: batch and heads may be sharded, caches too; counts of heads are those of the block."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def _own_heads(
     Args:
         value: whole along its last dim.
         sections: for each where it starts, its heads, those on one device, and the size of a head.
-        result: the local result, whose last dim is cut as the heads of the first section are.
+        result: the local result, whose last dim is sharded as the heads of the first section are.
         builder: inserts the slices.
     """
     sharding = result.sharding
@@ -245,7 +245,7 @@ def _rule_grouped(node: Node) -> FactorRule:
     """`([b,q,(hrd)],[b,q,(hd)],[b,q,(hd)],[b,h,p,d],[b,h,p,d],[b],[],..)->([b,q,(hrd)],[b,h,t,d],[b,h,t,d])`.
 
     Batch and heads pass, with r query heads a key head; caches, masks and sinks go with them. Steps follow each other.
-    A query that holds q, k and v side by side stays whole: each device takes its heads of it, all r of a key head.
+    A query that holds q, k and v side by side stays replicated: each device takes its heads of it, all r of a key head.
     """
     heads_count, key_heads, head_size = _grouped(node)
     batch_size, steps_count, _ = shape_of(node, 0)

@@ -145,7 +145,7 @@ def _infer_fused_conv(node: Node) -> Sequence[Type]:
 
 
 def _rule_fused_conv(node: Node) -> FactorRule:
-    """As Conv, but input channels are whole, since an activation follows the sum; Z lies as the result."""
+    """As Conv, but input channels are whole, since an activation follows the sum; Z is sharded as the result."""
     found = conv_factors(shape_of(node, 0), shape_of(node, 1), int_attribute(node, "group", 1), Kind.REPLICATE)
     others: list[Sequence[DimFactors]] = [[found.channels], found.result]
     rest = [[] if value is None else factors for value, factors in zip(node.operands[2:], others, strict=False)]

@@ -267,7 +267,7 @@ def _localize_scatter(whole_node: Node, local: Node, builder: Builder) -> list[V
 
 
 def _index_or_beyond(whole_node: Node, local: Node, axis: int, builder: Builder) -> Value | None:
-    """Indices in the block, the number of its rows for those of other blocks; None where the axis is not cut."""
+    """Indices in the block, the number of its rows for those of other blocks; None where the axis is not sharded."""
     start = start_of_block(needed(whole_node, 0).sharding, axis, shape_of(whole_node, 0)[axis], builder)
     if start is None:
         return None

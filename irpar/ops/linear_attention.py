@@ -1,4 +1,4 @@
-"""LinearAttention and CausalConvWithState: batch, heads and channels may be cut, steps are whole."""
+"""LinearAttention and CausalConvWithState: batch, heads and channels may be sharded, steps are whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ def typed_like(
     attributes: Mapping[str, Any] | None,
     builder: Builder,
 ) -> Value:
-    """Insert a node whose result has the type, sharding and whole shape of `result`."""
+    """Insert a node whose result has the type, sharding and global shape of `result`."""
     made = builder.op(op_type, operands, attributes, type=result.type, name=result.name)
     made.sharding = result.sharding
     made.global_shape = result.global_shape

@@ -34,7 +34,7 @@ def localized(whole: Node, local: Node, builder: Builder) -> list[Value] | None:
 
 
 def without_elements(whole: Node, local: Node, builder: Builder) -> list[Value] | None:
-    """What a node gives on a device that holds no elements of what is cut, so that no engine runs it there.
+    """What a node gives on a device that holds no elements of what is sharded, so that no engine runs it there.
 
     x : [5@tp, 64] over tp=4 is 2, 2, 1, 0         Relu(x) on the last device is a constant f32[0, 64]
     a : [8, 5@tp], b : [5@tp, 6]                   MatMul(a, b), partial sums, is -0.0 [8, 6] there: it changes no sum

@@ -1,4 +1,4 @@
-"""Losses of classification: batch and places may be cut; classes too, by a local program."""
+"""Losses of classification: batch and places may be sharded; classes too, by a local program."""
 
 from collections.abc import Sequence
 from math import prod
@@ -28,7 +28,7 @@ def _rule_loss(node: Node) -> FactorRule:
     """`([b,c,s],[b,s],[c])->([b,s],[b,c,s])`: b and s pass, or give partial sums of a loss that is one number.
 
     Whole are b and s of a mean in which rows count differently, and where the log-probabilities are a result too: that
-    one would be cut and the loss partial.
+    one would be sharded and the loss partial.
     """
     shape = shape_of(node, 0)
     reduction = loss_reduction(node)

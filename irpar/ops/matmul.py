@@ -93,7 +93,7 @@ def _infer_gemm(node: Node) -> Sequence[Type]:
 def _rule_gemm(node: Node) -> FactorRule:
     """`([i,k],[k,j],[i,j])->([i,j])`. With C, partial sums over k would each add it: k is then whole.
 
-    split-bias takes C out beforehand, so that k may be cut.
+    split-bias takes C out beforehand, so that k may be sharded.
     """
     shapes = shapes_of(node)
     bias = operand(node, 2) is not None

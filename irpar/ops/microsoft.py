@@ -25,7 +25,7 @@ def microsoft(
 ) -> OpDef:
     """Define an operator of com.microsoft, the dtypes of whose results are known even where `infer` cannot tell sizes.
 
-    So it runs whole, where one whose results have no type at all would be refused.
+    So it runs replicated, where one whose results have no type at all would be refused.
 
     Args:
         name, infer, rule, flops, localize, local_program, is_elementwise: see `OpDef`.

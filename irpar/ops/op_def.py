@@ -61,7 +61,7 @@ class OpDef:
     Attributes:
         domain, name: the operator; versions are told apart inside the functions by `node.version`.
         infer: result types from operand types, constants and attributes; None where it cannot tell.
-        rule: the factor rule of a node with static operand and result types; None: only whole tensors.
+        rule: the factor rule of a node with static operand and result types; None: only full tensors.
         flops: floating-point operations of a node with static types (an add or a multiply counts 1).
         localize: mends the local copy of a node where the rule does not say it all. Called as
             `localize(whole, local, builder)` after the local types are set: `whole` is the node of the global view,

@@ -1,4 +1,4 @@
-"""Pooling and its reverse: batch and channels may be cut; places of pooling with what its windows cover."""
+"""Pooling and its reverse: batch and channels may be sharded; places of pooling with what its windows cover."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ def _cost_global_pool(node: Node) -> int:
     return prod(shape_of(node, 0))
 
 
-# -- positions, which count through the whole tensor ----------------------------------------------------------------
+# -- positions, which count through the full tensor ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Block:
 
 
 def _block_of(value: Value, local: Value, builder: Builder) -> _Block | None:
-    """The block of a tensor that is cut in its first two dims, or None where it is not."""
+    """The block of a tensor that is sharded in its first two dims, or None where it is not."""
     sharding = value.sharding
     if sharding is None or not any(dim.axes for dim in sharding.dims[:2]):
         return None
@@ -125,7 +125,7 @@ def _moved(index: Value, block: _Block, places: int, builder: Builder, *, to_who
 
 
 def _localize_max_pool(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
-    """Positions of maxima are those in the whole tensor."""
+    """Positions of maxima are those in the full tensor."""
     if len(local.results) == 1:
         return None
     block = _block_of(needed(whole_node, 0), needed(local, 0), builder)

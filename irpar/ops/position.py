@@ -51,7 +51,7 @@ def _rule_sizes(node: Node) -> FactorRule:
 
 
 def _localize_sizes(whole_node: Node, local: Node, builder: Builder) -> list[Value]:
-    """Sizes are those of the whole tensor."""
+    """Sizes are those of the full tensor."""
     shape = np.asarray(shape_of(whole_node, 0), np.int64)
     sizes = shape.prod() if local.op_type == "Size" else shape[_taken_dims(whole_node)]
     made = builder.constant(ArrayTensor(np.asarray(sizes, np.int64)), local.result.name)

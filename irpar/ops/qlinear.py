@@ -1,4 +1,4 @@
-"""com.microsoft's operators on quantised tensors: dequantise, compute, quantise, with scales of the whole tensor."""
+"""com.microsoft's operators on quantised tensors: dequantise, compute, quantise, with scales of the full tensor."""
 
 from collections.abc import Sequence
 from math import prod

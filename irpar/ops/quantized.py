@@ -137,7 +137,7 @@ def along(shape: tuple[int, ...] | None, factors: Sequence[DimFactors], sizes: S
 
 
 def _rule_matmul_integer(node: Node) -> FactorRule:
-    """As MatMul; zero points of one element stay whole, vectors go with the rows or columns."""
+    """As MatMul; zero points of one element stay replicated, vectors go with the rows or columns."""
     left, right = shape_of(node, 0), shape_of(node, 1)
     rule, operands, result = matmul_factors(left, right, result_shape(node))
     places = [operands[0][-2:-1], operands[1][-1:] if len(right) > 1 else []]
@@ -200,7 +200,7 @@ def _rule_conv_integer(node: Node) -> FactorRule:
 
 
 def _of_channels(shape: Sequence[int], channels: DimFactors) -> Sequence[DimFactors]:
-    """One number stays whole, a vector goes with the channels of the result."""
+    """One number stays replicated, a vector goes with the channels of the result."""
     return whole(len(shape)) if prod(shape) == 1 else [channels]
 
 

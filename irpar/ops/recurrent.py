@@ -42,7 +42,7 @@ def _infer_recurrent(node: Node) -> Sequence[Type]:
 def _rule_recurrent(node: Node) -> FactorRule:
     """`([s,b,i],[d,g,i],[d,g,h],[d,g],[b],[d,b,h],..)->([s,d,b,h],[d,b,h],..)`: b passes; with layout 1 it comes first.
 
-    Two directions may be cut by their local program, which turns the steps around for one of them.
+    Two directions may be sharded by their local program, which turns the steps around for one of them.
     """
     steps, size, inputs, directions, hidden = _sizes(node)
     batch_first = bool(int_attribute(node, "layout", 0))

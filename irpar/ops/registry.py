@@ -147,7 +147,7 @@ def _dims(program: LocalProgram, node: Node) -> Sequence[int] | None:
 
 
 def program_factors(node: Node, rule: FactorRule, program: LocalProgram | None) -> frozenset[int]:
-    """The factors along which the rule's local program works: those that it needs whole may be cut all the same."""
+    """The factors along which the rule's local program works: those that it needs whole may be sharded all the same."""
     if program is None:
         return frozenset()
     standing = [factor for dim in _dims(program, node) or () for factor in rule.operands[program.operand][dim]]

@@ -1,4 +1,4 @@
-"""Operators that run whole on every device whatever they read, and why.
+"""Operators that run replicated on every device whatever they read, and why.
 
     NonZero                      the size of its result depends on data
     com.microsoft.BeamSearch     it runs other graphs in a loop of its own
@@ -11,9 +11,9 @@ says so.
 from collections.abc import Iterable, Iterator
 
 SIZE = "the size of its result depends on data"
-SEQUENCE = "sequences, optionals and maps are held whole"
+SEQUENCE = "sequences, optionals and maps are held in full"
 RANDOM = "each device would draw random numbers of its own"
-BODY = "its body runs whole on every device"
+BODY = "its body runs replicated on every device"
 MADE = "it makes a tensor from a few numbers: made once, it is a constant"
 SCALE = "its scale comes from the greatest and smallest of all elements"
 FILE = "it reads a file format as a whole"
@@ -111,5 +111,5 @@ REPLICATE_ONLY: dict[tuple[str, str], str] = _table(_entries())
 
 
 def why_replicated(domain: str, op_type: str) -> str | None:
-    """Why an operator always runs whole on every device; None for one that has a rule, or that nobody knows."""
+    """Why an operator always runs replicated on every device; None for one that has a rule, or that nobody knows."""
     return REPLICATE_ONLY.get((domain, op_type))

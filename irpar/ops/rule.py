@@ -1,4 +1,4 @@
-"""Factor rules: what may be cut in an operator, as data.
+"""Factor rules: what may be sharded in an operator, as data.
 
 A rule gives every dim of every operand and result a list of factors, major first, like an einsum: MatMul is
 `([b,i,k],[b,k,j])->([b,i,j])`, a Reshape that merges two dims `([i,j],[])->([(ij)])`. A dim without factors is whole.
@@ -18,7 +18,7 @@ TensorFactors = tuple[DimFactors, ...]
 
 
 class Kind(Enum):
-    """What it means to cut a factor."""
+    """What it means to shard a factor."""
 
     PASS = "pass"
     """Each device computes its block; nothing is sent."""
@@ -41,7 +41,7 @@ class FactorRule:
         kinds: what cutting each factor means.
         reduce: the reduction of the REDUCE factors.
         runs_empty: factors of which engines take blocks without elements, though some result has elements then.
-        moves: (from, to): axes that cut the one may cut the other instead, after an all-to-all. Attention with places
+        moves: (from, to): axes that cut the one may shard the other instead, after an all-to-all. Attention with places
             of the sequence cut may as well have its heads cut (DeepSpeed Ulysses, Jacobs et al., 2023).
         meets: what must come together where factors that `moves` names are cut, in words: "all keys for every query".
     """
@@ -75,7 +75,7 @@ class FactorRule:
 
     @cached_property
     def accepts_empty(self) -> tuple[bool, ...]:
-        """Per factor, whether it may be cut so that a device is left without elements of it.
+        """Per factor, whether it may be sharded so that a device is left without elements of it.
 
         5 over 4 is 2, 2, 1, 0. The last device then computes nothing: where the factor stands in all results these are
         empty, and where it is reduced they are what is neutral in the reduction (`irpar.ops.local_node`). A factor that
@@ -97,7 +97,7 @@ class FactorRule:
         ([i],[j])->([i]) reduce(j) sum, j merged into i: ([i],[i])->([i])
 
         Raises:
-            ValueError: they stand in one tensor, of which an axis cannot cut both.
+            ValueError: they stand in one tensor, of which an axis cannot shard both.
         """
         left = [factor for factor in range(len(self.sizes)) if factor != other]
         number = {factor: place for place, factor in enumerate(left)}
@@ -159,7 +159,7 @@ class RuleBuilder:
         return len(self.sizes) - 1
 
     def dims(self, shape: Sequence[int], kind: Kind = Kind.PASS) -> list[DimFactors]:
-        """One new factor for each dim of a shape; dims of size 1 stay whole."""
+        """One new factor for each dim of a shape; dims of size 1 stay replicated."""
         return [(self.factor(size, kind),) if size != 1 else () for size in shape]
 
     def done(
@@ -185,7 +185,7 @@ class RuleBuilder:
 
 
 def whole(rank: int) -> TensorFactors:
-    """A tensor of which no dim may be cut."""
+    """A tensor of which no dim may be sharded."""
     return ((),) * rank
 
 

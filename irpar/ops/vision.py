@@ -1,4 +1,4 @@
-"""Sampling of images: batch, channels and what is sampled may be cut; places of the image are whole."""
+"""Sampling of images: batch, channels and what is sampled may be sharded; places of the image are whole."""
 
 from collections.abc import Sequence
 from math import prod

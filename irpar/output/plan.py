@@ -171,7 +171,7 @@ def make_plan(
         original: from `original_of`, of the module before it was sharded.
 
     Raises:
-        IrparError: a value lies otherwise than it was annotated.
+        IrparError: a value is sharded otherwise than it was annotated.
     """
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
@@ -253,7 +253,7 @@ def _states(graph: Graph) -> list[dict[str, Any]]:
 
 
 def _whole_dims(value: Value) -> list[int | None]:
-    """The whole shape; None for a dim whose size depends on data."""
+    """The global shape; None for a dim whose size depends on data."""
     dims = value.tensor_type.shape if value.global_shape is None else value.global_shape
     return [dim if isinstance(dim, int) else None for dim in dims or ()]
 
@@ -296,7 +296,7 @@ def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, 
 
 
 def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
-    """Ops that run whole because they have no rule, and weights that every device holds whole."""
+    """Ops that run replicated because they have no rule, and weights that every device holds whole."""
     if mesh.size == 1:
         return []
     graph = module.graph
@@ -335,7 +335,7 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
 
 
 def _values(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
-    """All values with a sharding, and why they lie so; outputs under the names that they have outside, too."""
+    """All values with a sharding, and why they are sharded so; outputs under the names that they have outside, too."""
     rows = [
         _value(value, value.name, value.source_name, mesh, decisions.get(value.name, ()))
         for body in graph.graphs()

@@ -202,7 +202,7 @@ class OriginalFields(TypedDict, total=False):
 
 
 class Reason(TypedDict):
-    """Why a value is cut so."""
+    """Why a value is sharded so."""
 
     why: str
     follows: str | None
@@ -217,7 +217,7 @@ class Sections(TypedDict):
 
 
 class ValueFields(TypedDict):
-    """A value that is cut."""
+    """A value that is sharded."""
 
     name: str
     source: str

@@ -33,7 +33,7 @@ def _too_large(plan: "Plan") -> Iterator[str]:
 
 
 def _idle(plan: "Plan") -> Iterator[str]:
-    """Ranks whose blocks of all tensors that are cut are empty, and ranks that hold the same blocks as another."""
+    """Ranks whose blocks of all tensors that are sharded are empty, and ranks that hold the same blocks as another."""
     cuts = _cuts(plan)
     if not cuts:
         return
@@ -42,22 +42,23 @@ def _idle(plan: "Plan") -> Iterator[str]:
     filled = [blocks for blocks in by_rank if any(block is not None for block in blocks)]
     empty, same = len(by_rank) - len(filled), len(filled) - len(set(filled))
     if empty:
-        yield f"{empty} of {ranks} hold no elements of any tensor that is cut"
+        yield f"{empty} of {ranks} hold no elements of any tensor that is sharded"
     elif short := [cut for cut in cuts if cut.is_short]:
         most = max(short, key=lambda cut: cut.empty)
-        yield f"{most.empty} of {ranks} hold no elements of {most.name}, which has fewer than there are ranks to cut it"
+        what = f"{most.empty} of {ranks} hold no elements of {most.name}"
+        yield f"{what}, which has fewer than there are ranks to shard it"
     if same:
         yield f"{same} of {ranks} hold the same blocks as another, and do the same work"
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """One way in which tensors are cut.
+    """One way in which tensors are sharded.
 
     Attributes:
         name: the first of them, with its shape.
         blocks: of each rank; None for one without elements.
-        is_short: a dim has fewer elements than it is cut into.
+        is_short: a dim has fewer elements than it is sharded into.
     """
 
     name: str
@@ -71,7 +72,7 @@ class _Cut:
 
 
 def _cuts(plan: "Plan") -> list[_Cut]:
-    """Each way in which tensors are cut once."""
+    """Each way in which tensors are sharded once."""
     mesh = plan.mesh_of_ranks
     coords = [mesh.coords(rank) for rank in range(mesh.size)]
     found: dict[tuple[Sharding, tuple[int, ...]], _Cut] = {}

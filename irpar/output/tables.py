@@ -1,4 +1,4 @@
-"""Tables about a plan: what a partition costs, what it sends and why, what stays whole."""
+"""Tables about a plan: what a partition costs, what it sends and why, what stays replicated."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ _ANNOTATED = re.compile(r'annotated "([^"]*)"')
 _REASONS = 4
 """How many reasons for collectives a summary shows, those that send the most first."""
 _REPLICATED = 5
-"""How many whole tensors and ops a summary shows."""
+"""How many full tensors and ops a summary shows."""
 
 
 def print_summary(console: Console, plan: "Plan", more: str) -> None:
-    """Costs, collectives and what stays whole; `more` is the command that tells the rest."""
+    """Costs, collectives and what stays replicated; `more` is the command that tells the rest."""
     from .plan_warnings import warnings
 
     console.print(Text(headline(plan), style="bold"))

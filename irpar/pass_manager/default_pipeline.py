@@ -5,11 +5,11 @@ NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce
 NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
 """Passes that leave the model what it is; what follows them meets it as one device would run it."""
 COMPLETION = "complete-sharding"
-"""The pass that decides how all values lie."""
+"""The pass that decides how all values are sharded."""
 COMPLETE = f"split-weights,split-bias,{COMPLETION}"
 """This pass, and what makes more cuts possible before it."""
 MOVES = "insert-redistribution,simplify-collectives"
-"""The passes that put collectives where values lie otherwise than they are needed."""
+"""The passes that put collectives where values are sharded otherwise than they are needed."""
 PROGRAM = "localize,simplify-collectives,join-weights,fuse-communication,group-segments"
 """The passes that make programs of a graph in which all communication stands."""
 SHARD = f"{COMPLETE},{MOVES},{PROGRAM}"

@@ -15,7 +15,7 @@ class InputError(IrparError):
 
 
 class ProgramError(IrparError):
-    """A graph that cannot be cut into segments and collectives."""
+    """A graph that cannot be sharded into segments and collectives."""
 
 
 class EngineError(IrparError):

@@ -187,17 +187,17 @@ class Executor:
         check_replicas: bool = False,
         session: int = 0,
     ) -> dict[str, Any]:
-        """Compute the outputs from whole inputs.
+        """Compute the outputs from full inputs.
 
         Args:
-            inputs: name to whole array (a list of arrays for a sequence). State that is left out begins as the program
+            inputs: name to full array (a list of arrays for a sequence). State that is left out begins as the program
                 says.
             fetch: source names of further values to give back whole.
             check_replicas: compare what several ranks hold of one result.
             session: from `new_session`: its state is read and kept, and is neither input nor output.
 
         Returns:
-            Name to whole array: the outputs, then what was fetched.
+            Name to full array: the outputs, then what was fetched.
 
         Raises:
             ProgramError: this is not the process of rank 0, or the executor is closed.
@@ -360,7 +360,7 @@ class Executor:
         return [spec for spec in self.outputs if spec.name not in replacing]
 
     def _run(self, prepared: Prepared, given: Mapping[str, Any], with_check: bool, session: int) -> dict[str, Any]:
-        """Run here, and wherever else there are ranks; whole results by name."""
+        """Run here, and wherever else there are ranks; full results by name."""
         self.log = CollectiveLog()
         outputs, fetched = self._given_by(session), prepared.specs(self.parts[0].graph)
         fetch = {spec.name: str(spec.sharding) for spec in fetched}
@@ -377,7 +377,7 @@ class Executor:
             assert self._driver is not None
             computed[rank] = self._driver.answer(rank, self.log)
         results: dict[str, Any] = {}
-        # Of copies that differ the first are told: what is fetched is computed before the outputs.
+        # Of copies that differ the first are reported: what is fetched is computed before the outputs.
         for spec in (*fetched, *outputs):
             blocks = {rank: held[spec.name] for rank, held in computed.items() if spec.name in held}
             results[spec.name] = self._whole(spec, blocks, with_check)
@@ -422,7 +422,7 @@ class Executor:
             )
 
     def _blocks(self, given: Mapping[str, Any], rank: int) -> dict[str, Any]:
-        """What a rank takes of the whole inputs."""
+        """What a rank takes of the full inputs."""
         coords = self.mesh.coords(rank)
         return {
             spec.name: scatter(given[spec.name], spec.sharding, coords)

@@ -22,7 +22,7 @@ class StateSpec:
     """One state of a program.
 
     Attributes:
-        spec: the whole tensor, by the name that the source model has for the input.
+        spec: the full tensor, by the name that the source model has for the input.
         kind: see `irpar.ir.state.State`.
         output: the name of the result that replaces it; None: it stays as it is.
         parameter: the parameter that it belongs to.

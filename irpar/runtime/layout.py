@@ -1,4 +1,4 @@
-"""From whole tensors to the blocks of ranks, and back."""
+"""From full tensors to the blocks of ranks, and back."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ class TensorSpec:
     Attributes:
         name: its name outside.
         dtype: element type; None where it is not a tensor.
-        shape: the whole shape; None where it is not a tensor or its rank is not known.
-        sharding: how it lies on the mesh; None: whole on every rank.
+        shape: the global shape; None where it is not a tensor or its rank is not known.
+        sharding: how it is sharded on the mesh; None: whole on every rank.
         other: the type of what is no tensor, where it is known.
     """
 
@@ -46,10 +46,10 @@ class TensorSpec:
 
 
 def scatter(array: Array, sharding: Sharding | None, coords: Sequence[int]) -> Array:
-    """The block of a whole tensor that the rank at `coords` holds, as a view.
+    """The block of a full tensor that the rank at `coords` holds, as a view.
 
     Raises:
-        RunError: the sharding is partial: a whole tensor does not say how it is a sum.
+        RunError: the sharding is partial: a full tensor does not say how it is a sum.
     """
     if sharding is None or sharding.is_replicated:
         return array
@@ -59,15 +59,15 @@ def scatter(array: Array, sharding: Sharding | None, coords: Sequence[int]) -> A
 
 
 def gather(blocks: Mapping[int, Any], sharding: Sharding | None, shape: Sequence[int] | None) -> Any:
-    """The whole tensor from the blocks of ranks.
+    """The full tensor from the blocks of ranks.
 
     Args:
         blocks: rank to its block; where several ranks hold the same one, the first counts.
-        sharding: how the tensor lies on the mesh; None: every rank holds it whole.
-        shape: the whole shape; None: that of the block.
+        sharding: how the tensor is sharded on the mesh; None: every rank holds it in full.
+        shape: the global shape; None: that of the block.
 
     Returns:
-        The tensor, partial values reduced. A block that is the whole tensor comes back as it is.
+        The tensor, partial values reduced. A block that is the full tensor comes back as it is.
 
     Raises:
         RunError: the blocks do not make up the tensor.
@@ -111,7 +111,7 @@ def _reduced(blocks: Mapping[int, Any], sharding: Sharding, shape: Sequence[int]
     for place in places:
         missing = [term for term in terms if (place, term) not in held]
         if missing:
-            raise RunError(f"no rank holds block {list(place)} of a tensor that lies as {sharding}")
+            raise RunError(f"no rank holds block {list(place)} of a tensor that is sharded as {sharding}")
         found[place] = reduce_arrays([blocks[held[place, term][0]] for term in terms], sharding.reduce)
     return found
 

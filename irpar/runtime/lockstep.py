@@ -93,7 +93,7 @@ class Lockstep:
             first = self._run_segment(*states[0])
         except Exception as error:
             errors.append(error)
-        # Every rank comes to an end before an error is told: nothing runs on behind the caller's back.
+        # Every rank comes to an end before an error is reported: nothing runs on behind the caller's back.
         errors.extend(future.exception() for future in futures)
         for failed in errors:
             if failed is not None:

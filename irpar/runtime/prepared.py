@@ -96,7 +96,7 @@ def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:
     """The value of that source name in each graph that has it: the first in order, so as its producer makes it.
 
     A value's own name, and the name of a graph's result, count where nothing has the source name. A graph of ranks that
-    hold no elements of it may have only what is made of it later, which lies otherwise: that one does not count.
+    hold no elements of it may have only what is made of it later, which is sharded otherwise: that one does not count.
 
     Raises:
         InputError: no graph has it; the message lists the nearest names.

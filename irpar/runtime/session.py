@@ -53,14 +53,14 @@ class Session:
         self.steps = 0
 
     def run(self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = ()) -> dict[str, Any]:
-        """Compute the results from whole inputs and the state, which the ranks then replace.
+        """Compute the results from full inputs and the state, which the ranks then replace.
 
         Args:
-            inputs: name to whole array, of the inputs that are no state.
+            inputs: name to full array, of the inputs that are no state.
             fetch: source names of further values to give back whole.
 
         Returns:
-            Name to whole array: the results that replace no state, then what was fetched.
+            Name to full array: the results that replace no state, then what was fetched.
 
         Raises:
             InputError: inputs that do not fit, or one that is state.
@@ -78,7 +78,7 @@ class Session:
         return found
 
     def read(self, name: str) -> Array:
-        """A state as a whole array, gathered from the ranks that hold it.
+        """A state as a full array, gathered from the ranks that hold it.
 
         Raises:
             InputError: there is no such state.
@@ -86,7 +86,7 @@ class Session:
         return self._read([self._known(name)])[name]
 
     def read_all(self) -> dict[str, Array]:
-        """All states as whole arrays."""
+        """All states as full arrays."""
         return self._read(list(self.states))
 
     def _read(self, names: list[str]) -> dict[str, Array]:
@@ -104,7 +104,7 @@ class Session:
 
         Args:
             name: of a state.
-            value: the whole array, of the state's dtype and shape.
+            value: the full array, of the state's dtype and shape.
 
         Raises:
             InputError: there is no such state, or the array does not fit it.

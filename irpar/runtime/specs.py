@@ -16,7 +16,7 @@ from .layout import Array, TensorSpec
 
 
 def spec_of(value: Value, name: str) -> TensorSpec:
-    """The whole tensor that a value of a local (or global) graph stands for."""
+    """The full tensor that a value of a local (or global) graph stands for."""
     type_ = tensor_type(value.type)
     if type_ is None:
         return TensorSpec(name, None, None, other=value.type)

@@ -56,7 +56,7 @@ def _atoms(mesh: Mesh, axis: Axis, cuts: set[int]) -> tuple[Axis, ...]:
     bounds = sorted({axis.pre, end, *(cut for cut in cuts if axis.pre < cut < end)})
     if len(bounds) == 2:
         return (axis,)
-    # Cuts that do not divide each other cannot be told apart as sub-axes; the axis then stays whole.
+    # Cuts that do not divide each other cannot be told apart as sub-axes; the axis then stays replicated.
     if any(high % low for low, high in itertools.pairwise(bounds)):
         return (axis,)
     return tuple(Axis(axis.name, low, high // low) for low, high in itertools.pairwise(bounds))

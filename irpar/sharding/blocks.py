@@ -1,6 +1,6 @@
 """Which block of a tensor a device holds.
 
-Dims that do not divide are cut in ceil-sized blocks; the last ones may be shorter or empty.
+Dims that do not divide are sharded in ceil-sized blocks; the last ones may be shorter or empty.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ _AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def too_many(count: int) -> str:
     """In words that a count of devices is above the bound; of numbers beyond any use that they are that."""
     shown = f"{count:,}" if count < _SHOWN else "far too many"
-    return f"{shown} devices; irpar cuts over {MOST_DEVICES:,} at most"
+    return f"{shown} devices; irpar shards over {MOST_DEVICES:,} at most"
 
 
 class Axis(NamedTuple):
@@ -184,7 +184,9 @@ class Mesh:
     def _remedy(self, name: str) -> str:
         known = ", ".join(f'"{axis}" (size {size})' for axis, size in self.axes.items())
         return (
-            f"write {known}, or add {name} to the mesh ({name}=1 cuts nothing)" if known else f"add {name} to the mesh"
+            f"write {known}, or add {name} to the mesh ({name}=1 shards nothing)"
+            if known
+            else f"add {name} to the mesh"
         )
 
     def group_size(self, axes: Sequence[Axis]) -> int:

@@ -17,7 +17,7 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 @dataclass(frozen=True)
 class DimSharding:
-    """How one dim is cut.
+    """How one dim is sharded.
 
     Attributes:
         axes: what cuts it, major first.
@@ -36,7 +36,7 @@ class DimSharding:
         return text + ("?" if self.is_open else "") + (f"!{self.priority}" if self.priority else "")
 
     def spec(self) -> list[str] | None:
-        """The form of `--shardings`: `["tp", "?", "priority=1"]`, or None for a dim that is closed and not cut."""
+        """The form of `--shardings`: `["tp", "?", "priority=1"]`, or None for a dim that is closed and not sharded."""
         words = list(map(str, self.axes))
         if self.is_open:
             words.append("?")
@@ -49,7 +49,7 @@ _CLOSED = DimSharding()
 _OPEN = DimSharding(is_open=True)
 
 DimSpec = None | str | Sequence[str]
-"""How one dim is cut, in a `--shardings` file: None, an axis, or axes, "?" where open, and "priority=1"."""
+"""How one dim is sharded, in a `--shardings` file: None, an axis, or axes, "?" where open, and "priority=1"."""
 
 MOST_PRIORITY = 999_999_999
 _PRIORITY = re.compile(r"\s*priority\s*=\s*(.*?)\s*", re.DOTALL)
@@ -148,7 +148,7 @@ class Sharding:
 
     @cached_property
     def all_axes(self) -> tuple[Axis, ...]:
-        """Every axis that cuts a dim or is partial."""
+        """Every axis that shards a dim or is partial."""
         return (*(axis for dim in self.dims for axis in dim.axes), *self.partial)
 
     @cached_property
@@ -158,7 +158,7 @@ class Sharding:
 
     @cached_property
     def is_replicated(self) -> bool:
-        """True where no axis cuts or is partial: every device holds the whole tensor."""
+        """True where no axis cuts or is partial: every device holds the full tensor."""
         return not self.all_axes
 
     @cached_property
@@ -233,7 +233,7 @@ class Sharding:
                 yield Sharding.of_axes(self.mesh, (*self.axes[:dim], more, *self.axes[dim + 1 :]))
 
     def dim_parts(self, dim: int) -> int:
-        """Into how many blocks a dim is cut."""
+        """Into how many blocks a dim is sharded."""
         return self.mesh.group_size(self.dims[dim].axes)
 
     def __str__(self) -> str:
@@ -298,7 +298,7 @@ def priority_word(priority: int) -> str:
 
 
 def with_priority(spec: Sequence[DimSpec], priority: int) -> list[DimSpec]:
-    """An annotation with a priority for its dims that are cut or open and have none of their own.
+    """An annotation with a priority for its dims that are sharded or open and have none of their own.
 
     >>> with_priority([None, "tp", ["?", "priority=2"]], 1)
     [None, ['tp', 'priority=1'], ['?', 'priority=2']]

@@ -18,7 +18,7 @@ def axes_of_blocks(mesh: Mesh, blocks: Blocks, counts: Sequence[int]) -> list[tu
     Args:
         mesh: the mesh.
         blocks: what each rank holds.
-        counts: into how many blocks each dim is cut.
+        counts: into how many blocks each dim is sharded.
 
     Returns:
         Per dim its axes, major first, neighbours joined; None where no axes of the mesh mean these blocks.
@@ -63,7 +63,7 @@ def _digits(mesh: Mesh, name: str, blocks: Blocks) -> Iterator[tuple[Axis, list[
 
 
 def _are_these_blocks(mesh: Mesh, axes: Sequence[Sequence[Axis]], blocks: Blocks, counts: Sequence[int]) -> bool:
-    """Whether every rank holds its block when the dims are cut over these axes."""
+    """Whether every rank holds its block when the dims are sharded over these axes."""
     if [mesh.group_size(of_dim) for of_dim in axes] != list(counts):
         return False
     return all(

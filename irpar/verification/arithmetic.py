@@ -216,7 +216,7 @@ class Nodes:
 
         Args:
             arrays: the arithmetic.
-            given: whole arrays (lists of these, None) by name: of inputs, or of what nodes make.
+            given: full arrays (lists of these, None) by name: of inputs, or of what nodes make.
             names: of what to compute; the producers of these run also where they are given.
 
         Raises:

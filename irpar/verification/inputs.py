@@ -23,7 +23,7 @@ _MOST_SIZE = 1_000_000
 def random_inputs(
     specs: Sequence[TensorSpec], graph: Graph, seed: int = 0, *, variant: int = 0, narrow: bool = False
 ) -> dict[str, Array]:
-    """Random whole inputs for a program.
+    """Random full inputs for a program.
 
     Floats are standard normal, bools fair, strings "a", "b" or what the model compares
     strings with. Integers that reach indices of Gather and its like in

@@ -95,7 +95,7 @@ class Original:
         """Run it.
 
         Args:
-            inputs: whole arrays by name.
+            inputs: full arrays by name.
             fetch: intermediate values to return instead of the outputs.
             optimized: whether ONNX Runtime may fuse and fold.
             threads: how many compute; 0: as many as ONNX Runtime chooses.

@@ -82,7 +82,7 @@ class StepByStep:
     Args:
         executor: runs the partition.
         original: the model that it was made of.
-        inputs: whole arrays by name.
+        inputs: full arrays by name.
     """
 
     def __init__(self, executor: "Executor", original: Original, inputs: Arrays) -> None:

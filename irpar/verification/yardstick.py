@@ -43,7 +43,7 @@ LESS_EXACT = 8.0
 """How many times more is allowed at least where the yardstick is not all float64."""
 NUDGES = 3
 BADLY_CONDITIONED = 1000.0
-"""Where so many times the 8 units is allowed, in float32 a thousandth of the largest element, that is told."""
+"""Where so many times the 8 units is allowed, in float32 a thousandth of the largest element, that is reported."""
 
 Tree = Any
 """An array, a list of these, or None."""
@@ -90,7 +90,7 @@ class Yardstick:
 
     Args:
         original: the whole model.
-        inputs: whole arrays by name.
+        inputs: full arrays by name.
     """
 
     def __init__(self, original: Original, inputs: Arrays) -> None:
@@ -193,7 +193,7 @@ class StepYardstick(Yardstick):
 
     Args:
         original: the whole model.
-        given: whole arrays by name, of inputs and of what nodes make.
+        given: full arrays by name, of inputs and of what nodes make.
         jumps: how the results may jump.
     """
 

@@ -149,7 +149,7 @@ class _Completion:
             forward = not forward
 
     def _choose(self) -> bool:
-        """Let values around conflicts lie so that least is sent; False where nothing is better than it is."""
+        """Let values around conflicts be sharded so that least is sent; False where nothing is better than it is."""
         chosen = improve(self.flow, self.pinned, self.network, self.rounds.kept).shardings
         if not chosen:
             return False
@@ -175,7 +175,7 @@ class _Completion:
         return True
 
     def _cost(self) -> tuple[int, int]:
-        """What the moves would cost that insert-redistribution makes of how values lie now."""
+        """What the moves would cost that insert-redistribution makes of how values are sharded now."""
         return cost_of_moves(self.flow, self.network, self.pinned.__contains__, self.module.annotated)
 
     def _share_results(self) -> None:
@@ -197,7 +197,7 @@ class _Completion:
         return {axis.name for axes in self.rounds.kept.get(value, ()) for axis in axes}.issuperset(names)
 
     def _explain(self, chosen: Mapping[Value, Sharding]) -> None:
-        """Log which value brought each axis to those that were chosen to lie so."""
+        """Log which value brought each axis to those that were chosen to be sharded so."""
         waiting = {
             (value, axis.name)
             for value, sharding in chosen.items()
@@ -215,7 +215,7 @@ class _Completion:
                 waiting.discard((value, name))
 
     def _chosen_because(self, value: Value, name: str, waiting: set[tuple[Value, str]]) -> Decision | None:
-        """Which value that is explained already brought a mesh axis to one that was chosen to lie so."""
+        """Which value that is explained already brought a mesh axis to one that was chosen to be sharded so."""
         assert value.sharding is not None
         for node in self.flow.neighbours(value):
             for view in self.views.get(node, ()):
@@ -259,7 +259,7 @@ class _Completion:
             if value.sharding.all_axes and not type_.is_static:
                 raise IrparError(
                     f"%{value.name} {type_} is annotated {value.sharding}, but its size depends on data",
-                    do="annotate tensors of fixed size; this one stays whole on every device",
+                    do="annotate tensors of fixed size; this one stays replicated on every device",
                 )
             self.pinned.add(value)
             free += not value.sharding.is_settled
@@ -274,7 +274,8 @@ class _Completion:
                 for value in (inner for graph in body.graphs() for inner in graph.values()):
                     if value.sharding is not None and value.sharding.all_axes:
                         raise IrparError(
-                            f"%{value.name} is annotated {value.sharding}, but the body of {node.title} runs whole",
+                            f"%{value.name} is annotated {value.sharding}, "
+                            f"but the body of {node.title} runs replicated",
                             do="annotate tensors outside of it; what passes into it is brought together before",
                         )
 
@@ -343,7 +344,7 @@ class _Completion:
             self.dirty.update(other for other in neighbours if other is not node and self.views.get(other))
 
     def _expressible(self, view: RuleView, tensor: int, factors: list[Axes]) -> tuple[Axes, ...]:
-        """The dim axes of a tensor; a minor factor whose majors are not cut to 1 is left out."""
+        """The dim axes of a tensor; a minor factor whose majors are not sharded to 1 is left out."""
         dims = view.assemble(tensor, factors)
         while dims is None:
             for parts in view.tensors[tensor]:
@@ -389,7 +390,7 @@ class _Completion:
             value.sharding = only or Sharding.replicated(self.mesh, value.sharding.rank)
 
     def _lift_constants(self) -> None:
-        """Move the constants of bodies that are cut out to the outermost graph, which parts are written from."""
+        """Move the constants of bodies that are sharded out to the outermost graph, which parts are written from."""
         for graph in self.flow.trips:
             for value in tuple(graph.constants) if graph is not self.flow.graph else ():
                 if value.sharding is not None and not value.sharding.is_replicated:

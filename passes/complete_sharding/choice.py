@@ -42,7 +42,7 @@ class Choice:
     """The best of the alternatives.
 
     Attributes:
-        shardings: the values that should lie otherwise than propagation left them.
+        shardings: the values that should are sharded otherwise than propagation left them.
         before, after: what the alternatives cost (`CostModel.scalar`).
         values: how many values had alternatives.
     """
@@ -167,7 +167,7 @@ class _Chooser:
     # -- alternatives ---------------------------------------------------------------------------------------------
 
     def _is_torn(self, node: Node, view: RuleView) -> bool:
-        """Whether the values of a node want to cut it in ways that exclude each other, or parts could stay parts."""
+        """Whether the values of a node want to shard it in ways that exclude each other, or parts could stay parts."""
         lies = self._lies(view)
         wanted: dict[int, Axes] = {}
         for tensor, lie in enumerate(lies):
@@ -184,7 +184,7 @@ class _Chooser:
 
     @staticmethod
     def _must_move(view: RuleView, lies: Sequence[Sharding | None]) -> bool:
-        """Whether a value is cut along a dim that a node needs whole, and the cut may go to another dim instead."""
+        """Whether a value is sharded along a dim that a node needs whole, and the cut may go to another dim instead."""
         return any(
             (lie := lies[tensor]) is not None and bool(lie.axes[dim])
             for source in dict.fromkeys(before for before, _ in view.moves)
@@ -204,7 +204,7 @@ class _Chooser:
         )
 
     def _suggest(self, view: RuleView, placement: Placement) -> None:
-        """Let the values of a node lie as a way to run it wants them; said again it changes nothing."""
+        """Let the values of a node be sharded as a way to run it wants them; said again it changes nothing."""
         known = self.suggested.setdefault(view, set())
         if placement in known:
             return
@@ -362,7 +362,7 @@ class _Chooser:
         return costs
 
     def _whole(self, node: Node, value: Value, state: Sharding) -> float:
-        """What one value costs at a node that needs its operands whole, or as they lie beyond a boundary."""
+        """What one value costs at a node that needs its operands whole, or as they are sharded beyond a boundary."""
         if value not in node.inputs:
             return _NEVER if state.partial else 0.0
         cost = 0.0
@@ -380,7 +380,7 @@ class _Chooser:
         return [Sharding.replicated(self.mesh, len(value.shape))]
 
     def _cut(self, view: RuleView, states: Mapping[Value, Sharding], least: int) -> float:
-        """What a node costs; where computation has no price, never cut less than propagation would cut it."""
+        """What a node costs; where computation has no price, never sharded less than propagation would shard it."""
         price = self._price(view, self._lies(view, states))
         if price[0] >= IMPOSSIBLE[0] or (-price[1] < least and not self.cost.has_computation):
             return _NEVER

@@ -23,9 +23,9 @@ MOST_NODES = 32
 
 
 def shares_of_results(flow: Flow, pinned: Collection[Value], network: Network) -> dict[Value, Sharding]:
-    """How free results of the graph, and what leads from sums to them alone, lie as shares.
+    """How free results of the graph, and what leads from sums to them alone, are sharded as shares.
 
-    What is cut already stays cut so, and nodes run as before, on smaller blocks.
+    What is sharded already stays cut so, and nodes run as before, on smaller blocks.
 
     Args:
         flow: every tensor has a sharding.
@@ -96,7 +96,7 @@ class _Tail:
         return is_plain and value not in self.pinned and set(value.users) == {reader}
 
     def _spread(self, value: Value, share: Sharding, changes: dict[Value, Sharding]) -> bool:
-        """Let a value lie so, and what it is made of as that needs it; False where that is not free."""
+        """Let a value be sharded so, and what it is made of as that needs it; False where that is not free."""
         changes[value] = share
         if value in self.sums:
             return self._is_less(value, share)
@@ -148,7 +148,7 @@ class _Tail:
 
 
 def _is_slice(lies: Sharding, needed: Sharding) -> bool:
-    """Whether every device holds what it needs: each dim is cut as it was, or further."""
+    """Whether every device holds what it needs: each dim is sharded as it was, or further."""
     return all(new[: len(old)] == old for old, new in zip(lies.axes, needed.axes, strict=True))
 
 

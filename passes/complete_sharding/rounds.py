@@ -18,7 +18,7 @@ class Rounds:
 
     Attributes:
         held: per view of a node, the axes of its factors after the last round that is over.
-        kept: per value, the axes of its dims that were decided before the last round in which a dim is cut; values
+        kept: per value, the axes of its dims that were decided before the last round in which a dim is sharded; values
             without axes are left out.
     """
 

@@ -22,11 +22,11 @@ class JoinWeights(Pass):
     reductions behind the product run once, and a Split without communication gives what each of them gave. Where no
     device cuts the tensor, that is the tensor as it was.
 
-    Blocks stay apart where their sizes differ between devices, and where their products are cut differently.
+    Blocks stay apart where their sizes differ between devices, and where their products are sharded differently.
     """
 
     name = "join-weights"
-    takes_out = "it is computed beside others of the same weight, and lies so"
+    takes_out = "it is computed beside others of the same weight, and is sharded so"
 
     def run(self, module: Module) -> PassResult:
         """Join in all programs alike."""
@@ -64,14 +64,14 @@ class _Log:
         self.docs: dict[Node, list[str]] = {}
 
     def explain(self, new: str, old: str) -> None:
-        """Let a new value lie so for the reasons of an old one."""
+        """Let a new value be sharded so for the reasons of an old one."""
         if old in self.module.decisions:
             self.module.decisions.setdefault(new, list(self.module.decisions[old]))
         if old in self.module.annotated:
             self.module.annotated.setdefault(new, self.module.annotated[old])
 
     def finish(self) -> None:
-        """Write the new names into everything that is told."""
+        """Write the new names into everything that is reported."""
         if not self.names:
             return
         move_conflicts(self.module, self.joined)

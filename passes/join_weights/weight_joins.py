@@ -102,7 +102,7 @@ def _apart_in(regions: Sequence[tuple[tuple[int, int], ...]]) -> int | None:
 
 
 def parts_along(value: Value, dim: int) -> int:
-    """Into how many blocks a value is cut along a dim."""
+    """Into how many blocks a value is sharded along a dim."""
     return 1 if value.sharding is None else value.sharding.dim_parts(dim)
 
 

@@ -59,7 +59,7 @@ class ConstantWays:
         return self._take(tree, chosen)
 
     def _more(self, tree: Tree, ways: Iterable[Sharding]) -> float:
-        """What a device holds more with these ways; the constant as it lies counts where it is still needed."""
+        """What a device holds more with these ways; the constant as it is sharded counts where it is still needed."""
         ways = set(ways)
         stays = {tree.lies} if ways < set(tree.read) else set()
         return sum(_bytes(lies, tree.root) for lies in ways | stays) - _bytes(tree.lies, tree.root)

@@ -145,7 +145,7 @@ def test_each_way_out_that_is_told_is_one(path: Path) -> None:
 
 @pytest.mark.parametrize("said", ["b*.w", None])
 def test_the_same_move_of_all_layers_is_spared_by_one_way_out(tmp_path: Path, said: str | None) -> None:
-    """Three layers: their rows are cut, and their weights by columns; with a glob, and each by its name."""
+    """Three layers: their rows are sharded, and their weights by columns; with a glob, and each by its name."""
     names = [f"b{n}.w" for n in range(3)]
     text = "g (float[64, 64] x, float[64, 64] {}, float[64, 64] {}, float[64, 64] {}) => (float[64, 64] y)"
     body = "{{ a = MatMul(x, {}) b = MatMul(a, {}) y = MatMul(b, {}) }}"

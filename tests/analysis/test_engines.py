@@ -1,4 +1,4 @@
-"""Operators that no engine knows are told when a model is inspected, partitioned and run."""
+"""Operators that no engine knows are reported when a model is inspected, partitioned and run."""
 
 import numpy as np
 import pytest

@@ -69,7 +69,7 @@ def test_counts_without_axes_of_their_sizes_mean_mindspores_devices(matmul, mesh
 
 
 def test_what_the_strategy_leaves_open_is_refused_with_all_spellings(matmul):
-    """Whether the rows of x are cut decides which devices the columns of w mean."""
+    """Whether the rows of x are sharded decides which devices the columns of w mean."""
     with pytest.raises(CutsError, match="in 2 ways") as raised:
         match_cuts(matmul, [(matmul.operands[1], 1, (1, 4))], Mesh({"d": 8}))
     assert raised.value.notes == ('"w": [null, ["d:(1)4"]]', '"w": [null, ["d:(2)4"]]')
@@ -79,7 +79,7 @@ def test_what_the_strategy_leaves_open_is_refused_with_all_spellings(matmul):
 
 
 def test_what_is_left_out_may_decide_nothing(matmul):
-    """The rows are the first dim of the matrix, whatever the columns are cut into."""
+    """The rows are the first dim of the matrix, whatever the columns are sharded into."""
     x = matmul.operands[0]
     assert match_cuts(matmul, [(x, 0, (2, 1))], Mesh({"d": 8})) == [(x, [["d:(1)2"], None])]
     w = matmul.operands[1]

@@ -117,7 +117,7 @@ def test_other_devices(meshed):
 
 @pytest.mark.parametrize("ids", [np.broadcast_to(np.int64(0), (10**6, 10**6)), range(10**15)])
 def test_too_many_devices_are_not_listed(module, ids):
-    with pytest.raises(IrparError, match="devices; irpar cuts over 65,536 at most"):
+    with pytest.raises(IrparError, match="devices; irpar shards over 65,536 at most"):
         distribute_tensor(module, "x", ids, [Shard(0)])
 
 

@@ -1,4 +1,4 @@
-"""--shardings files: what is read, and that every mistake is told with its line."""
+"""--shardings files: what is read, and that every mistake is reported with its line."""
 
 import json
 
@@ -336,7 +336,7 @@ UNFITTING = [
     ("ops:\n  upp: {in: [[2, 1], [1, 2]]}\n", 'no op is called "upp"', "nearest names: up"),
     ("ops:\n  up: {in: [[2, 1]]}\n", "up has 2 operands, the entry has cuts for 1", "x f32[8, 64], h.0.w f32[64, 128]"),
     ("ops:\n  up: {in: [[2], [1, 2]]}\n", "the cuts [2] are for 1 dims, but x is f32[8, 64]", "s.yaml, line 3"),
-    ("ops:\n  up: {in: [[1, 2], [4, 1]]}\n", "dim 1 of x is cut into 2, dim 0 of h.0.w into 4", "s.yaml, line 3"),
+    ("ops:\n  up: {in: [[1, 2], [4, 1]]}\n", "dim 1 of x is sharded into 2, dim 0 of h.0.w into 4", "s.yaml, line 3"),
     ("ops:\n  up: {in: [[3, 1], [1, 1]]}\n", "no axes of the mesh dp=2,tp=2", "sub-axes"),
     ("tensors:\n  x: {placements: [Shard(2), Replicate()]}\n", "Shard(2) is out of range", "s.yaml, line 3"),
     ("tensors:\n  x: {placements: [Shard(0)]}\n", "there are 1 placements, the mesh dp=2,tp=2 has 2", "line 3"),

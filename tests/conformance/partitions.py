@@ -142,7 +142,7 @@ def _references(
 
 
 def _specs(feeds: dict[str, Any]) -> Iterator[tuple[str, list[str | None]]]:
-    """Every way to cut one dim of one input."""
+    """Every way to shard one dim of one input."""
     for name, array in feeds.items():
         if isinstance(array, np.ndarray):
             for dim, size in enumerate(array.shape):

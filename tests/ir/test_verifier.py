@@ -167,9 +167,12 @@ BROKEN_TEXTS = {
         local_text("%y = Op() : f32[3] of [10@tp]", ranks="[3]"),
         r"%y: is f32\[3\], but .* makes blocks of 1 in dim 0",
     ),
-    "cut without the whole": (local_text("%y = Op() : f32[8@tp]"), "is cut by .* but the shape of the whole is not"),
+    "cut without the whole": (
+        local_text("%y = Op() : f32[8@tp]"),
+        "is sharded by .* but the shape of the whole is not",
+    ),
     "a whole of another rank": (local_text("%y = Op() : f32[2, 2] of [8@tp]"), "which is no block of"),
-    "a whole that nothing cuts": (local_text("%y = Op() : f32[2] of [8]"), "but no sharding cuts it"),
+    "a whole that nothing shards": (local_text("%y = Op() : f32[2] of [8]"), "but no sharding shards it"),
     "AllSlice in a local graph": (
         local_text('%y = irpar.AllSlice(%x) {axes=["tp"], dim=0} : f32[2]', "(%x: f32[8]) -> ()"),
         "is in a local graph; localize turns it into plain ONNX operators",

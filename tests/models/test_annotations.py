@@ -10,7 +10,7 @@ from irpar.models import annotations, build
 from .variants import VARIANTS
 
 PAIRED = [("mlp", {}), ("gpt", {}), ("llama", {}), ("llama", {"preset": "gqa"}), ("bert", {}), ("vit", {}), ("t5", {})]
-"""Models in which every weight that is cut by columns feeds one that is cut by rows."""
+"""Models in which every weight that is sharded by columns feeds one that is sharded by rows."""
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_what_one_rank_holds_is_all_that_its_row_blocks_need(stem, run_model, ke
     cuts = cuts_of(stem)
     del cuts["input_ids"]
     head = next(name for node in model.graph.node if "logits" in node.output for name in node.input if name in cuts)
-    assert cuts.pop(head) == [None, ["tp"]], "the last weight is cut by vocabulary"
+    assert cuts.pop(head) == [None, ["tp"]], "the last weight is sharded by vocabulary"
     rows = [name for name, cut in cuts.items() if cut[0] and len(cut) == 2]
     assert len(rows) == 2 * 2, "one attention output and one feed-forward output per layer"
     for rank in (0, 3):

@@ -261,7 +261,7 @@ def test_uncut_constants_of_a_local_graph_are_refused() -> None:
     module = local_module()
     (w,) = module.graph.constants
     w.data = ArrayTensor(np.ones((64, 64), np.float32))
-    with pytest.raises(OnnxError, match=r"(?s)holds the whole tensor.*write the module as parts"):
+    with pytest.raises(OnnxError, match=r"(?s)holds the full tensor.*write the module as parts"):
         to_proto(module)
 
 

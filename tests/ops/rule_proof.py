@@ -112,11 +112,11 @@ class Sample:
 
     @cached_property
     def whole(self) -> list[Array]:
-        """The results over whole tensors."""
+        """The results over full tensors."""
         return self.whole_by(run)
 
     def whole_by(self, engine: "Engine") -> list[Array]:
-        """The results over whole tensors by one engine."""
+        """The results over full tensors by one engine."""
         graph = self.node.graph
         assert graph is not None
         return engine(graph, self.feeds(graph), self.opsets)
@@ -235,7 +235,7 @@ class Cut:
 
 
 def cut(rule: FactorRule, node: Node, factor: int, parts: int) -> Cut | None:
-    """A way to cut a factor into `parts`, or None where there is none, or where a block would be empty.
+    """A way to shard a factor into `parts`, or None where there is none, or where a block would be empty.
 
     A minor factor of a compound dim can only be cut when the ones before it are cut down to single indices; a factor of
     a compound dim must divide.
@@ -244,7 +244,7 @@ def cut(rule: FactorRule, node: Node, factor: int, parts: int) -> Cut | None:
 
 
 def cut_with_empty_block(rule: FactorRule, node: Node, factor: int) -> Cut | None:
-    """A way to cut a factor into as few parts as leave a device without elements, or None where it must divide."""
+    """A way to shard a factor into as few parts as leave a device without elements, or None where it must divide."""
     size = rule.sizes[factor]
     parts = next(parts for parts in itertools.count(2) if filled_blocks(size, parts) < parts)
     return _cut(rule, node, factor, parts)
@@ -287,7 +287,7 @@ def run_cut(sample: Sample, how: Cut, engine: Engine = run) -> list[Array]:
 
     Args:
         sample: the node.
-        how: it is cut.
+        how: it is sharded.
         engine: what runs the blocks: `run` or `run_kernels`.
 
     Raises:
@@ -359,7 +359,7 @@ def _block(array: Array, region: Sequence[tuple[int, int]]) -> Array:
 
 
 def _assemble(sharding: Sharding, shape: tuple[int, ...], blocks: Mapping[tuple[int, ...], Array]) -> Array:
-    """The whole result: blocks side by side, partial ones reduced, copies compared."""
+    """The full result: blocks side by side, partial ones reduced, copies compared."""
     reduction = REDUCTIONS[sharding.reduce]
     groups: dict[tuple[tuple[int, int], ...], dict[int, Array]] = {}
     for coords, block in blocks.items():
@@ -378,7 +378,7 @@ def _assemble(sharding: Sharding, shape: tuple[int, ...], blocks: Mapping[tuple[
 
 
 def same(sample: Sample, found: Sequence[Array], engine: Engine = run) -> bool:
-    """True where results agree with those of the engine over whole tensors."""
+    """True where results agree with those of the engine over full tensors."""
     whole = sample.whole if engine is run else sample.whole_by(engine)
     return all(close(a, b, sample.tolerance) for a, b in zip(found, whole, strict=True))
 

@@ -25,7 +25,7 @@ def test_negative_zeros_keep_their_sign(operator: str, dtype: str) -> None:
     part = irpar.partition(module, "p=4")
     kinds = {"float": np.float32, "float16": np.float16, "double": np.float64}
     given = {"w": np.full((12, 8), -0.0, kinds[dtype]), "i": np.full(shape, 3)}
-    assert part.plan.collectives, "the table is not cut"
+    assert part.plan.collectives, "the table is not sharded"
     found = part.run(given, engine="numpy")["y"]
     assert not found.any()
     assert np.signbit(found).all()

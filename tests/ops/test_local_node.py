@@ -1,4 +1,4 @@
-"""What stands for a node on a device without elements of what is cut."""
+"""What stands for a node on a device without elements of what is sharded."""
 
 from irpar.ir import Builder, DType, Graph, Node, TensorType, Value
 from irpar.ops.local_node import without_elements

@@ -1,4 +1,4 @@
-"""Shape and Size of what is cut are those of the whole, wherever they are asked."""
+"""Shape and Size of what is sharded are those of the whole, wherever they are asked."""
 
 from pathlib import Path
 

@@ -162,7 +162,7 @@ def _useless_bans(sample: Sample) -> set[Place]:
 
 
 def _useless_whole_dims(sample: Sample) -> set[Place]:
-    """Dims of operands without a factor that could be cut on their own."""
+    """Dims of operands without a factor that could be sharded on their own."""
     rule = factor_rule(sample.node)
     assert rule is not None
     found = set()

@@ -52,12 +52,12 @@ def test_more_than_a_device_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("specs", "mesh", "told"),
     [
-        ({"x": ["dp", None]}, "dp=8", "2 of 8 ranks hold no elements of any tensor that is cut"),
+        ({"x": ["dp", None]}, "dp=8", "2 of 8 ranks hold no elements of any tensor that is sharded"),
         ({"x": ["dp", None]}, "dp=2,tp=4", "6 of 8 ranks hold the same blocks as another, and do the same work"),
         (
             {"x": ["dp", None], "w": [None, "dp"], "y": [None, "dp"]},
             "dp=8",
-            "2 of 8 ranks hold no elements of x [6@dp, 64], which has fewer than there are ranks to cut it",
+            "2 of 8 ranks hold no elements of x [6@dp, 64], which has fewer than there are ranks to shard it",
         ),
     ],
 )

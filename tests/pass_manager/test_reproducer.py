@@ -43,7 +43,7 @@ def annotated(folder: Path) -> Module:
 
 
 def reasons(module: Module) -> list[tuple[object, object, object]]:
-    """What the plan says of each collective, and of what stays whole."""
+    """What the plan says of each collective, and of what stays replicated."""
     PassManager.parse(PROGRAM).run(module)
     plan = make_plan(module, module.mesh, parts_of(module, module.mesh), pipeline="", source={}, original={})
     return [(entry["kind"], entry["value"], entry["reason"]) for entry in plan.collectives] + [

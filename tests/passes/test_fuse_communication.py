@@ -117,7 +117,7 @@ def shapes_of(op: str, dims: int = 3) -> list[tuple[list[int], list[int]]]:
 )
 @pytest.mark.parametrize("engine", ["ort", "numpy"])
 def test_the_values_are_the_same(op: str, attributes: str, engine: str) -> None:
-    """Each rank has other numbers: what a rank holds is an input that is cut."""
+    """Each rank has other numbers: what a rank holds is an input that is sharded."""
     text = several(op, attributes, shapes_of(op)).replace("replicated", "")
     module, fused = read(text), read(text)
     run_pipeline("fuse-communication", fused)

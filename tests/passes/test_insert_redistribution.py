@@ -24,7 +24,7 @@ def test_row_parallel_matmul_is_reduced_before_the_bias() -> None:
           %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
           %b = constant : f32[64] replicated data("w.bin", 65536, 256)
           %p = MatMul(%a, %w) : f32[8@dp, 64] partial(sum: tp) from "/fc2/MatMul"
-          %p_1 = irpar.AllReduce(%p) {axes=["tp"], reduce="sum", id=0} : f32[8@dp, 64] for "/fc2/MatMul" as "p" doc "MatMul /fc2/MatMul sums over tp, which cuts %a and %w"
+          %p_1 = irpar.AllReduce(%p) {axes=["tp"], reduce="sum", id=0} : f32[8@dp, 64] for "/fc2/MatMul" as "p" doc "MatMul /fc2/MatMul sums over tp, which shards %a and %w"
           %y = Add(%p_1, %b) : f32[8@dp, 64]
         }
         """,
@@ -47,7 +47,7 @@ def test_a_partial_value_that_is_wanted_cut_is_reduce_scattered() -> None:
         graph @g(%a: f32[8, 256@tp]) -> (%y) opset 21 {
           %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
           %p = MatMul(%a, %w) : f32[8, 64] partial(sum: tp)
-          %p_1 = irpar.ReduceScatter(%p) {axes=["tp"], dim=0, reduce="sum", id=0} : f32[8@tp, 64] doc "MatMul of %p sums over tp, which cuts %a and %w"
+          %p_1 = irpar.ReduceScatter(%p) {axes=["tp"], dim=0, reduce="sum", id=0} : f32[8@tp, 64] doc "MatMul of %p sums over tp, which shards %a and %w"
           %y = Relu(%p_1) : f32[8@tp, 64]
         }
         """,
@@ -83,7 +83,7 @@ def test_maxima_are_reduced_by_max() -> None:
         graph @g(%x: f32[8@tp, 6]) -> (%y_1 as "y") opset 21 {
           %axes = constant : i64[1] replicated [0]
           %y = ReduceMax(%x, %axes) {keepdims=0} : f32[6] partial(max: tp)
-          %y_1 = irpar.AllReduce(%y) {axes=["tp"], reduce="max", id=0} : f32[6] replicated doc "ReduceMax of %y takes the maximum over tp, which cuts %x"
+          %y_1 = irpar.AllReduce(%y) {axes=["tp"], reduce="max", id=0} : f32[6] replicated doc "ReduceMax of %y takes the maximum over tp, which shards %x"
         }
         """,
     )
@@ -150,7 +150,7 @@ def test_what_comes_out_of_a_trip_is_brought_to_where_the_next_takes_it() -> Non
           %y = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8] replicated) -> (%d, %o_1 as "o") {
             %d = Identity(%c) : bool[] replicated
             %o = MatMul(%a, %w) : f32[4, 8@tp]
-            %o_1 = irpar.AllGather(%o) {axes=["tp"], dim=1, id=0} : f32[4, 8] replicated doc "Loop of %y takes it out of its body as [_, _] replicated, as it lies on the other side; %o lies as [_, @tp]"
+            %o_1 = irpar.AllGather(%o) {axes=["tp"], dim=1, id=0} : f32[4, 8] replicated doc "Loop of %y takes it out of its body as [_, _] replicated, as it lies on the other side; %o is sharded as [_, @tp]"
           }} : f32[4, 8] replicated
         }
         """,
@@ -266,5 +266,5 @@ def test_what_is_given_under_another_name_says_why_it_lies_so() -> None:
     assert [each.why for each in module.decisions["p"]] == ['annotated "p"']
     (given,) = [node.results[0].name for node in module.graph if node.op_type == "MatMul"]
     assert [(each.why, each.follows) for each in module.decisions[given]] == [
-        ("MatMul of %p_1 sums over x, which cuts %a", "a")
+        ("MatMul of %p_1 sums over x, which shards %a", "a")
     ]

@@ -23,8 +23,8 @@ def test_biases_and_reductions_run_once():
           %u_2 = Transpose(%w_2) {perm=[1, 0]} : f32[8, 8] of [16@dp, 16@tp]
           %p_1 = MatMul(%x, %u_1) : f32[2, 4] of [2, 8@tp] partial(sum: dp)
           %p_2 = MatMul(%x, %u_2) : f32[2, 8] of [2, 16@tp] partial(sum: dp)
-          %r_1 = irpar.AllReduce(%p_1) {axes=["dp"], reduce="sum", id=0} : f32[2, 4] of [2, 8@tp] doc "%u_1 is cut"
-          %r_2 = irpar.AllReduce(%p_2) {axes=["dp"], reduce="sum", id=1} : f32[2, 8] of [2, 16@tp] doc "%u_2 is cut"
+          %r_1 = irpar.AllReduce(%p_1) {axes=["dp"], reduce="sum", id=0} : f32[2, 4] of [2, 8@tp] doc "%u_1 is sharded"
+          %r_2 = irpar.AllReduce(%p_2) {axes=["dp"], reduce="sum", id=1} : f32[2, 8] of [2, 16@tp] doc "%u_2 is sharded"
           %a_1 = Add(%r_1, %b_1) : f32[2, 4] of [2, 8@tp]
           %a_2 = Add(%r_2, %b_2) : f32[2, 8] of [2, 16@tp]
           %s_1 = Mul(%two, %a_1) : f32[2, 4] of [2, 8@tp]
@@ -43,7 +43,7 @@ def test_biases_and_reductions_run_once():
           %sizes = constant : i64[2] [4, 8]
           %u_1 = Transpose(%w) {perm=[1, 0]} : f32[8, 12] of [16@dp, 24@tp]
           %p_1 = MatMul(%x, %u_1) : f32[2, 12] of [2, 24@tp] partial(sum: dp)
-          %r_1 = irpar.AllReduce(%p_1) {axes=["dp"], reduce="sum", id=0} : f32[2, 12] of [2, 24@tp] doc "%u_1 is cut"
+          %r_1 = irpar.AllReduce(%p_1) {axes=["dp"], reduce="sum", id=0} : f32[2, 12] of [2, 24@tp] doc "%u_1 is sharded"
           %a_1 = Add(%r_1, %b) : f32[2, 12] of [2, 24@tp]
           %s_1_joined = Mul(%two, %a_1) : f32[2, 12] of [2, 24@tp]
           %s_1, %s_2 = Split(%s_1_joined, %sizes) {axis=1} : f32[2, 4] of [2, 8@tp], f32[2, 8] of [2, 16@tp]
@@ -103,7 +103,7 @@ APART = {
     "products of other operands": {"other": "%z"},
     "blocks of another tensor": {"file": "v.bin"},
     "blocks that overlap": {"region": "[0:8, 3:7]"},
-    "one is cut, one is not": {"second": WHOLE, "result": "f32[4, 4] of [4, 4]"},
+    "one is sharded, one is not": {"second": WHOLE, "result": "f32[4, 4] of [4, 4]"},
 }
 
 

@@ -246,7 +246,7 @@ def test_bodies_become_local() -> None:
           %n = constant : i64[] replicated 3
           %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] replicated, %c: bool[] replicated, %a: f32[4, 8@tp]) -> (%d, %o, %r) {
             %d = Identity(%c) : bool[] replicated
-            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a lies as [_, @tp]"
+            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a is sharded as [_, @tp]"
             %o = MatMul(%a_1, %w) : f32[4, 8@tp]
             %r = Relu(%o) : f32[4, 8@tp]
           }} : f32[4, 8@tp], f32[3, 4, 8@tp]
@@ -258,7 +258,7 @@ def test_bodies_become_local() -> None:
           %n = constant : i64[] of [] replicated 3
           %y, %ys = Loop(%n, _, %x) {body=graph @b(%i: i64[] of [] replicated, %c: bool[] of [] replicated, %a: f32[4, 4] of [4, 8@tp]) -> (%d, %o, %r) {
             %d = Identity(%c) : bool[] of [] replicated
-            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] of [4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a lies as [_, @tp]"
+            %a_1 = irpar.AllGather(%a) {axes=["tp"], dim=1, id=0} : f32[4, 8] of [4, 8] replicated doc "MatMul of %o needs it as [_, _] replicated: it reads %w as [_, @tp]; %a is sharded as [_, @tp]"
             %o = MatMul(%a_1, %w) : f32[4, 4] of [4, 8@tp]
             %r = Relu(%o) : f32[4, 4] of [4, 8@tp]
           }} : f32[4, 4] of [4, 8@tp], f32[3, 4, 4] of [3, 4, 8@tp]
@@ -321,7 +321,7 @@ def test_a_local_program_works_along_a_dim_that_is_cut() -> None:
           %number_1 = constant : f32[] 1.0
           %v_1 = Abs(%x) : f32[8, 32]
           %v_2 = ReduceSum(%v_1, %numbers) {keepdims=1} : f32[8, 1] of [8, 1] partial(sum: tp)
-          %v_3 = irpar.AllReduce(%v_2) {reduce="sum", axes=["tp"], id=0} : f32[8, 1] of [8, 1] replicated doc "LpNormalization of %y works along tp, which cuts %x"
+          %v_3 = irpar.AllReduce(%v_2) {reduce="sum", axes=["tp"], id=0} : f32[8, 1] of [8, 1] replicated doc "LpNormalization of %y works along tp, which shards %x"
           %v_4 = Equal(%v_3, %number) : bool[8, 1]
           %v_5 = Where(%v_4, %number_1, %v_3) : f32[8, 1]
           %y = Div(%x, %v_5) : f32[8, 32] of [8, 64@tp]

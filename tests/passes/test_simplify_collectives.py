@@ -705,7 +705,7 @@ def test_readers_that_differ_only_in_an_axis_of_one_device_read_one_value() -> N
 
 
 def test_moves_before_and_behind_an_annotated_value_are_planned_apart() -> None:
-    """Its readers want it as it lies, and in two other ways."""
+    """Its readers want it as it is sharded, and in two other ways."""
     text = """graph @g(%a: f32[8, 16@x], %b: f32[16@x, 4@y]) -> (%y, %z, %v) opset 21 {
   %p = MatMul(%a, %b) : f32[8, 4@y]
   %y = Relu(%p) : f32[8@x, 4]

@@ -1,4 +1,4 @@
-"""State through the passes: what replaces it is brought to how it lies, as at the end of a loop."""
+"""State through the passes: what replaces it is brought to how it is sharded, as at the end of a loop."""
 
 import irpar
 from irpar.ir import parse_module
@@ -22,11 +22,11 @@ def test_a_parameter_that_is_cut_is_gathered_and_its_change_scattered(check_gold
         """
         mesh @m = ["dp"=2]
         graph local @step(%x: f32[4, 4] of [8@dp, 4], state parameter %w: f32[2, 4] of [4@dp, 4]) -> (%y, %w_1 replaces %w) opset 21 ranks [0, 1] {
-          %w_2 = irpar.AllGather(%w) {axes=["dp"], dim=0, id=0} : f32[4, 4] of [4, 4] replicated doc "MatMul of %y needs it as [_, _] replicated: it reads %x as [@dp, _]; %w lies as [@dp, _]"
+          %w_2 = irpar.AllGather(%w) {axes=["dp"], dim=0, id=0} : f32[4, 4] of [4, 4] replicated doc "MatMul of %y needs it as [_, _] replicated: it reads %x as [@dp, _]; %w is sharded as [@dp, _]"
           %y = MatMul(%x, %w_2) : f32[4, 4] of [8@dp, 4]
           %t = Transpose(%x) : f32[4, 4] of [4, 8@dp]
           %g = MatMul(%t, %y) : f32[4, 4] of [4, 4] partial(sum: dp)
-          %g_1 = irpar.ReduceScatter(%g) {axes=["dp"], dim=0, reduce="sum", id=1} : f32[2, 4] of [4@dp, 4] doc "MatMul of %g sums over dp, which cuts %t (follows %x through Transpose of %t) and %y (follows %x through MatMul of %y)"
+          %g_1 = irpar.ReduceScatter(%g) {axes=["dp"], dim=0, reduce="sum", id=1} : f32[2, 4] of [4@dp, 4] doc "MatMul of %g sums over dp, which shards %t (follows %x through Transpose of %t) and %y (follows %x through MatMul of %y)"
           %w_1 = Sub(%w, %g_1) : f32[2, 4] of [4@dp, 4]
         }
         """,
@@ -43,7 +43,7 @@ def test_a_parameter_on_all_ranks_is_changed_alike(check_golden):
           %y = MatMul(%x, %w) : f32[4, 4] of [8@dp, 4]
           %t = Transpose(%x) : f32[4, 4] of [4, 8@dp]
           %g = MatMul(%t, %y) : f32[4, 4] of [4, 4] partial(sum: dp)
-          %g_1 = irpar.AllReduce(%g) {axes=["dp"], reduce="sum", id=0} : f32[4, 4] of [4, 4] replicated doc "MatMul of %g sums over dp, which cuts %t (follows %x through Transpose of %t) and %y (follows %x through MatMul of %y)"
+          %g_1 = irpar.AllReduce(%g) {axes=["dp"], reduce="sum", id=0} : f32[4, 4] of [4, 4] replicated doc "MatMul of %g sums over dp, which shards %t (follows %x through Transpose of %t) and %y (follows %x through MatMul of %y)"
           %w_1 = Sub(%w, %g_1) : f32[4, 4] of [4, 4] replicated
         }
         """,

@@ -1,4 +1,4 @@
-"""Scattering and gathering whole tensors."""
+"""Scattering and gathering full tensors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Blocks: ceil-sized, the last ones short or empty, together the whole tensor."""
+"""Blocks: ceil-sized, the last ones short or empty, together the full tensor."""
 
 import numpy as np
 import pytest

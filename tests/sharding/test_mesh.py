@@ -141,7 +141,7 @@ def test_atoms() -> None:
     "axes", [{"tp": 999_999_999}, {"tp": 65_537}, {f"a{number}": 2 for number in range(40)}, {"tp": 10**5000}]
 )
 def test_a_mesh_of_too_many_devices(axes):
-    with pytest.raises(ShardingError, match=r"devices; irpar cuts over 65,536 at most"):
+    with pytest.raises(ShardingError, match=r"devices; irpar shards over 65,536 at most"):
         Mesh(axes)
 
 

@@ -60,7 +60,7 @@ class Terminal(io.StringIO):
 
 
 def report(monkeypatch, stream, seconds, is_shown=True):
-    """What is printed when a pass and the writing of weights are told, `seconds` after the start."""
+    """What is printed when a pass and the writing of weights are reported, `seconds` after the start."""
     now = [0.0]
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -148,6 +148,6 @@ def test_commands_are_printed_so_that_they_can_be_pasted(capsys, tmp_path, monke
 
 def test_long_names_lose_their_middle() -> None:
     name = "/model/encoder/layers.11/self_attention/query_projection/MatMul_output_0_quantized"
-    short = shortened(f"{name} needs it whole")
-    assert short == f"{name[:19]}…{name[-28:]} needs it whole"
+    short = shortened(f"{name} needs it in full")
+    assert short == f"{name[:19]}…{name[-28:]} needs it in full"
     assert shortened("w of MatMul") == "w of MatMul"

@@ -1,4 +1,4 @@
-"""A rule that is planted wrong is told, whatever family of operators it is of."""
+"""A rule that is planted wrong is reported, whatever family of operators it is of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -83,7 +83,7 @@ def test_functions_that_bodies_and_functions_call(tmp_path: Path) -> None:
     assert [set(body.results) for body in found.bodies][2:] == [set(names)] * 2
     x = np.ones((4, 8), np.float32)
     given = [{"x": x, "p": np.array(p), "q": np.array(q)} for p, q in ((True, True), (False, False))]
-    # F is called by G too. A branch that only calls a function is told as others are.
+    # F is called by G too. A branch that only calls a function is reported as others are.
     assert found.counts(given) == [(1, 0, 2, 0), (0, 1, 0, 2)]
     verified = made.verify()
     assert (verified.result, len(verified.bodies)) == ("equal", 4)

@@ -17,7 +17,7 @@ class Completions:
 
     Args:
         source: the model, normalised, over no mesh yet; it stays as it is.
-        mesh: that it is cut over.
+        mesh: that it is sharded over.
     """
 
     def __init__(self, source: Module, mesh: Mesh) -> None:

@@ -1,4 +1,4 @@
-"""Dims that lie alike: what the factor rules of a graph link, and what it costs to cut all of it over some axes.
+"""Dims that lie alike: what the factor rules of a graph link, and what it costs to shard all of it over some axes.
 
 x : [b, s, d]   h = MatMul(x, w1 : [d, f])   a = Relu(h)   y = MatMul(a, w2 : [f, d])
 classes         {x.0, h.0, a.0, y.0}  {x.1, h.1, a.1, y.1}  {x.2, w1.0}  {w1.1, h.2, a.2, w2.0}  {w2.1, y.2}
@@ -63,7 +63,7 @@ class CutClass:
         gathered: values that lie in parts, but are needed whole by some reader.
         gathered_bytes, summed_bytes: what a device sends for these, and for the partial sums of the REDUCE factors.
         sums_weights: whether some node sums products with a constant over it.
-        twice: a value of which two dims are in it, so that it cannot be cut.
+        twice: a value of which two dims are in it, so that it cannot be sharded.
     """
 
     number: int
@@ -154,7 +154,7 @@ class CutClasses:
         self.flow = flow or Flow(graph, mesh)
         self.cuts: dict[Node, list[Cut]] = {}
         self.fitting: dict[Place, int] = {}
-        """Dims that all axes together cannot cut, and how many parts they could be cut into."""
+        """Dims that all axes together cannot cut, and how many parts they could be sharded into."""
         self._first: dict[Value, int] = {}
         self._dims: list[Place] = []
         self._parent: list[int] = []
@@ -165,7 +165,7 @@ class CutClasses:
         self.apart: set[Value] = set()
         self._apart = dict(self._taken_apart())
         for node in self.flow.nodes:
-            if not node.is_return:  # What a body gives lies as its holder does.
+            if not node.is_return:  # What a body gives is sharded as its holder does.
                 self._visit(node)
         self.classes = self._collect()
 
@@ -256,7 +256,7 @@ class CutClasses:
             ]
             if not known:
                 continue
-            if any(index for _, index in known):  # Inside a larger factor: cut only where that one is cut to 1.
+            if any(index for _, index in known):  # Inside a larger factor: cut only where that one is sharded to 1.
                 continue
             places = tuple(place for place, _ in known)
             if view.fills(factor, self.axes):
@@ -265,7 +265,7 @@ class CutClasses:
                 self.fitting.update(dict.fromkeys(places, math.gcd(size, self.parts)))
 
     def _is_silent(self, view: RuleView) -> bool:
-        """Whether the local program of a node sends nothing, so that what it works along is cut as what passes."""
+        """Whether the local program of a node sends nothing, so that what it works along is sharded as what passes."""
         if view.program is None:
             return False
         blocks = [None if value is None else value.shape for value in view.node.operands]
@@ -340,7 +340,7 @@ class CutClasses:
     # -- questions ----------------------------------------------------------------------------------------------
 
     def class_of(self, value: Value, dim: int) -> CutClass | None:
-        """The class of a dim; None where nothing could cut it."""
+        """The class of a dim; None where nothing could shard it."""
         first = self._first.get(value)
         return None if first is None else self.classes.get(self._root(first + dim))
 
@@ -350,12 +350,12 @@ class CutClasses:
         return None if first is None else self._needed.get(first + dim)
 
     def parts_that_fit(self, value: Value) -> int:
-        """Into how many parts a dim could be cut that all axes together cannot cut; 1 where there is none."""
+        """Into how many parts a dim could be sharded that all axes together cannot cut; 1 where there is none."""
         return max((self.fitting.get((value, dim), 1) for dim in range(len(value.shape))), default=1)
 
     def conflicts(self, numbers: Iterable[int]) -> dict[int, dict[int, Value]]:
         """For each of these classes the others that hold another dim of one tensor, and such a tensor: no tensor can
-        be cut twice by one axis."""
+        be sharded twice by one axis."""
         wanted = set(numbers)
         found: dict[int, dict[int, Value]] = {number: {} for number in numbers}
         for value in self._first:
@@ -378,7 +378,7 @@ class CutClasses:
                 yield place
 
     def shares_of(self, chosen: Mapping[int, CutClass]) -> Shares:
-        """What one device has when these classes are cut."""
+        """What one device has when these classes are sharded."""
         shares = Shares()
         shares.values.update(self.shares.values)
         shares.nodes.update(self.shares.nodes)
@@ -391,5 +391,5 @@ class CutClasses:
 
 
 def is_shared_vector(value: Value) -> bool:
-    """True for a list of numbers that several nodes read: each may have a copy that lies as it needs it."""
+    """True for a list of numbers that several nodes read: each may have a copy that is sharded as it needs it."""
     return value.is_constant and len(value.uses) > 1 and value.is_static and len(value.shape) < 2

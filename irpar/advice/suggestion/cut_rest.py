@@ -16,7 +16,7 @@ class SingleCut:
 
     Attributes:
         node: the node.
-        weight: the constant, and the dim of it that is cut.
+        weight: the constant, and the dim of it that is sharded.
         kept_whole: what else would come to lie in parts: what is made of its results alone, or the operand that it
             sums over.
         gain: what it is worth.
@@ -35,7 +35,7 @@ def single_cuts(
 
     Args:
         classes: of the graph.
-        chosen: the classes that are cut.
+        chosen: the classes that are sharded.
         may_cut: whether a constant can be annotated.
     """
     taken = {value for value, _ in classes.cut_places(chosen)}

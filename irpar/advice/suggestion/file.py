@@ -69,7 +69,7 @@ def as_yaml(mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], 
     axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.axes.items())
     head = [
         f"# Suggested by `irpar inspect {_comment(model)} --suggest {mesh}`: a start, to be changed as you like.",
-        "# Per dim the axes that cut it, null: not cut. What is not named follows.",
+        "# Per dim the axes that cut it, null: not sharded. What is not named follows.",
         f"mesh: {{{axes}}}",
         "tensors:" if lines else "tensors: {}",
     ]

@@ -24,7 +24,7 @@ class TensorGroup:
         names: all of them, in order.
         dtype, shape: of each.
         bytes: of all.
-        spec: how each is cut.
+        spec: how each is sharded.
         reason: why, or why not.
         use: what computes with them, where their names do not tell; else empty.
     """
@@ -61,10 +61,10 @@ class Groups:
     def made(
         self, shardings: Mapping[str, Spec], annotated: Mapping[str, Spec], places: Mapping[str, int]
     ) -> tuple[list[TensorGroup], list[TensorGroup]]:
-        """Those that are cut, in order, and those that stay whole, most bytes first.
+        """Those that are sharded, in order, and those that stay replicated, most bytes first.
 
         Args:
-            shardings: name to how the tensor lies in the end.
+            shardings: name to how the tensor is sharded in the end.
             annotated: name to how the suggestion annotates it.
             places: name to where in the model it is first used.
         """
@@ -108,7 +108,7 @@ class Groups:
 
         Args:
             lines: of the file.
-            groups: of tensors that are cut in the end; other lines keep one whole, or cut one that ends up whole.
+            groups: of tensors that are sharded in the end; other lines keep one whole, or cut one that ends up whole.
         """
         group_of = {name: group for group in groups for name in (group.pattern, *group.names)}
         values = {value.source_name: value for value in self.constants}
@@ -127,22 +127,22 @@ class Groups:
 
 
 def _why_annotated(spec: Spec, group: TensorGroup | None = None) -> str:
-    """Why a tensor is annotated that lies otherwise in the end; "" where the annotation cuts nothing.
+    """Why a tensor is annotated that is sharded otherwise in the end; "" where the annotation shards nothing.
 
     Args:
         spec: the annotation.
-        group: how it lies in the end; None: whole.
+        group: how it is sharded in the end; None: whole.
     """
     if not any(spec):
         return ""
-    start = f"{_cut_dims(spec)} is cut, so that its readers can run in parts"
+    start = f"{_cut_dims(spec)} is sharded, so that its readers can run in parts"
     if group is None:
-        return f"{start}; small enough that each rank then holds it whole"
+        return f"{start}; small enough that each rank then holds it in full"
     return f"{start}; each rank then holds what they read, cut in {_cut_dims(group.spec)}: {group.reason}"
 
 
 def _keeps(spec: Spec, annotated: Spec) -> bool:
-    """Whether a tensor is cut as it was annotated, and perhaps further."""
+    """Whether a tensor is sharded as it was annotated, and perhaps further."""
     return any(annotated) and all(
         (axes or ())[: len(said)] == said for axes, said in zip(spec, (said or () for said in annotated), strict=True)
     )

@@ -53,7 +53,7 @@ class Suggestion:
 
     Attributes:
         mesh: the mesh that it is for.
-        tensors: name to sharding of all that is annotated: inputs, weights, and values that are kept whole.
+        tensors: name to sharding of all that is annotated: inputs, weights, and values that are kept replicated.
         lines: the same as a --shardings file says it, with globs where they mean exactly that.
         comments: the reasons of lines that have one.
         cut: inputs and weights that lie in parts, completion's own decisions included.

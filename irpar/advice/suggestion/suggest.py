@@ -1,8 +1,8 @@
-"""Which tensors to cut over a mesh, for people who have annotated nothing: what `irpar inspect --suggest` does.
+"""Which tensors to shard over a mesh, for people who have annotated nothing: what `irpar inspect --suggest` does.
 
 Axes named dp, data or batch (a number may follow) cut the batch of the inputs; all others cut weights, as Megatron-LM
 does (Shoeybi et al., 2019). Nothing is known of any model: the factor rules link dims that must lie alike, and of these
-classes those are cut that together save most, in FLOPs and weights against sent bytes.
+classes those are sharded that together save most, in FLOPs and weights against sent bytes.
 """
 
 import re
@@ -122,7 +122,7 @@ class _Suggester:
         chosen = self._with_others(able, {number: able[number] for number in sorted(numbers)}, axes)
         if not chosen:
             cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
-            self.notes.append(f"{cut} cuts nothing: {why_no_batch(classes)}")
+            self.notes.append(f"{cut} shards nothing: {why_no_batch(classes)}")
         return self._of_inputs(chosen, axes), classes.shares_of(chosen)
 
     def _of_inputs(self, chosen: Mapping[int, CutClass], axes: tuple[Axis, ...]) -> dict[str, Spec]:
@@ -264,7 +264,7 @@ class _Suggester:
     def _fewest(self, best: Estimate) -> Variant:
         """What the fewest entries come to that come to as much, in order of the model.
 
-        Which entries are needed is looked up by estimates; what is told is what `irpar partition` comes to.
+        Which entries are needed is looked up by estimates; what is reported is what `irpar partition` comes to.
 
         Args:
             best: with all entries.
@@ -301,7 +301,7 @@ class _Suggester:
         return found if found.prediction.figures.is_as_good(whole.prediction.figures) else whole
 
     def _saved(self, values: Sequence[Value], spec: Spec) -> float:
-        """What it saves to cut a tensor so, and all that lies alike."""
+        """What it saves to shard a tensor so, and all that lies alike."""
         held = (
             known.class_of(value, dim)
             for known in self.classes
@@ -337,12 +337,12 @@ class _Suggester:
         return min(self.places.get(name, len(self.places)) for name in names)
 
     def _tell_undivided(self, variant: Variant, words: CutWords | None) -> None:
-        """Say where a rank computes much more than its part, and where nothing was cut."""
+        """Say where a rank computes much more than its part, and where nothing was sharded."""
         used = {Axis.parse(axis).name for spec in variant.shardings.values() for axes in spec for axis in axes or ()}
         if words is None:
-            self.notes.append("every rank holds the weights whole: no axis is given that cuts them, such as tp=2")
+            self.notes.append("every rank holds the weights in full: no axis is given that shards them, such as tp=2")
         elif used.isdisjoint(axis.name for axis in words.axes):
-            self.notes.append(f"{words.said} cuts nothing: no weight is worth it, for the reasons above")
+            self.notes.append(f"{words.said} shards nothing: no weight is worth it, for the reasons above")
         for operator, flops in flops_by_operator(self.graph).items():
             own = variant.flops.get(operator, 0)
             if own - flops / self.mesh.size >= _LEAST_TOLD * variant.prediction.flops_per_rank:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_suggestion(console: "Console", found: "Suggestion", rows: int | None, model: str) -> None:
-    """What is cut, what stays whole, and what it costs; tables have at most `rows` lines."""
+    """What is sharded, what stays replicated, and what it costs; tables have at most `rows` lines."""
     console.print(
         Text(f"{model} over {found.mesh}: {count_text(found.mesh.size, 'rank')}", style="bold"), soft_wrap=True
     )
@@ -30,7 +30,7 @@ def print_suggestion(console: "Console", found: "Suggestion", rows: int | None, 
 def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:
     if not groups:
         return
-    made = table("cut", "tensors", "lies as", "why", right=("tensors",))
+    made = table("cut", "tensors", "is sharded as", "why", right=("tensors",))
     for group in groups[:rows]:
         made.add_row(_labelled(group), f"{len(group.names):,}", _lies(group), shortened(group.reason))
     print_rows(console, made, len(groups), rows)

@@ -74,7 +74,7 @@ class Trials:
 
     Args:
         module: the model, without annotations.
-        mesh: that it is cut over.
+        mesh: that it is sharded over.
         progress: is told of each pass.
 
     Attributes:
@@ -210,7 +210,7 @@ class Trials:
 
 
 def _held(value: Value, placements: Mapping[Node, Placement], is_said: bool) -> frozenset[Sharding]:
-    """How ranks hold an input or constant: as was said, or as its readers need it; once where one needs it whole."""
+    """How ranks hold an input or constant: as was said, or as its readers need it; once where one needs it in full."""
     if value.sharding is None or not value.has_uses:
         return frozenset()
     if is_said:

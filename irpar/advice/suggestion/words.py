@@ -1,4 +1,4 @@
-"""Why a weight is cut, and why another is not, in words."""
+"""Why a weight is sharded, and why another is not, in words."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from .unknown_shapes import shape_lost_at
 _MOST_STEPS = 8
 """Nodes that are followed from a weight to where its columns become heads."""
 _Beside = tuple[Value, int | None, int]
-"""A tensor that is cut, the dim of it that would be cut otherwise, and the dim that is."""
+"""A tensor that is sharded, the dim of it that would be sharded otherwise, and the dim that is."""
 
 
 class CutWords:
@@ -25,7 +25,7 @@ class CutWords:
 
     Args:
         classes: of the graph.
-        chosen: those that are cut.
+        chosen: those that are sharded.
         axes: the axes that cut them.
         readings: what the partition does with the weights.
     """
@@ -63,10 +63,10 @@ class CutWords:
                 found[number] = [self._order.get(value, 0) for value, _, _ in beside], beside
         return found
 
-    # -- why it is cut ------------------------------------------------------------------------------------------
+    # -- why it is sharded ------------------------------------------------------------------------------------------
 
     def why_cut(self, value: Value, dim: int) -> str:
-        """Why a constant is cut in a dim, by what its readers do with it."""
+        """Why a constant is sharded in a dim, by what its readers do with it."""
         found = list(dict.fromkeys(self._use(cut, value, dim) for cut in self._cuts(value, dim)))
         return "; ".join(found) or "its readers need a block of it"
 
@@ -134,7 +134,7 @@ class CutWords:
     # -- why it is not ------------------------------------------------------------------------------------------
 
     def why_whole(self, value: Value) -> str:
-        """Why a constant stays whole: the reason of the dim that comes closest to being cut."""
+        """Why a constant stays replicated: the reason of the dim that comes closest to being sharded."""
         if is_shared_vector(value):
             return "several nodes read it, and it is small"
         if not value.uses:
@@ -156,7 +156,7 @@ class CutWords:
             return 4, f"goes with dim {place} of the input {name}"
         if held.twice is not None:
             where_twice = glob_of(held.twice.source or held.twice.name)
-            return 3, f"cutting it would cut two dims of {where_twice} at once"
+            return 3, f"cutting it would shard two dims of {where_twice} at once"
         if held.gain <= 0:
             return 1, f"cutting dim {dim} would send {bytes_text(held.sent_bytes)} in every step, {_saved(held)}"
         if held.number not in self._beside:
@@ -165,24 +165,24 @@ class CutWords:
         return 2, self._conflict(value, held.number)
 
     def _conflict(self, value: Value, number: int) -> str:
-        """What of a class is cut already: the tensor that is used last before the value."""
+        """What of a class is sharded already: the tensor that is used last before the value."""
         places, tensors = self._beside[number]
         place = bisect_right(places, self._order.get(value, 0))
         other, dim, cut = tensors[max(place - 1, 0)]
         name = glob_of(other.source_name)
         if other is value:
-            return f"dim {cut} is cut"
+            return f"dim {cut} is sharded"
         if dim is None:
-            return f"goes with {name}, which is cut in dim {cut}"
-        return f"goes with dim {dim} of {name}, which is cut in dim {cut}"
+            return f"goes with {name}, which is sharded in dim {cut}"
+        return f"goes with dim {dim} of {name}, which is sharded in dim {cut}"
 
     def _needed(self, value: Value, dim: int) -> str:
         node = self.classes.needed_by(value, dim)
-        return "its readers need it whole" if node is None else _need(node)
+        return "its readers need it in full" if node is None else _need(node)
 
 
 def why_no_batch(classes: CutClasses) -> str:
-    """Why no dim of the inputs is cut as a batch, by what comes closest to it."""
+    """Why no dim of the inputs is sharded as a batch, by what comes closest to it."""
     inputs = classes.graph.inputs
     if not inputs:
         return "the model has no inputs"
@@ -207,7 +207,7 @@ def _why_no_batch(classes: CutClasses, value: Value, dim: int) -> tuple[int, str
         node = classes.needed_by(value, dim)
         return 4, f"dim {dim} of {value.name}: " + ("nothing reads it" if node is None else _need(node))
     if held.twice is not None:
-        return 3, f"{cut} would cut two dims of {glob_of(held.twice.source or held.twice.name)} at once"
+        return 3, f"{cut} would shard two dims of {glob_of(held.twice.source or held.twice.name)} at once"
     if held.sums_weights:
         return 2, f"the products with weights sum over dim {dim} of {value.name}"
     needed = next((node for other in held.gathered if (node := _reader(classes, other, held))), None)
@@ -224,7 +224,7 @@ def _reader(classes: CutClasses, value: Value, held: CutClass) -> Node | None:
 def _need(node: Node) -> str:
     """That a node needs a tensor whole; or where the shapes are lost, without which it has no rule."""
     lost = shape_lost_at(node)
-    return f"{node.operator} needs it whole" if lost is None else f"shape unknown behind {glob_of(where(lost))}"
+    return f"{node.operator} needs it in full" if lost is None else f"shape unknown behind {glob_of(where(lost))}"
 
 
 def _saved(held: CutClass) -> str:

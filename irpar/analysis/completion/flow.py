@@ -183,13 +183,13 @@ class Flow:
         return () if view is None else (view,)
 
     def rule(self, node: Node) -> RuleView | None:
-        """The rule of a node beside its shapes, made once; None where it must run whole."""
+        """The rule of a node beside its shapes, made once; None where it must run replicated."""
         if node not in self._rules:
             self._rules[node] = rule_view(node, self.mesh)
         return self._rules[node]
 
     def _view(self, node: Node, tie: Tie) -> RuleView | None:
-        """The rule by which all sides of a tie are cut alike; None where they must be whole."""
+        """The rule by which all sides of a tie are sharded alike; None where they must be whole."""
         outer = [value for value in self._outer(node, tie) if value is not None]
         inner = [*tie.inputs, *(body.outputs[index] for body, index in tie.outputs)]
         if not all(value.is_static for value in (*outer, *inner)):
@@ -221,7 +221,7 @@ class Flow:
     def place(self, node: Node, is_pinned: Callable[[Value], bool], network: Network) -> Placement:
         """How a node runs, given the completed shardings; what passes a boundary lies alike on both sides of it.
 
-        See `Situation.choose`. Among values that lie as they did before it is known.
+        See `Situation.choose`. Among values that are sharded as they did before it is known.
         """
         if node in self.ties:
             return self._holder_placement(node)
@@ -330,7 +330,7 @@ def completed_flow(module: Module, name: str) -> Flow:
 
 
 def _with_dim(dims: Sequence[tuple[T, ...]], dim: int | None) -> tuple[tuple[T, ...], ...]:
-    """Dims with one that nothing cuts put in."""
+    """Dims with one that nothing shards put in."""
     if dim is None:
         return tuple(dims)
     place = dim + len(dims) + 1 if dim < 0 else dim

@@ -48,7 +48,7 @@ def _not_as_said(flow: Flow, node: Node, placement: Placement) -> IrparError:
         f"{node.title} cannot run {strategy.annotation.said}",
         where=strategy.annotation.where,
         notes=tuple(notes),
-        do='cut what it can be cut along, or annotate its tensors under "tensors", where they may be moved for it',
+        do='cut what it can be sharded along, or annotate its tensors under "tensors", where they may be moved for it',
     )
 
 
@@ -73,7 +73,7 @@ def captured(node: Node) -> list[tuple[Value, Use]]:
 
 
 def captured_whole(flow: Flow, node: Node) -> list[tuple[Value, Use]]:
-    """What a node reads inside bodies that run whole."""
+    """What a node reads inside bodies that run replicated."""
     return [] if node in flow.ties or not node.attributes else captured(node)
 
 
@@ -115,7 +115,7 @@ def cost_of_moves(flow: Flow, network: Network, is_pinned: Callable[[Value], boo
     Args:
         flow: every tensor has a sharding.
         network: what communication costs.
-        is_pinned: whether someone said how a value lies.
+        is_pinned: whether someone said how a value is sharded.
         held: names of values that are brought to how they were annotated before anybody reads them.
     """
     return cost_of_placements(flow, placements_of(flow, network), network, is_pinned, held)

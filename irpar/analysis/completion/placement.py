@@ -73,7 +73,7 @@ class Placement:
     Attributes:
         operands: the sharding that each operand must have; None for left-out operands and for values without one.
         results: the sharding that each result then has, partial axes included; None where it is not a tensor.
-        rule: the rule that it follows; None: the node runs whole on every device.
+        rule: the rule that it follows; None: the node runs replicated on every device.
         factors: what cuts each factor of the rule.
         carried: operands that it takes as partial values.
         is_boundary: it holds bodies, or ends one: its values are whole, or lie as on the other side of the boundary.
@@ -117,14 +117,14 @@ class _Alike:
     """What holds for all nodes of one rule, shapes and factors of a local program; layers that are alike ask once.
 
     Attributes:
-        must_divide: per factor, whether it may be cut evenly only.
+        must_divide: per factor, whether it may be sharded evenly only.
         least: per factor the smallest dim that it stands for.
         moves: (from, to): what cuts the one may cut the other instead, after an all-to-all: those that the rule names,
             and from factors that are needed whole to those beside them that pass.
         projections: by (tensor, dim axes): factor axes.
         assembled: by (tensor, factor axes): dim axes.
         placements: by (factor axes, what is carried).
-        agreements: by the dim axes of all values: how a node runs that takes them as they lie.
+        agreements: by the dim axes of all values: how a node runs that takes them as they are sharded.
         suggestions: by the dim axes of all values: what they suggest for each factor.
         joined: by several dim axes of each value: the factor axes that one or two of them suggest.
     """
@@ -170,7 +170,7 @@ class RuleView:
 
     Args:
         node: the node.
-        rule: how it may be cut.
+        rule: how it may be sharded.
         mesh: the mesh.
         values: what the rule is about, where these are not all operands and results.
 
@@ -194,7 +194,7 @@ class RuleView:
         self.moves = self._alike.moves
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
-        """The longest major part of `axes` that may cut a factor.
+        """The longest major part of `axes` that may shard a factor.
 
         Evenly where it must; into blocks of which the last are empty where the rule accepts these. One element has
         nothing to divide.
@@ -211,14 +211,14 @@ class RuleView:
         return ()
 
     def _takes(self, factor: int, parts: int) -> bool:
-        """Whether a factor may be cut in blocks of several sizes."""
+        """Whether a factor may be sharded in blocks of several sizes."""
         size = self.rule.sizes[factor]
         if filled_blocks(size, parts) == parts:
             return True
         return size > 1 and self.rule.accepts_empty[factor]
 
     def fills(self, factor: int, axes: Axes) -> bool:
-        """Whether `axes` may cut a factor so that every device gets elements of it."""
+        """Whether `axes` may shard a factor so that every device gets elements of it."""
         parts = self.mesh.group_size(axes)
         return self.fitting(factor, axes) == axes and filled_blocks(self.rule.sizes[factor], parts) == parts
 
@@ -271,7 +271,7 @@ class RuleView:
 
     def assemble(self, tensor: int, factors: Sequence[Axes]) -> tuple[Axes, ...] | None:
         """The dim axes of a tensor under factor axes; None where they cannot be said: a minor factor of a dim may be
-        cut only where the ones before it are cut down to 1."""
+        cut only where the ones before it are sharded down to 1."""
         key = tensor, tuple(factors)
         known = self._alike.assembled
         if key not in known:
@@ -431,7 +431,7 @@ class RuleView:
         yield tuple(() for _ in self.rule.sizes)
 
     def agreed(self, known: tuple[tuple[Axes, ...] | None, ...]) -> Placement | None:
-        """How the node runs where all values already lie as it needs them; None where they do not agree.
+        """How the node runs where all values already are sharded as it needs them; None where they do not agree.
 
         Args:
             known: the dim axes of the values, None where they do not matter.
@@ -467,7 +467,7 @@ def has_rank(value: Value) -> bool:
 
 
 def whole_placement(node: Node, mesh: Mesh) -> Placement:
-    """The node runs on whole tensors on every device."""
+    """The node runs on full tensors on every device."""
 
     def whole(value: Value | None) -> Sharding | None:
         rank = value.tensor_type.rank if value is not None and has_rank(value) else None
@@ -477,7 +477,7 @@ def whole_placement(node: Node, mesh: Mesh) -> Placement:
 
 
 def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
-    """The rule of a node beside its shapes, or None where it must run whole."""
+    """The rule of a node beside its shapes, or None where it must run replicated."""
     if not all(value.is_static for value in (*node.inputs, *node.results)):
         return None
     rule = factor_rule(node)
@@ -489,7 +489,7 @@ def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
 
 
 def why_whole(node: Node) -> str:
-    """Why a node without a rule runs on whole tensors."""
+    """Why a node without a rule runs on full tensors."""
     if node.callee is not None:
         return "a function call: open it with inline-functions"
     found = definition(node)
@@ -506,7 +506,7 @@ def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Place
 
     Args:
         node: the node.
-        view: its rule; None where it must run whole.
+        view: its rule; None where it must run replicated.
         mesh: the mesh.
     """
     if view is None:
@@ -524,7 +524,7 @@ def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Place
 
 
 def fits(node: Node, placement: Placement) -> bool:
-    """True where a node's operands and results lie as a placement needs and gives them."""
+    """True where a node's operands and results are sharded as a placement needs and gives them."""
     pairs = zip((*node.operands, *node.results), (*placement.operands, *placement.results), strict=True)
     return all(
         value is None or needed is None or (value.sharding and value.sharding.canonical) == needed.canonical
@@ -533,7 +533,7 @@ def fits(node: Node, placement: Placement) -> bool:
 
 
 def suggested(view: RuleView, known: Sequence[tuple[Axes, ...] | None]) -> Suggested:
-    """For each factor the ways that the dim axes of some value suggest, longest first, and last: not cut.
+    """For each factor the ways that the dim axes of some value suggest, longest first, and last: not sharded.
 
     Of axes that another factor wants too, those that it leaves may cut this one all the same:
 
@@ -548,5 +548,5 @@ def _without(view: RuleView, axes: Axes, others: Sequence[Axis]) -> Axes:
 
 
 def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...] | None]) -> bool:
-    """True where every value already lies as the factor axes want it."""
+    """True where every value already is sharded as the factor axes want it."""
     return all(dims is None or view.assemble(tensor, factors) == dims for tensor, dims in enumerate(known))

@@ -27,7 +27,7 @@ Change = dict[Node, Placement]
 MOST_WAYS = 48
 """Of one node, by each of its rules."""
 MOST_LIES = 4
-"""Of one value, as it lies and is needed."""
+"""Of one value, as it is sharded and is needed."""
 MOST_STARTS = 4
 """Ways of a node from which longer changes are tried."""
 MOST_NODES = 12
@@ -90,7 +90,7 @@ class _Refinement:
 
     Attributes:
         needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
-        given: per value how its node gives it, or how it lies.
+        given: per value how its node gives it, or how it is sharded.
         moving: per value what its moves cost as nodes run now, where that was asked.
         hopeless: what nodes look like that nothing is better for.
     """

@@ -17,7 +17,7 @@ from irpar.sharding import Mesh, Sharding, ceil_shape
 from .placement import NOTHING, Axes, Carried, Placement, RuleView, suggested
 
 MOST_COMBINATIONS = 256
-"""Above this many ways to cut a node by one of its rules, the factors are decided one after the other."""
+"""Above this many ways to shard a node by one of its rules, the factors are decided one after the other."""
 
 
 def runs_free(view: RuleView | None, network: Network) -> bool:
@@ -33,7 +33,7 @@ def running_cost(node: Node, view: RuleView | None, placement: Placement, networ
 
     Args:
         node: the node.
-        view: its rule; None where it must run whole.
+        view: its rule; None where it must run replicated.
         placement: how it runs.
         network: what that costs.
     """
@@ -94,8 +94,8 @@ def costs_nothing(value: Value | None, lies: Sharding | None, is_pinned: Callabl
 
     Args:
         value: None where a node leaves it out.
-        lies: how it lies.
-        is_pinned: whether someone said how it lies.
+        lies: how it is sharded.
+        is_pinned: whether someone said how it is sharded.
     """
     if value is None or not value.is_constant:
         return False
@@ -108,7 +108,7 @@ class Situation:
 
     Attributes:
         view: of the node.
-        lies: per operand and result how it lies, or should lie; None where it is left out or no tensor.
+        lies: per operand and result how it is sharded, or should lie; None where it is left out or no tensor.
         free: which of them cost nothing to bring anywhere.
         network: what communication costs.
         times: how often each of them is moved, where that differs: what a body reads from outside of its loop is moved
@@ -125,7 +125,7 @@ class Situation:
         """The way to run the node.
 
         Where the values agree, as they lie. Where they do not, the way that costs least: to bring the operands there,
-        and the results to where they are wanted; among equals the one that cuts the work most.
+        and the results to where they are wanted; among equals the one that shards the work most.
         """
         return self._agreed() or self._least()[1]
 
@@ -176,7 +176,7 @@ class Situation:
         return total + times[-1] * spent, -ways, launches + collectives
 
     def placements(self, view: RuleView, carried: Carried = NOTHING) -> Iterator[Placement]:
-        """The ways to cut the node that its values suggest: all of them, or where these are too many, the best first.
+        """The ways to shard the node that its values suggest: all of them, or where these are too many, the best first.
 
         Args:
             view: one of the rules of the node.
@@ -234,7 +234,7 @@ def runs_as_said(node: Node, placement: Placement) -> bool:
 
 
 def _becomes(given: Sharding, said: Sharding) -> bool:
-    """Whether a result lies as was said, at the latest when its parts are reduced."""
+    """Whether a result is sharded as was said, at the latest when its parts are reduced."""
     if not given.partial:
         return said.allows(given)
     pending = set(given.canonical.partial)

@@ -26,7 +26,7 @@ class Closing:
     Attributes:
         value: that is annotated.
         start: what the first node makes of the value on the way there; `value` itself where no other node is between.
-        lies: how it lies.
+        lies: how it is sharded.
         instead: as what it could be annotated, so that the cut passes; None where its other dims need these axes.
     """
 
@@ -92,7 +92,7 @@ def _results(flow: Flow, node: Node, operand: Value, cut: tuple[Axes, ...]) -> I
 
 
 def _carried(way: RuleView, tensor: int, result: int, cut: tuple[Axes, ...], *, alone: bool) -> tuple[Axes, ...] | None:
-    """How a result lies where an operand lies so; `alone`: only along what needs nothing of other devices."""
+    """How a result lies where an operand is sharded so; `alone`: only along what needs nothing of other devices."""
     factors = way.project(tensor, cut)
     kept = [
         () if alone and factor in way.program_factors else factors.get(factor, ())

@@ -1,7 +1,7 @@
 """Why values lie as they do: for each of their axes a chain of steps back to an annotation, and why others are whole.
 
 x : [8@dp, 64] annotated, h = MatMul(x, w), y = Relu(h)
-    y is cut over dp: follows %h through Relu; %h follows %x through MatMul; %x is annotated
+    y is sharded over dp: follows %h through Relu; %h follows %x through MatMul; %x is annotated
     w is whole: no reader needs a block of it
 
 Completion logs what it does as it does it. What it then decides otherwise (constants, values around conflicts), and
@@ -20,7 +20,7 @@ from irpar.ops import Kind
 from irpar.sharding import Axis, Reduction, Sharding, filled_blocks
 
 Cut = tuple[Value, str]
-"""A value and the name of a mesh axis that cuts it, or over which it is partial."""
+"""A value and the name of a mesh axis that shards it, or over which it is partial."""
 Step = tuple[Cut, Decision]
 """What is explained next, and how."""
 
@@ -38,7 +38,7 @@ def explain_values(module: Module, flow: Flow, placements: Mapping[Node, Placeme
     """Complete the log of decisions.
 
     After: the decisions of a value name each of its axes, and lead to an annotation by values that have this axis as
-    well; a value that nothing cuts has a decision that says why. Axes that no annotation brought (in a program that
+    well; a value that nothing shards has a decision that says why. Axes that no annotation brought (in a program that
     was read as text) are left as they are.
 
     Args:
@@ -58,17 +58,17 @@ def cutting_names(sharding: Sharding | None) -> tuple[str, ...]:
 def why_given_up(
     node: Node, view: RuleView | None, placement: Placement, tensor: int, lies: Sharding, needed: Sharding
 ) -> str:
-    """Why a node cannot take or give a value as it lies; "" where one of its ways could, and another costs less.
+    """Why a node cannot take or give a value as it is sharded; "" where one of its ways could, and another costs less.
 
     Args:
         node: the node.
-        view: its rule, with all of its ways; None where it must run whole.
+        view: its rule, with all of its ways; None where it must run replicated.
         placement: how it runs.
         tensor: number of the value among the operands and results.
-        lies, needed: how the value lies, and how the node takes or gives it.
+        lies, needed: how the value is sharded, and how the node takes or gives it.
     """
     if placement.rule is None or view is None:
-        return f"{node.title} needs it whole ({why_whole(node)})"
+        return f"{node.title} needs it in full ({why_whole(node)})"
     for dim, cut in given_up_dims(lies, needed):
         is_whole = f"{node.title} needs dim {dim} of it whole"
         whys = [_why_not(way, tensor, dim, cut) for way in view.ways]
@@ -78,7 +78,7 @@ def why_given_up(
 
 
 def why_dearer(view: RuleView | None, tensor: int, lies: Sharding, needed: Sharding) -> str:
-    """That a node could take or give a value as it lies, where nothing but the cost is against it.
+    """That a node could take or give a value as it is sharded, where nothing but the cost is against it.
 
     Args:
         view, tensor, lies, needed: as of `why_given_up`.
@@ -96,7 +96,7 @@ def why_dearer(view: RuleView | None, tensor: int, lies: Sharding, needed: Shard
 
 
 def given_up_dims(lies: Sharding, needed: Sharding) -> Iterator[tuple[int, tuple[Axis, ...]]]:
-    """The dims that lie otherwise than they are needed, and what cuts them."""
+    """The dims that are sharded otherwise than they are needed, and what cuts them."""
     for dim, (cut, kept) in enumerate(zip(lies.axes, needed.axes, strict=True)):
         if cut != kept and lies.mesh.group_size(cut) > 1:
             yield dim, cut
@@ -168,7 +168,7 @@ class _Origins:
         first = {axis: value.name for value, axis in reversed(roots)}
         for value, axis in self.lost:
             if axis in first:
-                why = f"lies as %{first[axis]} does: that sends least"
+                why = f"is sharded as %{first[axis]} does: that sends least"
                 self._replace(value, Decision(why, first[axis], (axis,)))
         for value, axes in self.cuts.items():
             if not axes or (value in self.given and not cutting_names(self.given[value])):
@@ -241,7 +241,7 @@ class _Origins:
                 continue
             for other, lies in having:
                 is_sum = any(mine.name == axis for mine in lies.partial)
-                how = f"{node.title} {VERBS[lies.reduce]} over {axis}, which cuts %{value.name}"
+                how = f"{node.title} {VERBS[lies.reduce]} over {axis}, which shards %{value.name}"
                 why = how if is_sum else f"follows %{value.name} through {node.title}"
                 yield (other, axis), Decision(why, value.name, (axis,))
 
@@ -254,7 +254,7 @@ class _Origins:
                     why = f"lies beside %{value.name} at {node.title}: that sends least"
                     yield (other, axis), Decision(why, value.name, (axis,))
 
-    # -- whole values ---------------------------------------------------------------------------------------------
+    # -- full values ---------------------------------------------------------------------------------------------
 
     def _explain_whole(self, value: Value) -> None:
         if value.name not in self.module.annotated and self.mesh.size > 1:
@@ -286,13 +286,13 @@ class _Origins:
                 inside = [source for source in sources if source not in outside]
                 source = next(iter(outside if value.is_input else [*inside, *outside]), None)
                 if source is not None:
-                    return Decision(f"{holder.title} takes it whole, as %{source.name}", source.name)
-        return Decision(f"{holder.title} has it whole on every device")
+                    return Decision(f"{holder.title} takes it in full, as %{source.name}", source.name)
+        return Decision(f"{holder.title} has it in full on every device")
 
     def _why_result_whole(self, node: Node) -> Decision:
         placement = self.placements[node]
         if placement.rule is None:
-            return Decision(f"{node.title} runs whole ({why_whole(node)})")
+            return Decision(f"{node.title} runs replicated ({why_whole(node)})")
         first: Decision | None = None
         for tensor, (operand, needed) in enumerate(zip(node.operands, placement.operands, strict=True)):
             if operand is None or needed is None or operand.sharding is None or operand.is_constant:
@@ -303,8 +303,8 @@ class _Origins:
                 why = why or why_dearer(view, tensor, operand.sharding, needed)
                 return Decision(f"{node.title} reads %{operand.name} whole: {why}", operand.name)
             if first is None:
-                first = Decision(f"nothing cuts %{operand.name}, which {node.title} reads", operand.name)
-        return first or Decision(f"{node.title} reads nothing that is cut")
+                first = Decision(f"nothing shards %{operand.name}, which {node.title} reads", operand.name)
+        return first or Decision(f"{node.title} reads nothing that is sharded")
 
 
 def _is_about_others(axes: Sequence[str], decision: Decision) -> bool:

@@ -108,9 +108,10 @@ class Reasons:
         assert value.sharding is not None
         lies, needs = self._sides(node, value, value.sharding, needed)
         if self.placements[node].is_boundary:
-            return f"{needs.text}; %{value.name} lies as {value.sharding}{lies.introduced}"
+            return f"{needs.text}; %{value.name} is sharded as {value.sharding}{lies.introduced}"
         way = f" as {needed}" if self.placements[node].rule is not None else ""
-        return f"{node.title} needs it{way}{needs.introduced}; %{value.name} lies as {value.sharding}{lies.introduced}"
+        found = f"%{value.name} is sharded as {value.sharding}{lies.introduced}"
+        return f"{node.title} needs it{way}{needs.introduced}; {found}"
 
     def _boundary(self, node: Node, value: Value, needed: Sharding) -> str:
         """Why what passes the boundary of a body must lie in one way."""
@@ -120,7 +121,7 @@ class Reasons:
         if holder is not None:
             return f"{holder.title} takes it out of its body as {needed}, as it lies on the other side"
         if needed.is_replicated and value in self.flow.deciding(node):
-            return f"{node.title} needs it whole: all devices must decide alike"
+            return f"{node.title} needs it in full: all devices must decide alike"
         if value in node.results:
             return f"{node.title} gives it as it lies in its body, {needed}"
         return f"{node.title} takes it into its body as {needed}"
@@ -139,7 +140,7 @@ class Reasons:
         if not given.partial or summed.canonical == target.canonical:
             return ""
         _, wants = self._sides(node, value, summed, target)
-        return f"%{value.name} lies as {summed} once it is summed; its readers want {target}{wants.introduced}"
+        return f"%{value.name} is sharded as {summed} once it is summed; its readers want {target}{wants.introduced}"
 
     def _of_partial(self, node: Node, given: Sharding) -> str:
         axes = ", ".join(map(str, given.partial))
@@ -149,7 +150,7 @@ class Reasons:
                 f"%{operand.name}{self.origins.because(operand, given.partial[0].name)}"
                 for operand in self._cut_operands(maker)
             ]
-            reasons.append(f"{maker.title} {VERBS[given.reduce]} over {axes}, which cuts {' and '.join(cut)}")
+            reasons.append(f"{maker.title} {VERBS[given.reduce]} over {axes}, which shards {' and '.join(cut)}")
         return "; ".join(reasons)
 
     # -- conflicts ------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Reasons:
     def _sides(
         self, node: Node, value: Value, lies: Sharding, needed: Sharding, subject: str = "it"
     ) -> tuple[Side, Side]:
-        """Why a value lies as it does, and why it is needed otherwise; `subject` is what the node is called."""
+        """Why a value is sharded as it does, and why it is needed otherwise; `subject` is what the node is called."""
         contested = _contested(lies, needed)
         own = self._annotation(value, contested)
         if value in node.inputs:
@@ -204,7 +205,7 @@ class Reasons:
         return Side(self.origins.because(value, axis).strip(" ()"), self.origins.end(value, axis))
 
     def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding, subject: str) -> Side:
-        """Why a value cannot lie as elsewhere at a node, or what else the contested axes cut there."""
+        """Why a value cannot are sharded as elsewhere at a node, or what else the contested axes cut there."""
         placement = self.placements[node]
         if placement.is_boundary:
             return Side(self._boundary(node, value, here))
@@ -232,7 +233,7 @@ class Reasons:
         return Side(dearer) if closing is None else self._closed(dearer, closing)
 
     def _closing(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> Closing | None:
-        """What closes, further on, the dims that a reader does not take as they lie."""
+        """What closes, further on, the dims that a reader does not take as they are sharded."""
         if value not in node.operands:
             return None
         cut = dict(given_up_dims(lies, needed))
@@ -308,7 +309,7 @@ class Reasons:
         Args:
             value: what is moved.
             wanted: how it should lie for that.
-            sides: why it lies as it does, and why it is needed otherwise.
+            sides: why it is sharded as it does, and why it is needed otherwise.
             is_direct: it is moved without being gathered and cut again. Otherwise an annotation on a value that had
                 none would only move this on to what gives it.
         """
@@ -351,7 +352,7 @@ class Reasons:
         return list(found)
 
     def _cut_operands(self, node: Node) -> list[Value]:
-        """The operands of which a reduced factor is cut."""
+        """The operands of which a reduced factor is sharded."""
         placement = self.placements[node]
         rule = placement.rule
         assert rule is not None
@@ -366,7 +367,9 @@ class Reasons:
 def reason_of_program(origins: Origins, node: Node, value: Value, axes: Sequence[Axis], manner: str) -> str:
     """Why the local program of a node communicates: it works along axes that cut an operand."""
     names = ", ".join(map(str, axes))
-    cut = f"{names}, which {'cuts' if len(axes) == 1 else 'cut'} %{value.name}{origins.because(value, axes[0].name)}"
+    cut = (
+        f"{names}, which {'shards' if len(axes) == 1 else 'shard'} %{value.name}{origins.because(value, axes[0].name)}"
+    )
     return f"{node.title} works along {cut}{manner and f', {manner}'}"
 
 
@@ -381,7 +384,7 @@ def _is_said(node: Node, tensor: int) -> bool:
 
 
 def _contested(a: Sharding, b: Sharding) -> set[str]:
-    """The names of axes of several devices that lie otherwise in two shardings."""
+    """The names of axes of several devices that are sharded otherwise in two shardings."""
     found = {axis for one, other in zip(a.axes, b.axes, strict=True) if one != other for axis in (*one, *other)}
     return {axis.name for axis in found if a.mesh.axes[axis.name] > 1}
 

@@ -1,4 +1,4 @@
-"""Why values that were moved lie as they do: the log of decisions, kept while collectives are put in."""
+"""Why values that were moved are sharded as they do: the log of decisions, kept while collectives are put in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class LoggedRedistribution:
 
     Attributes:
         origin: the value.
-        target: how it lies in the end, after one collective or several.
+        target: how it is sharded in the end, after one collective or several.
         party: the node that gives or reads it.
         held: what comes of it, where that is how the value was annotated; None: it is brought to where a reader needs
             it.
@@ -32,14 +32,14 @@ class LoggedRedistribution:
 def log_step(
     module: Module, value: Value, result: Value, op: str, target: Sharding, gained: Callable[[str], Decision | None]
 ) -> None:
-    """Log why what one collective makes of a value lies so.
+    """Log why what one collective makes of a value is sharded so.
 
     Args:
         module: with the log.
         value, result: before and after it.
         op: the collective.
-        target: how the value lies in the end, after this collective and others.
-        gained: why it brings an axis that cuts the value in the end; None: not known.
+        target: how the value is sharded in the end, after this collective and others.
+        gained: why it brings an axis that shards the value in the end; None: not known.
     """
     had, names, last = (cutting_names(lies) for lies in (value.sharding, result.sharding, target))
     start = f"{op} of %{value.name}"
@@ -69,7 +69,7 @@ class RedistributionLog:
         self._instead: dict[tuple[str, str], str] = {}
 
     def copied(self, value: Value, copy: Value, reader: Node) -> None:
-        """A reader has a copy of a constant, cut as it needs it: that lies so for the reasons of the constant."""
+        """A reader has a copy of a constant, cut as it needs it: that is sharded so for the reasons of the constant."""
         had, names = cutting_names(value.sharding), cutting_names(copy.sharding)
         for name in names:
             known = self.module.decision(value.name, name)
@@ -104,13 +104,13 @@ class RedistributionLog:
             if axis not in has:
                 self._instead[name, axis] = other
         if not had:
-            self.module.decide(other, Decision(f"{node.title} gives it whole", None))
+            self.module.decide(other, Decision(f"{node.title} gives it in full", None))
         self.module.decisions[name] = [decision for decision in known if not set(decision.axes) - set(has)]
 
     def moved(self, value: Value, result: Value, op: str, move: LoggedRedistribution) -> None:
         """One collective of a move has made `result` of `value`."""
         if result is move.held:
-            return  # It lies as annotated.
+            return  # It is sharded as annotated.
         gained = partial(self._gained, value, result, op, move)
         log_step(self.module, value, result, op, move.target, gained)
 
@@ -124,9 +124,9 @@ class RedistributionLog:
                     known[number] = replace(decision, follows=other)
 
     def _gained(self, value: Value, result: Value, op: str, move: LoggedRedistribution, name: str) -> Decision:
-        """Why a move brings an axis: it was to cut what the node gives, or cuts what its reader reads besides."""
+        """Why a move brings an axis: it was to shard what the node gives, or cuts what its reader reads besides."""
         if move.held is not None:
-            return Decision(f"{op} of %{value.name}, to lie as %{move.held.name}", move.held.name, (name,))
+            return Decision(f"{op} of %{value.name}, to be sharded as %{move.held.name}", move.held.name, (name,))
         known = self.module.decision(move.origin.name, name)
         is_about_axis = known is not None and (name in known.axes or known.follows is None)
         if move.origin.node is not move.party or known is None or not is_about_axis:
@@ -162,7 +162,7 @@ def _through(node: Node, axis: str, given: Value) -> Decision | None:
     for operand in node.inputs:
         if axis in cutting_names(operand.sharding):
             if is_sum:
-                why = f"{node.title} {VERBS[given.sharding.reduce]} over {axis}, which cuts %{operand.name}"
+                why = f"{node.title} {VERBS[given.sharding.reduce]} over {axis}, which shards %{operand.name}"
                 return Decision(why, operand.name)
             return Decision(f"follows %{operand.name} through {node.title}", operand.name)
     return None

@@ -106,7 +106,7 @@ def redistribution(
         source: where the tensor is; may be partial.
         target: where it should be; where it is partial over axes that the source is not, the first device along
             these keeps the value.
-        shape: the whole tensor's.
+        shape: the full tensor's.
         itemsize_bits: bits of one element.
         network: what communication costs.
         planner: optimal, or fast: at most 1.1 times the cost of optimal. Either is content with a good path where there
@@ -181,7 +181,7 @@ def planned(
 
 
 def _stop_between(source: Sharding, target: Sharding) -> Sharding:
-    """Where a tensor must pass: the reduced value, if the target is partial by another reduction, or the whole tensor.
+    """Where a tensor must pass: the reduced value, if the target is partial by another reduction, or the full tensor.
 
     Sub-axes whose cuts do not divide each other (of 6: by 2 and by 3) meet only there.
     """

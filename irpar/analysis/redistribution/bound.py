@@ -1,6 +1,6 @@
 """A lower bound of what a redistribution costs: as if any atom could be taken for any other of its size.
 
-What remains of a state then is into how many blocks each dim is cut; there are few such states. All of them get
+What remains of a state then is into how many blocks each dim is sharded; there are few such states. All of them get
 their distance to the goal by one search backwards. The bound is exact for redistributions that need no permutation.
 
     [@x, @y] -> [@y, @x] on x=2, y=4: 2 x 4 -> 4 x 2 blocks, so at least the AllToAll over 2 devices
@@ -29,7 +29,7 @@ def bound_of_bytes(product: int, start: Counts, goal: Counts, whole_bytes: int) 
     Args:
         product: devices along all atoms.
         start, goal: the counts of both ends.
-        whole_bytes: of the whole tensor.
+        whole_bytes: of the full tensor.
     """
     unit = product * product
     known = by_counts(_units(product, start[-1], goal), goal)
@@ -46,7 +46,7 @@ def bound_of_bytes(product: int, start: Counts, goal: Counts, whole_bytes: int) 
 
 @lru_cache(maxsize=8192)
 def _units(product: int, partial: int, goal: Counts) -> dict[Counts, int]:
-    """For a tensor of product**2 bytes: all blocks are whole numbers of bytes, however it is cut."""
+    """For a tensor of product**2 bytes: all blocks are whole numbers of bytes, however it is sharded."""
     return distances(product, partial, goal, product * product, BytePrices())
 
 
@@ -57,7 +57,7 @@ def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices
         product: devices along all atoms.
         partial: how many partial values there are at the start.
         goal: where to.
-        whole_bytes: of the whole tensor.
+        whole_bytes: of the full tensor.
         prices: what collectives cost.
     """
     ordered = _order(goal)

@@ -26,7 +26,7 @@ class Transfer:
 
     Attributes:
         source, target: device ids.
-        box: per dim the half-open range [start, stop), in the whole tensor.
+        box: per dim the half-open range [start, stop), in the full tensor.
         bytes: of the box.
     """
 
@@ -70,7 +70,7 @@ def cross_mesh(
     Args:
         source: where the tensor is; may be partial.
         target: where it should be, on a mesh of its own; not partial.
-        shape: the whole tensor's.
+        shape: the full tensor's.
         itemsize_bits: bits of one element.
         network: what communication costs, and how far devices are from each other.
 
@@ -80,7 +80,7 @@ def cross_mesh(
     if target.partial:
         raise IrparError(
             f"cannot send from {source} to {target} on another mesh: the target is partial",
-            do="send whole values, and make them partial by a redistribution on the mesh of the target",
+            do="send full values, and make them partial by a redistribution on the mesh of the target",
         )
     shape = tuple(shape)
     found = [

@@ -50,15 +50,15 @@ def said_of(annotation: Annotation, mesh: Mesh) -> Sharding:
 
 
 def settled_annotations(module: Module) -> list[dict[str, Any]]:
-    """Check that annotations hold in a local module; what plan.json lists that lies otherwise, or nowhere.
+    """Check that annotations hold in a local module; what plan.json lists that is sharded otherwise, or nowhere.
 
-    After: no decision says that a value is annotated which lies otherwise.
+    After: no decision says that a value is annotated which is sharded otherwise.
 
     Returns:
         Entries of the plan's `not_as_annotated`: of weights that are stored otherwise, and of values that are gone.
 
     Raises:
-        IrparError: a value lies otherwise than it is annotated.
+        IrparError: a value is sharded otherwise than it is annotated.
     """
     by_name: dict[str, Value] = {}
     by_source: dict[str, list[Value]] = {}
@@ -105,14 +105,15 @@ def _list_stored(listed: dict[tuple[str, str], dict[str, Any]], value: Value, an
 def _not_held(value: Value, annotation: Annotation) -> IrparError:
     assert value.sharding is not None
     return IrparError(
-        f"%{value.name} is annotated {said_of(annotation, value.sharding.mesh)}, but would lie as {value.sharding}",
+        f"%{value.name} is annotated {said_of(annotation, value.sharding.mesh)}, "
+        f"but would be sharded as {value.sharding}",
         where=annotation.place(),
         do="run insert-redistribution between complete-sharding and localize, or leave out the annotation",
     )
 
 
 def _correct_decisions(module: Module, values: Iterable[Value]) -> None:
-    """Let nothing be called annotated that lies otherwise than its annotation says."""
+    """Let nothing be called annotated that is sharded otherwise than its annotation says."""
     known = (*module.annotated.values(), *(gone.annotation for gone in module.gone.values()))
     titles = {f"annotated {annotation.title}": annotation for annotation in known}
     for value in values:

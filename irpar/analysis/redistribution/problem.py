@@ -4,7 +4,7 @@
     [@y, @x] -> [@x, @y] of [32, 64] on x=2, y=4                       32@0, 64@1 -> 32@1, 64@0, sizes 4 and 2
 
 So a model of many layers asks each problem once. Atoms are the axes and sub-axes that both shardings are made of, and
-after these the axes that neither uses: a tensor may be cut over them on its way.
+after these the axes that neither uses: a tensor may be sharded over them on its way.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class Problem:
     Attributes:
         sizes: devices along each atom; those of unused axes come last.
         used: how many atoms the two shardings are made of.
-        shape: the whole tensor's.
+        shape: the full tensor's.
         bits: of an element.
         start, goal: where it lies, and where it should.
         levels: of each atom the links of its prime parts; empty for a network without links.
@@ -92,7 +92,7 @@ def problem_of(
     Args:
         source, target: of one mesh.
         runs: from `common_axes`.
-        shape: the whole tensor's.
+        shape: the full tensor's.
         bits: of an element.
         network: whose links tell axes apart.
     """

@@ -31,7 +31,7 @@ class _Told:
         like: the node that gave it.
         doc: the reasons of all moves up to there.
         conflict: that it resolved.
-        decisions: why each axis cuts it, followed back to what stands before the moves.
+        decisions: why each axis shards it, followed back to what stands before the moves.
         is_held: readers must meet it so.
     """
 
@@ -207,11 +207,11 @@ class TreeWriter:
         return insert_step(builder, value, step, told.doc)
 
     def _explain(self, value: Value, result: Value, step: Step, told: _Told, target: Sharding) -> None:
-        """Log why the result of a step lies so, and the conflict that it resolves."""
+        """Log why the result of a step is sharded so, and the conflict that it resolves."""
 
         def gained(axis: str) -> Decision | None:
             if told.is_held:
-                return Decision(f"{step.op} of %{value.name}, to lie as %{told.name}", told.name, (axis,))
+                return Decision(f"{step.op} of %{value.name}, to be sharded as %{told.name}", told.name, (axis,))
             outer = told.decisions.get(axis)
             if outer is None:
                 return None

@@ -47,7 +47,7 @@ def routes(
     Args:
         source: where the tensor is.
         targets: where it is needed.
-        shape: of the whole tensor.
+        shape: of the full tensor.
         itemsize_bits: of an element.
         network: what communication costs.
     """

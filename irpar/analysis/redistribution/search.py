@@ -241,7 +241,7 @@ class Search:
             yield from self.space.make_partial(state, self.problem.goal)
 
     def _is_possible(self, move: CollectiveStep, before: Counts, after: Counts) -> bool:
-        """Whether blocks nest, and no dim is cut so that blocks become uneven on the way only."""
+        """Whether blocks nest, and no dim is sharded so that blocks become uneven on the way only."""
         for dim in move.dims:
             if after[dim] > before[dim]:
                 size, cut = self.problem.shape[dim], after[dim]

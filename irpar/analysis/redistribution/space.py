@@ -1,4 +1,4 @@
-"""The ways in which atoms can cut a tensor, and the collectives that lead from one to another.
+"""The ways in which atoms can shard a tensor, and the collectives that lead from one to another.
 
 Atoms are numbers here, and sizes of dims play no role yet: the moves of a state are made once and serve every problem
 with as many dims on atoms of these sizes.
@@ -17,7 +17,7 @@ Dims = tuple[tuple[int, ...], ...]
 State = tuple[Dims, tuple[int, ...]]
 """The atoms of each dim, major first, and the partial ones, sorted."""
 Counts = tuple[int, ...]
-"""Into how many blocks each dim is cut, and last how many partial values there are."""
+"""Into how many blocks each dim is sharded, and last how many partial values there are."""
 
 
 class CollectiveStep(NamedTuple):
@@ -114,7 +114,7 @@ class Space:
                 yield self._slice(state, dim, added)
 
     def make_partial(self, state: State, goal: State) -> Iterator[CollectiveStep]:
-        """A whole value as one of several partial ones: free."""
+        """A full value as one of several partial ones: free."""
         dims, partial = state
         free = self.free(state)
         added = tuple(atom for atom in goal[1] if atom in free)

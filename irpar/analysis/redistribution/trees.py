@@ -119,7 +119,7 @@ class Tree:
 
 
 def tree_of(root: Value, is_held: Callable[[Value], bool] = lambda _: False) -> Tree:
-    """The tree of a value that no move gives, or one that is held: that readers must meet as it lies."""
+    """The tree of a value that no move gives, or one that is held: that readers must meet as it is sharded."""
     tree = Tree(root)
     waiting = [root]
     while waiting:
@@ -140,7 +140,7 @@ def trees(graph: Graph, is_held: Callable[[Value], bool] = lambda _: False) -> I
 
     Args:
         graph: global view.
-        is_held: which values readers must meet as they lie.
+        is_held: which values readers must meet as they are sharded.
     """
     seen: set[Value] = set()
     for node in [node for node in graph if is_move(node)]:

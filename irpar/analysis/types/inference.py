@@ -27,7 +27,7 @@ from .onnx_inference import OnnxInference
 from .type_merge import TypeInferenceError, fits, is_complete, merge, without_dims
 
 MAX_NOTES = 10
-"""Contradictions that are told one by one; the rest is counted."""
+"""Contradictions that are reported one by one; the rest is counted."""
 
 
 _NEVER_TAKEN = "or, where that branch is never taken, fix the input that decides it: "

@@ -235,7 +235,7 @@ class ClauseReader:
         dims, marks = self._dims()
         whole = tuple(dim for dim in dims or () if isinstance(dim, int))
         if dims is None or marks is None or len(whole) != len(dims):
-            raise self.lexer.error("the whole shape of a local value is made of ints", start)
+            raise self.lexer.error("the global shape of a local value is made of ints", start)
         return whole, marks
 
     def _sharding(self, start: int, marks: Sequence[DimSharding] | None, explicit: bool) -> Sharding | None:

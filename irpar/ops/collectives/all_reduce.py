@@ -36,7 +36,7 @@ def _tree(n: int, size: float) -> Volume:
 
 
 def _doubling(n: int, size: float) -> Volume:
-    """Recursive doubling: whole operands, the fewest messages (Thakur et al.).
+    """Recursive doubling: full operands, the fewest messages (Thakur et al.).
 
     Where n is no power of two, those beyond it give their operand to a neighbour first, and get the result last.
     """

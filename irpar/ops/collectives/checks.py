@@ -70,7 +70,7 @@ def _sharding_problems(op: CollectiveOp, node: Node, before: Sharding, after: Sh
 
     expected = op.after(node, state(before), refine(axes))
     if expected is None:
-        yield f"cannot run over {', '.join(map(str, axes))} on an operand that lies as {before}"
+        yield f"cannot run over {', '.join(map(str, axes))} on an operand that is sharded as {before}"
     elif expected != state(after):
         yield f"takes {before} over {', '.join(map(str, axes))} to another sharding than {after}"
     elif before.partial and expected[1] and after.reduce != before.reduce:

@@ -1,4 +1,4 @@
-"""CollectivePermute: whole operands go from member to member."""
+"""CollectivePermute: full operands go from member to member."""
 
 from collections.abc import Sequence
 
@@ -94,7 +94,7 @@ def _moves(member: Member, empty: Empty) -> Movement:
 
 RECORD = CollectiveOp(
     "permute",
-    "Sends whole tensors between positions; who receives nothing gets zeros.",
+    "Sends full tensors between positions; who receives nothing gets zeros.",
     shape=_shape,
     after=unchanged,
     elements=elements_of_operand,

@@ -95,7 +95,7 @@ ATTRIBUTES: Mapping[str, Attribute] = {
 
 Uneven = Mapping[str, tuple[str, Literal["operand", "result"]] | None]
 """The attributes of a collective whose members' blocks differ: each tells the block sizes of a dim, which another
-attribute names, of the operand or of the result; None: it tells whole shapes."""
+attribute names, of the operand or of the result; None: it tells global shape."""
 
 
 # -- what is sent, and how long that takes ----------------------------------------------------------------------------

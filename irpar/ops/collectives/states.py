@@ -13,12 +13,12 @@ def dim_of(node: Node, name: str = "dim") -> int:
 
 
 def gained(state: State, dim: int, axes: Atoms) -> State:
-    """A dim is cut further."""
+    """A dim is sharded further."""
     return with_dim(state[0], dim, state[0][dim] + axes), state[1]
 
 
 def lost(state: State, dim: int, axes: Atoms) -> State | None:
-    """A dim is cut less; None where it is not cut so."""
+    """A dim is sharded less; None where it is not sharded so."""
     present = state[0][dim]
     if present[len(present) - len(axes) :] != axes:
         return None
@@ -31,11 +31,11 @@ def reduced(state: State, axes: Atoms) -> State | None:
 
 
 def unchanged(node: Node, state: State, axes: Atoms) -> State | None:
-    """All lies as it did."""
+    """All is sharded as it did."""
     return state
 
 
 def is_replicated(state: State, axes: Atoms) -> bool:
-    """Whether nothing is cut by these axes, or partial over them."""
+    """Whether nothing is sharded by these axes, or partial over them."""
     held = {axis for dim in state[0] for axis in dim} | state[1]
     return not held & set(axes)

@@ -1,4 +1,4 @@
-"""The local program of Attention over keys that are cut: maxima and sums of scores reduced, results partial.
+"""The local program of Attention over keys that are sharded: maxima and sums of scores reduced, results partial.
 
 y = Attention(q : [1, 8, 1, 64], k : [1, 8, 4096@sp, 64], v : [1, 8, 4096@sp, 64])
                                      each device scores its 1024 keys; all_reduce(max) of [1, 8, 1, 1]; exponentials;
@@ -22,7 +22,7 @@ def key_dims(node: Node) -> Sequence[int] | None:
 
 
 def is_covered(node: Node) -> bool:
-    """Whether keys may be cut: not where scores are a result, or where a mask is shorter than the keys."""
+    """Whether keys may be sharded: not where scores are a result, or where a mask is shorter than the keys."""
     mask = operand(node, 3)
     is_short = mask is not None and mask.shape[-1:] not in ((), (1,), (static(attention_sizes(node).keys),))
     return not is_short and len(node.results) in (1, 3) and tensor_of(node, 0).dtype in FLOATS

@@ -1,4 +1,4 @@
-"""The local program of Attention over a cache that is cut: new keys and values join the blocks that they fall into.
+"""The local program of Attention over a cache that is sharded: new keys and values join the blocks that they fall into.
 
 y, pk, pv = Attention(q : [1, 8, 1, 64], k : [1, 8, 1, 64], v : [1, 8, 1, 64], past_k : [1, 8, 4095@sp, 64], past_v)
                                      4 devices hold 1024, 1024, 1024 and 1023 keys; the last takes the new one, and all

@@ -174,7 +174,7 @@ class Moving:
     """An operator that puts elements of its operands elsewhere along some dims.
 
     Attributes:
-        dims: along which dims it does so and may be cut, None where it may not.
+        dims: along which dims it does so and may be sharded, None where it may not.
         wanted: per device the elements that its block of the result, or of all results one after the other, has.
         rest: what is left to do when the elements along some dims are there: gives the results, or None where it
             changed the local node.

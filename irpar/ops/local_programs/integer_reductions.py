@@ -1,4 +1,4 @@
-"""Local programs of sums and products of integers over dims that are cut.
+"""Local programs of sums and products of integers over dims that are sharded.
 
 y = ReduceSum(x : i32[8, 256@tp])   each device sums its block in double precision, and these sums are reduced; the
                                     whole becomes i32, where it is beyond i32 the nearest that i32 has

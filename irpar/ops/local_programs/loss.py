@@ -1,4 +1,4 @@
-"""Local programs of losses over classes that are cut, and of means whose divisor all rows decide.
+"""Local programs of losses over classes that are sharded, and of means whose divisor all rows decide.
 
 loss = SoftmaxCrossEntropyLoss(x : [32, 50000@tp], labels : [32])
                      statistics as in Softmax; each device has the terms of the labels that are among its classes; their

@@ -168,7 +168,7 @@ def _batch_dims(node: Node) -> Sequence[int]:
 
 
 def _group_normalization(program: ProgramWriter) -> list[Value]:
-    """The statistics of each group; of a group that is cut, a device has one, and some of its channels."""
+    """The statistics of each group; of a group that is sharded, a device has one, and some of its channels."""
     node, dtype = program.whole, program.data.dtype
     batch, channels, *places = program.data.shape
     groups = int_attribute(node, "num_groups")

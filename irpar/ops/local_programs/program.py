@@ -22,7 +22,7 @@ FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 
 Shape = tuple[int, ...]
 Cuts = Mapping[int, int]
-"""Dim to the number of blocks, for those along which a local program works and which are cut."""
+"""Dim to the number of blocks, for those along which a local program works and which are sharded."""
 
 
 def widened(dtype: DType) -> DType:
@@ -63,7 +63,7 @@ class LocalProgram:
 
     Attributes:
         sends: its collectives for a node, given the (largest) block of each operand, and into how many blocks each of
-            the dims is cut.
+            the dims is sharded.
         write: writes it; gives one value for each result of the node, or None where it only changed operands and
             attributes of the local node, which stays.
         dims: the dims of an operand along which it works; the factors that stand there may be cut. None: this node has
@@ -169,7 +169,7 @@ class ProgramWriter:
     def start(self, dim: int) -> Value:
         """Where the device's block of the operand starts along a dim."""
         found = start_of_block(self.lies, dim, self.origin.shape[dim], self.builder)
-        assert found is not None, "a local program works along a dim that is cut"
+        assert found is not None, "a local program works along a dim that is sharded"
         return found
 
     def of_place(self, table: "np.ndarray[Any, Any]", dim: int, name: str) -> Value:
@@ -269,7 +269,7 @@ class ProgramWriter:
         after, shape = Sharding.of_axes(self.mesh, axes), tuple(whole)
         is_new = value.sharding is None and value.node in self.builder.made
         if not is_new and (value.sharding, value.global_shape) != (after, shape):
-            value = self.op("Identity", [value])  # What is there already says how it lies by itself.
+            value = self.op("Identity", [value])  # What is there already says how it is sharded by itself.
         value.sharding, value.global_shape = after, shape
         flat = [position for pair in pairs for position in pair]
         return self._collective(

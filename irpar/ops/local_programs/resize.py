@@ -1,4 +1,4 @@
-"""Resize along dims that are cut: each device gets the elements between which its block of the result lies.
+"""Resize along dims that are sharded: each device gets the elements between which its block of the result lies.
 
 y = Resize(x : [1, 8, 16@sp, 16], scales 2, linear)   4 devices hold 4 rows each and make 8; with a row of a neighbour
                                                       (at the edges: zeros, which count nothing) every device has what
@@ -104,7 +104,7 @@ def resized_dims(node: Node) -> dict[int, Resized]:
 
 
 def _is_old(node: Node) -> bool:
-    """Whether elements lie as before Resize of opset 11."""
+    """Whether elements are sharded as before Resize of opset 11."""
     return node.op_type == "Upsample" or node.version < 11
 
 
@@ -202,7 +202,7 @@ def _wanted(node: Node, dim: int, parts: int) -> list[Indices]:
 
 
 def _write(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
-    """Weigh what is there now along the dims that are cut, and resize the others."""
+    """Weigh what is there now along the dims that are sharded, and resize the others."""
     node, dtype = program.whole, value.dtype
     resized = resized_dims(node)
     # Scales that keep the shape of an image are found from all sizes, so that the engine must not see other ones.

@@ -26,7 +26,7 @@ def _axis(node: Node, default: int) -> tuple[int] | None:
 
 
 def _rows(shape: Shape | None, cuts: Cuts) -> int:
-    """How many there are along the axis, the only dim that is cut."""
+    """How many there are along the axis, the only dim that is sharded."""
     return prod(size for dim, size in enumerate(shape or ()) if dim not in cuts)
 
 

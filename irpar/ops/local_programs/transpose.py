@@ -1,4 +1,4 @@
-"""ConvTranspose along places that are cut: each device gets the places from which something reaches its block.
+"""ConvTranspose along places that are sharded: each device gets the places from which something reaches its block.
 
 y = ConvTranspose(x : [1, 8, 16@sp, 16], w : [8, 4, 3, 3], strides 2)     of 33 rows 4 devices make 9, 9, 9 and 6: each
                                                                         spreads its rows and one of a neighbour, and

@@ -1,4 +1,4 @@
-"""Convolution and pooling along places that are cut: each device gets the places that its windows cover (a halo).
+"""Convolution and pooling along places that are sharded: each device gets the places that its windows cover (a halo).
 
 y = Conv(x : [1, 8, 32@sp, 32], w : [8, 8, 3, 3])     4 devices hold 8 rows each; with a row of each neighbour, zeros at
                                                       the edges, every device convolves 10 rows to its own 8

@@ -160,7 +160,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
                 and not any(reader.domain for reader in copy.users)
             ):
                 # ONNX Runtime infers it, and the model stays small. Its own operators do not take a size that it cannot
-                # infer, such as that of a block which is cut by coordinates.
+                # infer, such as that of a block which is sharded by coordinates.
                 copy.type = UNKNOWN
             elif value.source is None and not value.has_uses and node.domain == "com.microsoft":
                 copy.type = UNKNOWN  # The model leaves it out, and so may the session: some mean something else by it.

@@ -113,7 +113,7 @@ def test_numbers_that_several_nodes_read_link_nothing() -> None:
 
 
 def test_a_dim_that_meets_itself_cannot_be_cut() -> None:
-    """x + x w: the columns of w lie as its rows."""
+    """x + x w: the columns of w are sharded as its rows."""
     classes = classes_of(
         """
 graph @g(%x: f32[4, 8]) -> (%y) opset 18 {
@@ -147,7 +147,7 @@ graph @g(%x: f32[4, 8], %p: bool[]) -> (%y) opset 18 {
     rows = find(classes, "x", 0)
     assert rows.flops == (2 * 2 * 4 * 8 * 8 + 4 * 8) / 2  # Both branches; the If itself does nothing.
     assert not rows.gathered
-    # What one branch gives lies as what the other gives: the columns of a are those of y, and v has both.
+    # What one branch gives is sharded as what the other gives: the columns of a are those of y, and v has both.
     assert find(classes, "w", 1).twice is classes.graph.value("v")
 
 

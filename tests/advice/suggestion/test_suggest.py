@@ -120,7 +120,7 @@ def test_other_families_are_right_too(family: str, overrides: dict[str, Any], mo
 
 
 NOT_DIVIDED = ("gru", "lstm")
-"""Steps run whole on every rank."""
+"""Steps run replicated on every rank."""
 MORE_THAN_ITS_SHARE: dict[str, tuple[float, str]] = {
     "dlrm": (1.2, "products of some hundred numbers are not worth a collective"),
     "resnet": (1.25, "the same, of 8 channels"),
@@ -200,8 +200,8 @@ def test_megatron_is_found_with_reasons(tmp_path: Path) -> None:
     reasons = {group.pattern: group.reason for group in (*found.cut, *found.whole)}
     assert reasons["h.*.attn.q.weight"] == "heads: 4, 2 a rank"
     assert reasons["h.*.attn.proj.weight"] == "rows: MatMul /h.*/attn/proj/MatMul sums over tp"
-    assert reasons["h.*.ln_*.weight"] == "LayerNormalization needs it whole"
-    assert reasons["h.*.mlp.proj.bias"] == "goes with dim 1 of h.*.mlp.proj.weight, which is cut in dim 0"
+    assert reasons["h.*.ln_*.weight"] == "LayerNormalization needs it in full"
+    assert reasons["h.*.mlp.proj.bias"] == "goes with dim 1 of h.*.mlp.proj.weight, which is sharded in dim 0"
     assert reasons["wte.weight"].startswith("cutting dim 0 would send 16.4 kB in every step")
     assert reasons["constants.causal_mask"] == "goes with dim 1 of the input input_ids"
 
@@ -322,7 +322,7 @@ def test_batches_that_are_compared_in_pairs_are_both_cut(tmp_path: Path) -> None
 def test_without_a_batch_the_user_is_told(tmp_path: Path) -> None:
     found = suggest(build(tmp_path, "gpt", batch=1), Mesh({"dp": 2}))
     assert not found.lines
-    assert any(note.startswith("dp=2 cuts nothing: the inputs (input_ids i64[1, 32])") for note in found.notes)
+    assert any(note.startswith("dp=2 shards nothing: the inputs (input_ids i64[1, 32])") for note in found.notes)
 
 
 BRANCHES = """g (float[4,8] x, bool p) => (float[4,8] y) <float[8,16] w1 = {%s}, float[16,8] w2 = {%s}> {
@@ -486,8 +486,8 @@ def test_entries_that_do_not_follow_come_back_in_few_rounds() -> None:
 
 NO_BATCH = {
     "g (float[1,1] x) => (float[1,1] y) { y = Relu(x) }": "the inputs (x f32[1, 1]) have no dim of 2 elements or more",
-    "g (float[1,4] x) => (float[1,4] y) { y = CumSum(x, a) }": "dim 1 of x: CumSum needs it whole",
-    "g (float[4,4] x) => (float[4,4] y) { y = MatMul(x, x) }": "would cut two dims of x at once",
+    "g (float[1,4] x) => (float[1,4] y) { y = CumSum(x, a) }": "dim 1 of x: CumSum needs it in full",
+    "g (float[4,4] x) => (float[4,4] y) { y = MatMul(x, x) }": "would shard two dims of x at once",
     "g (float[4] x) => (int64[n] y) { i = NonZero(x) y = Reshape(i, s) }": "dim 0 of x: shape unknown behind NonZero",
 }
 
@@ -518,8 +518,8 @@ def test_where_nothing_is_worth_cutting_it_says_so(tmp_path: Path) -> None:
       <float[512] w = {%s}> { y = LayerNormalization(x, w) }""" % ", ".join(["1.0"] * 512)  # noqa: UP031
     found = suggest(text_model(text, tmp_path), Mesh({"tp": 2}))
     assert not found.lines
-    assert [group.reason for group in found.whole] == ["LayerNormalization needs it whole"]
-    assert found.notes[0].startswith("tp cuts nothing")
+    assert [group.reason for group in found.whole] == ["LayerNormalization needs it in full"]
+    assert found.notes[0].startswith("tp shards nothing")
 
 
 STEM = """g (float[5,3,48,48] x, float[48,3,3,3] a, float[96,48,3,3] b, float[192,96,2,2] c) => (float[5,192,6,6] y) {
@@ -538,7 +538,7 @@ def test_a_line_whose_tensor_lies_otherwise_in_the_end_says_so(tmp_path: Path) -
     assert found.lines["c"] == (("tp",), None, None, None)
     assert group.spec == (None, ("tp",), None, None)
     assert found.comments["c"] == (
-        "dim 0 is cut, so that its readers can run in parts; each rank then holds what they read, cut in dim 1: "
+        "dim 0 is sharded, so that its readers can run in parts; each rank then holds what they read, cut in dim 1: "
         "input channels: Conv of %y sums over tp"
     )
     assert found.comments["a"] == "output channels: 48, 16 a rank"
@@ -553,7 +553,7 @@ def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Pat
     groups = Groups(module.graph, {"w", "v"}, words)
     annotated: dict[str, Spec] = {"w": (None, ("tp",)), "v": (None, None)}
     cut, whole = groups.made({"w": (None, None), "v": (None, None)}, annotated, {})
-    told = "dim 1 is cut, so that its readers can run in parts; small enough that each rank then holds it whole"
+    told = "dim 1 is sharded, so that its readers can run in parts; small enough that each rank then holds it in full"
     assert not cut
     assert {group.pattern: group.reason == told for group in whole} == {"w": True, "v": False}
     assert groups.comments(annotated, cut) == {"w": told, "v": "whole, so that the cut ends here"}

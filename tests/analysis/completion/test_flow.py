@@ -39,7 +39,7 @@ def test_what_a_loop_carries_and_collects() -> None:
         Tie(2, 0, (body.inputs[2],), ((body, 1),)),
         Tie(result=1, outputs=((body, 2),), scanned=0),
     )
-    # The count is not known, and with it the size of what is collected: only the state can be cut.
+    # The count is not known, and with it the size of what is collected: only the state can be sharded.
     (view,) = flow.views(holder)
     assert str(view.rule) == "([i,j],[i,j])->([i,j],[i,j])"
     assert [value.name for value in view.values if value is not None] == ["x", "o", "a", "y"]

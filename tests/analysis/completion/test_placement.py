@@ -28,9 +28,9 @@ MATMUL = "graph @g(%a: f32[{a}], %b: f32[{b}]) -> (%c) opset 21 {{ %c = MatMul(%
     [
         ("8@x, 64", "64, 32@y", "8@x, 32@y", ["[@x, _]", "[_, @y]"], "[@x, @y]"),
         ("8, 64@x", "64@x, 32", "8, 32", ["[_, @x]", "[@x, _]"], "[_, _] partial(sum: x)"),
-        # One operand is cut along k: cutting the other is free, gathering the first is not.
+        # One operand is sharded along k: cutting the other is free, gathering the first is not.
         ("8, 64@x", "64, 32", "8, 32", ["[_, @x]", "[@x, _]"], "[_, _] partial(sum: x)"),
-        # Nothing is cut, but the result is wanted in blocks: each device computes its own.
+        # Nothing is sharded, but the result is wanted in blocks: each device computes its own.
         ("8, 64", "64, 32", "8@x, 32", ["[@x, _]", "[_, _] replicated"], "[@x, _]"),
         # k over x and n over x at once cannot be: the small operand moves.
         ("8, 64@x", "64, 4096@x", "8, 4096", ["[_, _] replicated", "[_, @x]"], "[_, @x]"),
@@ -49,7 +49,7 @@ def test_matmul(a: str, b: str, c: str, operands: list[str], result: str) -> Non
 
 
 def test_minor_factors_are_cut_only_inside_whole_majors() -> None:
-    # Heads cut over x: 4 heads of 16 make 64, of which the major part is cut.
+    # Heads cut over x: 4 heads of 16 make 64, of which the major part is sharded.
     _, placement = placed(
         "graph @g(%x: f32[2, 64@x]) -> (%y) opset 21 { %s = constant : i64[3] replicated [2, 4, 16]"
         " %y = Reshape(%x, %s) : f32[2, 4@x, 16] }"

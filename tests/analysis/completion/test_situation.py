@@ -11,7 +11,7 @@ AXES = "pqrs"
 
 
 def rotated(rank: int) -> Situation:
-    """A sum of four values, each dim of which is cut by another axis in each of them."""
+    """A sum of four values, each dim of which is sharded by another axis in each of them."""
     types = ", ".join(f"%{name}: f32[{', '.join(['16'] * rank)}]" for name in "abcd")
     text = f"graph @g({types}) -> (%y) opset 21 {{\n  %y = Sum(%a, %b, %c, %d) : f32[{', '.join(['16'] * rank)}]\n}}"
     node = parse_module(text).graph.first

@@ -151,7 +151,7 @@ class Machine:
 
 
 def shardings(mesh: Mesh, atoms: Sequence[Axis], rank: int, with_partial: bool = False) -> list[Sharding]:
-    """Every way to cut a tensor over atoms, all of them or some; `with_partial`: or to hold shares of it."""
+    """Every way to shard a tensor over atoms, all of them or some; `with_partial`: or to hold shares of it."""
     found = []
     for places in itertools.product(range(-2 if with_partial else -1, rank), repeat=len(atoms)):
         of_dim = [[atom for atom, place in zip(atoms, places, strict=True) if place == dim] for dim in range(rank)]

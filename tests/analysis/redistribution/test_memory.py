@@ -14,7 +14,7 @@ def spec(*dims: list[str] | None) -> Sharding:
 
 
 def test_blocks_that_do_not_nest_take_the_least_peak() -> None:
-    # 10 over 4 is 3, 3, 3, 1, and 10 over 2 is 5, 5: there is nothing but the whole tensor in between.
+    # 10 over 4 is 3, 3, 3, 1, and 10 over 2 is 5, 5: there is nothing but the full tensor in between.
     found = redistribution(spec(["x", "y"]), spec(["x"]), (10,), 32, chunk_bytes=0)
     assert (found.peak_bytes, found.ends_bytes) == (40, 20)
 

@@ -228,7 +228,7 @@ WRONG = {
         {"axes": ["dp", "tp"], "pairs": [n for rank in range(8) for n in (rank, rank)]},
         "does not take [@tp] over dp, tp to [@dp]",
     ),
-    "shares of what is cut": (
+    "shares of what is sharded": (
         "MakePartial",
         sharding("tp"),
         sharding("tp", partial="dp"),

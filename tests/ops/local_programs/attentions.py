@@ -1,4 +1,4 @@
-"""Models of one Attention of which some operands are cut."""
+"""Models of one Attention of which some operands are sharded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def cut_attention(
     options: Mapping[str, Any] | None = None,
     **attributes: Any,
 ) -> irpar.Partition:
-    """The partition of an Attention whose operands, in ONNX's order, are all inputs; some are cut.
+    """The partition of an Attention whose operands, in ONNX's order, are all inputs; some are sharded.
 
     Args:
         operands: by name: q, k, v, mask, past_k, past_v, valid.

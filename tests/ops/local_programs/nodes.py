@@ -1,4 +1,4 @@
-"""Nodes of operators with local programs, drawn at random, as models of which an operand is cut where they work."""
+"""Nodes of operators with local programs, drawn at random, as models of which an operand is sharded where they work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ Drawn = tuple[onnx.NodeProto, Operands, int]
 """A node, its operands, and a dim of the one called x along which it works; those called other.. are inputs too."""
 
 Cuts = int | dict[str, list[list[str] | None]]
-"""A dim of x that all axes of the mesh cut; or how each of some operands is cut."""
+"""A dim of x that all axes of the mesh cut; or how each of some operands is sharded."""
 
 INTEGER_REDUCTIONS = ("ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceMean", "ReduceProd")
 """Of floats they give partial results."""

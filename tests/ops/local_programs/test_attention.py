@@ -62,7 +62,7 @@ def test_windows_over_both(window: dict[str, int], cuts: Cuts, is_causal: int, t
 
 
 def test_few_queries_over_many_keys_reduce_what_they_found(tmp_path: Path) -> None:
-    """A step of generation over a cache that is cut: the cache stays where it is."""
+    """A step of generation over a cache that is sharded: the cache stays where it is."""
     operands = {"q": heads(1, 4, 1, 8), "k": heads(1, 2, 64, 8), "v": heads(1, 2, 64, 8), "valid": np.array([50])}
     cuts = {"k": (2, "sp"), "v": (2, "sp")}
     partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, is_causal=1)

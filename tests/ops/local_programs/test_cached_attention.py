@@ -1,4 +1,4 @@
-"""Attention that keeps keys and values: caches that are cut stay where they are, and take in what is new."""
+"""Attention that keeps keys and values: caches that are sharded stay where they are, and take in what is new."""
 
 from math import prod
 from pathlib import Path
@@ -24,7 +24,7 @@ CACHES = ("past_k", "past_v")
 
 @st.composite
 def drawn(draw: st.DrawFn) -> tuple[Operands, dict[str, Any], Cuts, dict[str, int], list[str], int]:
-    """Operands, attributes, how the operands are cut, the mesh, the axes that cut the caches, and the opset."""
+    """Operands, attributes, how the operands are sharded, the mesh, the axes that cut the caches, and the opset."""
     mesh, axes, other = draw_axes(draw)
     parts = prod(mesh[axis] for axis in axes)
     sizes, new, is_causal = draw_heads(draw), draw(st.integers(1, 5)), draw(st.integers(0, 1))
@@ -89,7 +89,7 @@ def test_caches_of_half_precision(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("is_ring", [False, True])
 def test_keys_of_a_prompt_are_a_cache_that_is_cut(places: int, is_packed: bool, is_ring: bool, tmp_path: Path) -> None:
-    """Keys and values are results as they lie, whichever way attention runs."""
+    """Keys and values are results as they are sharded, whichever way attention runs."""
     operands = {name: heads(1, 2, places, 8) for name in "qkv"}
     attributes: dict[str, Any] = {"is_causal": 1}
     if is_packed:

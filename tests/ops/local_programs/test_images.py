@@ -1,4 +1,4 @@
-"""Operators on images of which several dims are cut at once: height and width, channels and groups."""
+"""Operators on images of which several dims are sharded at once: height and width, channels and groups."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Local programs: operators on blocks of what their rules need whole give what they give on whole tensors."""
+"""Local programs: operators on blocks of what their rules need whole give what they give on full tensors."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def whole_node(folder: Path) -> Node:
 
 
 def cut_factor(whole: Node, rule: FactorRule, axis: int) -> int:
-    """The factor of the dim of x that is cut, of several the last."""
+    """The factor of the dim of x that is sharded, of several the last."""
     (factors,) = {
         factors for value, factors in zip(whole.operands, rule.operands, strict=True) if value and value.name == "x"
     }
@@ -40,7 +40,7 @@ def cut_factor(whole: Node, rule: FactorRule, axis: int) -> int:
 
 
 def has_elements_everywhere(folder: Path, axis: int, parts: int) -> bool:
-    """Whether every device has a part of what is cut, as a local program needs; else the node is done whole."""
+    """Whether every device has a part of what is sharded, as a local program needs; else the node is done whole."""
     whole = whole_node(folder)
     rule = factor_rule(whole)
     if rule is None or cut_factor(whole, rule, axis) not in program_factors(whole, rule, program_of(whole, rule)):
@@ -48,7 +48,7 @@ def has_elements_everywhere(folder: Path, axis: int, parts: int) -> bool:
     factor = cut_factor(whole, rule, axis)
     values = (*whole.operands, *whole.results)
     (*majors, _) = next(dims for dims in rule.operands[rule.places[factor][0][0]] if factor in dims)
-    if majors:  # These are cut first, and all must divide.
+    if majors:  # These are sharded first, and all must divide.
         count = int(np.prod([rule.sizes[major] for major in majors]))
         return parts > count and parts % count == 0 and rule.sizes[factor] % (parts // count) == 0
     sizes = [values[tensor].shape[dim] for tensor, dim, _ in rule.places[factor]]

@@ -27,7 +27,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 @st.composite
 def drawn(draw: st.DrawFn) -> tuple[Operands, dict[str, Any], Cuts, dict[str, int], list[str], int]:
-    """Operands, attributes, how the operands are cut, the mesh, the axes of the ring, and the opset."""
+    """Operands, attributes, how the operands are sharded, the mesh, the axes of the ring, and the opset."""
     mesh, axes, other = draw_axes(draw)
     parts = prod(mesh[axis] for axis in axes)
     lengths = st.integers(parts, 3 * parts + 2).filter(lambda size: filled_blocks(size, parts) == parts)
@@ -111,7 +111,7 @@ WAYS = {
     "both in blocks": (whole_sequence(32, 32, 8, 2), 7000, ["permute"] * 6),
     "heads hold as little, and send less": (whole_sequence(64, 64, 8, 4), 7000, ["all_to_all"] * 4),
 }
-"""What only the sequence is cut of, bytes of memory for a node, and what is sent.
+"""What only the sequence is sharded of, bytes of memory for a node, and what is sent.
 
 Of 32 places with 8 heads in f32 a block is 2 kB, with 2 heads 512 bytes: queries, results and all keys and values are
 8,192 bytes, with the block of keys and that of values, and those that come, they are 6,144.
@@ -187,8 +187,8 @@ def test_what_a_device_runs() -> None:
           %number_1 = constant : f32[] 0.0
           %number_3 = constant : f32[] 1.0
           %v_1 = Mul(%q, %number) : f32[1, 2, 4, 4]
-          %v_2 = irpar.CollectivePermute(%k) {pairs=[0, 1, 1, 0], axes=["sp"], id=0} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which cuts %k, in a ring"
-          %v_3 = irpar.CollectivePermute(%v) {pairs=[0, 1, 1, 0], axes=["sp"], id=1} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which cuts %k, in a ring"
+          %v_2 = irpar.CollectivePermute(%k) {pairs=[0, 1, 1, 0], axes=["sp"], id=0} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which shards %k, in a ring"
+          %v_3 = irpar.CollectivePermute(%v) {pairs=[0, 1, 1, 0], axes=["sp"], id=1} : f32[1, 2, 4, 4] of [1, 2, 8@sp, 4] doc "Attention of %y works along sp, which shards %k, in a ring"
           %v_4 = Reshape(%v_1, %numbers) : f32[1, 2, 4, 4]
           %v_5 = Transpose(%k) {perm=[0, 1, 3, 2]} : f32[1, 2, 4, 4]
           %v_6 = MatMul(%v_4, %v_5) : f32[1, 2, 4, 4]

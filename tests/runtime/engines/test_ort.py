@@ -43,7 +43,7 @@ WEIGHTS = """
 
 
 def weights_program(tensors: dict[str, ArrayTensor | ExternalTensor]) -> Module:
-    """Weights that are cut by rows, by columns and not at all; one that constant folding reads."""
+    """Weights that are sharded by rows, by columns and not at all; one that constant folding reads."""
     text = WEIGHTS.replace(
         "      %folded", '      %k = constant : f32[32, 1] of [32, 1] data("#k", 0, 128)\n      %folded'
     )

@@ -49,7 +49,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class DeviceArray(np.ndarray):
-    """An array that says where it lies as CuPy's do, and that does not become one of numpy unasked."""
+    """An array that says where it is sharded as CuPy's do, and that does not become one of numpy unasked."""
 
     device_id = 0
 

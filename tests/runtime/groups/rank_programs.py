@@ -366,7 +366,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
 
 
 def run(scenario: Callable[..., None], *words: str) -> None:
-    """Run it; its error is told, and ends the process."""
+    """Run it; its error is reported, and ends the process."""
     try:
         scenario(*words)
     except IrparError as error:

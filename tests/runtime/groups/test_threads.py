@@ -1,4 +1,4 @@
-"""Collectives among threads against formulas on whole arrays."""
+"""Collectives among threads against formulas on full arrays."""
 
 from typing import Any
 

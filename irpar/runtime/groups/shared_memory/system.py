@@ -25,7 +25,7 @@ def process_facts(process: int, start: int | None = None) -> list[str]:
 
     Args:
         process: its number in /proc.
-        start: when it started; with another start it is another process, of which nothing is told.
+        start: when it started; with another start it is another process, of which nothing is reported.
     """
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:

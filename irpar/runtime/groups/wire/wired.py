@@ -81,7 +81,7 @@ class WiredGroup(SpmdGroup):
         """
 
     def through_hosts(self, meeting: Meeting) -> Finish:
-        """Let members send each other whole operands; for what a group cannot move better."""
+        """Let members send each other full operands; for what a group cannot move better."""
         peers = {member: self.control.peers[member] for member in meeting.members if member != self.rank}
         numbers = {member: peer.met for member, peer in peers.items()}
         packed = encode(meeting.operand)
@@ -114,7 +114,7 @@ class WiredGroup(SpmdGroup):
             raise self.gave_up(meeting, missing())
 
     def gave_up(self, meeting: Meeting, missing: list[int]) -> PeerError:
-        """The error of a rank that waited in vain at a collective; all others are told."""
+        """The error of a rank that waited in vain at a collective; all others are reported."""
         return self._gave_up(meeting.call, missing)
 
     def _gave_up(self, call: Call, missing: list[int]) -> PeerError:
