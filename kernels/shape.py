@@ -72,7 +72,7 @@ def concat(xp: ArrayModule, *operands: Array, axis: int) -> Array:
 
 def _split(x: Array, axis: int, sizes: Ints, n_outputs: int) -> tuple[Array, ...]:
     if len(sizes) != n_outputs or sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
-        raise ValueError(f"split {list(sizes)} does not sharded {x.shape[axis]} elements into {n_outputs} results")
+        raise ValueError(f"split {list(sizes)} does not cut {x.shape[axis]} elements into {n_outputs} results")
     parts, start = [], 0
     for size in sizes:
         parts.append(x[(slice(None),) * axis + (slice(start, start + size),)])

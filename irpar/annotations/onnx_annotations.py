@@ -141,7 +141,7 @@ def _dims(tiled: Tiled) -> list[int]:
             raise OnnxError(
                 f"axis {cut.axis} of a tensor of {len(shape)} dim(s): {type_}",
                 where=where,
-                do=f"use axes from {-len(shape)} to {len(shape) - 1}" if shape else "do not sharded scalars",
+                do=f"use axes from {-len(shape)} to {len(shape) - 1}" if shape else "do not shard scalars",
             )
         dim = cut.axis % len(shape)
         size = shape[dim]

@@ -43,7 +43,7 @@ def permutation(before: Sharding, after: Sharding) -> tuple[tuple[Axis, ...], Pa
         having = holders.get(held, [])
         if len(having) != len(wanting):
             raise ShardingError(
-                f"{before} and {after} do not sharded a tensor into the same blocks",
+                f"{before} and {after} do not split a tensor into the same blocks",
                 do="gather or slice first, so that every dim has as many blocks as before",
             )
         free = iter([position for position in having if position not in wanting])

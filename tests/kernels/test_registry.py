@@ -39,7 +39,7 @@ REFUSED = [
         "Gelu: attribute approximate='erf' is not supported; it can",
     ),
     ("Cast", (X,), {"to": 99}, 1, "Cast: ONNX data type 99 is not supported"),
-    ("Split", (X, IDS), {"axis": 1}, 2, r"Split: split \[0, 5\] does not sharded 3 elements into 2 results"),
+    ("Split", (X, IDS), {"axis": 1}, 2, r"Split: split \[0, 5\] does not cut 3 elements into 2 results"),
     ("Squeeze", (X, IDS[:1]), {}, 1, "Squeeze: cannot drop dim 0, which has 2 elements"),
     ("Transpose", (X,), {"perm": (0, 0)}, 1, r"Transpose: attribute perm=\[0, 0\] is no permutation of the 2 dims"),
     ("Dropout", (X, None, np.array(True)), {}, 1, "Dropout: training mode draws random numbers"),

@@ -54,7 +54,7 @@ def test_who_needs_what_it_holds_keeps_it() -> None:
     ],
 )
 def test_other_blocks_are_refused(before: Sharding, after: Sharding) -> None:
-    with pytest.raises(ShardingError, match="do not sharded a tensor into the same blocks"):
+    with pytest.raises(ShardingError, match="do not split a tensor into the same blocks"):
         permutation(before, after)
 
 

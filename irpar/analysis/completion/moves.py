@@ -48,7 +48,8 @@ def _not_as_said(flow: Flow, node: Node, placement: Placement) -> IrparError:
         f"{node.title} cannot run {strategy.annotation.said}",
         where=strategy.annotation.where,
         notes=tuple(notes),
-        do='cut what it can be sharded along, or annotate its tensors under "tensors", where they may be moved for it',
+        do="shard what it can be sharded along, "
+        'or annotate its tensors under "tensors", where they may be moved for it',
     )
 
 

@@ -431,7 +431,7 @@ class RuleView:
         yield tuple(() for _ in self.rule.sizes)
 
     def agreed(self, known: tuple[tuple[Axes, ...] | None, ...]) -> Placement | None:
-        """How the node runs where all values already are sharded as it needs them; None where they do not agree.
+        """How the node runs where all values are sharded already as it needs them; None where they do not agree.
 
         Args:
             known: the dim axes of the values, None where they do not matter.
@@ -548,5 +548,5 @@ def _without(view: RuleView, axes: Axes, others: Sequence[Axis]) -> Axes:
 
 
 def _agrees(view: RuleView, factors: FactorAxes, known: Sequence[tuple[Axes, ...] | None]) -> bool:
-    """True where every value already is sharded as the factor axes want it."""
+    """True where every value is sharded already as the factor axes want it."""
     return all(dims is None or view.assemble(tensor, factors) == dims for tensor, dims in enumerate(known))
