@@ -24,7 +24,10 @@ Ranks = Annotated[int, typer.Option("--ranks", metavar="N", help="How many ranks
 
 
 def calibrate_command(out: Target = None, ranks: Ranks = 4, engine: Engine = "ort", as_json: Json = False) -> None:
-    """Measure matmuls, memory and irpar's collectives on this machine, for --network FILE. Takes about 10 seconds."""
+    """Measure matmuls, memory, disk and collectives on this machine, for --network FILE. Takes about 10 seconds.
+
+    The disk is the one that FILE, or the current folder, is on.
+    """
     from irpar.files.atomic import new_file
 
     from .calibration import as_yaml, calibrate
@@ -33,7 +36,10 @@ def calibrate_command(out: Target = None, ranks: Ranks = 4, engine: Engine = "or
         _check_target(out)
     console = messages()
     measured = calibrate(
-        ranks, engine or "ort", progress=lambda what: None if as_json else console.print(f"measuring {what}")
+        ranks,
+        engine or "ort",
+        folder=Path.cwd() if out is None else out.absolute().parent,
+        progress=lambda what: None if as_json else console.print(f"measuring {what}"),
     )
     if out is not None:
         with new_file(out, "the network") as fresh:
@@ -83,6 +89,9 @@ def _print(console: "Console", measured: "Calibration", out: Path | None) -> Non
     for dtype, rate in measured.flops.items():
         made.add_row(f"matmul of {dtype}", scaled(rate, "FLOP/s"))
     made.add_row("memory", scaled(measured.memory_bandwidth, "B/s"))
+    if measured.disk is not None:
+        made.add_row("disk, reading (all ranks)", scaled(measured.disk.read, "B/s"))
+        made.add_row("disk, writing (all ranks)", scaled(measured.disk.write, "B/s"))
     made.add_row("a small node", seconds_text(measured.launch))
     made.add_row("a collective, beside itself", seconds_text(measured.collective_launch))
     console.print(made)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,8 @@ from irpar.ops.collectives import KINDS, OF_KIND
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.memory import memory_limit
 from irpar.sharding import Axis, IrparError, Mesh
+
+from .disk_speed import DiskSpeed, measure_disk
 
 Array = np.ndarray[Any, Any]
 
@@ -95,6 +98,7 @@ class Calibration:
         link: the fit over all kinds that move data.
         kinds: kind to a fit of its own.
         points: the collectives, and how well the fits of their kinds meet them.
+        disk: what the disk does; None where it was not measured.
         seconds: how long all this took.
     """
 
@@ -109,6 +113,7 @@ class Calibration:
     link: Fit
     kinds: Mapping[str, Fit]
     points: tuple[Point, ...]
+    disk: DiskSpeed | None
     seconds: float
 
     @property
@@ -131,7 +136,11 @@ class Calibration:
             "algorithms": dict(ALGORITHM),
             "kinds": {kind: _speed(fit) for kind, fit in self.kinds.items()},
         }
-        return {"name": self.name, "launch": _rounded(self.collective_launch), "links": [link], "device": device}
+        found = {"name": self.name, "launch": _rounded(self.collective_launch), "links": [link], "device": device}
+        if self.disk is not None:
+            figures = (("read", self.disk.read), ("write", self.disk.write), ("capacity", self.disk.capacity))
+            found["disk"] = {name: _rounded(figure / self.ranks) for name, figure in figures}
+        return found
 
 
 def _speed(fit: Fit) -> dict[str, float]:
@@ -143,12 +152,19 @@ def _rounded(number: float) -> float:
     return float(f"{number:.4g}")
 
 
-def calibrate(ranks: int = 4, engine: str = "ort", *, progress: Callable[[str], None] = lambda _: None) -> Calibration:
+def calibrate(
+    ranks: int = 4,
+    engine: str = "ort",
+    *,
+    folder: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Calibration:
     """Measure this machine; takes 5 to 15 seconds.
 
     Args:
         ranks: how many ranks run at once, 2 or more.
         engine: what computes: "ort" or "numpy".
+        folder: on the disk that is measured; None: no disk is.
         progress: is told what is measured next.
 
     Raises:
@@ -178,6 +194,10 @@ def calibrate(ranks: int = 4, engine: str = "ort", *, progress: Callable[[str], 
     launch = _measure_launch(mesh, engine)
     steps = _difference(partial(_sums, ranks), mesh, engine, 2, 22) / 20
     collective_launch = max(steps - 2 * launch - fitted("all_reduce", _SUMMED * 4, ranks, kinds["all_reduce"]), 0.0)
+    disk = None
+    if folder is not None:
+        progress("disk")
+        disk = measure_disk(folder)
     limit = memory_limit()
     return Calibration(
         ranks=ranks,
@@ -191,6 +211,7 @@ def calibrate(ranks: int = 4, engine: str = "ort", *, progress: Callable[[str], 
         link=fit(moving, ranks),
         kinds=kinds,
         points=tuple(Point(kind, size, t, fitted(kind, size, ranks, kinds[kind])) for kind, size, t in points),
+        disk=disk,
         seconds=time.perf_counter() - start,
     )
 
@@ -389,4 +410,6 @@ def as_yaml(calibration: Calibration) -> str:
         *(f"    # {name}: {reason.splitlines()[0]}" for name, reason in calibration.left_out.items()),
         *(f"  {name}: {value:g}" for name, value in fields["device"].items() if name != "flops"),
     ]
+    if "disk" in fields:
+        lines.append(f"disk: {{{', '.join(f'{name}: {value:g}' for name, value in fields['disk'].items())}}}")
     return "\n".join((*lines, ""))

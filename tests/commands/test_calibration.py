@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar import models
+from irpar.analysis.cost.network import Disk
 from irpar.analysis.cost.network_file import read_network
 from irpar.cli import main
+from irpar.commands import disk_speed
 from irpar.commands.calibration import ALGORITHM, Calibration, Fit, Point, as_yaml, calibrate, fit, fitted
+from irpar.commands.disk_speed import DiskSpeed, measure_disk
 from irpar.sharding import Axis, IrparError, Mesh
 from tests.budget import budget
 
@@ -43,20 +46,37 @@ def test_any_times_give_something_that_can_be(seconds: list[float]) -> None:
 def test_the_file_reads_back(tmp_path: Path) -> None:
     kinds = {kind: Fit(1.25e-6, 2e9) for kind in ALGORITHM}
     points = (Point("all_reduce", 1024, 2e-5, 3e-5),)
-    made = Calibration(
-        4, "ort", {"f32": 1.23456e11}, {"bf16": "no kernel"}, 8e9, 9e-7, 3e-5, 6e9, Fit(2e-6, 1e9), kinds, points, 9.0
-    )
+    disk = DiskSpeed(4e9, 2e9, 1e12)
+    rates = {"f32": 1.23456e11}, {"bf16": "no kernel"}, 8e9, 9e-7, 3e-5, 6e9
+    made = Calibration(4, "ort", *rates, Fit(2e-6, 1e9), kinds, points, disk, 9.0)
     (tmp_path / "here.yaml").write_text(as_yaml(made))
     network = read_network(tmp_path / "here.yaml")
     assert network.device is not None
     assert (network.device.flops, network.device.launch, network.launch) == ({"f32": 1.235e11}, 9e-7, 3e-5)
     assert network.device.memory == 6e9
+    assert network.disk == Disk(1e9, 5e8, 2.5e11)
     mesh = Mesh({"x": 4})
     for kind in ALGORITHM:
         expected = 3e-5 + fitted(kind, 1e6, 4, kinds[kind])
         assert network.seconds(kind, [Axis("x")], 1e6, mesh) == pytest.approx(expected)
     assert json.loads(network.text) == made.fields()
     assert points[0].residual == pytest.approx(0.5)
+
+
+def test_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_speed, "SIZE", 4 << 20)
+    found = measure_disk(tmp_path)
+    assert found is not None
+    assert 0 < found.write < 1e13
+    assert 0 < found.read < 1e13
+    assert found.capacity > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_cannot_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measure_disk(tmp_path / "gone") is None
+    monkeypatch.setattr(disk_speed, "SIZE", 1 << 60)
+    assert measure_disk(tmp_path) is None
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 65])
@@ -88,6 +108,8 @@ def test_a_run_and_its_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert network.device is not None
     assert 1e8 < network.device.rate("f32") < 1e14
     assert 1e8 < network.device.memory_bandwidth < 1e13
+    assert network.disk is not None
+    assert 1e5 < network.disk.write < 1e13
     models.save(tmp_path / "mlp.onnx", "mlp")
     (tmp_path / "mlp.json").write_text(json.dumps({"mesh": {"tp": 2}, "tensors": {"fc2.weight": [["tp"], None]}}))
     words = ["partition", "mlp.onnx", "-o", "out", "--shardings", "mlp.json", "--network", "here.yaml", "--json"]
