@@ -1,4 +1,4 @@
-"""irpar cuts an ONNX model over a device mesh into per-device ONNX models with explicit communication, and runs them.
+"""irpar shards an ONNX model over a device mesh into per-device ONNX models with explicit communication, and runs them.
 
 >>> import irpar
 >>> module = irpar.load("gpt.onnx")                                      # doctest: +SKIP
