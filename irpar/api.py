@@ -103,7 +103,7 @@ def partition(
     max_redistribution_mb: float | None = None,
     bind: Mapping[str, int] | None = None,
 ) -> "Partition":
-    """Cut a module over a mesh. The module itself stays as it is.
+    """Shard a module over a mesh. The module itself stays as it is.
 
     Args:
         module: from `load`, annotated with `module.shard(...)`; or what `load` takes.

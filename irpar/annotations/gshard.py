@@ -29,7 +29,7 @@ def replicate(module: Module, tensor: str) -> int:
 
 
 def split(module: Module, tensor: str, split_dimension: int, num_partitions: int) -> int:
-    """Cut one dim of a tensor into partitions, the i-th for the i-th device.
+    """Shard one dim of a tensor into partitions, the i-th for the i-th device.
 
     The partitions are matched to axes of the mesh whose sizes multiply to their number. Where these are not all axes,
     each partition is on all devices that differ only in the others; GShard leaves those devices without one.
@@ -99,7 +99,7 @@ def _choices(mesh: Mesh, number: int) -> Iterator[list[str]]:
 
 
 def shard(module: Module, tensor: str, device_assignment: Any, *, axis_names: Sequence[str] | None = None) -> int:
-    """Cut a tensor as an array of devices is sharded: block [i, j] lies on device_assignment[i, j].
+    """Shard a tensor as an array of devices is sharded: block [i, j] lies on device_assignment[i, j].
 
     >>> shard(module, "w", [[0, 1], [2, 3]])  # w is sharded 2 x 2                                   # doctest: +SKIP
 

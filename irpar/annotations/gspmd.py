@@ -20,7 +20,7 @@ def mesh_split(
     *,
     axis_names: Sequence[str] | None = None,
 ) -> int:
-    """Cut a tensor over the dims of a device mesh.
+    """Shard a tensor over the dims of a device mesh.
 
     >>> mesh_split(module, "x", [[0, 1], [2, 3]], [0, -1])  # module.shard("x", ["d0", None])   # doctest: +SKIP
 

@@ -13,7 +13,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 COMMANDS: Mapping[str, str] = {
     "inspect": "Show what a model is made of, what cannot be sharded and why, and (--suggest) what to cut.",
-    "partition": "Cut a model over a mesh of devices and write a program for each, with explicit communication.",
+    "partition": "Shard a model over a mesh of devices and write a program for each, with explicit communication.",
     "pack": "Pack what some ranks need to run: plan.json, their parts, and checksums, which irpar run compares.",
     "run": "Run all ranks of a partition, on full inputs, and give back full outputs.",
     "verify": "Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ.",
@@ -85,7 +85,7 @@ def command(name: str) -> TyperCommand:
 app = typer.Typer(
     name="irpar",
     cls=_Commands,
-    help="Cut an ONNX model over a mesh of devices into one program for each; run and verify them.",
+    help="Shard an ONNX model over a mesh of devices into one program for each; run and verify them.",
     **_PLAIN,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -99,7 +99,7 @@ def partition_command(
     statistics: Statistics = False,
     as_json: Json = False,
 ) -> None:
-    """Cut a model over a mesh of devices and write a program for each, with explicit communication."""
+    """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
     from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
     from irpar.pass_manager import Instrumentation, PassManager
