@@ -54,9 +54,9 @@ class WideArrays(Arrays):
         """A constant, widened."""
         return widen(array)
 
-    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> Operation:
         """A kernel that is told to give and to compute in float64 where the model says a narrower float."""
-        compute = super().kernel(node, kernel, _widened_attributes(kernel, attributes))
+        compute = super().kernel(node, kernel, _widened_attributes(kernel, attributes), on_host)
 
         def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
             # Some kernels give statistics in float32 whatever they are of.
@@ -117,10 +117,10 @@ class MagnitudeArrays(WideArrays):
         """A constant, widened, without signs where it is of floats."""
         return magnitudes(array)
 
-    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> Operation:
         """A kernel whose factors have no signs."""
         factors = {name: abs(value) for name, value in attributes.items() if name in ("alpha", "beta")}
-        return super().kernel(node, kernel, {**attributes, **factors})
+        return super().kernel(node, kernel, {**attributes, **factors}, on_host)
 
 
 class PlainArrays(Arrays):
@@ -144,7 +144,7 @@ class PlainArrays(Arrays):
 class OrtArrays(PlainArrays):
     """Arrays in the model's own dtypes; ONNX Runtime computes each node alone."""
 
-    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> Operation:
         """The node in ONNX Runtime."""
         return self._on_ort(node)
 
@@ -159,9 +159,9 @@ class NudgedArrays(PlainArrays):
         super().__init__(opsets)
         self._nudges = nudges
 
-    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> Operation:
         """A kernel whose results are nudged, where it computes at all."""
-        compute = super().kernel(node, kernel, attributes)
+        compute = super().kernel(node, kernel, attributes, on_host)
         return compute if traits(node).moves_elements or node.op_type in _EXACT else self._nudging(compute)
 
     def without_kernel(self, node: Node) -> Operation:

@@ -1,12 +1,12 @@
 """Where the arrays of an array engine lie: those of the engine `numpy` all on the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from irpar.ir import Node
+from irpar.ir import Node, Value
 from irpar.kernels import Kernel
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
@@ -48,8 +48,21 @@ class Arrays:
         """A tensor whose numbers are known before anything runs, and where they are read."""
         return array
 
-    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> "Operation":
-        """What computes a node with a kernel."""
+    def is_for_host(self, node: Node, on_host: Set[Value]) -> bool:
+        """Whether a node is computed on the host, though the engine has a device.
+
+        Args:
+            node: the node.
+            on_host: values of which it is known that they lie on the host.
+        """
+        return False
+
+    def stays_on_host(self, value: Value) -> bool:
+        """Whether what comes from outside for a value lies on the host, though the engine has a device."""
+        return False
+
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> "Operation":
+        """What computes a node with a kernel; `on_host`: see `is_for_host`."""
         count = len(node.results)
 
         def run(inputs: list[Any], environment: "Environment") -> Sequence[Any]:

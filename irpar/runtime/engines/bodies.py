@@ -37,15 +37,28 @@ class Instruction:
 
 
 class Scope:
-    """Where a body is compiled: where its arrays lie, and what attribute references mean there."""
+    """Where a body is compiled: where its arrays lie, and what attribute references mean there.
+
+    Attributes:
+        arrays: where arrays lie.
+        on_host: values of which it is known that they lie on the host, though the engine has a device.
+    """
 
     def __init__(self, arrays: Arrays, given: Mapping[str, Attribute] | None = None) -> None:
         self.arrays = arrays
+        self.on_host: set[Value] = set()
         self._given = given
 
     def inside(self, given: Mapping[str, Attribute]) -> "Scope":
         """The scope of a function's body, called with these attributes."""
         return Scope(self.arrays, given)
+
+    def place(self, inputs: Iterable[Value], nodes: Iterable[Node]) -> None:
+        """Decide for all nodes of a body whether they are computed on the host."""
+        self.on_host.update(value for value in inputs if self.arrays.stays_on_host(value))
+        for node in nodes:
+            if self.arrays.is_for_host(node, self.on_host):
+                self.on_host.update(node.results)
 
     def body(self, graph: Graph) -> "Body":
         """Compile a nested graph or a function's body."""
@@ -82,6 +95,7 @@ class Body:
         self._constants = {
             value: arrays.constant(value.data.numpy(), reads_of(value)) for value in constants if value.data is not None
         }
+        scope.place(inputs, nodes)
         own = {*inputs, *(value for node in nodes for value in node.results)}
         self._left = tuple({*inputs, *own.intersection(outputs), *self._constants})
         self._instructions = _instructions(nodes, own, set(outputs), scope)
@@ -181,4 +195,4 @@ def _kernel_operation(node: Node, scope: Scope) -> Operation:
             where=f"node {node.label}",
             do=f"use {option('engine', 'ort')}",
         ) from error
-    return scope.arrays.kernel(node, kernel, attributes)
+    return scope.arrays.kernel(node, kernel, attributes, scope.on_host.issuperset(node.results))

@@ -1,7 +1,8 @@
 """Where arrays lie for an engine with a device: tensors there, the small integers that shape them on the host."""
 
+import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from irpar.ir import DType, Node, Value, tensor_type
-from irpar.kernels import Kernel, KernelError
+from irpar.kernels import Kernel, KernelError, lookup
+from irpar.ops.op_def import traits
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
 
@@ -111,8 +113,9 @@ class DeviceArrays(Arrays):
     """Tensors on a device.
 
     A tensor is an array of the device's module, or `Held`. Operands that a kernel reads on the host come there; what is
-    small and made of what lies on the host is computed there, so that shapes are known without waiting for the device.
-    What the device cannot compute is computed on the host by the same kernel, with a note.
+    small and made of what lies on the host is computed there, so that shapes are known without waiting for the device:
+    which nodes these are is decided when a body is compiled (`is_for_host`). What the device cannot compute is computed
+    on the host by the same kernel, with a note.
 
     Args:
         name: the engine's.
@@ -220,9 +223,27 @@ class DeviceArrays(Arrays):
 
     # -- computing ------------------------------------------------------------------------------------------------
 
-    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any]) -> Operation:
-        """What computes a node with a kernel, where its operands lie."""
-        return PlacedKernel(self, node, kernel, attributes, self._host_elements)
+    def is_for_host(self, node: Node, on_host: Set[Value]) -> bool:
+        """See `Arrays.is_for_host`."""
+        kernel = lookup(node.domain, node.op_type, node.version) if node.callee is None else None
+        if kernel is None:  # Bodies, functions and sequences give what they are given.
+            return all(self.stays_on_host(value) for value in node.results)
+        if not (traits(node).reads_sizes or all(self._is_small(value) for value in node.results)):
+            return False
+        apart = kernel.signature.shape_only
+        read = [value for place, value in enumerate(node.operands) if value is not None and place not in apart]
+        return all(value in on_host or (value.is_constant and self._is_small(value)) for value in read)
+
+    def stays_on_host(self, value: Value) -> bool:
+        """See `Arrays.stays_on_host`: small integers do."""
+        return self._is_small(value) and value.dtype.numpy.kind in "iub"
+
+    def _is_small(self, value: Value) -> bool:
+        return value.is_static and math.prod(value.shape) <= self._host_elements
+
+    def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> Operation:
+        """What computes a node with a kernel, on the device or on the host."""
+        return PlacedKernel(self, node, kernel, attributes, on_host)
 
     def without_kernel(self, node: Node) -> Operation:
         """What computes a node that no kernel computes: another engine, on the host.
@@ -263,22 +284,19 @@ class PlacedKernel:
     """A node that a kernel computes, on the device or on the host."""
 
     def __init__(
-        self, arrays: DeviceArrays, node: Node, kernel: Kernel, attributes: Mapping[str, Any], host_elements: int
+        self, arrays: DeviceArrays, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool
     ) -> None:
         self._arrays = arrays
         self._node = node
         self._kernel = kernel
         self._attributes = attributes
-        self._host_elements = host_elements
-        self._is_small = node.op_type in ("Shape", "Size") or all(
-            _is_small(value, host_elements) for value in node.results
-        )
         self._dtypes = tuple(
             type_.dtype.numpy if (type_ := tensor_type(value.type)) is not None else None for value in node.results
         )
-        self._on_host = self._lacks()
-        if self._on_host:
-            arrays.notes.add(node, self._on_host)
+        lacking = self._lacks()
+        if lacking:
+            arrays.notes.add(node, lacking)
+        self._is_on_host = on_host or bool(lacking)
 
     def _lacks(self) -> str:
         """Why the device cannot compute the node, as far as its types tell; empty where it can."""
@@ -292,20 +310,12 @@ class PlacedKernel:
 
     def __call__(self, inputs: list[Any], environment: Environment) -> Sequence[Any]:
         """Compute the node's results."""
-        if self._on_host or (self._is_small and self._all_on_host(inputs)):
+        if self._is_on_host:
             return self._compute_on_host(inputs)
         try:
             return self._compute_on_device(inputs, environment.into.get(self._node))
         except self._arrays.retried as error:
             return self._fall_back(inputs, error)
-
-    def _all_on_host(self, inputs: list[Any]) -> bool:
-        """Whether all numbers that are read lie on the host, and are few."""
-        apart = self._kernel.signature.shape_only
-        return all(
-            value is None or place in apart or (isinstance(value, Held) and value.host.size <= self._host_elements)
-            for place, value in enumerate(inputs)
-        )
 
     def _compute_on_host(self, inputs: list[Any]) -> list[Any]:
         arrays, apart = self._arrays, self._kernel.signature.shape_only
@@ -341,17 +351,12 @@ class PlacedKernel:
         text = str(cause).strip().splitlines()
         reason = text[0] if text else type(cause).__name__
         self._arrays.notes.add(self._node, reason)
-        self._on_host = reason
+        self._is_on_host = True
         return results
 
 
 def _of_any_module(value: Any) -> Any:
     return value.host if isinstance(value, Held) else value
-
-
-def _is_small(value: Value, most: int) -> bool:
-    type_ = tensor_type(value.type)
-    return type_ is not None and type_.is_static and int(np.prod(type_.static_shape)) <= most
 
 
 def _lacking(dtype: "DType | np.dtype[Any]") -> str:
