@@ -66,6 +66,31 @@ def run_text(
         return executor.run(inputs), executor.notes
 
 
+@pytest.mark.parametrize(("dims", "on_device"), [("2", False), ("k", True), ("100", True)])
+def test_where_a_node_is_computed_is_decided_by_types(
+    dims: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small integers that are made of small integers are computed on the host; what may be many, on the device."""
+    text = f"""
+        graph @sizes(%n: i64[{dims}]) -> (%y) opset 21 {{
+          %m = Neg(%n) : i64[{dims}]
+          %y = Neg(%m) : i64[{dims}]
+        }}
+    """
+    sizes: list[int] = []
+
+    def negative(array: StrictArray, out: object = None) -> StrictArray:
+        sizes.append(array.size)
+        return original(array, out=out)
+
+    original = STRICT.negative
+    monkeypatch.setattr(STRICT, "negative", negative)
+    n = np.arange(100 if dims == "100" else 2)
+    results, notes = run_text(text, {"n": n})
+    np.testing.assert_array_equal(results["y"], n)
+    assert (sizes, notes) == ([len(n)] * 2 if on_device else [], ())
+
+
 FLOAT8 = """
     graph @small(%x: f32[100]) -> (%y) opset 21 {
       %c = Cast(%x) {to=17} : f8e4m3fn[100] from "/narrow"
