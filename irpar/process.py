@@ -24,6 +24,13 @@ class Stopped(KeyboardInterrupt):
     """A signal asks the process to end; raised where it is, so that what is half-written goes."""
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
 def handled(handlers: "Mapping[signal.Signals, signal._HANDLER]") -> Iterator[None]:
     """Signals are handled so in here; as before where this is not the main thread, which alone can change that."""

@@ -1,6 +1,8 @@
 """Element-wise reduction over arrays of several ranks, in one fixed order."""
 
+import threading
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from functools import cache
 from typing import Any
 
@@ -61,11 +63,23 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
     return result
 
 
-@np.errstate(all="ignore")  # Quicker than `with`, which takes longer than a small sum.
+class _Quiet(threading.local):
+    """Calls of this thread in which NumPy warns of nothing: `np.errstate` takes longer than a small sum."""
+
+    def __init__(self) -> None:
+        context = copy_context()
+        context.run(np.seterr, all="ignore")
+        self.run = context.run
+
+
+_quiet = _Quiet()
+
+
 def _reduce_small(compute: Callable[..., Array], arrays: Sequence[Array], result: Array) -> Array:
-    compute(arrays[0], arrays[1], out=result)
+    run = _quiet.run
+    run(compute, arrays[0], arrays[1], out=result)
     for array in arrays[2:]:
-        compute(result, array, out=result)
+        run(compute, result, array, out=result)
     return result
 
 

@@ -5,20 +5,30 @@ would, but for small operands (fewer rounds) and the root of a broadcast (twice 
 the others).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .arrays import contiguous, cut_flat
-from .record import Array, Empty, Execution, Link, Member, Movement, Steps
+from .record import Array, Empty, Execution, Link, Member, Movement, Sizes, Steps
 from .reduced_arrays import reduce_arrays
+
+New = Callable[[Sizes, np.dtype[Any]], Array]
+"""Makes an array of a shape and dtype."""
 
 SMALL = 1 << 16
 """Bytes that a member may send in one round where two rounds would send less."""
 
 
-def run(execution: Execution, member: Member, link: Link) -> Steps[Array]:
+def run(execution: Execution, member: Member, link: Link, new: New = np.empty) -> Steps[Array]:
     """What one member does.
+
+    Args:
+        execution: how the kind is executed.
+        member: what the member brings.
+        link: what carries the rounds.
+        new: makes arrays of a shape and dtype.
 
     Raises:
         ValueError: the attributes do not fit the operand.
@@ -26,14 +36,14 @@ def run(execution: Execution, member: Member, link: Link) -> Steps[Array]:
     if execution.exchange is not None:
         return (yield from execution.exchange(member, link))
     if execution.moves is not None:
-        return (yield from move(execution.moves(member, empty_like(member)), member, link))
-    return (yield from _reduce(execution, member, link))
+        return (yield from move(execution.moves(member, empty_like(member, new)), member, link))
+    return (yield from _reduce(execution, member, link, new))
 
 
-def empty_like(member: Member) -> Empty:
+def empty_like(member: Member, new: New = np.empty) -> Empty:
     """Makes NumPy arrays of the operand's dtype."""
     dtype: np.dtype[Any] = member.operand.dtype
-    return lambda shape: np.empty(shape, dtype)
+    return lambda shape: new(shape, dtype)
 
 
 def move(movement: Movement, member: Member, link: Link) -> Steps[Array]:
@@ -55,32 +65,43 @@ def move(movement: Movement, member: Member, link: Link) -> Steps[Array]:
     return movement.result
 
 
-def _reduce(execution: Execution, member: Member, link: Link) -> Steps[Array]:
+def _reduce(execution: Execution, member: Member, link: Link, new: New) -> Steps[Array]:
     """Each member reduces one piece; it keeps it, or sends it to all: what a ring sends, in one round or two."""
     reduction = member.collective.reduce
     count, position = len(member.shapes), member.position
-    if execution.reads_all and member.operand.nbytes * (count - 1) <= SMALL:
-        operands = yield from _all_operands(member, link)
-        return reduce_arrays(operands, reduction)
+    if is_one_round(execution, member):
+        operands = yield from _all_operands(member, link, new)
+        # In place of an operand that came: of the first two, since later ones are still to be read.
+        return reduce_arrays(operands, reduction, operands[1 if position == 0 else 0])
     assert execution.pieces is not None
     pieces = [contiguous(piece) for piece in execution.pieces(member)]
-    held = [np.empty_like(pieces[position]) for _ in range(count)]
-    held[position] = pieces[position]
-    yield from link.round(pieces, held)
+    own = pieces[position]
     if not execution.returns_pieces:
+        held = [own if place == position else new(own.shape, own.dtype) for place in range(count)]
+        yield from link.round(pieces, held)
         return reduce_arrays(held, reduction)
-    whole = np.empty(member.operand.shape, member.operand.dtype)
+    whole = new(member.operand.shape, member.operand.dtype)
     places = cut_flat(whole, count)
-    places[position][...] = reduce_arrays(held, reduction)
-    del held
+    # What comes first lies where the results of the others will come.
+    held = [place[: own.size] if place.size >= own.size else new(own.shape, own.dtype) for place in places]
+    held[position] = own
+    yield from link.round(pieces, held)
+    reduce_arrays(held, reduction, places[position])
     yield from link.round([places[position]] * count, places)
     return whole
 
 
-def _all_operands(member: Member, link: Link) -> Steps[list[Array]]:
+def is_one_round(execution: Execution, member: Member) -> bool:
+    """Whether each member sends its operand to each other, and reduces all of them by itself."""
+    is_reduced = execution.exchange is None and execution.moves is None and execution.reads_all
+    # Of two, each sends as much either way.
+    count = len(member.shapes)
+    return is_reduced and (count == 2 or member.operand.nbytes * (count - 1) <= SMALL)
+
+
+def _all_operands(member: Member, link: Link, new: New) -> Steps[list[Array]]:
     """The operands of all members, in order of position."""
     mine = contiguous(member.operand)
-    held = [np.empty(shape, mine.dtype) for shape in member.shapes]
-    held[member.position] = mine
+    held = [mine if place == member.position else new(shape, mine.dtype) for place, shape in enumerate(member.shapes)]
     yield from link.round([mine] * len(held), held)
     return held

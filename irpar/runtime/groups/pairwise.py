@@ -6,7 +6,7 @@ import numpy as np
 
 from irpar.ops.collectives.arrays import is_text
 from irpar.ops.collectives.record import Link, Steps, T
-from irpar.ops.collectives.rounds import run
+from irpar.ops.collectives.rounds import New, run
 
 from ..messages import decode, encode
 from .base import Array
@@ -14,7 +14,7 @@ from .results import EXECUTED
 from .spmd import Meeting
 
 
-def exchange(meeting: Meeting, link: Link) -> Steps[Array]:
+def exchange(meeting: Meeting, link: Link, new: New = np.empty) -> Steps[Array]:
     """Execute a collective; the first round has begun when the first step ends.
 
     Raises:
@@ -22,7 +22,7 @@ def exchange(meeting: Meeting, link: Link) -> Steps[Array]:
     """
     if is_text(meeting.operand.dtype):
         return (yield from _texts(meeting, link))
-    return (yield from run(EXECUTED[meeting.collective.kind], meeting, link))
+    return (yield from run(EXECUTED[meeting.collective.kind], meeting, link, new))
 
 
 def _texts(meeting: Meeting, link: Link) -> Steps[Array]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ Finish = Callable[[], Array]
 """Waits for a collective that has begun, and gives its result."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Meeting:
     """A collective as one of its members comes to it.
 
@@ -31,6 +31,7 @@ class Meeting:
         header: what the other members compare with theirs.
         shapes: what operands the members must bring, in order of position.
         expected: bytes of these.
+        notes: what the group found out about the collective, for the next time; by what is noted.
     """
 
     call: Call
@@ -39,6 +40,7 @@ class Meeting:
     header: Header
     shapes: tuple[tuple[int, ...], ...]
     expected: tuple[int, ...]
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def collective(self) -> Collective:
@@ -57,7 +59,7 @@ class Meeting:
         check_headers(self.header, self.expected, headers)
 
 
-_Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[int, ...]]
+_Facts = tuple[tuple[int, ...], int, Header, tuple[tuple[int, ...], ...], tuple[int, ...], dict[str, Any]]
 """All of a meeting but its call."""
 _MOST_KNOWN = 10_000
 """Collectives of which a group knows these; a program has fewer."""
@@ -212,7 +214,7 @@ class SpmdGroup(ABC):
         if shapes[position] != shape:
             raise self.mismatch(call, f"operand of {list(shape)}, where {list(shapes[position])} is called for")
         expected = expected_bytes(call, shapes)
-        return members, position, Header.of(call, self.mesh), tuple(shapes), tuple(expected)
+        return members, position, Header.of(call, self.mesh), tuple(shapes), tuple(expected), {}
 
     def mismatch(self, call: Call, what: str) -> MismatchError:
         """The error of a call that cannot be executed, whatever the others bring."""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from irpar.process import cores
 from irpar.sharding import IrparError, Mesh, option, spelled
 
 TIMEOUT = 60.0
@@ -191,8 +192,7 @@ def threads_of_rank() -> int:
     if said.isascii() and said.isdecimal() and int(said) > 0:
         return int(said)
     world = World.of_environment()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // ((world and world.local_size) or 1))
+    return max(1, cores() // ((world and world.local_size) or 1))
 
 
 def no_launcher(group: str, count: int | str = "RANKS") -> WorldError:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from irpar.process import cores
 from irpar.sharding import IrparError
 
 from . import guard
@@ -105,7 +106,7 @@ def rank_environment(environ: Mapping[str, str], size: int, run_id: str) -> dict
         LaunchError: no port is free.
     """
     made = {name: text for name, text in environ.items() if name not in _OTHERS}
-    made.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // size)))
+    made.setdefault("OMP_NUM_THREADS", str(max(1, cores() // size)))
     # Lines come when they are printed, and the last ones before a crash come at all.
     made.setdefault("PYTHONUNBUFFERED", "1")
     if _is_terminal(1):
@@ -132,13 +133,6 @@ def _is_terminal(handle: int) -> bool:
         return os.isatty(handle)
     except OSError:
         return False
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _free_port() -> int:

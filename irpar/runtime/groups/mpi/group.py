@@ -10,30 +10,34 @@ import os
 import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from irpar.ops.collectives.record import Steps
+from irpar.process import cores
 from irpar.runtime.driver import DRIVER
 from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups.base import Array, Call, rank_text
-from irpar.runtime.groups.pairwise import exchange, together
 from irpar.runtime.groups.progress import Progress
 from irpar.runtime.groups.pulse import Silence
 from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
-from irpar.runtime.groups.wire.header import CORRECT_PART, ELSEWHERE, Header, mismatch
+from irpar.runtime.groups.wire.header import ELSEWHERE, Header, mismatch
 from irpar.runtime.groups.words import await_word
 from irpar.sharding import Axis, Mesh
 
 from .job import Job, wait
-from .parcels import INLINE, Outgoing, Parcels
+from .parcels import Parcels
+from .prompt import Prompt, Prompts
+from .works import Exchange, Work
 
 _RUN = struct.Struct("<q")
 _CONTROL, _MESSAGE, _FIRST_FREE = 1, 2, 16
+_MOST_TOLD = 4096
+"""Bytes of what a rank tells of itself."""
 _FAILED, _WHERE, _CLOSED = b"F", b"W", b"C"
 _AT, _IDLE, _COMPUTING = b"A", b"I", b"M"
 """What a rank answers that is asked where it is."""
@@ -47,7 +51,12 @@ ANSWER_SECONDS = 1.0
 """How long ranks that did not come are waited for to say where they are; those that compute do not."""
 
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
-_SPINS = 50
+_SPINS, _MOVING_SPINS = 50, 200
+"""How often a rank looks at what came, and gives its core to others, before it sleeps: where nothing is on its way, and
+where MPI moves a little at each look."""
+_PROMPT_SPINS, _BUSY_SPINS = 100, 30
+"""The same for what a small collective waits for, and how often it looks before it gives its core to others, where each
+rank has one of its own."""
 _LONGEST_PAUSE, _MOVING_PAUSE = 1e-3, 5e-5
 """Seconds between two looks at what came: where nothing is on its way, and where MPI moves a little at each."""
 
@@ -65,8 +74,10 @@ class MpiGroup(SpmdGroup):
         self._job = job
         self._number = number
         self._parcels = Parcels(job.mpi, comm)
+        self._prompts = Prompts(self._parcels)
         self._largest_tag = int(comm.Get_attr(job.mpi.TAG_UB))
-        self._begun: dict[int, deque[_Exchange]] = {}
+        self._begun: defaultdict[int, deque[Exchange | Prompt]] = defaultdict(deque)
+        self._tags: dict[tuple[Axis, ...], int] = {}
         self._failure: PeerError | None = None
         self._has_told = False
         self._doing = (_COMPUTING, b"")
@@ -76,8 +87,8 @@ class MpiGroup(SpmdGroup):
         self._asked: set[int] = set()
         self._is_open = True
         self._has_left = False
-        # One thread at a time moves what is of this group.
-        self._lock = threading.RLock()
+        self._turn = _Turn(self)
+        self._busy_spins = _BUSY_SPINS if mesh.size <= cores() else 0
         self._found: RunError | None = None
         self._progress = Progress(self._step)
         job.open_groups.append(self)
@@ -91,11 +102,14 @@ class MpiGroup(SpmdGroup):
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`."""
         self._steps += 1
-        with self._turn():
-            work = _Exchange(meeting, self._parcels, self._tag(meeting.collective.axes))
-            self._begun.setdefault(work.tag, deque()).append(work)
-            work.advance()
-            self._go_on()
+        with self._turn:
+            self._check()
+            tag = self._tag(meeting.collective.axes)
+            work = self._prompts.begin(meeting, tag) or Exchange(meeting, self._parcels, tag)
+            self._begun[tag].append(work)
+            if isinstance(work, Exchange):
+                work.advance()
+                self._go_on()
         return lambda: self._finish(work)
 
     def start(self, call: Call) -> None:
@@ -105,7 +119,7 @@ class MpiGroup(SpmdGroup):
 
     def send(self, rank: int, message: bytes) -> None:
         """See `Messenger.send`."""
-        with self._turn():
+        with self._turn:
             self._check()
             self._parcels.post(rank, _MESSAGE, b"", np.frombuffer(message, np.uint8))
             if self.rank == DRIVER:
@@ -117,7 +131,7 @@ class MpiGroup(SpmdGroup):
 
     def post(self, rank: int, channel: int, content: bytes) -> None:
         """See `SpmdGroup.post`."""
-        with self._turn():
+        with self._turn:
             self._check()
             head, tag = _RUN.pack(self.runs), self._tag_of_channel(channel)
             self._parcels.post(rank, tag, head, np.frombuffer(content, np.uint8))
@@ -128,7 +142,7 @@ class MpiGroup(SpmdGroup):
 
     def collect(self, call: Call, rank: int, channel: int) -> bytes:
         """See `SpmdGroup.collect`."""
-        work = _Work(self._posted(rank, channel))
+        work = Work(self._posted(rank, channel))
         with self._while_it(_AT, Header.of(call, self.mesh).pack()):
             if not self._wait(work, self.seconds):
                 self._ask([rank])
@@ -161,7 +175,7 @@ class MpiGroup(SpmdGroup):
             return
         self._has_told = True
         self._progress.end()
-        with self._turn():
+        with self._turn:
             for rank in range(self.mesh.size):
                 if rank != self.rank:
                     self._tell(rank, _FAILED, culprit.to_bytes(8) + reason.encode())
@@ -176,7 +190,7 @@ class MpiGroup(SpmdGroup):
         self._closed.add(self.rank)
         try:
             if not self._job.has_failed:
-                with self._turn():
+                with self._turn:
                     for rank in range(self.mesh.size):
                         if rank != self.rank:
                             self._tell(rank, _CLOSED, b"")
@@ -194,7 +208,7 @@ class MpiGroup(SpmdGroup):
     def has_ended(self) -> bool:
         """Once it is closed: whether it is on all other ranks, as far as this one knows, and nothing is on its way."""
         try:
-            with self._turn():
+            with self._turn:
                 while (came := self._parcels.any_arrival(_CONTROL)) is not None:
                     self._hear(*came)
                 return len(self._closed) == self.mesh.size and self._parcels.drain()
@@ -211,7 +225,9 @@ class MpiGroup(SpmdGroup):
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _finish(self, work: "_Exchange") -> Array:
+    def _finish(self, work: Exchange | Prompt) -> Array:
+        if isinstance(work, Prompt) and self._come_promptly(work):
+            return work.result
         with self._while_it(_AT, work.meeting.header.pack()):
             if not self._wait(work, self.seconds):
                 others = {rank for rank in work.meeting.members if rank != self.rank}
@@ -220,6 +236,22 @@ class MpiGroup(SpmdGroup):
                 if not work.is_done:
                     raise self._absence(work)
         return work.result
+
+    def _come_promptly(self, work: Prompt) -> bool:
+        """Look a few times for what a small collective waits for, and for nothing else; whether it has come."""
+        with self._turn:
+            if work.is_done:
+                return True
+            works = self._begun[work.tag]
+            if works[0] is not work:  # What goes first may wait for more than what is looked for here.
+                return False
+            for spins in range(_PROMPT_SPINS):
+                if work.advance():
+                    works.popleft()
+                    return True
+                if spins >= self._busy_spins:
+                    _give_way()
+        return False
 
     @contextmanager
     def _while_it(self, kind: bytes, content: bytes = b"") -> Iterator[None]:
@@ -231,15 +263,15 @@ class MpiGroup(SpmdGroup):
             self._steps += 1
             self._doing = _COMPUTING, b""
 
-    def _wait(self, work: "_Work", seconds: float | None) -> bool:
+    def _wait(self, work: Work | Prompt, seconds: float | None) -> bool:
         """Let all go on until one thing is done, or nothing has moved for so long; whether it is done."""
         end = None if seconds is None else time.monotonic() + seconds
         idle, pause = 0, 1e-5
         moved = self._parcels.moved
         while True:
-            with self._turn():
+            with self._turn:
                 self._go_on()
-                if not isinstance(work, _Exchange):
+                if not isinstance(work, (Exchange, Prompt)):
                     work.advance()
             if work.is_done:
                 return True
@@ -251,7 +283,7 @@ class MpiGroup(SpmdGroup):
             if end is not None and time.monotonic() > end:
                 return False
             idle += 1
-            if idle < _SPINS:
+            if idle < (_MOVING_SPINS if self._parcels.is_moving else _SPINS):
                 _give_way()
             else:
                 time.sleep(pause)
@@ -261,7 +293,7 @@ class MpiGroup(SpmdGroup):
         """Let all go on until something is so; whether it was in time."""
 
         def is_so_now() -> bool:
-            with self._turn():
+            with self._turn:
                 self._go_on()
                 return is_so()
 
@@ -275,7 +307,7 @@ class MpiGroup(SpmdGroup):
     def _step(self) -> bool:
         """Let what has been started and sent go on while this rank computes; whether there is more to do."""
         try:
-            with self._turn():
+            with self._turn:
                 if self._has_told or not (any(self._begun.values()) or self._parcels.is_moving):
                     return False
                 self._go_on()
@@ -285,23 +317,6 @@ class MpiGroup(SpmdGroup):
         except Exception:
             return False  # It is one collective's, which raises it to who waits for that.
         return True
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """This thread's turn.
-
-        Raises:
-            RunError: MPI failed in it.
-        """
-        with self._lock:
-            try:
-                yield
-            except self._job.mpi.Exception as error:
-                raise RunError(
-                    f"{rank_text(self.mesh, self.rank)}: MPI failed: {str(error).splitlines()[0]}",
-                    notes=tuple(str(error).splitlines()[1:4]),
-                    do="see what MPI wrote, and whether all hosts of the job live and reach each other",
-                ) from None
 
     def _go_on(self) -> None:
         """Let all that has begun go on, and hear what others tell."""
@@ -334,20 +349,20 @@ class MpiGroup(SpmdGroup):
             raise self._failure
 
     def _tell(self, rank: int, kind: bytes, content: bytes) -> None:
-        self._parcels.post(rank, _CONTROL, b"", np.frombuffer((kind + content)[:INLINE], np.uint8))
+        self._parcels.post(rank, _CONTROL, b"", np.frombuffer((kind + content)[:_MOST_TOLD], np.uint8))
 
     def _ask(self, ranks: Iterable[int]) -> None:
         """Ask ranks where they are."""
-        with self._turn():
+        with self._turn:
             for rank in ranks:
                 self._where.pop(rank, None)
                 self._tell(rank, _WHERE, b"")
 
     def _is_silent(self, silence: Silence) -> bool:
-        with self._turn():
+        with self._turn:
             return self._job.driver_is_silent(silence)
 
-    def _absence(self, work: "_Exchange") -> RunError:
+    def _absence(self, work: Exchange | Prompt) -> RunError:
         """Why a collective did not come about, after the others have been asked."""
         mine = work.meeting.header
         where = {rank: Header.unpack(content) for rank, (kind, content) in self._where.items() if kind == _AT}
@@ -380,9 +395,12 @@ class MpiGroup(SpmdGroup):
 
     def _tag(self, axes: tuple[Axis, ...]) -> int:
         """The first of two tags of the collectives over these axes, equal on all ranks."""
-        digest = hashlib.blake2b(",".join(map(str, axes)).encode(), digest_size=8).digest()
-        pairs = (self._largest_tag // 2 - _FIRST_FREE) // 2
-        return _FIRST_FREE + 2 * (int.from_bytes(digest) % pairs)
+        found = self._tags.get(axes)
+        if found is None:
+            digest = hashlib.blake2b(",".join(map(str, axes)).encode(), digest_size=8).digest()
+            pairs = (self._largest_tag // 2 - _FIRST_FREE) // 2
+            found = self._tags[axes] = _FIRST_FREE + 2 * (int.from_bytes(digest) % pairs)
+        return found
 
     def _tag_of_channel(self, channel: int) -> int:
         """The tag of what goes from rank to rank, none of those of collectives."""
@@ -404,40 +422,33 @@ class MpiGroup(SpmdGroup):
         return content
 
 
-class _Work:
-    """Steps that are asked to go on until they give their result; an error that one raised, all later ones raise too.
+class _Turn:
+    """One thread's turn to move what is of a group; a context manager by hand, for it begins with every call.
 
-    Attributes:
-        result: set when it is done.
+    Raises:
+        RunError: MPI failed in it.
     """
 
-    result: Array
+    def __init__(self, group: MpiGroup) -> None:
+        self._lock = threading.RLock()
+        self._rank = rank_text(group.mesh, group.rank)
+        self._failed = group._job.mpi.Exception
 
-    def __init__(self, steps: Steps[Array]) -> None:
-        self._steps = steps
-        self._error: BaseException | None = None
-        self.is_done = False
+    def __enter__(self) -> None:
+        self._lock.acquire()
 
-    def advance(self) -> bool:
-        """Go on as far as can be; whether that was to the end."""
-        if self._error is not None:
-            raise self._error
-        if not self.is_done:
-            try:
-                next(self._steps)
-            except StopIteration as end:
-                self.is_done, self.result = True, end.value
-            except BaseException as error:
-                self._error = self._told(error)
-                raise self._error from error
-        return self.is_done
-
-    def _told(self, error: BaseException) -> BaseException:
-        """An error of a step, as it is raised."""
-        return error
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._lock.release()
+        if isinstance(error, self._failed):
+            what, *more = str(error).splitlines()
+            raise RunError(
+                f"{self._rank}: MPI failed: {what}",
+                notes=tuple(more[:3]),
+                do="see what MPI wrote, and whether all hosts of the job live and reach each other",
+            ) from None
 
 
-class _Awaited(_Work):
+class _Awaited(Work):
     """The next message of a rank, see `Word`."""
 
     def __init__(self, group: MpiGroup, rank: int) -> None:
@@ -463,78 +474,3 @@ class _Awaited(_Work):
 
     def is_silent(self, silence: Silence) -> bool:
         return self._group._is_silent(silence)
-
-
-class _Exchange(_Work):
-    """A collective that has begun: its rounds over MPI.
-
-    Attributes:
-        tag: of its first round; those of later rounds have the next.
-        awaited: ranks of which something is waited for.
-    """
-
-    def __init__(self, meeting: Meeting, parcels: Parcels, tag: int) -> None:
-        super().__init__(exchange(meeting, self))
-        self.meeting = meeting
-        self.tag = tag
-        self.awaited: list[int] = []
-        self._parcels = parcels
-        self._is_first = True
-
-    def _told(self, error: BaseException) -> BaseException:
-        header = self.meeting.header
-        return mismatch(header.id, str(error), [header.text], CORRECT_PART) if isinstance(error, ValueError) else error
-
-    def round(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> Steps[None]:
-        """See `Link.round`; the first one begins with the headers of all members."""
-        meeting, is_first = self.meeting, self._is_first
-        self._is_first = False
-        tag = self.tag if is_first else self.tag + 1
-        head = meeting.header.pack() if is_first else b""
-        others = [place for place in range(len(meeting.members)) if place != meeting.position]
-        outgoing: dict[int, Outgoing] = {}
-        for place in others:
-            content = sends[place]
-            if is_first or content is not None:
-                outgoing[place] = self._parcels.post(meeting.members[place], tag, head, _bytes_of(content))
-        come = others if is_first else [place for place in others if receives[place] is not None]
-        self._await(come)
-        if is_first:
-            yield  # What comes first is for the collectives over these axes that have begun before this one.
-        arrivals = yield from together([self._arrival(place, tag, len(head)) for place in come])
-        if is_first:
-            headers = {place: Header.unpack(arrival.head) for place, arrival in zip(come, arrivals, strict=True)}
-            headers[meeting.position] = meeting.header
-            meeting.check([headers[place] for place in range(len(meeting.members))])
-        self._await(come)
-        yield from together(
-            [self._content(place, arrival, receives[place]) for place, arrival in zip(come, arrivals, strict=True)]
-        )
-        self._await(outgoing)
-        yield from together([self._sent(place, each) for place, each in outgoing.items()])
-
-    def _await(self, places: Iterable[int]) -> None:
-        self.awaited = [self.meeting.members[place] for place in places]
-
-    def _arrival(self, place: int, tag: int, head_bytes: int) -> Steps[Any]:
-        rank = self.meeting.members[place]
-        arrival = yield from self._parcels.arrival(rank, tag, head_bytes)
-        self.awaited.remove(rank)
-        return arrival
-
-    def _content(self, place: int, arrival: Any, into: Array | None) -> Steps[None]:
-        room = _bytes_of(into)
-        if arrival.size != room.size:
-            raise ValueError(f"rank {arrival.rank} sent {arrival.size:,} bytes, where {room.size:,} are due")
-        yield from self._parcels.read(arrival, room)
-        self.awaited.remove(arrival.rank)
-
-    def _sent(self, place: int, outgoing: Outgoing) -> Steps[None]:
-        while not outgoing.is_done():
-            yield
-        self.awaited.remove(self.meeting.members[place])
-
-
-def _bytes_of(array: Array | None) -> Array:
-    """The bytes of a C-contiguous array, in place; of None, none."""
-    return np.empty(0, np.uint8) if array is None else array.reshape(-1).view(np.uint8)

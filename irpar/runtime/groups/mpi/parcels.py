@@ -7,15 +7,29 @@ import numpy as np
 
 from irpar.ops.collectives.record import Steps
 from irpar.runtime.groups.base import Array
+from irpar.runtime.groups.recycled import Recycled
 
-INLINE = 4096
-"""Bytes of content that travel with the size; MPI libraries send so little without asking the receiver."""
+INLINE = 1 << 16
+"""Bytes of content that travel with the size: to copy so much takes less time than a message of its own."""
 
 CHUNK = 1 << 26
 """Largest message in bytes. Counts of many MPI libraries end at 2^31 - 1; and a wait is bounded by the time since a
 message last came to its end, which on a slow network one must do now and then."""
 
+_LOOKS = 32
+"""How often in turn MPI is asked for a message that has begun to come: others go on meanwhile only at each of these."""
+
 _SIZE = struct.Struct("<Q")
+
+
+def beginning(size: int, head: bytes) -> bytes:
+    """How a parcel begins whose content has this many bytes; where these are at most `INLINE`, they follow."""
+    return _SIZE.pack(size) + head
+
+
+def _has_ended(request: Any) -> bool:
+    """Whether a request has come to its end; MPI moves a little of it at each look."""
+    return any(request.Test() for _ in range(_LOOKS))
 
 
 class Outgoing:
@@ -59,6 +73,9 @@ class Parcels:
 
     Attributes:
         moved: goes up whenever content was sent or came.
+        new: makes the arrays of results.
+        byte: MPI's type of what is sent.
+        status: what the last look for a message found.
     """
 
     chunk = CHUNK
@@ -67,12 +84,15 @@ class Parcels:
         self._mpi = mpi
         self.comm = comm
         self.moved = 0
+        self.new = Recycled().empty
+        self.byte = mpi.BYTE
+        self.status = mpi.Status()
         self._sending: list[Outgoing] = []
         self._receiving: list[tuple[Any, Any]] = []
 
     def post(self, rank: int, tag: int, head: bytes, content: Array) -> Outgoing:
         """Send; the content (bytes as uint8) may not be written to until that is done."""
-        first = _SIZE.pack(content.size) + head
+        first = beginning(content.size, head)
         requests = []
         if content.size <= INLINE:
             first += content.tobytes()
@@ -83,6 +103,15 @@ class Parcels:
         outgoing = Outgoing(requests, (first, content))
         if not outgoing.is_done():
             self._sending.append(outgoing)
+        return outgoing
+
+    def post_made(self, rank: int, tag: int, first: Array) -> Outgoing | None:
+        """Send a small parcel, all of it from its `beginning`; None where MPI has taken it at once."""
+        request = self.comm.Isend((first, self.byte), rank, tag)
+        if request.Test():
+            return None
+        outgoing = Outgoing([request], (first,))
+        self._sending.append(outgoing)
         return outgoing
 
     def arrival(self, rank: int, tag: int, head_bytes: int) -> Steps[Arrival]:
@@ -154,7 +183,7 @@ class Parcels:
     def _received(self, request: Any, room: Any) -> Steps[None]:
         pair = (request, room)
         self._receiving.append(pair)
-        while not request.Test():
+        while not _has_ended(request):
             yield
         self._receiving = [each for each in self._receiving if each is not pair]
         self.moved += 1

@@ -1,0 +1,214 @@
+"""Collectives in which each member sends a small operand to each other, once, and reduces what came by itself.
+
+What goes over MPI is what `Exchange` and `Parcels` send and take for the same collective, to the byte: each member may
+do it either way. Here the buffers are kept from one time to the next, and what came is compared with what came before.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from irpar.ops.collectives.arrays import is_text
+from irpar.ops.collectives.reduced_arrays import reduce_arrays
+from irpar.ops.collectives.rounds import is_one_round
+from irpar.runtime.groups.base import Array
+from irpar.runtime.groups.results import EXECUTED
+from irpar.runtime.groups.spmd import Meeting
+from irpar.runtime.groups.wire.header import CORRECT_PART, HEADER_BYTES, Header, check_headers, mismatch
+
+from .parcels import INLINE, Arrival, Outgoing, Parcels, beginning
+
+
+class _Peer:
+    """What comes of another member.
+
+    Attributes:
+        rank: the member.
+        position: in the group.
+        came: what came, in bytes.
+        operand: the operand in it.
+    """
+
+    def __init__(self, rank: int, position: int, head_bytes: int, operand: Array) -> None:
+        self.rank = rank
+        self.position = position
+        self.came = np.empty(head_bytes + operand.nbytes, np.uint8)
+        self.operand = self.came[head_bytes:].view(operand.dtype).reshape(operand.shape)
+        self.head = self.came.data[:head_bytes]
+
+
+class _Buffers:
+    """Where small operands of one shape and dtype lie on their way among the same members; one at a time uses them.
+
+    Attributes:
+        sent: what is sent, in bytes.
+        head: how it begins.
+        operand: the operand in it.
+        peers: the other members.
+        operands: of all members, in order of position.
+        is_used: whether one is under way.
+    """
+
+    def __init__(self, meeting: Meeting, head_bytes: int) -> None:
+        operand = meeting.operand
+        self.sent = np.empty(head_bytes + operand.nbytes, np.uint8)
+        self.head = self.sent.data[:head_bytes]
+        self.operand = self.sent[head_bytes:].view(operand.dtype).reshape(operand.shape)
+        self.peers = [
+            _Peer(rank, position, head_bytes, operand)
+            for position, rank in enumerate(meeting.members)
+            if position != meeting.position
+        ]
+        self.operands = [peer.operand for peer in self.peers]
+        self.operands.insert(meeting.position, self.operand)
+        self.is_used = False
+
+
+class _Known:
+    """A collective of a program, from one time to the next.
+
+    Attributes:
+        buffers: others of this kind have the same.
+        head: how what this rank sends begins.
+        agreed: by rank, how that of others does, once it has been compared.
+    """
+
+    def __init__(self, buffers: _Buffers, head: bytes) -> None:
+        self.buffers = buffers
+        self.head = head
+        self.agreed: dict[int, bytes] = {}
+
+
+class Prompts:
+    """The small collectives of one rank.
+
+    Args:
+        parcels: what else it sends and receives.
+    """
+
+    def __init__(self, parcels: Parcels) -> None:
+        self._parcels = parcels
+        self._buffers: dict[Any, _Buffers] = {}
+
+    def begin(self, meeting: Meeting, tag: int) -> "Prompt | None":
+        """Send the operand of a small collective; None where it is none, or one is under way that has its buffers."""
+        notes = meeting.notes
+        if "prompt" not in notes:
+            notes["prompt"] = self._known(meeting) if _is_small(meeting) else None
+        known: _Known | None = notes["prompt"]
+        return None if known is None or known.buffers.is_used else Prompt(meeting, known, self._parcels, tag)
+
+    def _known(self, meeting: Meeting) -> _Known:
+        operand = meeting.operand
+        head = beginning(operand.nbytes, meeting.header.pack())
+        key = meeting.members, operand.shape, operand.dtype
+        if key not in self._buffers:
+            self._buffers[key] = _Buffers(meeting, len(head))
+        return _Known(self._buffers[key], head)
+
+
+def _is_small(meeting: Meeting) -> bool:
+    operand = meeting.operand
+    execution = EXECUTED[meeting.collective.kind]
+    if is_text(operand.dtype) or operand.nbytes > INLINE or not is_one_round(execution, meeting):
+        return False
+    try:
+        reduce_arrays([operand.reshape(-1)[:0]] * 2, meeting.collective.reduce)
+    except ValueError:
+        return False  # `Exchange` tells.
+    return True
+
+
+class Prompt:
+    """A small collective that has begun; see `Exchange`, as which it is used.
+
+    Attributes:
+        result: set when it is done.
+        tag: of its messages.
+        awaited: ranks of which something is waited for.
+    """
+
+    __slots__ = ("_error", "_known", "_parcels", "_sends", "_waited", "is_done", "meeting", "result", "tag")
+    result: Array
+
+    def __init__(self, meeting: Meeting, known: _Known, parcels: Parcels, tag: int) -> None:
+        self.meeting = meeting
+        self.tag = tag
+        self.is_done = False
+        self._known = known
+        self._parcels = parcels
+        self._error: BaseException | None = None
+        buffers = known.buffers
+        self._waited = buffers.peers
+        buffers.is_used = True
+        buffers.head[:] = known.head
+        buffers.operand[...] = meeting.operand
+        self._sends: list[tuple[int, Outgoing]] = []
+        for peer in buffers.peers:
+            outgoing = parcels.post_made(peer.rank, tag, buffers.sent)
+            if outgoing is not None:
+                self._sends.append((peer.rank, outgoing))
+
+    @property
+    def awaited(self) -> list[int]:
+        """See the class."""
+        return [peer.rank for peer in self._waited] or [rank for rank, _ in self._sends]
+
+    def advance(self) -> bool:
+        """See `Work.advance`."""
+        if self._error is not None:
+            raise self._error
+        if not self.is_done:
+            try:
+                self._advance()
+            except BaseException as error:
+                self._error = error
+                raise
+        return self.is_done
+
+    def _advance(self) -> None:
+        if self._waited:
+            self._waited = [peer for peer in self._waited if not self._has_come(peer)]
+            if self._waited:
+                return
+        if self._sends:
+            self._sends = [each for each in self._sends if not each[1].is_done()]
+        if not self._sends:
+            buffers = self._known.buffers
+            result = self._parcels.new(buffers.operand.shape, buffers.operand.dtype)
+            self.result = reduce_arrays(buffers.operands, self.meeting.collective.reduce, result)
+            buffers.is_used = False
+            self.is_done = True
+
+    def _has_come(self, peer: _Peer) -> bool:
+        """Receive what a member has sent, if it has.
+
+        Raises:
+            MismatchError: it is at something else.
+        """
+        parcels = self._parcels
+        message = parcels.comm.Improbe(peer.rank, self.tag, parcels.status)
+        if message is None:
+            return False
+        size = parcels.status.Get_count(parcels.byte)
+        if size == peer.came.size:
+            message.Recv((peer.came, parcels.byte))
+            first = bytes(peer.head)  # Quicker to compare than a memory view.
+        else:
+            other = bytearray(size)
+            message.Recv([other, parcels.byte])
+            first = bytes(other)
+        parcels.moved += 1
+        if first != self._known.agreed.get(peer.rank):
+            self._check(peer, size, first)
+        return True
+
+    def _check(self, peer: _Peer, size: int, first: bytes) -> None:
+        """Compare how the first message of a member begins; what agrees needs no look the next time."""
+        mine, nbytes = self.meeting.header, self.meeting.expected[peer.position]
+        arrival = Arrival(peer.rank, self.tag, first, HEADER_BYTES)
+        check_headers(mine, [nbytes], [Header.unpack(arrival.head)])
+        if size != peer.came.size or arrival.size != nbytes:
+            what = f"rank {peer.rank} sent {arrival.size:,} bytes, where {nbytes:,} are due"
+            raise mismatch(mine.id, what, [mine.text], CORRECT_PART)
+        self._known.agreed[peer.rank] = first

@@ -1,0 +1,64 @@
+"""Memory of results that nobody holds any more, for the next ones of their size.
+
+The system clears memory that it gives to a process, page by page as that is first written to: where each collective
+has new memory for its result that takes longer than the collective itself.
+"""
+
+import math
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from .base import Array
+
+SMALLEST = 1 << 16
+"""Bytes of an array below which NumPy's own memory is as quick."""
+MOST = 64 << 20
+"""Bytes that are kept of what nobody holds."""
+
+
+class _Loan(weakref.ref[Array]):
+    """Who holds memory: an array that all views of it refer to.
+
+    Attributes:
+        memory: what it lies in.
+    """
+
+    __slots__ = ("memory",)
+    memory: memoryview
+
+
+class Recycled:
+    """Makes the arrays of one rank."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
+        self._free_bytes = 0
+        self._loans: dict[int, _Loan] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
+        """As `np.empty`."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < SMALLEST or nbytes > MOST or dtype.hasobject:
+            return np.empty(shape, dtype)
+        free = self._free[nbytes]
+        if free:
+            memory = free.pop()
+            self._free_bytes -= nbytes
+        else:
+            memory = np.empty(nbytes, np.uint8).data
+        # Views of views refer to the last array that lies in no other one: this.
+        holder = np.frombuffer(memory, dtype)
+        loan = _Loan(holder, self._take_back)
+        loan.memory = memory
+        self._loans[id(loan)] = loan
+        return holder.reshape(shape)
+
+    def _take_back(self, loan: "weakref.ref[Array]") -> None:
+        """Nobody holds it any more."""
+        memory = self._loans.pop(id(loan)).memory
+        if self._free_bytes + memory.nbytes <= MOST:
+            self._free_bytes += memory.nbytes
+            self._free[memory.nbytes].append(memory)
