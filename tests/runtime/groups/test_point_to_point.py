@@ -29,7 +29,7 @@ from .spmd_threads import run_ranks
 from .wired_threads import controls, run_threads
 
 LINE = Mesh({"x": 3})
-TINY = SegmentLayout(3, ring=4096, slot=64, slots=4)
+TINY = SegmentLayout(3, ring=4096, slot=64, slots=4, pooled=1)
 """Almost everything goes in parts, and slots are scarce."""
 
 

@@ -39,7 +39,7 @@ REDUCED = {
     np.bool_: ("and", "or"),
     np.complex64: ("sum",),
 }
-TINY = SegmentLayout(4, ring=4096, slot=64, slots=4)
+TINY = SegmentLayout(4, ring=4096, slot=64, slots=4, pooled=1)
 """Almost everything goes in parts, and slots are scarce."""
 
 
@@ -191,7 +191,7 @@ def test_many_programs(ranks: Ranks, program: Any, layout: SegmentLayout | None)
 @settings(max_examples=budget(200), deadline=None)
 @given(program=programs([(Mesh({"x": 2, "y": 3}), axes) for axes in (["x"], ["y"], ["x", "y"], ["y", "x"])]))
 def test_groups_of_three_and_six(six_ranks: Ranks, program: Any) -> None:
-    check_program(six_ranks, program, layout=SegmentLayout(6, ring=4096, slot=64, slots=4))
+    check_program(six_ranks, program, layout=SegmentLayout(6, ring=4096, slot=64, slots=4, pooled=1))
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ class Moves(Parts):
                     yield Parcel(ranks, 0, part, source[parts[part]])
 
     def take(self, rank: int, way: int, part: int, data: Array, is_held: bool) -> bool:
-        """See `Transfer.take`."""
+        """See `Shipment.take`."""
         place, parts = self._targets[rank]
         block = place[parts[part]]
         block[...] = data.view(self.raw).reshape(block.shape)
@@ -58,7 +58,7 @@ class Moves(Parts):
 
     @property
     def is_done(self) -> bool:
-        """See `Transfer.is_done`."""
+        """See `Transfer`."""
         return self.is_sent and not self._left and not self.absent
 
     def missing(self) -> set[int]:

@@ -3,16 +3,19 @@
 Member i reduces piece i of all operands, part by part; where all are to have it (AllReduce) it sends each part that is
 done to all others. The order is that of the members, as `results.execute` has it: the same numbers come out, to the
 last bit.
+
+An operand that fits into a slot goes there with its header, where one is free: the others read their pieces where they
+lie, and the piece that is done is written in place of this member's own.
 """
 
 from collections import deque
 from collections.abc import Iterator
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from irpar.ops.collectives.arrays import cut
 from irpar.ops.collectives.record import Execution
 from irpar.ops.collectives.reduced_arrays import reduce_arrays
+from irpar.ops.collectives.rounds import New
 
 from ..base import Array
 from ..spmd import Meeting
@@ -26,7 +29,7 @@ class Reduction(Parts):
         ValueError: there is no such reduction of these elements, or the blocks do not fit.
     """
 
-    def __init__(self, meeting: Meeting, slot: int, execution: Execution) -> None:
+    def __init__(self, meeting: Meeting, slot: int, execution: Execution, new: New) -> None:
         super().__init__(meeting, slot)
         operand = meeting.operand
         reduce_arrays([operand.reshape(-1)[:0]] * 2, meeting.collective.reduce)
@@ -34,7 +37,7 @@ class Reduction(Parts):
         self._operands = execution.pieces(meeting)
         self._own = self._operands[meeting.position]
         self._is_all = execution.returns_pieces
-        self._whole = np.empty((operand.size,) if self._is_all else self._own.shape, operand.dtype)
+        self._whole = new((operand.size,) if self._is_all else self._own.shape, operand.dtype)
         places = cut(self._whole, [piece.size for piece in self._operands], 0) if self._is_all else []
         self._places = dict(zip(meeting.members, places, strict=False))
         self._target = self._places.get(meeting.call.rank, self._whole)
@@ -47,6 +50,27 @@ class Reduction(Parts):
         self._left = {rank: len(boxes(place.shape, self.most)) for rank, place in self._places.items()}
         self._left.pop(meeting.call.rank, None)
         self._left = {rank: left for rank, left in self._left.items() if left}
+        bounds = list(accumulate((piece.size for piece in self._operands), initial=0))
+        self._bounds = dict(zip(meeting.members, pairwise(bounds), strict=True))
+        self.is_poolable = bounds[-1] <= self.most and all(piece.size for piece in self._operands)
+        self.pooled: Array | None = None
+
+    @property
+    def is_read_twice(self) -> bool:
+        """Whether other members read the slot of an operand again, for the piece that is done."""
+        return self._is_all
+
+    def pool(self, slot: Array) -> None:
+        """Lay the pieces of the others into a slot, given as bytes."""
+        self.pooled = slot.view(self.raw)
+        for (rank, (start, end)), piece in zip(self._bounds.items(), self._operands, strict=True):
+            if rank != self.meeting.call.rank:
+                self.pooled[start:end].reshape(piece.shape)[...] = piece.view(self.raw)
+
+    def place_of(self, rank: int) -> slice:
+        """Where a member's piece of an operand lies in its slot, in bytes."""
+        start, end = self._bounds[rank]
+        return slice(start * self._own.itemsize, end * self._own.itemsize)
 
     def parcels(self) -> Iterator[Parcel | None]:
         """Parts that are reduced go first; the others in the same order of parts and members on all members."""
@@ -56,7 +80,7 @@ class Reduction(Parts):
             if member != self.meeting.call.rank
         ]
         is_held = len(cut) > 1
-        for part in range(max(len(parts) for _, _, parts in cut)):
+        for part in range(max(len(parts) for _, _, parts in cut) if self.pooled is None else 0):
             for member, block, parts in cut:
                 yield from self._second()
                 if part < len(parts):
@@ -72,10 +96,11 @@ class Reduction(Parts):
         while self._reduced:
             part = self._reduced.popleft()
             if self._is_all:
-                yield Parcel(peers, 1, part, self._target.view(self.raw)[self._parts[part]])
+                into = None if self.pooled is None else self.pooled[slice(*self._bounds[self.meeting.call.rank])]
+                yield Parcel(peers, 1, part, self._target.view(self.raw)[self._parts[part]], into=into)
 
     def take(self, rank: int, way: int, part: int, data: Array, is_held: bool) -> bool:
-        """See `Transfer.take`."""
+        """See `Shipment.take`."""
         if way == 1:
             place = self._places[rank]
             place.view(self.raw)[boxes(place.shape, self.most)[part]] = data.view(self.raw)
@@ -107,13 +132,13 @@ class Reduction(Parts):
                 self._free.append((rank, 0, part))
 
     def released(self) -> Iterator[tuple[int, int, int]]:
-        """See `Transfer.released`."""
+        """See `Shipment.released`."""
         while self._free:
             yield self._free.pop()
 
     @property
     def is_done(self) -> bool:
-        """See `Transfer.is_done`."""
+        """See `Transfer`."""
         return self.is_sent and not self._left and not self._unreduced and not self.absent
 
     def missing(self) -> set[int]:

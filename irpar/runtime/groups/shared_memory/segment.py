@@ -33,24 +33,26 @@ class SegmentLayout:
         ring: bytes of each ring of records; there is one for each two ranks and direction.
         slot: bytes of a slot, which holds data on its way from a rank to others.
         slots: of each rank.
+        pooled: more of them, for operands that their readers take where they lie.
     """
 
     count: int
     ring: int
     slot: int
     slots: int
+    pooled: int
 
     @classmethod
     def of(cls, count: int) -> Self:
-        """For this many ranks: memory that is bounded (24 MB for 4 ranks, at most 0.5 GB), whatever is sent."""
+        """For this many ranks: memory that is bounded (28 MB for 4 ranks, at most 0.5 GB), whatever is sent."""
         ring = 516 << 10
         while ring > 8 << 10 and ring * count * count > _MOST_RINGS:
             ring //= 2
         ring -= ring % 64
-        slot, slots = 256 << 10, 16
-        while slot > 32 << 10 and slot * slots * count > _MOST_ARENAS:
+        slot, slots, pooled = 256 << 10, 16, 4
+        while slot > 32 << 10 and slot * (slots + pooled) * count > _MOST_ARENAS:
             slot //= 2
-        return cls(count, ring, slot, slots)
+        return cls(count, ring, slot, slots, pooled)
 
     @property
     def longest(self) -> int:
@@ -67,7 +69,7 @@ class SegmentLayout:
             "bells": count * SEMAPHORE_BYTES,
             "tokens": count * count * SEMAPHORE_BYTES,
             "rings": count * count * self.ring,
-            "arenas": count * self.slots * self.slot,
+            "arenas": count * (self.slots + self.pooled) * self.slot,
         }
         places, place = {}, 0
         for name, size in sizes.items():
@@ -176,7 +178,9 @@ class Segment:
 
     def slot(self, rank: int, number: int, dtype: np.dtype[Any], count: int) -> Array:
         """The first elements of a slot of a rank, as an array."""
-        place = self.layout.places["arenas"] + (rank * self.layout.slots + number) * self.layout.slot
+        place = (
+            self.layout.places["arenas"] + (rank * (self.layout.slots + self.layout.pooled) + number) * self.layout.slot
+        )
         return np.frombuffer(self._map, dtype, count, place)
 
     def board(self, rank: int) -> tuple[memoryview, memoryview, memoryview]:

@@ -9,7 +9,8 @@ semaphore: it is written, then the semaphore is posted; it is read after the sem
 
 import ctypes
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 from irpar.sharding import IrparError, option
@@ -45,14 +46,20 @@ def _timed_wait() -> tuple[Any, int]:
 
 
 class Semaphore:
-    """A semaphore at an address of memory that the processes share."""
+    """A semaphore at an address of memory that the processes share.
 
-    __slots__ = ("_pointer", "_post", "_take")
+    Attributes:
+        post: adds 1.
+        refuses: takes 1 where there is one; otherwise it gives what is not 0. As `take`, without a call of Python.
+    """
+
+    __slots__ = ("_pointer", "post", "refuses")
 
     def __init__(self, address: int) -> None:
         library = _library()
         self._pointer = ctypes.c_void_p(address)
-        self._post, self._take = library.sem_post, library.sem_trywait
+        self.post: Callable[[], object] = partial(library.sem_post, self._pointer)
+        self.refuses: Callable[[], int] = partial(library.sem_trywait, self._pointer)
 
     def create(self) -> None:
         """Begin with 0; once, before other processes use it.
@@ -66,13 +73,9 @@ class Semaphore:
                 do=f"run with {option('group', 'mpi')}",
             )
 
-    def post(self) -> None:
-        """Add 1."""
-        self._post(self._pointer)
-
     def take(self) -> bool:
         """Take 1 where there is one."""
-        return bool(self._take(self._pointer) == 0)
+        return self.refuses() == 0
 
     def wait(self, seconds: float) -> None:
         """Take 1, or give up after some seconds, or when a signal comes."""

@@ -1,6 +1,7 @@
 """The slots of one rank: where data lies on its way to others."""
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Callable, Hashable
 
 from ..base import Array
 from .segment import Segment
@@ -15,7 +16,8 @@ class Slots:
     Most data is read as soon as its receiver looks, so that its slot is free again, whatever else goes on. Parts of
     reductions are better kept in their slots until the same part of all members has come; but were all slots kept so,
     by several reductions that wait for each other's parts, nothing would move any more. So only one reduction at a time
-    has slots for that, and all others share the rest.
+    has slots for that, and all others share the rest. A few more are for operands that go with the header of their
+    collective, before anybody is known to come: where these are taken, operands go as all else does.
 
     Args:
         segment: where they are.
@@ -23,13 +25,16 @@ class Slots:
     """
 
     def __init__(self, segment: Segment, rank: int) -> None:
-        count = segment.layout.slots
+        count, pooled = segment.layout.slots, segment.layout.pooled
         self._segment = segment
         self._rank = rank
-        self._readers = [0] * count
+        self._readers = [0] * (count + pooled)
         self._held = range(count // _HELD_SHARE)
         self._free_held = list(self._held)
         self._free = list(range(len(self._held), count))
+        self._pooled = range(count, count + pooled)
+        self._free_pooled = list(self._pooled)
+        self._read: deque[tuple[int, Callable[[], bool]]] = deque()
         self._owner: Hashable = None
 
     @property
@@ -51,6 +56,20 @@ class Slots:
                 return self._free_held.pop(), True
         return (self._free.pop(), False) if self._free else None
 
+    def find_pooled(self) -> int | None:
+        """A free slot for an operand that goes with its header; None where there is none."""
+        while self._read and self._read[0][1]():
+            self._free_pooled.append(self._read.popleft()[0])
+        return self._free_pooled.pop() if self._free_pooled else None
+
+    def free_when(self, slot: int, is_read: Callable[[], bool]) -> None:
+        """A slot of an operand is free once this is so."""
+        self._read.append((slot, is_read))
+
+    def lend(self, slot: int, readers: int) -> None:
+        """A slot is free again once so many have read it."""
+        self._readers[slot] = readers
+
     def fill(self, slot: int, source: Array, readers: int) -> int:
         """Copy into a slot that `find` found; gives its bytes."""
         self._segment.slot(self._rank, slot, source.dtype, source.size).reshape(source.shape)[...] = source
@@ -67,4 +86,9 @@ class Slots:
         """One of those that it was for has read it."""
         self._readers[slot] -= 1
         if not self._readers[slot]:
-            (self._free_held if slot in self._held else self._free).append(slot)
+            self._list_of(slot).append(slot)
+
+    def _list_of(self, slot: int) -> list[int]:
+        if slot in self._pooled:
+            return self._free_pooled
+        return self._free_held if slot in self._held else self._free

@@ -8,7 +8,8 @@ always room. What finds no room in the ring waits in a list of the sender: sendi
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from .segment import Segment
 
@@ -19,46 +20,55 @@ _RESERVE = 1024
 _SKIP = 0xFFFF
 _CREDIT = 0xFFFE
 
+T = TypeVar("T")
 Numbers = tuple[int, int, int]
 """What a kind of record tells, beside its payload."""
-Deliver = Callable[[int, int, int, Numbers, memoryview], None]
-"""Takes a record that came: the rank that sent it, its kind, flag, numbers and payload, which is gone afterwards."""
+Payload = tuple[bytes | memoryview, ...]
+"""Bytes in pieces, which may not change until they are written."""
+Take = Callable[[T, int, int, Numbers, memoryview], None]
+"""Takes a record that came, for its first argument: the rank that sent it, its flag, numbers and payload, which is gone
+afterwards."""
 
 
 class _Lane:
-    """The two rings between this rank and another."""
+    """The two rings between this rank and another.
+
+    Attributes:
+        written: bytes that this rank has written, records that wait for room apart.
+        freed: bytes of these that the other is known to have read.
+    """
 
     def __init__(self, segment: Segment, rank: int, peer: int) -> None:
         self.peer = peer
         self.size = segment.layout.ring
         self._out, self._in = segment.ring(rank, peer), segment.ring(peer, rank)
-        self._posted, self.coming = segment.token(rank, peer), segment.token(peer, rank)
-        self._bell = segment.bell(peer)
-        self._written = self._freed = self._taken = self._credited = 0
-        self.backlog: deque[tuple[int, int, Numbers, bytes]] = deque()
+        self._post, self._ring = segment.token(rank, peer).post, segment.bell(peer).post
+        self.has_none = segment.token(peer, rank).refuses
+        self.written = self.freed = self._taken = self._credited = 0
+        self.backlog: deque[tuple[int, int, Numbers, Payload]] = deque()
 
-    def put(self, kind: int, flag: int, numbers: Numbers, payload: bytes, reserve: int = _RESERVE) -> bool:
+    def put(self, kind: int, flag: int, numbers: Numbers, payload: Payload, reserve: int = _RESERVE) -> bool:
         """Write a record; False where there is no room."""
-        length = len(payload)
+        length = sum(map(len, payload))
         need = -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
-        start = self._written % self.size
+        start = self.written % self.size
         skip = self.size - start if start + need > self.size else 0
-        if self._written + skip + need - self._freed > self.size - reserve:
+        if self.written + skip + need - self.freed > self.size - reserve:
             return False
         if skip:
             _HEAD.pack_into(self._out, start, _SKIP, 0, 0, 0, 0, 0, 0)
             start = 0
         _HEAD.pack_into(self._out, start, kind, flag, length, *numbers, self._taken)
-        if length:
-            start += _HEAD.size
-            self._out[start : start + length] = payload
-        self._written += skip + need
+        start += _HEAD.size
+        for piece in payload:
+            self._out[start : (start := start + len(piece))] = piece
+        self.written += skip + need
         self._credited = self._taken
-        self._posted.post()
-        self._bell.post()
+        self._post()
+        self._ring()
         return True
 
-    def read(self, deliver: Deliver) -> None:
+    def read(self, takes: Sequence[Take[T]], taker: T) -> None:
         """Read the record whose token was taken."""
         start = self._taken % self.size
         kind, flag, length, first, second, third, credit = _HEAD.unpack_from(self._in, start)
@@ -66,14 +76,14 @@ class _Lane:
             self._taken += self.size - start
             start = 0
             kind, flag, length, first, second, third, credit = _HEAD.unpack_from(self._in, start)
-        self._freed = credit
+        self.freed = credit
         if kind != _CREDIT:
             begin = start + _HEAD.size
-            deliver(self.peer, kind, flag, (first, second, third), self._in[begin : begin + length])
+            takes[kind](taker, self.peer, flag, (first, second, third), self._in[begin : begin + length])
         # From here on the sender may be told that the record's place is free.
         self._taken += -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
         if self._taken - self._credited > self.size // 4:
-            self.put(_CREDIT, 0, (0, 0, 0), b"", 0)
+            self.put(_CREDIT, 0, (0, 0, 0), (), 0)
 
     def flush(self) -> None:
         """Write what waits for room."""
@@ -92,7 +102,7 @@ class Streams:
     def __init__(self, segment: Segment, rank: int) -> None:
         self._segment = segment
         self._lanes = {peer: _Lane(segment, rank, peer) for peer in range(segment.layout.count) if peer != rank}
-        self._coming = [(lane.coming.take, lane) for lane in self._lanes.values()]
+        self._coming = [(lane.has_none, lane) for lane in self._lanes.values()]
         self._bell = segment.bell(rank)
         self._full: set[_Lane] = set()
 
@@ -101,25 +111,35 @@ class Streams:
         """Bytes that the payload of a record may have."""
         return self._segment.layout.longest
 
-    def send(self, peer: int, kind: int, flag: int, numbers: Numbers, payload: bytes = b"") -> None:
+    def send(self, peer: int, kind: int, flag: int, numbers: Numbers, *payload: bytes | memoryview) -> None:
         """Send a record."""
         lane = self._lanes[peer]
         if lane.backlog or not lane.put(kind, flag, numbers, payload):
             lane.backlog.append((kind, flag, numbers, payload))
             self._full.add(lane)
 
-    def poll(self, deliver: Deliver) -> bool:
-        """Deliver all that has come, and write what waited for room; whether anything came."""
+    def poll(self, takes: Sequence[Take[T]], taker: T) -> bool:
+        """Let all that has come be taken, and write what waited for room; whether anything came.
+
+        Args:
+            takes: what takes records, by kind.
+            taker: for whom.
+        """
         moved = False
-        for take, lane in self._coming:
-            while take():
+        for has_none, lane in self._coming:
+            while not has_none():
                 moved = True
-                lane.read(deliver)
+                lane.read(takes, taker)
         if self._full:
             for lane in self._full:
                 lane.flush()
             self._full = {lane for lane in self._full if lane.backlog}
         return moved
+
+    def has_read(self, peers: Iterable[int]) -> Callable[[], bool]:
+        """Tells whether these ranks have read all that was sent to them until now, as far as is known."""
+        marks = [(self._lanes[peer], self._lanes[peer].written) for peer in peers]
+        return lambda: all(lane.freed >= mark for lane, mark in marks)
 
     @property
     def is_flushed(self) -> bool:

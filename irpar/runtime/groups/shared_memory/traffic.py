@@ -4,27 +4,32 @@ import math
 import os
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 import numpy as np
 
 from irpar.ops.collectives.arrays import is_text
-from irpar.runtime.groups.wire.header import HEADER_BYTES, Header, check_headers, is_agreed
+from irpar.process import cores
+from irpar.runtime.groups.wire.header import HEADER_BYTES, Header, check_headers
 
 from ...driver import DRIVER
 from ..base import Array, Call
+from ..recycled import Recycled
 from ..results import EXECUTED
 from ..spmd import Meeting, SpmdGroup
 from .joining import Joined
 from .moves import Moves
+from .prompt import Prompts
 from .reductions import Reduction
 from .slots import Slots
 from .streams import Numbers, Streams
-from .transfers import Parcel, Transfer, Whole, boxes
+from .transfers import Parcel, Shipment, Texts, Transfer, boxes
 from .watch import TICK, State, Wait, Watch
 
-_OFFER, _DATA, _FREE, _MESSAGE, _CHUNK, _POST = range(6)
+_OFFER, _DATA, _FREE, _MESSAGE, _CHUNK, _POST, _PIECE = range(7)
 """Kinds of records: a rank comes to a collective; a part of an operand lies in a slot; a slot has been read; a message
-begins; a part of it lies in a slot; as a message, but for a channel of a run."""
+begins; a part of it lies in a slot; as a message, but for a channel of a run; a reduced piece lies where the operand
+does."""
 _MOST_WHOLE = 256 << 10
 """Bytes that a rank sends, to all others together, of an operand that goes whole to all members, where every member
 needs all of it: with more, parts are quicker."""
@@ -32,8 +37,12 @@ _MOST_PARTLY = 48 << 10
 """As `_MOST_WHOLE`, where members need parts of it."""
 _Place = tuple[int, int] | None
 """Run and channel of a post; None: it is a message."""
+_BUSY_SPINS = 8
+"""How often a rank looks before it gives its core to others, where each has one of its own."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
+_NOWHERE = -1
+"""In place of a slot: the operand is in none."""
 _FLUSH_SECONDS = 5.0
 """Seconds that a rank stays at its end for others to take what it has sent."""
 
@@ -56,11 +65,15 @@ class Traffic:
         peers = [rank for rank in range(segment.layout.count) if rank != group.rank]
         self._begun = dict.fromkeys(peers, 0)
         self._came = dict.fromkeys(peers, 0)
-        self._underway: dict[tuple[int, int], Transfer] = {}
-        self._numbers: dict[Transfer, dict[int, int]] = {}
-        self._early: dict[tuple[int, int], bytes] = {}
-        self._sending: list[Transfer] = []
+        self._awaited: dict[tuple[int, int], Transfer] = {}
+        self._underway: dict[tuple[int, int], Shipment] = {}
+        self._numbers: dict[Shipment, dict[int, int]] = {}
+        self._early: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self._sending: list[Shipment] = []
         self._kept: dict[tuple[Transfer, int, int, int], int] = {}
+        self._pooled: dict[Shipment, int] = {}
+        self._new = Recycled().empty
+        self._busy_spins = _BUSY_SPINS if segment.layout.count <= cores() else 0
         self._inbox: dict[int, deque[bytes | bytearray]] = {peer: deque() for peer in peers}
         self._posted: defaultdict[tuple[int, int, int], deque[bytes | bytearray]] = defaultdict(deque)
         self._coming: dict[int, tuple[bytearray, _Place]] = {}
@@ -80,21 +93,46 @@ class Traffic:
             ValueError: the collective's attributes do not fit the operand.
             MismatchError: another member came to something else.
         """
-        made = _transfer(meeting, self._streams.longest - HEADER_BYTES - 1, self._segment.layout.slot)
-        offer = made.header + made.offer()
-        numbers = self._numbers[made] = {}
+        make: Callable[[Meeting], Transfer] | None = meeting.notes.get("transfer")
+        if make is None:
+            make = meeting.notes["transfer"] = self._maker(meeting)
+            meeting.notes["agreed"] = {}  # Headers of others that have been compared with this rank's.
+        made = make(meeting)
+        offer = made.offer()
+        shipment = made if isinstance(made, Shipment) else None
+        told = (self._pool(made), 0, 0) if isinstance(made, Reduction) else (_NOWHERE, 0, 0)
+        numbers = {}
         for peer in made.peers:
             number = numbers[peer] = self._begun[peer]
             self._begun[peer] = number + 1
-            self._underway[peer, number] = made
-            self._streams.send(peer, _OFFER, 0, (0, 0, 0), offer)
-        for peer, number in numbers.items():
-            early = self._early.pop((peer, number), None)
-            if early is not None:
-                self._meet(made, peer, memoryview(early))
-        self._sending.append(made)
+            self._awaited[peer, number] = made
+            if shipment is not None:
+                self._underway[peer, number] = shipment
+            self._streams.send(peer, _OFFER, 0, told, *offer)
+        if shipment is not None:
+            self._numbers[shipment] = numbers
+            self._sending.append(shipment)
+        if self._early:
+            for place in numbers.items():
+                if (early := self._early.pop(place, None)) is not None:
+                    self._meet(self._awaited.pop(place), place[0], early[0], memoryview(early[1]))
         self._move()
         return made
+
+    def _maker(self, meeting: Meeting) -> Callable[[Meeting], Transfer]:
+        """What makes the transfers of a collective."""
+        operand, slot = meeting.operand, self._segment.layout.slot
+        execution = EXECUTED[meeting.collective.kind]
+        room = self._streams.longest - HEADER_BYTES
+        if is_text(operand.dtype):
+            return lambda meeting: Texts(meeting, room, slot)
+        # Whole they go to each member; in parts a rank sends less than two of them, whatever the number of members.
+        most = (_MOST_WHOLE if execution.reads_all else _MOST_PARTLY) // (len(meeting.members) - 1)
+        if max(map(math.prod, meeting.shapes)) * operand.itemsize <= min(room, most):
+            return Prompts(meeting, self._new)
+        if execution.pieces is None:
+            return lambda meeting: Moves(meeting, slot, execution)
+        return lambda meeting: Reduction(meeting, slot, execution, self._new)
 
     def finish(self, made: Transfer) -> Array:
         """Wait for the result of a collective, and until the others have what they need of this rank for it.
@@ -106,26 +144,54 @@ class Traffic:
         """
         if not self._spin(made):
             self._wait(Wait(State.WAITING, lambda: made.is_done, made.missing, lambda: made.absent, made.meeting.call))
-        for place in self._numbers.pop(made).items():
-            del self._underway[place]
+        if isinstance(made, Shipment):
+            for place in self._numbers.pop(made).items():
+                del self._underway[place]
+            slot = self._pooled.pop(made, None)
+            if slot is not None:
+                self._slots.free_when(slot, self._streams.has_read(made.peers))
         return made.result()
 
     def _spin(self, made: Transfer) -> bool:
         """Look for the result a few times; whether it is there."""
-        for _ in range(_SPINS):
+        for spins in range(self._busy_spins + _SPINS):
             if made.is_done and self._streams.is_flushed:
                 return True
-            os.sched_yield()
+            if spins >= self._busy_spins:
+                os.sched_yield()
             self._move()
         return False
 
-    def _meet(self, made: Transfer, peer: int, offered: memoryview) -> None:
-        """A member has come: check that it is at the same collective."""
+    def _pool(self, made: Reduction) -> int:
+        """Lay an operand into a slot, if one is free: which."""
+        slot = self._slots.find_pooled() if made.is_poolable else None
+        if slot is None:
+            return _NOWHERE
+        operand = made.meeting.operand
+        made.pool(self._segment.slot(self._rank, slot, operand.dtype, operand.size))
+        if made.is_read_twice:
+            self._pooled[made] = slot
+        else:
+            self._slots.lend(slot, len(made.peers))
+        return slot
+
+    def _meet(self, made: Transfer, peer: int, slot: int, offered: memoryview) -> None:
+        """A member has come: check that it is at the same collective; its operand may lie in a slot."""
         meeting = made.meeting
-        nbytes = meeting.expected[meeting.members.index(peer)]
-        if not is_agreed(meeting.header, nbytes, offered):
-            check_headers(meeting.header, [nbytes], [Header.unpack(bytes(offered[:HEADER_BYTES]))])
-        made.came(peer, offered[HEADER_BYTES:])
+        header, agreed = bytes(offered[:HEADER_BYTES]), meeting.notes["agreed"]
+        if header != agreed.get(peer):
+            nbytes = meeting.expected[meeting.members.index(peer)]
+            check_headers(meeting.header, [nbytes], [Header.unpack(header)])
+            agreed[peer] = header
+        made.came(peer, offered)
+        if slot != _NOWHERE:
+            assert isinstance(made, Reduction)
+            place = made.place_of(self._rank)
+            data = self._segment.slot(peer, slot, np.dtype(np.uint8), place.stop)[place]
+            is_kept = made.take(peer, 0, 0, data, True)
+            if not made.is_read_twice:
+                self._keep_slot((made, peer, 0, 0), slot, is_kept)
+            self._release(made)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -213,7 +279,7 @@ class Traffic:
 
     def _move(self) -> bool:
         """Take what has come, and send what can be sent; whether anything came or went."""
-        moved = self._streams.poll(self._deliver)
+        moved = self._streams.poll(_TAKE, self)
         if self._sending:
             for made in self._sending:
                 while (parcel := made.parcel()) is not None and self._ship(made, parcel):
@@ -222,8 +288,14 @@ class Traffic:
             self._sending = [made for made in self._sending if not made.is_sent]
         return moved
 
-    def _ship(self, made: Transfer, parcel: Parcel) -> bool:
+    def _ship(self, made: Shipment, parcel: Parcel) -> bool:
         """Send a part; False where there is no room for it."""
+        if parcel.into is not None:
+            parcel.into[...] = parcel.source
+            numbers, slot = self._numbers[made], self._pooled[made]
+            for target in parcel.targets:
+                self._streams.send(target, _PIECE, 0, (numbers[target], slot, 0))
+            return True
         found = self._slots.find(made, parcel.is_held)
         if found is None:
             return False
@@ -235,17 +307,14 @@ class Traffic:
             self._streams.send(target, _DATA, parcel.way << 1 | is_held, told)
         return True
 
-    def _deliver(self, peer: int, kind: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
-        _TAKE[kind](self, peer, flag, numbers, payload)
-
     def _take_offer(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         number = self._came[peer]
         self._came[peer] = number + 1
-        made = self._underway.get((peer, number))
+        made = self._awaited.pop((peer, number), None)
         if made is None:
-            self._early[peer, number] = bytes(payload)
+            self._early[peer, number] = numbers[0], bytes(payload)
         else:
-            self._meet(made, peer, payload)
+            self._meet(made, peer, numbers[0], payload)
 
     def _take_data(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         number, part, where = numbers
@@ -253,12 +322,28 @@ class Traffic:
         made = self._underway[peer, number]
         way, is_held = flag >> 1, bool(flag & 1)
         data = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes)
-        if made.take(peer, way, part, data, is_held):
-            self._kept[made, peer, way, part] = slot
+        self._keep_slot((made, peer, way, part), slot, made.take(peer, way, part, data, is_held))
+        self._release(made)
+
+    def _take_piece(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        number, slot, _ = numbers
+        made = self._underway[peer, number]
+        assert isinstance(made, Reduction)
+        place = made.place_of(peer)
+        made.take(peer, 1, 0, self._segment.slot(peer, slot, np.dtype(np.uint8), place.stop)[place], False)
+
+    def _keep_slot(self, what: tuple[Transfer, int, int, int], slot: int, is_kept: bool) -> None:
+        """A slot with a rank's part of a transfer has been read, or is kept until it is released."""
+        if is_kept:
+            self._kept[what] = slot
         else:
-            self._streams.send(peer, _FREE, 0, (slot, 0, 0))
-        for rank, held_way, held_part in made.released():
-            self._streams.send(rank, _FREE, 0, (self._kept.pop((made, rank, held_way, held_part)), 0, 0))
+            self._streams.send(what[1], _FREE, 0, (slot, 0, 0))
+
+    def _release(self, made: Shipment) -> None:
+        for rank, way, part in made.released():
+            slot = self._kept.pop((made, rank, way, part), None)
+            if slot is not None:
+                self._streams.send(rank, _FREE, 0, (slot, 0, 0))
 
     def _take_free(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         self._slots.free(numbers[0])
@@ -292,28 +377,6 @@ class Traffic:
 
 _TAKE = (
     *(Traffic._take_offer, Traffic._take_data, Traffic._take_free),
-    *(Traffic._take_message, Traffic._take_chunk, Traffic._take_post),
+    *(Traffic._take_message, Traffic._take_chunk, Traffic._take_post, Traffic._take_piece),
 )
 """What takes each kind of record."""
-
-
-def _transfer(meeting: Meeting, room: int, slot: int) -> Transfer:
-    """The transfer of a collective.
-
-    Args:
-        meeting: what the members agree on.
-        room: bytes of an operand that can be sent with the header.
-        slot: bytes of a part.
-
-    Raises:
-        ValueError: the attributes do not fit the operand.
-    """
-    operand = meeting.operand
-    longest = max(map(math.prod, meeting.shapes)) * operand.itemsize
-    # Whole they go to each member; in parts a rank sends less than two of them, whatever the number of members.
-    execution = EXECUTED[meeting.collective.kind]
-    most = (_MOST_WHOLE if execution.reads_all else _MOST_PARTLY) // (len(meeting.members) - 1)
-    is_short = longest <= min(room, most)
-    if is_text(operand.dtype) or is_short:
-        return Whole(meeting, room, slot)
-    return (Moves if execution.pieces is None else Reduction)(meeting, slot, execution)

@@ -1,19 +1,19 @@
 """A collective of one rank while it is underway: what it has to send, and where what comes goes.
 
-Small operands, and strings, go whole to all members with the header, and each member computes its result from them
-(`Whole`). Large ones go in parts, as the slots of the shared memory hold them, once the receiver has come (`moves`,
-`reductions`).
+Small operands go whole to all members with the header, and each member computes its result from them (`prompt`).
+Strings do too, or afterwards (`Texts`). Large operands go in parts, as the slots of the shared memory hold them, once
+the receiver has come (`moves`, `reductions`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from irpar.ops.collectives.arrays import CARRIERS, is_text
+from irpar.ops.collectives.arrays import CARRIERS
+from irpar.runtime.groups.wire.header import HEADER_BYTES
 
 from ...messages import decode, encode
 from ..base import Array
@@ -54,6 +54,7 @@ class Parcel:
         part: its number.
         source: the elements.
         is_held: the receiver may keep it in its slot until the same part of all others has come.
+        into: where it goes in the slot that holds the operand; None: it needs a slot.
     """
 
     targets: tuple[int, ...]
@@ -61,6 +62,7 @@ class Parcel:
     part: int
     source: Array
     is_held: bool = False
+    into: Array | None = None
 
 
 class Transfer(ABC):
@@ -70,24 +72,68 @@ class Transfer(ABC):
         meeting: what the members agree on.
         peers: the ranks of the other members.
         absent: ranks of members that have not come yet.
+        is_done: whether the result is there and everything is sent.
+    """
+
+    __slots__ = ()
+    meeting: Meeting
+    absent: set[int]
+
+    @property
+    @abstractmethod
+    def peers(self) -> Iterable[int]: ...
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool: ...
+
+    @abstractmethod
+    def offer(self) -> tuple[bytes | memoryview, ...]:
+        """The header, and what is sent with it, in pieces."""
+
+    @abstractmethod
+    def came(self, rank: int, offered: memoryview) -> None:
+        """A member has come, and brings this: its header, which has been compared, and what was sent with that."""
+
+    @abstractmethod
+    def missing(self) -> set[int]:
+        """Ranks of members of which something is still to come."""
+
+    @abstractmethod
+    def result(self) -> Array:
+        """The result, once it is done.
+
+        Raises:
+            ValueError: the operands have none.
+        """
+
+
+class Shipment(Transfer):
+    """A collective of which parts are sent and come after the headers.
+
+    Attributes:
         is_sent: all that this rank has to send is on its way.
     """
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
-        self.header = meeting.header.pack()
-        self.peers = [rank for rank in meeting.members if rank != meeting.call.rank]
-        self.absent = set(self.peers)
+        self._peers = [rank for rank in meeting.members if rank != meeting.call.rank]
+        self.absent = set(self._peers)
         self.is_sent = False
         self._next: Parcel | None = None
         self._parcels = self.parcels()
 
-    def offer(self) -> bytes:
-        """What is sent with the header."""
-        return b""
+    @property
+    def peers(self) -> list[int]:
+        """See `Transfer`."""
+        return self._peers
+
+    def offer(self) -> tuple[bytes | memoryview, ...]:
+        """See `Transfer.offer`."""
+        return (self.meeting.header.pack(),)
 
     def came(self, rank: int, offered: memoryview) -> None:
-        """A member has come, and brings this with its header."""
+        """See `Transfer.came`."""
         self.absent.discard(rank)
 
     def parcels(self) -> Iterator[Parcel | None]:
@@ -128,26 +174,9 @@ class Transfer(ABC):
         """Parts that were held and are no longer: rank, way and part."""
         yield from ()
 
-    @property
-    @abstractmethod
-    def is_done(self) -> bool:
-        """Whether the result is there and everything is sent."""
 
-    @abstractmethod
-    def missing(self) -> set[int]:
-        """Ranks of members of which something is still to come."""
-
-    @abstractmethod
-    def result(self) -> Array:
-        """The result, once it is done.
-
-        Raises:
-            ValueError: the operands have none.
-        """
-
-
-class Whole(Transfer):
-    """All members get all operands: small ones with the header, strings of any size afterwards.
+class Texts(Shipment):
+    """Strings: all members get those of all, with the header or afterwards.
 
     Args:
         meeting: what the members agree on.
@@ -156,56 +185,47 @@ class Whole(Transfer):
     """
 
     def __init__(self, meeting: Meeting, room: int, slot: int) -> None:
-        operand = meeting.operand
-        self._is_text = is_text(operand.dtype)
-        self._bytes = encode(operand) if self._is_text else np.ascontiguousarray(operand).tobytes()
-        self._is_offered = len(self._bytes) <= room
+        self._bytes = encode(meeting.operand)
+        self._is_offered = len(self._bytes) < room
         self._slot = slot
-        self._operands: dict[int, Any] = {meeting.call.rank: operand}
+        self._operands: dict[int, Array] = {meeting.call.rank: meeting.operand}
         self._coming: dict[int, bytearray] = {}
         super().__init__(meeting)
+        self.is_sent = self._is_offered
 
-    def offer(self) -> bytes:
-        """The operand, or how many bytes of it will come."""
-        return b"\1" + self._bytes if self._is_offered else b"\0" + len(self._bytes).to_bytes(8, "little")
+    def offer(self) -> tuple[bytes | memoryview, ...]:
+        """The header, and the operand or how many bytes of it will come."""
+        how = b"\1" + self._bytes if self._is_offered else b"\0" + len(self._bytes).to_bytes(8, "little")
+        return *super().offer(), how
 
     def came(self, rank: int, offered: memoryview) -> None:
         """See `Transfer.came`."""
         super().came(rank, offered)
-        if offered[0]:
-            self._operands[rank] = self._array(rank, bytes(offered[1:]))
+        how, content = offered[HEADER_BYTES], offered[HEADER_BYTES + 1 :]
+        if how:
+            self._operands[rank] = decode(bytes(content))
         else:
-            self._coming[rank] = bytearray(int.from_bytes(offered[1:], "little"))
-
-    def _array(self, rank: int, data: bytes | bytearray) -> Array:
-        if self._is_text:
-            decoded: Array = decode(data)
-            return decoded
-        meeting = self.meeting
-        shape = meeting.shapes[meeting.members.index(rank)]
-        dtype = meeting.operand.dtype
-        return np.frombuffer(data, dtype).reshape(shape) if data else np.empty(shape, dtype)
+            self._coming[rank] = bytearray(int.from_bytes(content, "little"))
 
     def parcels(self) -> Iterator[Parcel]:
         """The bytes of the operand, where they were not offered."""
-        if not self._is_offered:
-            data = np.frombuffer(self._bytes, np.uint8)
-            for part, place in enumerate(boxes(data.shape, self._slot)):
-                yield Parcel(tuple(self.peers), 0, part, data[place])
+        data = np.frombuffer(self._bytes, np.uint8)
+        for part, place in enumerate(boxes(data.shape, self._slot)):
+            yield Parcel(tuple(self.peers), 0, part, data[place])
 
     def take(self, rank: int, way: int, part: int, data: Array, is_held: bool) -> bool:
-        """See `Transfer.take`."""
+        """See `Shipment.take`."""
         coming = self._coming[rank]
         first = part * self._slot
         coming[first : first + data.size] = data.tobytes()
         if first + data.size == len(coming):
-            self._operands[rank] = self._array(rank, self._coming.pop(rank))
+            self._operands[rank] = decode(self._coming.pop(rank))
         return False
 
     @property
     def is_done(self) -> bool:
-        """See `Transfer.is_done`."""
-        return len(self._operands) == len(self.meeting.members) and (self._is_offered or self.is_sent)
+        """See `Transfer`."""
+        return len(self._operands) == len(self.meeting.members) and self.is_sent
 
     def missing(self) -> set[int]:
         """See `Transfer.missing`."""
@@ -219,7 +239,7 @@ class Whole(Transfer):
         return found if found.flags.writeable else found.copy()
 
 
-class Parts(Transfer):
+class Parts(Shipment):
     """Numbers that go in parts.
 
     Args:

@@ -83,18 +83,6 @@ class Header:
         return cls(rank, id_, dtype.rstrip(b"\0").decode(), digest, nbytes, text)
 
 
-def is_agreed(mine: Header, nbytes: int, packed: bytes | memoryview) -> bool:
-    """Whether another rank came to the same collective, with an operand of these bytes; quicker than `check_headers`.
-
-    Args:
-        mine: the header of the rank that checks.
-        nbytes: of the operand that the other rank must bring.
-        packed: its header.
-    """
-    _, _, _, digest, brought = _FIXED.unpack_from(packed)
-    return bool(digest == mine.digest and brought == nbytes)
-
-
 def check_headers(mine: Header, expected: Sequence[int], headers: Sequence[Header]) -> None:
     """Refuse to exchange data with ranks that came to something else.
 
