@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -41,6 +42,8 @@ REDUCED = {
 }
 TINY = SegmentLayout(4, ring=4096, slot=64, slots=4, pooled=1)
 """Almost everything goes in parts, and slots are scarce."""
+LAID = SegmentLayout(4, ring=3072, slot=4096, slots=4, pooled=1)
+"""Most operands that are reduced are laid into a slot, where one is free."""
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +160,10 @@ def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
         assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("layout", [None, TINY], ids=["whole", "in parts"])
+@pytest.mark.parametrize("layout", [None, TINY, LAID], ids=["whole", "in parts", "laid"])
 @pytest.mark.parametrize("mesh", [SQUARE, LINE], ids=str)
 def test_all_kinds_on_all_dtypes(ranks: Ranks, mesh: Mesh, layout: SegmentLayout | None) -> None:
-    listed = list(cases(mesh, rows=8))
+    listed = list(cases(mesh, rows=64 if layout is LAID else 8))
     given = [[(case.collective, case.operands[rank]) for case in listed] for rank in range(4)]
     found = ranks.run(exchange_all, [{"mesh": mesh, "given": each, "layout": layout} for each in given])
     for rank, results in enumerate(found):
@@ -175,23 +178,26 @@ def test_what_threads_give_processes_give(ranks: Ranks, program: Any) -> None:
 
 
 @settings(max_examples=budget(40), deadline=None)
-@given(program=programs())
-def test_in_parts_the_same_comes_out(ranks: Ranks, program: Any) -> None:
-    check_program(ranks, program, layout=TINY)
+@given(program=programs(), layout=st.sampled_from([TINY, LAID]))
+def test_in_parts_the_same_comes_out(ranks: Ranks, program: Any, layout: SegmentLayout) -> None:
+    check_program(ranks, program, layout=layout)
 
 
 @pytest.mark.slow
 @settings(max_examples=budget(1500), deadline=None)
-@given(program=programs(), layout=st.sampled_from([None, TINY]))
+@given(program=programs(), layout=st.sampled_from([None, TINY, LAID]))
 def test_many_programs(ranks: Ranks, program: Any, layout: SegmentLayout | None) -> None:
     check_program(ranks, program, layout=layout)
 
 
 @pytest.mark.slow
 @settings(max_examples=budget(200), deadline=None)
-@given(program=programs([(Mesh({"x": 2, "y": 3}), axes) for axes in (["x"], ["y"], ["x", "y"], ["y", "x"])]))
-def test_groups_of_three_and_six(six_ranks: Ranks, program: Any) -> None:
-    check_program(six_ranks, program, layout=SegmentLayout(6, ring=4096, slot=64, slots=4, pooled=1))
+@given(
+    program=programs([(Mesh({"x": 2, "y": 3}), axes) for axes in (["x"], ["y"], ["x", "y"], ["y", "x"])]),
+    layout=st.sampled_from([replace(TINY, count=6), replace(LAID, count=6)]),
+)
+def test_groups_of_three_and_six(six_ranks: Ranks, program: Any, layout: SegmentLayout) -> None:
+    check_program(six_ranks, program, layout=layout)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """How ranks of one machine talk: memory that all of them map, semaphores in it, and what moves over these.
 
 From the bottom: `semaphores`; `segment`, which says what lies where; `streams` of records between two ranks; `watch`,
-which finds out why nothing comes; `slots`, where data lies on its way; `transfers`, `moves` and `reductions`, the
-collectives of one rank; `traffic`, which keeps all of it moving; `joining`, where ranks find each other.
+which finds out why nothing comes; `slots`, where data lies on its way; `transfers`, `prompt`, `moves` and `reductions`,
+the collectives of one rank; `traffic`, which keeps all of it moving; `joining`, where ranks find each other.
 """

@@ -16,7 +16,7 @@ from .segment import Segment
 _HEAD = struct.Struct("<HHIqqqq")
 _ALIGN = 64
 _RESERVE = 1024
-"""Bytes of a ring that only credits may use: at most a few are underway, one for each quarter of the other ring."""
+"""Bytes of a ring that only credits may use: at most a few are underway, one for each eighth of the other ring."""
 _SKIP = 0xFFFF
 _CREDIT = 0xFFFE
 
@@ -82,7 +82,9 @@ class _Lane:
             takes[kind](taker, self.peer, flag, (first, second, third), self._in[begin : begin + length])
         # From here on the sender may be told that the record's place is free.
         self._taken += -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
-        if self._taken - self._credited > self.size // 4:
+        if (
+            self._taken - self._credited > self.size // 8
+        ):  # A record may leave as much as its own length empty before it.
             self.put(_CREDIT, 0, (0, 0, 0), (), 0)
 
     def flush(self) -> None:
