@@ -535,7 +535,7 @@ verify(module)
 inside = {"name": "in", "devices": 2, "latency": 1e-6, "bandwidth": 1e9}
 links = [inside, {"name": "out", "latency": 1e-5, "bandwidth": 1e8}]
 Path("two.yaml").write_text(json.dumps({"name": "two", "links": links}))
-partition = irpar.partition(module, module.mesh, pipeline="localize", network="two.yaml")
+partition = irpar.partition(module, module.mesh, pipeline="simplify-collectives,localize", network="two.yaml")
 assert [entry["kind"] for entry in partition.plan.collectives] == ["mirror", "all_gather"]
 assert partition.plan.collectives[0]["sent_bytes"] == 8
 assert partition.plan.predicted["communication_seconds"] > 2e-5

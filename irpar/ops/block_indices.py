@@ -12,7 +12,7 @@ import numpy as np
 from irpar.ir import Builder, DType, Node, TensorType, Value
 
 from .coords import start_of_block
-from .effects import is_collective
+from .effects import redistributes
 from .facts import axis_attribute, needed
 from .neutral import neutral
 
@@ -208,6 +208,6 @@ def _numbers(value: Value) -> "np.ndarray[Any, Any] | None":
 
 def _origin(value: Value) -> Value:
     """What collectives bring to where it is read."""
-    while value.node is not None and is_collective(value.node):
+    while value.node is not None and redistributes(value.node):
         (value,) = value.node.inputs
     return value

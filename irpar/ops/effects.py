@@ -78,6 +78,17 @@ def is_collective(node: Node) -> bool:
     return traits(node).collective
 
 
+def redistributes(node: Node) -> bool:
+    """True for a collective that changes how its operand is sharded, and so, in global view, none of its numbers.
+
+    One that leaves the sharding as it is, such as a permutation of blocks for a halo, gives other numbers.
+    """
+    if not traits(node).collective:
+        return False
+    before, after = node.inputs[0].sharding, node.result.sharding
+    return before is None or before != after
+
+
 def is_communication(node: Node) -> bool:
     """True for ops that other ranks take part in: collectives that send, their started forms, waits, Send, Recv."""
     return traits(node).communicates

@@ -20,7 +20,7 @@ from irpar.ir import (
     tensor_type,
 )
 
-from .op_def import traits
+from .effects import redistributes
 
 
 class CannotTellError(Exception):
@@ -162,10 +162,10 @@ def result_shapes(node: Node) -> list[tuple[int, ...]]:
 def data_of(value: Value) -> Tensor | None:
     """The numbers of a constant, also of one that collectives bring to where it is read; None of any other value.
 
-    In global view a collective changes how a value is sharded, and not its numbers.
+    In global view what changes how a value is sharded leaves its numbers.
     """
     origin = value
-    while origin.data is None and origin.node is not None and traits(origin.node).collective:
+    while origin.data is None and origin.node is not None and redistributes(origin.node):
         (origin,) = origin.node.inputs
     # The block of a constant that a part was loaded with is not what is gathered of it.
     return origin.data if origin.type == value.type else None

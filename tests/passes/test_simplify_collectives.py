@@ -754,3 +754,24 @@ def test_values_that_are_annotated_stay_reduced() -> None:
     assert reduced() == ["%y_1 = AllReduce(%y)"]
     assert reduced("y") == ["%y = AllReduce(%y_1)"]
     assert len(reduced("a")) == 2
+
+
+def test_blocks_that_change_places_within_a_sharding_stay_so() -> None:
+    text = (
+        MESH
+        + """graph @g(%a: f32[8] replicated) -> (%r, %c) opset 21 {
+      %k = constant : f32[4@x] [1, 2, 3, 4]
+      %s = irpar.AllSlice(%a) {axes=["x"], dim=0} : f32[8@x]
+      %m = irpar.CollectivePermute(%s) {axes=["x"], pairs=[0, 1, 1, 0], id=0} : f32[8@x]
+      %r = irpar.AllGather(%m) {axes=["x"], dim=0, id=1} : f32[8] replicated
+      %t = irpar.CollectivePermute(%k) {axes=["x"], pairs=[0, 1, 1, 0], id=2} : f32[4@x]
+      %c = irpar.AllGather(%t) {axes=["x"], dim=0, id=3} : f32[4] replicated
+    }
+    """
+    )
+    module = read(text)
+    for pipeline in ("localize", "fold-constants,simplify-collectives,localize"):
+        found = numbers(module, pipeline)
+        first, last = np.split(np.random.default_rng(0).standard_normal(8).astype(np.float32), 2)
+        np.testing.assert_array_equal(found["r"], [*last, *first])
+        np.testing.assert_array_equal(found["c"], [3, 4, 1, 2])

@@ -7,19 +7,16 @@ from irpar.analysis.cost.model import Key
 from irpar.analysis.cost.network import Network
 from irpar.ir import DOMAIN, Builder, Graph, Module, Node, Value
 from irpar.ops.collectives import COLLECTIVES, FREE, collective_axes
-from irpar.ops.effects import is_collective
+from irpar.ops.effects import is_collective, redistributes
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import Sharding
 
 from . import Step, steps_key
 
-_MOVES = COLLECTIVES.keys() - {"Broadcast"}
-"""The operators that lead from one sharding to another."""
-
 
 def is_move(node: Node) -> bool:
     """True for a collective in global view that brings a value of its own graph to another sharding."""
-    if not is_collective(node) or node.op_type not in _MOVES:
+    if not redistributes(node):
         return False
     value = node.inputs[0]
     return value.owner is node.graph and value.sharding is not None and node.result.sharding is not None
