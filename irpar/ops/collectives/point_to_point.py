@@ -17,7 +17,8 @@ from irpar.ops.facts import CannotTellError, ints_attribute, text_attribute
 
 from .arrays import nothing_like
 from .local import is_local, local_shape, no_elements, operand_block
-from .record import Array, Atoms, CollectiveOp, Partners, Settings, Share, State
+from .record import Array, CollectiveOp, Partners, Settings, Share
+from .states import unchanged
 
 CHANNELS = 1 << 14
 """How many there are: MPI promises tags up to 32,767, and half of them are for collectives."""
@@ -43,7 +44,7 @@ def _received(node: Node) -> Sequence[Type]:
 
 
 def _dtype(node: Node) -> DType:
-    found = dtype_of_text(text_attribute(node, "dtype") or "")
+    found = dtype_of_text(text_attribute(node, "dtype"))
     if found is None:
         raise CannotTellError("dtype")
     return found
@@ -54,10 +55,6 @@ def _shape(node: Node) -> Shape:
     if shape is None:
         raise CannotTellError("shape")
     return shape
-
-
-def _after(node: Node, state: State, axes: Atoms) -> State | None:
-    return state
 
 
 def _elements(node: Node, size: int) -> Share:
@@ -141,15 +138,16 @@ def _common_problems(module: Module, node: Node) -> Iterator[str]:
 
 
 def _type_problems(node: Node) -> Iterator[str]:
-    if dtype_of_text(text_attribute(node, "dtype") or "") is None:
+    dtype = dtype_of_text(text_attribute(node, "dtype"))
+    if dtype is None:
         yield "has no attribute dtype, such as f32"
     shape = ints_attribute(node, "shape")
     if shape is None or min(shape, default=0) < 0:
         yield "has no attribute shape, sizes from 0"
         return
     known = tensor_type(node.results[0].type)
-    if known is not None and known.is_static and known.shape != shape:
-        yield f"takes a tensor of {list(shape)}, but its result is {known}"
+    if dtype is not None and known is not None and known.is_static and known != TensorType(dtype, shape):
+        yield f"takes {TensorType(dtype, shape)}, but its result is {known}"
 
 
 def _partner_problems(module: Module, node: Node, other: str) -> Iterator[str]:
@@ -174,8 +172,7 @@ def _partner_problems(module: Module, node: Node, other: str) -> Iterator[str]:
             does = "takes from" if other == "Send" else "sends to"
             yield f"{does} rank {partner}, whose program has no irpar.{other} of that pair and channel"
             return
-        sent, taken = (node, ends[0]) if other == "Recv" else (ends[0], node)
-        if len(ends) == 1 and other == "Recv" and (problem := _difference(sent, taken)) is not None:
+        if len(ends) == 1 and other == "Recv" and (problem := _difference(node, ends[0])) is not None:
             yield f"sends {problem} to rank {target}"
             return
 
@@ -194,7 +191,7 @@ SEND = CollectiveOp(
     "send",
     "Sends a tensor from rank to rank, by pairs; does not wait for who takes it by a Recv of the same channel.",
     shape=local_shape,
-    after=_after,
+    after=unchanged,
     elements=_elements,
     share=lambda n: Share(1, 1),
     others=("channel", "pairs"),
@@ -208,7 +205,7 @@ RECV = CollectiveOp(
     "recv",
     "Takes what a Send of the same channel sends, by pairs; who is no target gets zeros.",
     shape=_shape,
-    after=_after,
+    after=unchanged,
     elements=no_elements,
     share=lambda n: Share(0, 1),
     others=("channel", "pairs", "dtype", "shape"),

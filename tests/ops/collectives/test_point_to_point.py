@@ -71,7 +71,8 @@ REFUSED = {
     ),
     "no dtype": (SEND, RECV.replace('"f32"', '"f33"'), "has no attribute dtype, such as f32"),
     "no shape": (SEND, RECV.replace("shape=[4]", "shape=[-4]"), "has no attribute shape, sizes from 0"),
-    "its result": (SEND, RECV.replace("shape=[4]", "shape=[3]"), "takes a tensor of [3], but its result is f32[4]"),
+    "its result": (SEND, RECV.replace("shape=[4]", "shape=[3]"), "takes f32[3], but its result is f32[4]"),
+    "its dtype": (SEND, RECV.replace('"f32"', '"f64"'), "takes f64[4], but its result is f32[4]"),
     "an operand": (SEND, RECV.replace("Recv()", "Recv(%x)"), "has not no operand and one result"),
     "a result": (f"%z = {SEND} : f32[4] of [16@x]", RECV, "has not one operand and no result"),
     "one id for both": (SEND, RECV.replace("id=1", "id=0"), "has id 0, which"),
@@ -98,7 +99,7 @@ def test_refused_in_global_view() -> None:
 
 def test_other_programs_need_not_be_here() -> None:
     """A rank that loads its own part alone cannot see who takes what it sends."""
-    text = f"{HEAD}  {SEND}\n  {RECV}\n}}".replace("ranks [0, 1, 2, 3]", "ranks [0]").replace("16@x", "16@x")
+    text = f"{HEAD}  {SEND}\n  {RECV}\n}}".replace("ranks [0, 1, 2, 3]", "ranks [0]")
     verify(parse_module(text.replace("0, 1, 1, 3, 0, 2", "0, 1, 3, 0")))
 
 
