@@ -138,7 +138,9 @@ def _explain_conflicts(plan: "Plan", as_json: bool) -> None:
 
 def _without_conflicts(plan: "Plan") -> str:
     """What to say where no annotation is in the way of another."""
-    other = [entry for entry in plan.collectives if entry["kind"] not in ("all_reduce", "reduce_scatter")]
+    from irpar.ops.collectives import REDUCING
+
+    other = [entry for entry in plan.collectives if entry["kind"] not in REDUCING]
     if not other:
         return "no annotation is in the way of another: nothing is moved but sums"
     sent = bytes_text(sum(map(_sent, other)))

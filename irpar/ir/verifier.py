@@ -148,7 +148,6 @@ class _RootVerifier:
         self.function = function
         self.names: Names = graph.names
         self.rules = ValueRules(module, graph)
-        self.is_local = graph.view == "local"
         self.defined: set[Value] = set()
         self.ids: dict[int, Node] = {}
 
@@ -284,8 +283,6 @@ class _RootVerifier:
     def _irpar(self, node: Node) -> Iterator[str]:
         if node.is_return:
             yield "stands among the nodes; a graph's results are set by set_outputs"
-        if self.is_local and node.op_type in ("AllSlice", "MakePartial"):
-            yield "is in a local graph; localize turns it into plain ONNX operators"
         number = node.attributes.get("id")
         if isinstance(number, int) and not node.op_type.endswith(_SHARED_IDS):
             other = self.ids.setdefault(number, node)

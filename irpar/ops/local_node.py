@@ -28,8 +28,8 @@ def localized(whole: Node, local: Node, builder: Builder) -> list[Value] | None:
     found = without_elements(whole, local, builder)
     if found is not None:
         return found
-    hook = getattr(definition(whole), "localize", None)
-    made = None if hook is None else hook(whole, local, builder)
+    known = definition(whole)
+    made = None if known is None or known.localize is None else known.localize(whole, local, builder)
     return None if made is None else list(made)
 
 

@@ -173,10 +173,6 @@ BROKEN_TEXTS = {
     ),
     "a whole of another rank": (local_text("%y = Op() : f32[2, 2] of [8@tp]"), "which is no block of"),
     "a whole that nothing shards": (local_text("%y = Op() : f32[2] of [8]"), "but no sharding shards it"),
-    "AllSlice in a local graph": (
-        local_text('%y = irpar.AllSlice(%x) {axes=["tp"], dim=0} : f32[2]', "(%x: f32[8]) -> ()"),
-        "is in a local graph; localize turns it into plain ONNX operators",
-    ),
     "wrong numbers in a local graph": (
         local_text("%c = constant : f32[1] of [4@tp] tensor(f32[3] [1.0, 2.0, 3.0])"),
         r"%c: is f32\[1\], but its numbers are f32\[3\]",

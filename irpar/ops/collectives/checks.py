@@ -7,12 +7,14 @@ from irpar.ops.facts import ints_attribute, text_attribute
 from irpar.ops.op_def import definition
 from irpar.sharding import REDUCTIONS, Axis, Sharding, ShardingError, check_disjoint, common_atoms, is_permutation
 
-from .local import collective_axes
+from .local import collective_axes, is_local
 from .record import Atoms, CollectiveOp, State
 
 
 def problems_of(op: CollectiveOp, node: Node) -> Iterator[str]:
     """What is wrong with a node of a kind."""
+    if op.kind is None and is_local(node):
+        yield "is in a local graph; localize turns it into plain ONNX operators"
     problems = list(_attribute_problems(op, node))
     yield from problems
     if problems:

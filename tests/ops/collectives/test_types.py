@@ -245,6 +245,16 @@ def test_the_verifier_says_what_is_wrong(name: str) -> None:
     assert text in problems(collective(op, before, after, (8,), **attributes))
 
 
+@pytest.mark.parametrize("op", sorted(FREE))
+def test_what_sends_nothing_stands_in_global_view_only(op: str) -> None:
+    after, attributes = {
+        "AllSlice": (sharding("tp"), {"dim": 0}),
+        "MakePartial": (sharding(None, partial="tp"), {"reduce": "sum"}),
+    }[op]
+    found = problems(collective(op, sharding(None), after, (8,), 1, **attributes))
+    assert "is in a local graph; localize turns it into plain ONNX operators" in found
+
+
 def test_the_verifier_checks_local_types() -> None:
     node = collective("AllGather", sharding("tp"), sharding(None), (7,), 0, dim=0)
     assert "gives f32[8], but its result is f32[7]" in problems(node)
