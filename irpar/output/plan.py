@@ -214,7 +214,7 @@ def make_plan(
         replicated=_replicated(module, mesh),
         totals=_totals(collectives, max(costs.values())),
         original=original,
-        values=_values(graph, mesh, module.decisions),
+        values=_values(graph, module.decisions),
         network=module.network,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
         not_as_annotated=not_as_annotated,
@@ -334,10 +334,10 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
     }
 
 
-def _values(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
+def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str, Any]]:
     """All values with a sharding, and why they are sharded so; outputs under the names that they have outside, too."""
     rows = [
-        _value(value, value.name, value.source_name, mesh, decisions.get(value.name, ()))
+        _value(value, value.name, value.source_name, decisions.get(value.name, ()))
         for body in graph.graphs()
         for value in body.values()
         if value.sharding is not None
@@ -347,11 +347,11 @@ def _values(graph: Graph, mesh: Mesh, decisions: dict[str, list[Decision]]) -> l
         if name not in known and value.sharding is not None:
             same = Decision(f"is %{value.name}", value.name)
             axes = cutting_names(value.sharding)
-            rows.append(_value(value, name, name, mesh, [replace(same, axes=(axis,)) for axis in axes] or [same]))
+            rows.append(_value(value, name, name, [replace(same, axes=(axis,)) for axis in axes] or [same]))
     return rows
 
 
-def _value(value: Value, name: str, source: str, mesh: Mesh, decisions: Sequence[Decision]) -> dict[str, Any]:
+def _value(value: Value, name: str, source: str, decisions: Sequence[Decision]) -> dict[str, Any]:
     assert value.sharding is not None
     axes = set(cutting_names(value.sharding))
     return {

@@ -18,13 +18,13 @@ def run_within_limit(pass_: Pass, module: Module) -> PassResult:
     trial = clone_module(module)
     if not pass_.run(trial).changed:
         return PassResult(False)
-    most = held_bytes(trial)
-    if most > max(limit, held_bytes(module)):
+    most = peak_bytes(trial)
+    if most > max(limit, peak_bytes(module)):
         note = f"not done: a rank would hold {most:,} bytes, the memory limit is {limit:,}"
         return PassResult(False, notes=(note,))
     return pass_.run(module)
 
 
-def held_bytes(module: Module) -> int:
+def peak_bytes(module: Module) -> int:
     """The most bytes that a rank of a local module holds at once, weights included."""
     return max(peak(graph).total_bytes for graph in module.graphs)

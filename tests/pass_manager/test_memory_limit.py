@@ -7,7 +7,7 @@ from irpar.ir.compare import same_module
 from irpar.ir.text.files import parse_module, print_module
 from irpar.ir.text.lexer import TextError
 from irpar.pass_manager import PassManager
-from irpar.pass_manager.memory_limit import held_bytes
+from irpar.pass_manager.memory_limit import peak_bytes
 
 SENT_TWICE = """
     module {network="h100-nvlink-ib"%s}
@@ -32,9 +32,9 @@ def merged(module: Module, pipeline: str = "fuse-communication") -> tuple[int, t
 def needed() -> tuple[int, int]:
     """What a rank holds before and after merging, by liveness."""
     module = loaded()
-    before = held_bytes(module)
+    before = peak_bytes(module)
     merged(module)
-    return before, held_bytes(module)
+    return before, peak_bytes(module)
 
 
 def test_merging_takes_memory():

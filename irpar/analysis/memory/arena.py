@@ -32,8 +32,8 @@ class Lifetime(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
-class Arena(Generic[K]):
-    """Where everything lies.
+class Offsets(Generic[K]):
+    """Where everything lies in a block.
 
     Attributes:
         offsets: bytes from the start of the block.
@@ -44,7 +44,7 @@ class Arena(Generic[K]):
     nbytes: int
 
 
-def place(held: Sequence[Lifetime[K]]) -> Arena[K]:
+def place(held: Sequence[Lifetime[K]]) -> Offsets[K]:
     """Offsets at which nothing overlaps with what is held at the same time.
 
     Step by step each gets the smallest hole that it fits in, or room at the end (best fit, Knuth, TAOCP 1, 2.5).
@@ -69,7 +69,7 @@ def place(held: Sequence[Lifetime[K]]) -> Arena[K]:
         offsets[one.key] = offset
         insort(ends, (one.last, offset, size))
     nbytes = max((offsets[one.key] + one.nbytes for one in held), default=0)
-    return Arena(offsets, nbytes)
+    return Offsets(offsets, nbytes)
 
 
 def _give_back(holes: list[tuple[int, int]], offset: int, size: int, top: int) -> int:
