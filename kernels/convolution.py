@@ -243,7 +243,7 @@ def col2im(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Array:
-    """Add columns (batch, channels * block, blocks) back into the image that they were sharded from."""
+    """Add columns (batch, channels * block, blocks) back into the image that they were cut from."""
     image = tuple(image_shape.reshape(-1).tolist())
     block = tuple(block_shape.reshape(-1).tolist())
     windows = Windows.over(image, block, strides=strides, dilations=dilations, pads=pads, auto_pad="NOTSET")

@@ -162,7 +162,7 @@ def _element_strides(x: Array) -> Ints:
 
 
 def _with_layout(xp: ArrayModule, x: Array) -> Array:
-    """x, or a copy where cuBLAS cannot take its matrices as they are sharded."""
+    """x, or a copy where cuBLAS cannot take its matrices as they lie in memory."""
     strides = _element_strides(x)
     is_backwards = any(stride < 0 for stride in strides[:-2])
     return xp.ascontiguousarray(x) if is_backwards or layout(x.shape[-2:], strides[-2:]) is None else x

@@ -1,4 +1,4 @@
-"""Why every value is sharded as it does: chains of steps that end at annotations, without circles and dead ends."""
+"""Why every value is sharded as it is: chains of steps that end at annotations, without circles and dead ends."""
 
 import json
 from pathlib import Path

@@ -170,7 +170,7 @@ def _numbers(random: np.random.Generator, shape: tuple[int, ...], dtype: Any) ->
     kind = np.dtype(dtype).kind
     low = 0 if kind in "bu" else -2
     made = random.integers(low, 2 if kind == "b" else 4, shape)
-    # Halves, so that what is sharded to integers on the way shows.
+    # Halves, so that what is cut to integers on the way shows.
     return (made / 2 if kind not in "biu" else made).astype(dtype)
 
 

@@ -13,7 +13,7 @@ from irpar.ir import ExternalTensor, JoinedTensor, Tensor, TensorError, range_al
 BUFFER_BYTES = 1 << 20
 """Small enough to stay in a core's cache between reading and writing."""
 LEAST_RANGE_BYTES = 16 << 10
-"""Shorter runs are sharded out of larger reads rather than read one by one."""
+"""Shorter runs are cut out of larger reads rather than read one by one."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes written since the last call."""

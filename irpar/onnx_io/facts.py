@@ -71,7 +71,7 @@ _BEGINNING = "irpar.state."
 
 
 def state_facts(graph: Graph) -> dict[str, str]:
-    """The states of a graph as metadata of the model that holds it; what they begin with is reported beside it."""
+    """The states of a graph as metadata of the model that holds it; what they begin with stands beside it."""
     if not graph.states:
         return {}
     listed = [

@@ -220,7 +220,7 @@ def _constants(model: onnx.GraphProto) -> dict[str, np.ndarray]:
                 found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
     arrays: dict[str, np.ndarray] = {}
     for name, tensor in found.items():
-        with suppress(ValueError):  # Data that does not fill its shape is reported about when the model is read.
+        with suppress(ValueError):  # Data that does not fill its shape is reported when the model is read.
             if _is_scales(tensor):
                 arrays[name] = numpy_helper.to_array(tensor)
     return arrays

@@ -14,7 +14,7 @@ from .rule import FactorRule, Kind
 
 
 def define(made: OpDef) -> OpDef:
-    """Register a made. Where its `infer` or `rule` raises CannotTellError, the registered one gives None.
+    """Register a definition. Where its `infer` or `rule` raises CannotTellError, the registered one gives None.
 
     A rule is asked only about tensors of known, static, non-empty shape.
 

@@ -344,7 +344,7 @@ class _Completion:
             self.dirty.update(other for other in neighbours if other is not node and self.views.get(other))
 
     def _expressible(self, view: RuleView, tensor: int, factors: list[Axes]) -> tuple[Axes, ...]:
-        """The dim axes of a tensor; a minor factor whose majors are not sharded to 1 is left out."""
+        """The dim axes of a tensor; a minor factor whose majors are not cut down to 1 is left out."""
         dims = view.assemble(tensor, factors)
         while dims is None:
             for parts in view.tensors[tensor]:
@@ -390,7 +390,7 @@ class _Completion:
             value.sharding = only or Sharding.replicated(self.mesh, value.sharding.rank)
 
     def _lift_constants(self) -> None:
-        """Move the constants of bodies that are sharded out to the outermost graph, which parts are written from."""
+        """Move sharded constants of bodies out to the outermost graph, which parts are written from."""
         for graph in self.flow.trips:
             for value in tuple(graph.constants) if graph is not self.flow.graph else ():
                 if value.sharding is not None and not value.sharding.is_replicated:

@@ -42,7 +42,7 @@ class Choice:
     """The best of the alternatives.
 
     Attributes:
-        shardings: the values that should are sharded otherwise than propagation left them.
+        shardings: the values that should be sharded otherwise than propagation left them.
         before, after: what the alternatives cost (`CostModel.scalar`).
         values: how many values had alternatives.
     """

@@ -287,7 +287,7 @@ def _annotated(module: Module) -> set[Value]:
     """What annotations name that wait for a mesh."""
     found: set[Value] = set()
     for annotation in module.annotations:
-        # One that matches nothing any more is reported about when it is applied.
+        # One that matches nothing any more is reported when it is applied.
         with suppress(AnnotationError):
             found.update(matches(module, annotation))
     return found

@@ -256,7 +256,7 @@ class CutClasses:
             ]
             if not known:
                 continue
-            if any(index for _, index in known):  # Inside a larger factor: cut only where that one is sharded to 1.
+            if any(index for _, index in known):  # Inside a larger factor: cut only where that one is cut down to 1.
                 continue
             places = tuple(place for place, _ in known)
             if view.fills(factor, self.axes):

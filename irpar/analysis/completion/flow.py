@@ -221,7 +221,7 @@ class Flow:
     def place(self, node: Node, is_pinned: Callable[[Value], bool], network: Network) -> Placement:
         """How a node runs, given the completed shardings; what passes a boundary lies alike on both sides of it.
 
-        See `Situation.choose`. Among values that are sharded as they did before it is known.
+        See `Situation.choose`. Among values that are sharded as they were before it is known.
         """
         if node in self.ties:
             return self._holder_placement(node)

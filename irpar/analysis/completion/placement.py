@@ -271,7 +271,7 @@ class RuleView:
 
     def assemble(self, tensor: int, factors: Sequence[Axes]) -> tuple[Axes, ...] | None:
         """The dim axes of a tensor under factor axes; None where they cannot be said: a minor factor of a dim may be
-        cut only where the ones before it are sharded down to 1."""
+        cut only where the ones before it are cut down to 1."""
         key = tensor, tuple(factors)
         known = self._alike.assembled
         if key not in known:

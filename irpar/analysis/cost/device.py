@@ -53,7 +53,7 @@ class Device:
 def node_seconds(node: Node, device: Device, work: Work | None = None) -> float:
     """Seconds of one device's share of a node, by default all of it; communication and views take none.
 
-    An If counts its slower branch, a Loop or Scan one trip, as in `irpar.analysis.cost.node`; what has no static type
+    An If counts its slower branch, a Loop or Scan its trips, as in `irpar.analysis.cost.node`; what has no static type
     counts its launch alone.
     """
     known = traits(node)

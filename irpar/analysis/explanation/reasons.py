@@ -190,7 +190,7 @@ class Reasons:
     def _sides(
         self, node: Node, value: Value, lies: Sharding, needed: Sharding, subject: str = "it"
     ) -> tuple[Side, Side]:
-        """Why a value is sharded as it does, and why it is needed otherwise; `subject` is what the node is called."""
+        """Why a value is sharded as it is, and why it is needed otherwise; `subject` is what the node is called."""
         contested = _contested(lies, needed)
         own = self._annotation(value, contested)
         if value in node.inputs:
@@ -205,7 +205,7 @@ class Reasons:
         return Side(self.origins.because(value, axis).strip(" ()"), self.origins.end(value, axis))
 
     def _other_side(self, node: Node, value: Value, here: Sharding, elsewhere: Sharding, subject: str) -> Side:
-        """Why a value cannot are sharded as elsewhere at a node, or what else the contested axes cut there."""
+        """Why a value cannot be sharded as elsewhere at a node, or what else the contested axes cut there."""
         placement = self.placements[node]
         if placement.is_boundary:
             return Side(self._boundary(node, value, here))
@@ -309,7 +309,7 @@ class Reasons:
         Args:
             value: what is moved.
             wanted: how it should lie for that.
-            sides: why it is sharded as it does, and why it is needed otherwise.
+            sides: why it is sharded as it is, and why it is needed otherwise.
             is_direct: it is moved without being gathered and cut again. Otherwise an annotation on a value that had
                 none would only move this on to what gives it.
         """

@@ -1,4 +1,4 @@
-"""Why values that were moved are sharded as they do: the log of decisions, kept while collectives are put in."""
+"""Why values that were moved are sharded as they are: the log of decisions, kept while collectives are put in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

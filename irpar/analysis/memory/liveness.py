@@ -14,7 +14,7 @@ class Peak:
     Attributes:
         constant_bytes: all constants, held throughout.
         activation_bytes: the most bytes of inputs and results held at once.
-        node: the node that runs when the most is held; None for a graph without nodes.
+        node: the node that runs when the most is held; None where that is before the first one.
     """
 
     constant_bytes: int

@@ -1,4 +1,4 @@
-"""Lines of the text form with a module's logs: which annotations decided, and why values are sharded as they do.
+"""Lines of the text form with a module's logs: which annotations decided, and why values are sharded as they are.
 
 They are no part of the program. Reproducers have them, so that what is replayed gives the same reasons.
 """

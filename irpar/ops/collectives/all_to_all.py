@@ -86,7 +86,7 @@ def _moves(member: Member, empty: Empty) -> Movement:
     pieces = blocks_of(collective, operand, split, collective.split_sizes, count)
     check_dim(collective, concat, operand.ndim)
     mine = pieces[own].shape[split]
-    # Where both are one dim the blocks that come are sharded from it, all alike.
+    # Where both are one dim the blocks that come were cut from it, all alike.
     sizes = [mine if split == concat else shape[concat] for shape in member.shapes]
     result = empty(with_dim(with_dim(operand.shape, split, mine), concat, sum(sizes)))
     places = cut(result, sizes, concat)

@@ -25,7 +25,7 @@ class Settings:
     """One collective of a program; two are equal where all that their participants must agree on is equal.
 
     Attributes:
-        kind: its operator: AllReduce, AllGather, ReduceScatter, AllToAll, CollectivePermute or Broadcast.
+        kind: its operator, such as AllReduce or Send.
         id: unique in the program, equal on all participants.
         axes: mesh axes, major first; a group is the ranks that differ only in these.
         reduce: the reduction of AllReduce and ReduceScatter.

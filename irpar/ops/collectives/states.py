@@ -1,4 +1,4 @@
-"""How collectives change where a tensor lies: the axes of its dims, and the partial ones."""
+"""How collectives change how a tensor is sharded: the axes of its dims, and the partial ones."""
 
 from irpar.ir import Node, with_dim
 
@@ -31,7 +31,7 @@ def reduced(state: State, axes: Atoms) -> State | None:
 
 
 def unchanged(node: Node, state: State, axes: Atoms) -> State | None:
-    """All is sharded as it did."""
+    """All stays sharded as it was."""
     return state
 
 

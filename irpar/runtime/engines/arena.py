@@ -93,7 +93,7 @@ def arena_layout(segment: Segment) -> ArenaLayout:
 
 
 def _writes_out(node: Node) -> bool:
-    """Whether a node has one result of known size, which its kernel can write where it is reported."""
+    """Whether a node has one result of known size, which its kernel can write into an array that it is given."""
     if node.callee is not None or len(node.results) != 1 or not node.result.is_static:
         return False
     kernel = lookup(node.domain, node.op_type, node.version)

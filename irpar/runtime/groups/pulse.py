@@ -20,7 +20,7 @@ class Pulse:
     """Gives a sign at once, and from then on at intervals, in a thread of its own.
 
     Args:
-        beat: gives one, of which it is reported the interval in seconds; whether it has more to do at once. It raises
+        beat: gives one, and is passed the interval in seconds; returns whether it has more to do at once. It raises
             nothing.
         seconds: how long ranks wait for each other: there are some signs in that time.
     """

@@ -201,7 +201,7 @@ class NcclGroup(WiredGroup):
             time.sleep(_PAUSE_SECONDS)
 
     def _stuck(self, meeting: Meeting) -> RunError:
-        """The error of a collective to which all came, and which does not end; all others are reported."""
+        """The error of a collective to which all came, and which does not end; all others are told of it."""
         error = RunError(
             f"collective {meeting.collective.id} did not end in {self.seconds:g} s, though all its ranks came to it",
             notes=(meeting.header.text, *self._elsewhere(meeting).values()),
@@ -212,7 +212,7 @@ class NcclGroup(WiredGroup):
         return error
 
     def _unconnected(self, meeting: Meeting) -> RunError:
-        """The error of a communicator that NCCL does not make; all others are reported."""
+        """The error of a communicator that NCCL does not make; all others are told of it."""
         elsewhere = self._elsewhere(meeting)
         id_ = meeting.collective.id
         if not elsewhere:

@@ -63,7 +63,7 @@ class Header:
         return (self.id, self.digest) == (other.id, other.digest)
 
     def pack(self) -> bytes:
-        """The header as `HEADER_BYTES` bytes; the text is sharded where it is too long."""
+        """The header as `HEADER_BYTES` bytes; the text is cut off where it is too long."""
         return self._packed
 
     @cached_property

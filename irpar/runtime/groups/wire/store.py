@@ -171,7 +171,7 @@ class Store:
     def abort(self, reason: str) -> None:
         """Leave, and tell all ranks why: what they wait for, now and later, ends with it. Never raises.
 
-        Where another thread waits for an answer, that ends too, and the others are reported only that this rank ended.
+        Where another thread waits for an answer, that ends too, and the others learn only that this rank ended.
         """
         connection = self._socket
         if self._lock.acquire(timeout=_BUSY_SECONDS):

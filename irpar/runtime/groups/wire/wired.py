@@ -114,7 +114,7 @@ class WiredGroup(SpmdGroup):
             raise self.gave_up(meeting, missing())
 
     def gave_up(self, meeting: Meeting, missing: list[int]) -> PeerError:
-        """The error of a rank that waited in vain at a collective; all others are reported."""
+        """The error of a rank that waited in vain at a collective; all others are told of it."""
         return self._gave_up(meeting.call, missing)
 
     def _gave_up(self, call: Call, missing: list[int]) -> PeerError:
