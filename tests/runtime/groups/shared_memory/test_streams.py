@@ -70,3 +70,19 @@ def test_a_record_wakes_its_receiver() -> None:
     first.send(1, 1, 0, (0, 0, 0))
     second.sleep(60)  # Comes back at once.
     assert second.poll((take,) * 2, [])
+
+
+def test_the_longest_record_comes_wherever_the_ring_stands() -> None:
+    """Nothing is sent back but credits: these must leave room for it beside what is lost at the ring's end."""
+    for number in range(64):
+        first, second = two_streams(3072)
+        came: list[Any] = []
+        for _ in range(number):
+            first.send(1, 0, 0, (0, 0, 0))
+            second.poll((take,), came)
+            first.poll((take,), came)
+        first.send(1, 0, 0, (0, 0, 0), bytes(first.longest))
+        for _ in range(2):
+            second.poll((take,), came)
+            first.poll((take,), came)
+        assert len(came) == number + 1
