@@ -82,9 +82,8 @@ class _Lane:
             takes[kind](taker, self.peer, flag, (first, second, third), self._in[begin : begin + length])
         # From here on the sender may be told that the record's place is free.
         self._taken += -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
-        if (
-            self._taken - self._credited > self.size // 8
-        ):  # A record may leave as much as its own length empty before it.
+        # Early enough for the longest record, which may leave as much as its length empty at the end.
+        if self._taken - self._credited > self.size // 8:
             self.put(_CREDIT, 0, (0, 0, 0), (), 0)
 
     def flush(self) -> None:

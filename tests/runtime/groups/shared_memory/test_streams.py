@@ -1,5 +1,6 @@
 """Streams of records: all come, in order and whole, however little room a ring has."""
 
+import itertools
 import os
 import random
 from typing import Any
@@ -74,11 +75,11 @@ def test_a_record_wakes_its_receiver() -> None:
 
 def test_the_longest_record_comes_wherever_the_ring_stands() -> None:
     """Nothing is sent back but credits: these must leave room for it beside what is lost at the ring's end."""
-    for number in range(64):
+    for number, size in itertools.product(range(64), (0, 100, 300)):
         first, second = two_streams(3072)
         came: list[Any] = []
         for _ in range(number):
-            first.send(1, 0, 0, (0, 0, 0))
+            first.send(1, 0, 0, (0, 0, 0), bytes(size))
             second.poll((take,), came)
             first.poll((take,), came)
         first.send(1, 0, 0, (0, 0, 0), bytes(first.longest))
