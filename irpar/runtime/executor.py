@@ -361,7 +361,7 @@ class Executor:
 
     def _run(self, prepared: Prepared, given: Mapping[str, Any], with_check: bool, session: int) -> dict[str, Any]:
         """Run here, and wherever else there are ranks; full results by name."""
-        self.log = CollectiveLog()
+        self.log = log = CollectiveLog()
         outputs, fetched = self._given_by(session), prepared.specs(self.parts[0].graph)
         fetch = {spec.name: str(spec.sharding) for spec in fetched}
         others = self._driver.others if self._driver is not None else ()
@@ -369,13 +369,13 @@ class Executor:
             assert self._driver is not None
             self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check, self._partition, session))
         states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks}, session)
-        self._walk(states)
+        self._walk(states, log)
         computed: dict[int, Mapping[str, Any]] = {
             state.rank: self._computed(prepared, state, session) for state in states
         }
         for rank in others:
             assert self._driver is not None
-            computed[rank] = self._driver.answer(rank, self.log)
+            computed[rank] = self._driver.answer(rank, log)
         results: dict[str, Any] = {}
         # Of copies that differ the first are reported: what is fetched is computed before the outputs.
         for spec in (*fetched, *outputs):
@@ -396,19 +396,19 @@ class Executor:
         graphs = [part.graph for part in self.parts]
         fetch = [name for name, sharding in request.fetch.items() if holds(graphs, name, sharding)]
         prepared = self._for_fetch(tuple(fetch))
-        self.log = CollectiveLog()
+        self.log = log = CollectiveLog()
         (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs), request.session)
-        self._walk(states)
+        self._walk(states, log)
         computed = self._computed(prepared, state, request.session)
         if not request.all_copies:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
             first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
             computed = {name: block for name, block in computed.items() if name in first}
-        return Answer(computed, list(self.log))
+        return Answer(computed, list(log))
 
-    def _walk(self, states: Sequence[RankState]) -> None:
+    def _walk(self, states: Sequence[RankState], log: CollectiveLog) -> None:
         """Bring ranks to the ends of their programs; others may then use their memory."""
-        self._lockstep.run(states, self.log)
+        self._lockstep.run(states, log)
         for state in states:
             self._arenas.give_back(state.rank, state.arena)
 

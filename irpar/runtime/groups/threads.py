@@ -3,6 +3,7 @@
 A result that is equal on all members of a group is one array, which they share; nobody writes to operands.
 """
 
+import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -44,8 +45,16 @@ class _Meeting:
         return found
 
 
+class _Posts(threading.local):
+    """What ranks have sent to ranks in the run of a thread: runs beside each other take nothing of each other."""
+
+    def __init__(self) -> None:
+        self.calls: defaultdict[tuple[int, int, int], deque[Call]] = defaultdict(deque)
+        """By source, target and channel."""
+
+
 class ThreadGroup:
-    """The ranks of a mesh, all in this process, in lockstep."""
+    """The ranks of a mesh, all in this process, in lockstep; several threads may each run a program."""
 
     takes_device_arrays = False
 
@@ -53,8 +62,7 @@ class ThreadGroup:
         self.mesh = mesh
         self.ranks = tuple(range(mesh.size))
         self._groups: dict[tuple[Axis, ...], dict[int, list[int]]] = {}
-        self._posted: defaultdict[tuple[int, int, int], deque[Call]] = defaultdict(deque)
-        """By source, target and channel."""
+        self._posted = _Posts()
         self._meetings: dict[tuple[int, int], _Meeting] = {}
         """By collective and the first member that comes."""
 
@@ -65,7 +73,7 @@ class ThreadGroup:
 
     def begin_run(self) -> None:
         """See `Group.begin_run`."""
-        self._posted.clear()
+        self._posted.calls.clear()
 
     def start(self, call: Call) -> None:
         """Nothing can move before the others have come too; see `Group.start`."""
@@ -108,10 +116,10 @@ class ThreadGroup:
     def _exchange_one(self, call: Call, partners: Partners) -> Array | None:
         """What a rank gets that sends to others or takes from one; None where nothing has been sent to it yet."""
         for target in partners.targets:
-            self._posted[call.rank, target, partners.channel].append(call)
+            self._posted.calls[call.rank, target, partners.channel].append(call)
         if partners.source is None:
             return call.operand
-        posted = self._posted[partners.source, call.rank, partners.channel]
+        posted = self._posted.calls[partners.source, call.rank, partners.channel]
         if not posted:
             return None
         sender = posted.popleft()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -134,6 +135,32 @@ def test_what_an_earlier_run_sent_is_not_taken() -> None:
     group.begin_run()
     with pytest.raises(MismatchError, match="has sent nothing"):
         group.exchange({1: take(1)})
+
+
+def test_runs_beside_each_other_take_nothing_of_each_other() -> None:
+    group = ThreadGroup(LINE)
+    group.begin_run()
+    group.exchange({0: send(0)})
+
+    def other_run() -> None:
+        group.begin_run()
+        group.exchange({1: take(1)})
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(MismatchError, match="has sent nothing"):
+        pool.submit(other_run).result()
+    assert group.exchange({1: take(1)})
+
+
+def test_runs_beside_each_other_have_a_log_each() -> None:
+    loaded = module(LOOP)
+    with Executor(loaded, loaded.mesh, engine="numpy", group="threads") as executor, ThreadPoolExecutor(4) as pool:
+
+        def work(number: int) -> bool:
+            a = np.array([number, -number], np.float32)
+            return all(executor.run({"a": a})["y"].tolist() == [-8 * number, 8 * number] for _ in range(20))
+
+        assert all(pool.map(work, range(1, 9)))
+        assert not executor.log.differences(collective_entries(loaded, loaded.mesh))
 
 
 def taking(what: str) -> tuple[BaseException | None, float]:
