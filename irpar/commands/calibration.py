@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from irpar.analysis.cost.network_algorithms import ALGORITHMS
 from irpar.ops.collectives import KINDS, OF_KIND
 from irpar.runtime.groups import Call, Collective, make_group
+from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.memory import memory_limit
 from irpar.sharding import Axis, IrparError, Mesh
 
@@ -29,6 +30,8 @@ Array = np.ndarray[Any, Any]
 ALGORITHM = {kind: op.calibrated for kind, op in OF_KIND.items() if op.partners is None}
 """The formula that is fitted to each kind, whatever a group really does; the file pins it."""
 _OPS = {kind: name for name, kind in KINDS.items()}
+_MOVING = frozenset(kind for kind in ALGORITHM if not EXECUTED[_OPS[kind]].gives_operands)
+"""The kinds that move data also among ranks of one process."""
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 """Bytes of a rank's operand (of the gathered result for all_gather) at which collectives are measured."""
 MOST_RANKS = 64
@@ -177,7 +180,7 @@ def calibrate(
     progress("collectives")
     points = _measure_collectives(mesh)
     kinds = {kind: fit([(kind, size, t) for k, size, t in points if k == kind], ranks) for kind in ALGORITHM}
-    moving = [point for point in points if point[0] not in ("permute", "broadcast")]
+    moving = [point for point in points if point[0] in _MOVING]
     flops: dict[str, float] = {}
     left_out: dict[str, str] = {}
     for dtype in DTYPES:

@@ -93,6 +93,6 @@ RECORD = CollectiveOp(
     elements=elements_of_operand,
     share=_share,
     algorithms={"ring": _ring, "tree": _tree, "direct": _direct},
-    execution=Execution(_result, equal_shapes, is_shared=True, moves=_moves, exchange=_exchange),
+    execution=Execution(_result, equal_shapes, is_shared=True, gives_operands=True, moves=_moves, exchange=_exchange),
     others=("root",),
 )

@@ -101,7 +101,7 @@ RECORD = CollectiveOp(
     share=_share,
     algorithms={"direct": _direct},
     nested=_nested,
-    execution=Execution(_result, _shapes, moves=_moves),
+    execution=Execution(_result, _shapes, gives_operands=True, moves=_moves),
     others=("pairs",),
     uneven={"shapes": None},
     moves_blocks=True,

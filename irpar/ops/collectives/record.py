@@ -216,6 +216,7 @@ class Execution:
         shapes: the operand shapes that members must have, given those that they have.
         is_shared: all members get the same.
         reads_all: every member needs every operand.
+        gives_operands: what a member gets is the operand of one, or zeros: in one memory no data move.
         moves: of a kind that only moves, what goes where.
         pieces: of a kind that reduces, the piece of a member's operand that each member reduces.
         returns_pieces: what a member has reduced goes to all members, which join it in order; else it is its result.
@@ -227,6 +228,7 @@ class Execution:
     _: KW_ONLY
     is_shared: bool = False
     reads_all: bool = False
+    gives_operands: bool = False
     moves: Callable[[Member, Empty], Movement] | None = None
     pieces: Callable[[Member], list[Array]] | None = None
     returns_pieces: bool = False
