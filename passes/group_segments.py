@@ -11,7 +11,7 @@ from irpar.analysis.equal_nodes import equal_nodes
 from irpar.analysis.memory.liveness import held_bytes
 from irpar.ir import Graph, Module, captured_or_read
 from irpar.ops import holds_collectives, traits
-from irpar.ops.facts import int_attribute
+from irpar.ops.collectives import number_alike
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
@@ -50,7 +50,7 @@ class GroupSegments(Pass):
         if self.order == "fewest":
             bodies = [body for graph in module.graphs for body in graph.graphs()]
             moved = sum(_Arrangement(body).apply() for body in bodies if any(map(holds_collectives, body)))
-        numbered = _number(module.graphs)
+        numbered = number_alike(module.graphs)
         return PassResult(moved > 0 or numbered, statistics={"moved nodes": moved} if moved else {})
 
 
@@ -204,30 +204,3 @@ class _Arrangement:
             return slot
         after = bisect_left(self.barriers, slot)
         return self.barriers[after] if after < len(self.barriers) else self.count
-
-
-def _number(graphs: Sequence[Graph]) -> bool:
-    """Number the collectives in order, alike in all programs; returns whether an id changed.
-
-    A program whose devices hold no elements of something has fewer. Where programs have no common order, ids stay.
-    """
-    sequences = [_ids(graph) for graph in graphs]
-    longest = max(sequences, key=len)
-    number = {known: place for place, known in enumerate(longest)}
-    if not all(known in number for ids in sequences for known in ids):
-        return False
-    if any([number[known] for known in ids] != sorted(number[known] for known in ids) for ids in sequences):
-        return False
-    if all(known == place for known, place in number.items()):
-        return False
-    for graph in graphs:
-        for node in graph.walk():
-            if traits(node).communicates and "id" in node.attributes:
-                node.set_attribute("id", number[int_attribute(node, "id")])
-    return True
-
-
-def _ids(graph: Graph) -> list[int]:
-    """The ids of a program in order, each once: a wait has that of its start."""
-    nodes = (node for node in graph.walk() if traits(node).communicates and "id" in node.attributes)
-    return list(dict.fromkeys(int_attribute(node, "id") for node in nodes))

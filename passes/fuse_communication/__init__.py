@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.explanation.joined_reasons import joined_conflict, joined_texts
 from irpar.ir import DOMAIN, Builder, Graph, Module, Node, TensorType, Value
-from irpar.ops.collectives import collective_axes, number_collectives
+from irpar.ops.collectives import collective_axes, number_alike
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
@@ -51,8 +51,7 @@ class FuseCommunication(Pass):
             before += sum(len(bucket.ids) for bucket in buckets)
             after += len(buckets)
         if before:
-            for graph in module.graphs:
-                number_collectives(graph)
+            number_alike(module.graphs)
         return PassResult(before > 0, statistics={"merged collectives": before, "into": after})
 
 

@@ -4,7 +4,8 @@ a = AllReduce(p)    b = AllReduce(q)        fused = AllReduce(Concat(p, q))
 x = Relu(a)         y = Relu(b)             a, b = Split(fused)    x = Relu(a)    y = Relu(b)
 
 A collective is on the level that says how many others follow one another up to it. What is on one level does not depend
-on each other, so that any of it may be sent together.
+on each other, so that any of it may be sent together, but for what has a Send, a Recv, a start or a wait between it: in
+the program of another rank, these may stand between what depends on each other.
 """
 
 import heapq
@@ -18,6 +19,7 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Node
 from irpar.ops.collectives import KINDS, collective_axes, sends
+from irpar.ops.effects import is_communication
 from irpar.ops.facts import int_attribute
 from irpar.sharding import Axis, Mesh
 
@@ -50,7 +52,12 @@ class Levels:
         self.graph = graph
         self.nodes: dict[int, Node] = {}
         self._levels: dict[Node, int] = {}
+        self._stretches: dict[Node, int] = {}
+        """How many nodes of other communication stand before each: what crosses one may wait for a rank that waits."""
+        stretch = 0
         for node in graph:
+            stretch += any(is_communication(each) and not sends(each) for each in (node, *_inside(node)))
+            self._stretches[node] = stretch
             level = max((self._levels[before] for before in self.before(node)), default=0)
             if sends(node):
                 self.nodes[int_attribute(node, "id")] = node
@@ -71,7 +78,7 @@ class Levels:
         if node.op_type not in FUSIBLE or not is_even or not is_known:
             return None
         dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
-        facts = node.phase, node.stage, node.place, self._levels[node]
+        facts = node.phase, node.stage, node.place, self._levels[node], self._stretches[node]
         return node.op_type, collective_axes(node), reduce, dtype, *facts
 
     def order(self, buckets: Sequence[Bucket]) -> list[Node]:

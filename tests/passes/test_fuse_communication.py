@@ -203,3 +203,48 @@ def test_blocks_without_elements_are_sent_alone() -> None:
     """A 0 in the shape that a Reshape gets would be the size that was there."""
     empty = two().replace("%b: f32[2, 6] of [4@tp, 6]", "%b: f32[2, 0] of [4@tp, 0]").replace("f32[2, 6]", "f32[2, 0]")
     assert sent(run("fuse-communication", empty)) == ["AllReduce", "AllReduce"]
+
+
+STAGES = """
+module {network="h100-nvlink-ib"}
+mesh @m = ["x"=3]
+graph local @first(%a: f32[4] of [4]) -> (%s) opset 21 ranks [0] {
+  BEGIN
+  %b = irpar.Recv() {channel=3, pairs=[1, 0], dtype="f32", shape=[4], id=2} : f32[4] of [4]
+  %c = Neg(%b) : f32[4] of [4] partial(sum: x)
+  END
+}
+graph local @second(%a: f32[4] of [4]) -> (%s) opset 21 ranks [1] {
+  BEGIN
+  irpar.Send(%p) {channel=3, pairs=[1, 0], id=2}
+  %c = Neg(%a) : f32[4] of [4] partial(sum: x)
+  END
+}
+graph local @third(%a: f32[4] of [4]) -> (%s) opset 21 ranks [2] {
+  BEGIN
+  %c = Neg(%a) : f32[4] of [4] partial(sum: x)
+  END
+}
+"""
+"""What the first program reduces last depends on what the second one has reduced first, by what it sends."""
+BEGIN = """
+  %u = Relu(%a) : f32[4] of [4] partial(sum: x)
+  %v = Abs(%a) : f32[4] of [4] partial(sum: x)
+  %p = irpar.AllReduce(%u) {axes=["x"], reduce="sum", id=0} : f32[4] of [4]
+  %o = irpar.AllReduce(%v) {axes=["x"], reduce="sum", id=1} : f32[4] of [4]
+"""
+END = """
+  %q = irpar.AllReduce(%c) {axes=["x"], reduce="sum", id=3} : f32[4] of [4]
+  %s = Sum(%p, %o, %q) : f32[4] of [4]
+"""
+
+
+def test_what_another_rank_sends_in_between_keeps_collectives_apart() -> None:
+    module = read(STAGES.replace("BEGIN", BEGIN.strip()).replace("END", END.strip()))
+    run_pipeline("fuse-communication", module)
+    apart = ["AllReduce", "AllReduce"]
+    assert sent(module) == [apart[0], "Recv", apart[1], apart[0], "Send", apart[1], *apart]
+    numbers = np.arange(4, dtype=np.float32)
+    with Executor(module, module.mesh, engine="numpy") as executor:
+        # %p and %o are 3 a, %q is -3 a - a - a; ids agree, though the third program has one less.
+        np.testing.assert_array_equal(executor.run({"a": numbers})["s"], numbers)

@@ -6,7 +6,7 @@ through.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from irpar.ir import DOMAIN, Graph, InflightType, Module, Node, Type, register_check
+from irpar.ir import DOMAIN, InflightType, Module, Node, Type, register_check
 from irpar.ops.facts import CannotTellError, needed, tensor_of
 from irpar.ops.op_def import OpDef, traits
 from irpar.ops.registry import define
@@ -25,6 +25,7 @@ from . import (
 )
 from .checks import problems_of
 from .local import collective_axes, is_local
+from .numbering import number_alike, number_collectives
 from .record import ATTRIBUTES, Algorithm, CollectiveOp
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "check_collective",
     "collective_axes",
     "is_planned",
+    "number_alike",
     "number_collectives",
     "sends",
     "sent_bytes",
@@ -96,18 +98,6 @@ def sends(node: Node) -> bool:
     """True for a collective that sends, which has a kind and an id; those in `FREE` do not."""
     known = traits(node)
     return known.collective and known.communicates
-
-
-def number_collectives(graph: Graph) -> None:
-    """Give the collectives of a graph, and of those nested in it, their ids in program order.
-
-    All ranks run programs made from one graph, whose collectives follow in one order, so that the ids agree.
-    """
-    number = 0
-    for node in graph.walk():
-        if traits(node).communicates:
-            node.set_attribute("id", number)
-            number += 1
 
 
 def sent_bytes(node: Node, mesh: Mesh) -> int:
