@@ -41,6 +41,8 @@ _BUSY_SPINS = 8
 """How often a rank looks before it gives its core to others, where each has one of its own."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
+_FEW_SPINS = 2
+"""The same where ranks are more than cores."""
 _NOWHERE = -1
 """In place of a slot: the operand is in none."""
 _FLUSH_SECONDS = 5.0
@@ -73,7 +75,8 @@ class Traffic:
         self._kept: dict[tuple[Transfer, int, int, int], int] = {}
         self._pooled: dict[Shipment, int] = {}
         self._new = Recycled().empty
-        self._busy_spins = _BUSY_SPINS if segment.layout.count <= cores() else 0
+        has_cores = segment.layout.count <= cores()
+        self._busy_spins, self._spins = (_BUSY_SPINS, _SPINS) if has_cores else (0, _FEW_SPINS)
         self._inbox: dict[int, deque[bytes | bytearray]] = {peer: deque() for peer in peers}
         self._posted: defaultdict[tuple[int, int, int], deque[bytes | bytearray]] = defaultdict(deque)
         self._coming: dict[int, tuple[bytearray, _Place]] = {}
@@ -154,7 +157,7 @@ class Traffic:
 
     def _spin(self, made: Transfer) -> bool:
         """Look for the result a few times; whether it is there."""
-        for spins in range(self._busy_spins + _SPINS):
+        for spins in range(self._busy_spins + self._spins):
             if made.is_done and self._streams.is_flushed:
                 return True
             if spins >= self._busy_spins:
@@ -264,7 +267,7 @@ class Traffic:
         while not (wait.is_done() and self._streams.is_flushed):
             if self._move():
                 spins, wait.has_moved = 0, True
-            elif spins < _SPINS:
+            elif spins < self._spins:
                 spins += 1
                 os.sched_yield()
             else:
