@@ -53,11 +53,11 @@ class Answer:
 
     Attributes:
         blocks: name of an output or fetched value, to the rank's block of it.
-        log: what it logged.
+        log: what it logged, see `CollectiveLog.text`.
     """
 
     blocks: Mapping[str, Any]
-    log: Sequence[Sequence[Any]]
+    log: str
 
 
 class Driver:
@@ -105,8 +105,8 @@ class Driver:
 
     def answer(self, rank: int, log: CollectiveLog) -> Mapping[str, Any]:
         """The blocks that a rank computed; what it logged goes into `log`."""
-        blocks, records = decode(self._messenger.receive(rank))
-        log.extend(rank, records)
+        blocks, logged = decode(self._messenger.receive(rank))
+        log.add_text(rank, logged)
         return blocks  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def serve(messenger: Messenger, run: Callable[[Request], Answer]) -> None:
             if what == CLOSE:
                 return
             answer = run(Request(*rest))
-            messenger.send(DRIVER, encode([dict(answer.blocks), [list(record) for record in answer.log]]))
+            messenger.send(DRIVER, encode([dict(answer.blocks), answer.log]))
     except BaseException as error:
         abort(messenger, error)
         raise

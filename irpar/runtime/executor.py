@@ -361,7 +361,7 @@ class Executor:
 
     def _run(self, prepared: Prepared, given: Mapping[str, Any], with_check: bool, session: int) -> dict[str, Any]:
         """Run here, and wherever else there are ranks; full results by name."""
-        self.log = log = CollectiveLog()
+        self.log = log = CollectiveLog(self.log)
         outputs, fetched = self._given_by(session), prepared.specs(self.parts[0].graph)
         fetch = {spec.name: str(spec.sharding) for spec in fetched}
         others = self._driver.others if self._driver is not None else ()
@@ -392,11 +392,11 @@ class Executor:
         self._check_partition(request)
         if request.what != "run":
             (rank,) = self._group.ranks
-            return Answer(self._do_with_state(rank, request), [])
+            return Answer(self._do_with_state(rank, request), CollectiveLog().text())
         graphs = [part.graph for part in self.parts]
         fetch = [name for name, sharding in request.fetch.items() if holds(graphs, name, sharding)]
         prepared = self._for_fetch(tuple(fetch))
-        self.log = log = CollectiveLog()
+        self.log = log = CollectiveLog(self.log)
         (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs), request.session)
         self._walk(states, log)
         computed = self._computed(prepared, state, request.session)
@@ -404,7 +404,7 @@ class Executor:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
             first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
             computed = {name: block for name, block in computed.items() if name in first}
-        return Answer(computed, list(log))
+        return Answer(computed, log.text())
 
     def _walk(self, states: Sequence[RankState], log: CollectiveLog) -> None:
         """Bring ranks to the ends of their programs; others may then use their memory."""

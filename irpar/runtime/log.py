@@ -1,6 +1,7 @@
 """The log of executed collectives, and its comparison with the plan."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,28 +30,50 @@ class Record(NamedTuple):
     axes: tuple[str, ...]
 
 
-class CollectiveLog:
-    """Records in order of execution; the groups of one collective make one record together."""
+Entry = tuple[int, Collective, np.dtype[Any], int]
+"""A rank, what it took part in, and its operand's dtype and elements: all that ranks which run have time to note."""
 
-    def __init__(self) -> None:
-        self._calls: list[tuple[int, Collective, np.dtype[Any], int]] = []
-        """What was added and is no record yet: ranks that run have no time for it."""
+
+class CollectiveLog:
+    """Records in order of execution; the groups of one collective make one record together.
+
+    Args:
+        before: the log of the run before, where there was one: most runs do what the one before did.
+    """
+
+    def __init__(self, before: "CollectiveLog | None" = None) -> None:
+        self._entries: list[Entry] = []
+        self._texts: list[tuple[int, str]] = []
         self._records: list[Record] = []
+        self._recorded = 0
         self._times: dict[tuple[int, int], int] = {}
         self._places: dict[tuple[int, int], int] = {}
+        self._told: tuple[list[Entry], str] = before._told if before is not None else ([], "[]")
 
     def add(self, call: Call) -> None:
         """Note that a rank took part in a collective."""
         operand = call.operand
-        self._calls.append((call.rank, call.collective, operand.dtype, operand.size))
+        self._entries.append((call.rank, call.collective, operand.dtype, operand.size))
+
+    def text(self) -> str:
+        """What this process has logged, as another one's log takes it (`add_text`)."""
+        if self._told[0] != self._entries:
+            self._told = list(self._entries), json.dumps([_record(entry) for entry in self._entries])
+        return self._told[1]
+
+    def add_text(self, rank: int, text: str) -> None:
+        """Add what another process logged of a rank."""
+        self._texts.append((rank, text))
 
     def _settled(self) -> list[Record]:
         """The records, those of all that was added."""
-        calls, self._calls = self._calls, []
-        for rank, collective, found, size in calls:
-            dtype = dtype_of_numpy(found)
-            axes = tuple(map(str, collective.axes))
-            self._add(rank, Record(collective.id, KINDS[collective.kind], str(dtype), dtype.nbytes(size), axes))
+        for entry in self._entries[self._recorded :]:
+            self._add(entry[0], _record(entry))
+        self._recorded = len(self._entries)
+        texts, self._texts = self._texts, []
+        for rank, text in texts:
+            for id_, kind, dtype, size, axes in json.loads(text):
+                self._add(rank, Record(id_, kind, dtype, size, tuple(axes)))
         return self._records
 
     def _add(self, rank: int, record: Record) -> None:
@@ -62,12 +85,6 @@ class CollectiveLog:
             self._records.append(record)
         elif record.bytes > self._records[place].bytes:
             self._records[place] = self._records[place]._replace(bytes=record.bytes)
-
-    def extend(self, rank: int, records: Iterable[Sequence[Any]]) -> None:
-        """Add what another process logged of a rank; as an iteration over its log gave it."""
-        self._settled()
-        for id_, kind, dtype, size, axes in records:
-            self._add(rank, Record(id_, kind, dtype, size, tuple(axes)))
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._settled())
@@ -97,3 +114,10 @@ class CollectiveLog:
             if times is not None and times != done:
                 found.append(f"{entry['kind']} id={entry['id']} was executed {done} times, the plan has {times}")
         return found
+
+
+def _record(entry: Entry) -> Record:
+    _, collective, found, size = entry
+    dtype = dtype_of_numpy(found)
+    axes = tuple(map(str, collective.axes))
+    return Record(collective.id, KINDS[collective.kind], str(dtype), dtype.nbytes(size), axes)

@@ -1,5 +1,7 @@
 """The log of executed collectives."""
 
+import json
+
 import numpy as np
 
 from irpar.ops.collectives import KINDS
@@ -13,14 +15,15 @@ PLAN = [
     {"id": 1, "kind": "all_gather", "dtype": "bool", "bytes": 3, "axes": ["dp", "tp"], "times": 2},
 ]
 
+COLLECTIVES = [Collective("AllReduce", 0, (Axis("tp"),)), Collective("AllGather", 1, (Axis("dp"), Axis("tp")))]
+DTYPES = [np.float32, np.bool_]
+
 
 def executed(*sizes: tuple[int, int, int]) -> CollectiveLog:
     """A log of (rank, id, elements)."""
     log = CollectiveLog()
-    kinds = {0: ("AllReduce", (Axis("tp"),), np.float32), 1: ("AllGather", (Axis("dp"), Axis("tp")), np.bool_)}
     for rank, number, size in sizes:
-        kind, axes, dtype = kinds[number]
-        log.add(Call(rank, (rank,), Collective(kind, number, axes), np.zeros(size, dtype)))
+        log.add(Call(rank, (rank,), COLLECTIVES[number], np.zeros(size, DTYPES[number])))
     return log
 
 
@@ -49,3 +52,21 @@ def test_every_kind_is_called_as_the_plan_calls_it() -> None:
         log.add(Call(0, (0,), Collective(kind, number, (Axis("tp"),)), np.zeros(4, np.float32)))
     assert [record.kind for record in log] == [KINDS[kind] for kind in EXECUTED]
     assert KINDS["CollectivePermute"] == "permute"
+
+
+def test_what_other_processes_logged_is_added_from_text() -> None:
+    mine, other = executed((0, 0, 3), (0, 1, 3)), executed((1, 0, 4), (1, 1, 2), (1, 1, 1))
+    mine.add_text(1, other.text())
+    assert list(mine) == list(executed((0, 0, 3), (0, 1, 3), (1, 0, 4), (1, 1, 2), (1, 1, 1)))
+
+
+def test_the_text_is_of_this_run_whatever_the_one_before_did() -> None:
+    log = CollectiveLog()
+    for sizes in ([(0, 0, 3)], [(0, 0, 3)], [(0, 0, 4)], [], [(0, 0, 3), (0, 1, 3)]):
+        expected = executed(*sizes)
+        log = CollectiveLog(log)
+        for rank, number, size in sizes:
+            log.add(Call(rank, (rank,), COLLECTIVES[number], np.zeros(size, DTYPES[number])))
+            assert json.loads(log.text())[-1][3] == size * DTYPES[number]().itemsize
+        assert log.text() == expected.text()
+        assert list(log) == list(expected)
