@@ -1,6 +1,6 @@
 """Ranks on the cores of one machine: a model cut over them, and all-reduce, for each way that ranks can be joined.
 
-    python benchmarks/cpu_ranks.py                     a gpt of GPT-2's size over tp=2: medians of 15 runs
+    python benchmarks/cpu_ranks.py                     a gpt of GPT-2's size over tp=2 and tp=8: medians of 15 runs
     python benchmarks/cpu_ranks.py --preset tiny       the same for a small one, in seconds
     python benchmarks/cpu_ranks.py --write             and write benchmarks/results/cpu_ranks.{json,md}
 
@@ -40,6 +40,8 @@ from irpar.sharding import Axis, Mesh
 from irpar.verification.inputs import random_inputs
 
 RANKS = 2
+MANY = 8
+"""Ranks that share the cores."""
 SIZES = {"1 KB": 1 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
 CALLS = {"1 KB": 500, "64 KB": 200, "1 MB": 100, "16 MB": 25, "64 MB": 9}
 """All-reduces that a figure is the median of."""
@@ -60,10 +62,11 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=15, help="runs of each (default 15)")
     parser.add_argument("--rounds", type=int, default=3, help="all of it so many times, the best medians count (3)")
     parser.add_argument("--write", action="store_true", help="write the results beside this script")
-    parser.add_argument("--work", nargs=3, metavar=("GROUP", "FOLDER", "RUNS"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=4, metavar=("GROUP", "RANKS", "FOLDER", "RUNS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        return work(options.work[0], Path(options.work[1]), int(options.work[2]))
+        group, ranks, folder, runs = options.work
+        return work(group, int(ranks), Path(folder), int(runs))
     with tempfile.TemporaryDirectory() as place:
         found = measure(options.preset, options.seq, options.runs, options.rounds, Path(place))
     print(report(found))
@@ -78,9 +81,10 @@ def measure(preset: str, seq: int, runs: int, rounds: int, place: Path) -> dict[
     """All figures: medians in seconds, the best of some rounds in turn, since other load comes and goes."""
     original = place / "gpt.onnx"
     models.save(original, "gpt", preset=preset, seq=seq)
-    module = irpar.load(original)
-    irpar.annotate(module, models.annotations("gpt", None, "tp", preset=preset, seq=seq))
-    irpar.partition(module, Mesh({"tp": RANKS})).save(place / "out")
+    for ranks in (RANKS, MANY):
+        module = irpar.load(original)
+        irpar.annotate(module, models.annotations("gpt", None, "tp", preset=preset, seq=seq))
+        irpar.partition(module, Mesh({"tp": ranks})).save(place / str(ranks))
     steps: Seconds = {}
     chains: Seconds = {}
     reduced: dict[str, Seconds] = {}
@@ -89,9 +93,11 @@ def measure(preset: str, seq: int, runs: int, rounds: int, place: Path) -> dict[
             name = f"ONNX Runtime, whole model, {threads} thread{'s' * (threads > 1)}"
             keep_best(steps, {name: whole(original, threads, runs)})
         keep_best(chains, {BY_HAND: by_hand(runs)})
-        for group, command in commands().items():
-            told = by_ranks(group, command, place / "out", runs)
+        for group in groups():
+            told = by_ranks(group, RANKS, place / str(RANKS), runs)
+            many = by_ranks(group, MANY, place / str(MANY), runs)
             keep_best(steps, {f"irpar, {RANKS} ranks, {group}": told["step"]})
+            keep_best(steps, {f"irpar, {MANY} ranks, {group}": many["step"]})
             keep_best(chains, {group: told["chain"]})
             for name, found in told["all_reduce"].items():
                 keep_best(reduced.setdefault(name, {}), found)
@@ -114,23 +120,31 @@ def keep_best(best: Seconds, found: Seconds) -> None:
     best.update({name: min(seconds, best.get(name, seconds)) for name, seconds in found.items()})
 
 
-def by_ranks(group: str, command: list[str], folder: Path, runs: int) -> dict[str, Any]:
-    """What rank 0 of a group measured."""
-    words = [*command, sys.executable, __file__, "--work", group, str(folder), str(runs)]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment())
+def by_ranks(group: str, ranks: int, folder: Path, runs: int) -> dict[str, Any]:
+    """What rank 0 of a group measured: the step, and of `RANKS` ranks all else."""
+    work_ = [sys.executable, __file__, "--work", group, str(ranks), str(folder), str(runs)]
+    done = subprocess.run([*start(group, ranks), *work_], capture_output=True, text=True, env=environment())
     if done.returncode:
         raise SystemExit(f"{group} failed:\n{done.stderr}")
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
 
 
-def commands() -> dict[str, list[str]]:
-    """How the ranks of each group are started; only what is installed."""
-    found = {"threads": [], "processes": [sys.executable, "-P", "-m", "irpar.cli", "launch", "-n", str(RANKS)]}
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if mpiexec is not None and importlib.util.find_spec("mpi4py") is not None:
-        found["mpi"] = [mpiexec, "-n", str(RANKS)]
-    return found
+def groups() -> list[str]:
+    """What is installed."""
+    has_mpi = mpiexec() is not None and importlib.util.find_spec("mpi4py") is not None
+    return ["threads", "processes", *(["mpi"] if has_mpi else [])]
+
+
+def mpiexec() -> str | None:
+    """Where it is: that of this environment first."""
+    return shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def start(group: str, ranks: int) -> list[str]:
+    """How the ranks of a group are started."""
+    launch = [sys.executable, "-P", "-m", "irpar.cli", "launch", "-n", str(ranks)]
+    return {"threads": [], "processes": launch, "mpi": [mpiexec() or "mpiexec", "-n", str(ranks)]}[group]
 
 
 def environment() -> dict[str, str]:
@@ -159,7 +173,7 @@ def median(run: Callable[[], Any], runs: int) -> float:
     return statistics.median(seconds)
 
 
-def work(name: str, folder: Path, runs: int) -> int:
+def work(name: str, ranks: int, folder: Path, runs: int) -> int:
     """What a rank does; rank 0 prints its figures."""
     with Executor.open(folder, engine="ort", group=name) as executor:
         step = 0.0
@@ -168,6 +182,10 @@ def work(name: str, folder: Path, runs: int) -> int:
             step = median(lambda: executor.run(inputs), runs)
         else:
             executor.serve()
+    if ranks != RANKS:
+        if executor.is_driver:
+            print(json.dumps({"step": step}), flush=True)
+        return 0
     chain = 0.0
     module = parse_module(chain_text())
     with Executor(module, module.mesh, engine="ort", group=name) as executor:
