@@ -13,9 +13,9 @@ script = load_script("cpu_ranks")
 
 
 def test_every_group_without_others_is_started_as_it_is() -> None:
-    commands = script.commands()
-    assert commands["threads"] == []
-    assert commands["processes"][-3:] == ["launch", "-n", "2"]
+    assert script.groups()[:2] == ["threads", "processes"]
+    assert script.start("threads", 2) == []
+    assert script.start("processes", 8)[-3:] == ["launch", "-n", "8"]
 
 
 def test_all_reduces_are_of_all_ranks() -> None:
