@@ -16,8 +16,9 @@ def run_within_limit(pass_: Pass, module: Module) -> PassResult:
     if limit is None or not pass_.may_hold_more or not module.is_local:
         return pass_.run(module)
     trial = clone_module(module)
-    if not pass_.run(trial).changed:
-        return PassResult(False)
+    tried = pass_.run(trial)
+    if not tried.changed:
+        return tried
     most = peak_bytes(trial)
     if most > max(limit, peak_bytes(module)):
         note = f"not done: a rank would hold {most:,} bytes, the memory limit is {limit:,}"

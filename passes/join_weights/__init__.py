@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from irpar.analysis.explanation.joined_reasons import joined_texts, last_name, move_conflicts
 from irpar.analysis.redistribution.rewriting import follow_instead
 from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor, with_dim
-from irpar.ops.collectives import number_collectives
+from irpar.ops.collectives import number_alike
 from irpar.pass_manager import Pass, PassResult
 
 from .weight_joins import Join, Step, joins, parts_along
@@ -42,8 +42,8 @@ class JoinWeights(Pass):
             made: dict[tuple[Value, ...], Value] = {}
             for join in chosen:
                 _Writer(module, join, order, log, made).run()
-            if any(join.communicates for join in chosen):
-                number_collectives(graph)
+        if common:
+            number_alike(module.graphs)
         log.finish()
         return PassResult(bool(common), statistics={"weights": len(common)})
 

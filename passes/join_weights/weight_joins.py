@@ -51,11 +51,6 @@ class Join:
         """Equal for the joins of two programs that do the same."""
         return tuple(node.results[0].name for step in self.steps for node in step.nodes)
 
-    @property
-    def communicates(self) -> bool:
-        """Whether a collective is among the steps."""
-        return any(not is_compute(step.nodes[0]) for step in self.steps)
-
 
 def joins(graph: Graph) -> Iterator[Join]:
     """The joins of a local graph."""

@@ -14,7 +14,7 @@ from irpar.analysis.redistribution.rewriting import TreeWriter, follow_instead
 from irpar.analysis.redistribution.routes import routes
 from irpar.analysis.redistribution.trees import trees
 from irpar.ir import Graph, Module, Node, Value
-from irpar.ops.collectives import number_collectives, sends
+from irpar.ops.collectives import number_alike, number_collectives, sends
 from irpar.ops.effects import is_collective, is_communication
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
@@ -58,11 +58,13 @@ class SimplifyCollectives(Pass):
             merged, rewritten = _merge(module), 0
         else:
             merged, rewritten = 0, _replan(module, network_of(module.network))
-        if moved or sums or merged or rewritten:
-            for graph in module.graphs:
-                number_collectives(graph)
+        changed = bool(moved or sums or merged or rewritten)
+        if changed and module.is_local:
+            number_alike(module.graphs)
+        elif changed:
+            number_collectives(module.graph)
         return PassResult(
-            bool(moved or sums or merged or rewritten),
+            changed,
             statistics={
                 "out of loops": moved,
                 "sums reduced once": sums,

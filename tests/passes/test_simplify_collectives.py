@@ -775,3 +775,33 @@ def test_blocks_that_change_places_within_a_sharding_stay_so() -> None:
         first, last = np.split(np.random.default_rng(0).standard_normal(8).astype(np.float32), 2)
         np.testing.assert_array_equal(found["r"], [*last, *first])
         np.testing.assert_array_equal(found["c"], [3, 4, 1, 2])
+
+
+def test_programs_of_which_some_send_to_each_other_keep_ids_that_agree() -> None:
+    begin = """%p = irpar.AllReduce(%u) {axes=["x"], reduce="sum", id=0} : f32[4] of [4]
+      %o = irpar.AllReduce(%u) {axes=["x"], reduce="sum", id=1} : f32[4] of [4]"""
+    end = """%q = irpar.AllReduce(%c) {axes=["x"], reduce="max", id=3} : f32[4] of [4]
+      %s = Sum(%p, %o, %q) : f32[4] of [4]"""
+    between = (
+        """%b = irpar.Recv() {channel=3, pairs=[1, 0], dtype="f32", shape=[4], id=2} : f32[4] of [4]
+      %c = Neg(%b) : f32[4] of [4] partial(max: x)""",
+        """irpar.Send(%p) {channel=3, pairs=[1, 0], id=2}
+      %c = Neg(%u) : f32[4] of [4] partial(max: x)""",
+        "%c = Neg(%u) : f32[4] of [4] partial(max: x)",
+    )
+    programs = [
+        f"""graph local @g{rank}(%a: f32[4] of [4]) -> (%s) opset 21 ranks [{rank}] {{
+      %u = Exp(%a) : f32[4] of [4] partial(sum: x)
+      {begin}
+      {inner}
+      {end}
+    }}
+    """
+        for rank, inner in enumerate(between)
+    ]
+    module = run("simplify-collectives", 'mesh @m = ["x"=3]\n    ' + "".join(programs))
+    numbers = np.linspace(-1, 1, 4).astype(np.float32)
+    with Executor(module, module.mesh, engine="numpy") as executor:
+        found = executor.run({"a": numbers})["s"]
+        assert [record.kind for record in executor.log].count("all_reduce") == 2
+    np.testing.assert_allclose(found, 5 * np.exp(numbers), rtol=1e-6)
