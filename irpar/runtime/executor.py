@@ -380,7 +380,8 @@ class Executor:
         # Of copies that differ the first are reported: what is fetched is computed before the outputs.
         for spec in (*fetched, *outputs):
             blocks = {rank: held[spec.name] for rank, held in computed.items() if spec.name in held}
-            results[spec.name] = self._whole(spec, blocks, with_check)
+            result = self._whole(spec, blocks, with_check)
+            results[spec.name] = self._held.apart(session, result) if session else result
         return {spec.name: results[spec.name] for spec in (*outputs, *fetched)}
 
     def _run_request(self, request: Request) -> Answer:

@@ -61,6 +61,11 @@ def _zeros(shape: Sequence[int], value: Value) -> Any:
     return np.zeros(shape, value.dtype.numpy)
 
 
+def _own(block: Any) -> Any:
+    """A block that nobody else writes to; inputs and constants are read-only here, what nodes compute is not."""
+    return block.copy() if isinstance(block, np.ndarray) and not block.flags.writeable else block
+
+
 class HeldState:
     """What the ranks of this process hold, session by session."""
 
@@ -89,8 +94,18 @@ class HeldState:
         return data.slice(local_region(value.sharding, data.shape, self._coords[rank])).numpy()
 
     def write(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
-        """Let a rank hold other blocks."""
-        self.blocks(session, rank).update(blocks)
+        """Let a rank hold other blocks; what may change outside, such as a view of an input, is copied."""
+        self.blocks(session, rank).update((name, _own(block)) for name, block in blocks.items())
+
+    def apart(self, session: int, result: Any) -> Any:
+        """A result that its caller may write to: a copy where it shares memory with what is held here."""
+        if isinstance(result, list):
+            return [self.apart(session, entry) for entry in result]
+        held = (block for blocks in self._held.get(session, {}).values() for block in blocks.values())
+        is_shared = isinstance(result, np.ndarray) and any(
+            isinstance(block, np.ndarray) and np.may_share_memory(result, block) for block in held
+        )
+        return result.copy() if is_shared else result
 
     def drop(self, session: int) -> None:
         """Let go of what a session holds."""

@@ -345,5 +345,30 @@ def test_ten_steps_of_mpi(programs: Path) -> None:
     assert (ended.code, ended.out) == (0, "mean is right\ncache is right\n"), ended.err
 
 
+ALIASED = """
+graph @step(%x: f32[4], state cache %sum: f32[4], state cache %last: f32[4]) -> (%sum_1 as "y", %flat, %all, %sum_1 replaces %sum, %last_1 replaces %last) opset 21 {
+  %sum_1 = Add(%sum, %x) : f32[4]
+  %last_1 = Identity(%x) : f32[4]
+  %shape = constant : i64[2] [2, 2]
+  %flat = Reshape(%sum_1, %shape) : f32[2, 2]
+  %all = SequenceConstruct(%sum_1, %x) : seq<f32[4]>
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ["numpy", "ort"])
+@pytest.mark.parametrize("mesh", [{"x": 1}, {"x": 2}])
+def test_writing_to_what_went_in_or_came_out_leaves_the_state(engine: Any, mesh: dict[str, int]) -> None:
+    with made(ALIASED, {}, mesh).session(engine=engine) as session:
+        for step in range(1, 3):
+            x = np.ones(4, np.float32)
+            results = session.run({"x": x})
+            for array in (x, results["y"], results["flat"], *results["all"]):
+                if array.flags.writeable:
+                    array[...] = 100
+            assert session.read("sum").tolist() == [step] * 4
+            assert session.read("last").tolist() == [1] * 4
+
+
 if __name__ == "__main__":
     rank(*sys.argv[1:])
