@@ -426,9 +426,10 @@ class BoundSegment(OrtSegment):
 
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
-        if self._bindings is None:
+        bindings = self._bindings  # Another thread may find meanwhile that they do not do.
+        if bindings is None:
             return super().run(inputs, rank)
-        buffers = self._bindings.of_thread()
+        buffers = bindings.of_thread()
         for array, (buffer, shape, dtype) in zip(inputs, buffers.inputs, strict=True):
             if array.shape != shape or array.dtype != dtype:
                 return super().run(inputs, rank)
