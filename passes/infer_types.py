@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.analysis.engines import unknown_notes
-from irpar.analysis.types.inference import Inference
+from irpar.analysis.types.inference import infer_module
 from irpar.ir import UNKNOWN, Module
 from irpar.pass_manager import Pass, PassResult
 
@@ -28,11 +28,7 @@ class InferTypes(Pass):
         Raises:
             TypeInferenceError: a dtype is not the declared one, or operands do not fit each other.
         """
-        inference = Inference()
-        for graph in module.graphs:
-            inference.graph(graph)
-        for function in module.functions.values():
-            inference.graph(function.graph)
+        inference = infer_module(module)
         unknown = sum(value.type == UNKNOWN for graph in module.graphs for value in graph.values())
         statistics: dict[str, int | float] = {"inferred": inference.inferred, "unknown": unknown}
         if inference.contradictions:

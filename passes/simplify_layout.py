@@ -129,8 +129,7 @@ class _Free:
     """Dims that an operator treats one by one, so that one may as well be several.
 
     Attributes:
-        places: these dims, counted from the end of the result: -1 is the last.
-        operands: per place the operands that have it.
+        places: these dims, counted from the end of the result (-1 is the last), each with the operands that have it.
         axis: the operator's own axis, counted from the end, if it has one.
     """
 

@@ -9,7 +9,7 @@ from irpar.ir import Annotation, Module, Value
 from irpar.sharding import DimSpec, Mesh, nearest_names
 
 from .devices import SpellingError
-from .named import infer_types, place, rank_of
+from .named import infer_undeclared_types, place, rank_of
 
 Names = tuple[str | None, ...]
 """The name of each dim of a tensor; None where one has none."""
@@ -101,7 +101,7 @@ class LayoutRules:
         tensors = module.named_values
         matches = [(entry, tensors.matches(Annotation(entry.pattern, (), entry.where))) for entry in self.names]
         if any(rank_of(value) is None for _, values in matches for value in values):
-            infer_types(module)
+            infer_undeclared_types(module)
         chosen: dict[Value, DimNames] = {}
         for entry, values in matches:
             for value in values:

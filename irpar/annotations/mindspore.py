@@ -12,7 +12,7 @@ from irpar.sharding import Axis, DimSpec, Mesh, join_axes
 from irpar.sharding.mesh import MOST_DEVICES, too_many
 
 from .devices import Devices, SpellingError, axes_over, device_array, mesh_over, spec_of
-from .named import infer_types
+from .named import infer_undeclared_types
 from .strategies import OpCuts, Strategy, annotate_ops, named_nodes
 
 NO_AXIS = "None"
@@ -178,7 +178,7 @@ def shard(
     }
     nodes = named_nodes(module)
     entry = OpCuts(op, cuts, text)
-    infer_types(module)
+    infer_undeclared_types(module)
     if not module.meshes:
         module.set_mesh(mesh)
     return annotate_ops(module, entry, nodes)

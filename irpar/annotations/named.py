@@ -35,7 +35,7 @@ def annotate_named(
     """
     matched = _matched(module, pattern, where)
     if any(rank_of(value) is None for value in matched):
-        infer_types(module)
+        infer_undeclared_types(module)
         matched = _matched(module, pattern, where)
     by_rank: dict[int, list[Value]] = {}
     written = f"{said}      {where}" if where else said
@@ -97,15 +97,8 @@ def rank_of(value: Value) -> int | None:
     return None if type_ is None or type_.shape is None else len(type_.shape)
 
 
-def infer_types(module: Module) -> None:
-    """Infer the types that the model does not declare."""
-    from irpar.passes.infer_types import InferTypes
-
-    InferTypes().run(module)
-
-
 def infer_undeclared_types(module: Module) -> None:
     """Infer the types that the model does not declare, so that annotations of intermediate values can be checked."""
-    from irpar.passes.infer_types import InferTypes
+    from irpar.analysis.types.inference import infer_module
 
-    InferTypes().run(module)
+    infer_module(module)

@@ -21,7 +21,7 @@ from irpar.sharding import Axis, Mesh, Sharding, option
 from irpar.sharding.tiles import axes_of_blocks, blocks_over
 
 from .devices import SpellingError, spec_of
-from .named import infer_types, infer_undeclared_types, rank_of
+from .named import infer_undeclared_types, rank_of
 
 _MOST_ORDERS = 8
 """Orders of devices that are tried for a mesh."""
@@ -105,7 +105,7 @@ def _tensors(module: Module, read: DeviceAnnotations) -> list[Tiled]:
         OnnxError: two nodes say different things of one.
     """
     if any(rank_of(tiled.value) is None for tiled in read.tiled):
-        infer_types(module)
+        infer_undeclared_types(module)
     found: dict[Value, tuple[Tiled, Placed]] = {}
     for tiled in read.tiled:
         known, lies = found.setdefault(tiled.value, (tiled, {}))
@@ -280,7 +280,7 @@ def decided_values(module: Module, known: DecidedShardings) -> dict[Value, Shard
 
     What a pass computed before is left out: an annotation would keep it from being computed again.
     """
-    infer_types(module)
+    infer_undeclared_types(module)
     found = {}
     for value in module.graph.values():
         decided = known.decided.get(value.source_name)

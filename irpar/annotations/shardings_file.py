@@ -27,7 +27,7 @@ from irpar.sharding.sharding import MOST_PRIORITY
 
 from .devices import SpellingError
 from .mesh_tensorflow import DimNames, LayoutRules, Names, read_rules
-from .named import infer_types, rank_of
+from .named import infer_undeclared_types, rank_of
 from .pytorch_dtensor import Placements, read_placements
 from .strategies import OpCuts, Strategy, annotate_ops, named_nodes
 from .tensorflow_dtensor import SpecLayout, read_layout
@@ -117,7 +117,7 @@ class ShardingsFile:
         named = module.named_values
         found = [(annotation, named.matches(annotation)) for annotation in self.tensors]
         if self.ops or any(rank_of(value) is None for _, values in found for value in values):
-            infer_types(module)
+            infer_undeclared_types(module)
         for annotation, values in found:
             apply_to(module, annotation, module.mesh, values)
         for entry in self.others:

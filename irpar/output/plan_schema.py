@@ -114,7 +114,7 @@ class ConflictEntry(TypedDict):
     avoid: str
 
 
-class Collective(TypedDict):
+class CollectiveEntry(TypedDict):
     """What is sent."""
 
     id: Count
@@ -167,8 +167,8 @@ class OfKind(TypedDict):
     sent_bytes: Count
 
 
-Copy = TypedDict(
-    "Copy",
+CopyEntry = TypedDict(
+    "CopyEntry",
     {
         "id": Count,
         "from": str,
@@ -260,7 +260,7 @@ class PlanFields(TypedDict):
     parts: list[PartFields]
     inputs: list[InputSpec]
     outputs: list[Spec]
-    collectives: list[Collective]
+    collectives: list[CollectiveEntry]
     replicated: list[Replicated]
     totals: Totals
     original: OriginalFields
@@ -269,7 +269,7 @@ class PlanFields(TypedDict):
     predicted: NotRequired[dict[str, float | None] | None]
     not_as_annotated: NotRequired[list[AnnotationEntry]]
     state: NotRequired[list[StateEntry]]
-    copies: NotRequired[list[Copy]]
+    copies: NotRequired[list[CopyEntry]]
 
 
 def misfit(data: Any) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from irpar.analysis.types.inference import infer_module
 from irpar.ir import DType, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
 from irpar.kernels import Kernel
 from irpar.ops import traits
@@ -184,12 +185,10 @@ class Nodes:
     """
 
     def __init__(self, module: Module) -> None:
-        from irpar.passes.infer_types import InferTypes
-
         self.module = clone_module(module)
         try:
             # ONNX Runtime has to know the types of what it computes alone.
-            InferTypes().run(self.module)
+            infer_module(self.module)
         except IrparError:
             self.module = clone_module(module)  # What has a kernel can be computed all the same.
         self.graph = self.module.graph

@@ -11,6 +11,7 @@ from irpar.ir import (
     UNKNOWN,
     Function,
     Graph,
+    Module,
     Node,
     RefAttribute,
     TensorType,
@@ -188,6 +189,20 @@ class Inference:
             if key is not None:
                 self._calls[key] = found
         return found[: len(node.results)]
+
+
+def infer_module(module: Module) -> Inference:
+    """Infer all graphs and functions of a module; returns what was found out.
+
+    Raises:
+        TypeInferenceError: a dtype is not the declared one, or operands do not fit each other.
+    """
+    inference = Inference()
+    for graph in module.graphs:
+        inference.graph(graph)
+    for function in module.functions.values():
+        inference.graph(function.graph)
+    return inference
 
 
 def _in_branch(node: Node, error: TypeInferenceError) -> TypeInferenceError:
