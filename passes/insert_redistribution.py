@@ -163,7 +163,7 @@ class _Insertion:
                 inner.set_operand(index, self._redistributed(value, whole, node, reason))
 
     def _give(self, node: Node, wanted: dict[Value, set[Sharding]]) -> None:
-        """Let the results be what the node gives, and what follows read them as completion said."""
+        """Let the results be what the node produces, and what follows read them as completion said."""
         if not node.results:
             return
         assert node.graph is not None

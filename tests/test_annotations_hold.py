@@ -194,7 +194,7 @@ def test_counts_say_how_a_node_runs(tmp_path: Path) -> None:
     assert operands_of(partition, "n1") == [[None, ["p", "q"]]]
     assert lying(partition, "b")[-1] == ([["p"], ["q"]], [])
     reasons = {entry["reason"] for entry in partition.plan.collectives if entry["value"] == "b"}
-    assert all('gives %b as [_, @(p,q)]: it is to run by the cuts of op "n1"' in reason for reason in reasons)
+    assert all('produces %b as [_, @(p,q)]: it is to run by the cuts of op "n1"' in reason for reason in reasons)
     assert reasons
 
 

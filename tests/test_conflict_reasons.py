@@ -44,7 +44,7 @@ def test_what_a_local_program_could_cut_is_dearer(tmp_path: Path) -> None:
     found = told(tmp_path, CONV, {"h": 2}, {**specs, "y": [None, None, None, None]}, "h100-nvlink-ib")
     assert found["x"]["needed_because"].endswith(
         "could work along dim 2 of it, at a greater cost than to bring it together: "
-        'it gives %y as [_, _, _, _] replicated (annotated "y")'
+        'it produces %y as [_, _, _, _] replicated (annotated "y")'
     )
 
 

@@ -80,7 +80,7 @@ def test_a_wrong_declared_shape_is_replaced_with_a_note_that_names_both():
 
 
 def test_a_wrong_declared_dtype_is_refused():
-    with pytest.raises(TypeInferenceError, match=r"%y is declared i64\[2\], but Relu gives f32\[2\]"):
+    with pytest.raises(TypeInferenceError, match=r"%y is declared i64\[2\], but Relu produces f32\[2\]"):
         types_after("graph @g(%x: f32[2]) -> (%y) opset 21 {\n  %y = Relu(%x) : i64[2]\n}")
 
 

@@ -103,7 +103,7 @@ def _carried(way: RuleView, tensor: int, result: int, cut: tuple[Axes, ...], *, 
 
 
 def _whole_in(placements: Mapping[Node, Placement], value: Value, cut: tuple[Axes, ...]) -> Sharding | None:
-    """How a value lies; None where it has some of the axes, or its node gives it so: it is moved behind that node."""
+    """How a value lies; None where it has some of the axes, or its node produces it so: it moves behind that."""
     placement = placements.get(value.node) if value.node is not None else None
     given = None if placement is None else placement.results[value.index]
     names = {axis.name for axes in cut for axis in axes}

@@ -123,7 +123,7 @@ class Reasons:
         if needed.is_replicated and value in self.flow.deciding(node):
             return f"{node.title} needs it in full: all devices must decide alike"
         if value in node.results:
-            return f"{node.title} gives it as it lies in its body, {needed}"
+            return f"{node.title} produces it as it is in its body, {needed}"
         return f"{node.title} takes it into its body as {needed}"
 
     def of_result(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
@@ -131,7 +131,7 @@ class Reasons:
         if given.partial:
             return self._of_partial(node, given)
         gives, wants = self._sides(node, value, given, target)
-        told = f"{node.title} gives %{value.name} as {given}{gives.introduced}"
+        told = f"{node.title} produces %{value.name} as {given}{gives.introduced}"
         return f"{told}; its readers want {target}{wants.introduced}"
 
     def of_layout(self, node: Node, value: Value, given: Sharding, target: Sharding) -> str:
@@ -245,7 +245,7 @@ class Reasons:
         made = "" if value is start else f"%{start.name}, of which "
         verb = "" if value is start else " is made"
         told = f"{closing.lies} (annotated {self.module.annotated[value.name].title})"
-        return Side(f"{dearer}: it gives {made}%{value.name}{verb} as {told}", value.name, closing)
+        return Side(f"{dearer}: it produces {made}%{value.name}{verb} as {told}", value.name, closing)
 
     def _meets(self, node: Node, value: Value, lies: Sharding, needed: Sharding) -> str:
         """What must come together at a node for which a dim of an operand is given up; "" where nothing must."""
@@ -299,7 +299,7 @@ class Reasons:
 
     def _side(self, subject: str, node: Node, value: Value, needs: Sharding, axis: str) -> Side:
         """That an axis cuts another tensor of a node."""
-        verb = "gives" if value in node.results else "reads"
+        verb = "produces" if value in node.results else "reads"
         text = f"{subject} {verb} %{value.name} as {needs}{self.origins.because(value, axis)}"
         return Side(text, self.origins.end(value, axis))
 

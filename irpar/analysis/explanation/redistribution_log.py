@@ -84,7 +84,7 @@ class RedistributionLog:
             self.module.decide(copy.name, known or Decision(f"copy of %{value.name}", value.name))
 
     def held(self, given: Value, held: Value) -> None:
-        """What readers meet of an annotated value takes its name, and the annotation; what its node gives gets another.
+        """What readers meet of an annotated value takes its name and annotation; what its node produces gets another.
 
         Why it is given so: for an axis that the annotation brought, because another value of the node has it.
         """
@@ -99,12 +99,12 @@ class RedistributionLog:
         for axis in had:
             about = next((decision for decision in known if axis in decision.axes), None)
             if about is None or axis in has:
-                about = _through(node, axis, given) or Decision(f"{node.title} gives it so", name)
+                about = _through(node, axis, given) or Decision(f"{node.title} produces it so", name)
             self.module.decide(other, replace(about, axes=(axis,)))
             if axis not in has:
                 self._instead[name, axis] = other
         if not had:
-            self.module.decide(other, Decision(f"{node.title} gives it in full", None))
+            self.module.decide(other, Decision(f"{node.title} produces it in full", None))
         self.module.decisions[name] = [decision for decision in known if not set(decision.axes) - set(has)]
 
     def moved(self, value: Value, result: Value, op: str, move: LoggedRedistribution) -> None:
@@ -124,7 +124,7 @@ class RedistributionLog:
                     known[number] = replace(decision, follows=other)
 
     def _gained(self, value: Value, result: Value, op: str, move: LoggedRedistribution, name: str) -> Decision:
-        """Why a move brings an axis: it was to shard what the node gives, or cuts what its reader reads besides."""
+        """Why a move brings an axis: it was to shard what the node produces, or cuts what its reader reads besides."""
         if move.held is not None:
             return Decision(f"{op} of %{value.name}, to be sharded as %{move.held.name}", move.held.name, (name,))
         known = self.module.decision(move.origin.name, name)

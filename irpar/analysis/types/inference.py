@@ -137,7 +137,7 @@ class Inference:
         kinds = without_dims(inferred), without_dims(known)
         if kinds[0] != kinds[1] and "?" not in kinds:
             raise TypeInferenceError(
-                f"%{value.name} is declared {known}, but {node.op_type} gives {inferred}",
+                f"%{value.name} is declared {known}, but {node.op_type} produces {inferred}",
                 where=f"node {node.label}: {node!r}",
                 notes=_operand_lines(node),
                 do="mend the declared type in the model, or the operands of the node",

@@ -134,7 +134,7 @@ def _check_if(node: Node) -> None:
 def _check_loop(node: Node) -> None:
     body = _check_body(node, "body", inputs=len(node.operands), outputs=1 + len(node.results))
     if len(body.outputs) < len(node.operands) - 1:
-        raise _refusal(node, f"it carries {len(node.operands) - 2} values, its body gives {len(body.outputs) - 1}")
+        raise _refusal(node, f"it carries {len(node.operands) - 2} values, its body produces {len(body.outputs) - 1}")
 
 
 def _check_scan(node: Node) -> None:
@@ -146,7 +146,7 @@ def _check_scan(node: Node) -> None:
     body = _check_body(node, "body", inputs=len(node.operands), outputs=len(node.results))
     states = len(node.operands) - scanned
     if len(body.outputs) < states:
-        raise _refusal(node, f"it carries {states} values, its body gives {len(body.outputs)}")
+        raise _refusal(node, f"it carries {states} values, its body produces {len(body.outputs)}")
     for side, count in (("input", scanned), ("output", len(body.outputs) - states)):
         for name in (f"scan_{side}_axes", f"scan_{side}_directions"):
             stated = node.attributes.get(name)

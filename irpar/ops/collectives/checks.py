@@ -96,4 +96,4 @@ def _type_problems(node: Node) -> Iterator[str]:
     types = None if found is None or found.infer is None else found.infer(node)
     known = tensor_type(node.results[0].type)
     if types is not None and known is not None and known.is_static and types[0] != known:
-        yield f"gives {types[0]}, but its result is {known}"
+        yield f"produces {types[0]}, but its result is {known}"

@@ -96,7 +96,7 @@ class CupySegment:
             except NodeError:
                 raise
             except MemoryError as error:
-                what = "copying what the segment reads or gives failed"
+                what = "copying what the segment reads or produces failed"
                 raise out_of_memory(what, error, self._segment.label) from error
 
 

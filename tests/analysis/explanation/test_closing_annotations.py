@@ -37,9 +37,9 @@ def conflicts(made: irpar.Partition) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (DIRECT, 'it gives %y as [_, _] replicated (annotated "y")'),
-        (BEHIND, 'it gives %a, of which %y is made as [_, _] replicated (annotated "y")'),
-        (RESHAPED, 'it gives %a, of which %y is made as [_, _] replicated (annotated "y")'),
+        (DIRECT, 'it produces %y as [_, _] replicated (annotated "y")'),
+        (BEHIND, 'it produces %a, of which %y is made as [_, _] replicated (annotated "y")'),
+        (RESHAPED, 'it produces %a, of which %y is made as [_, _] replicated (annotated "y")'),
     ],
 )
 def test_the_annotation_is_named_and_what_it_advises_spares_the_move(text: str, told: str, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_layout_rules_that_no_entry_names_are_no_annotation_to_leave_out(tmp_pat
     mesh_tensorflow.annotate(module, "batch:tp")
     (conflict,) = conflicts(irpar.partition(module, "tp=4"))
     assert conflict["needed_because"].endswith(
-        'it gives %y as [_, _] replicated (annotated "y" [made_dim_0, _] by the layout rules, which have none of these names '
+        'it produces %y as [_, _] replicated (annotated "y" [made_dim_0, _] by the layout rules, which have none of these names '
         "in layout 'batch:tp')"
     )
     assert conflict["avoid"] == 'annotate "y" as [[tp], null]'

@@ -54,7 +54,7 @@ BROKEN = {
     "its body has 2 outputs, the node asks for 3": lambda: loaded(
         "Loop", ["n", "", "x"], ["y", "z"], body=body([*COUNTER, value("v")], 2)
     ),
-    "it carries 2 values, its body gives 1": lambda: loaded(
+    "it carries 2 values, its body produces 1": lambda: loaded(
         "Loop", ["n", "", "x", "x"], ["y"], body=body([*COUNTER, value("v"), value("w")], 2)
     ),
     "num_scan_inputs is 3, with 1 operands": lambda: loaded("Scan", ["x"], ["y"], num_scan_inputs=3, body=NONE),

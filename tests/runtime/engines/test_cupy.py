@@ -239,7 +239,7 @@ def test_memory_that_lacks_is_told_with_the_node(monkeypatch: pytest.MonkeyPatch
         assert raised.value.where == "node /exp"
         assert "smaller batch" in (raised.value.do or "")
     monkeypatch.setattr(STRICT, "empty", full_above(300))
-    with pytest.raises(RunError, match="copying what the segment reads or gives failed on the device"):
+    with pytest.raises(RunError, match="copying what the segment reads or produces failed on the device"):
         run_text(text, x)
 
 
