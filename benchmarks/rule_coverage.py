@@ -51,7 +51,7 @@ def proven(sample: Sample) -> tuple[int, int, int]:
     allowed = empty = forbidden = 0
     for factor, kind in enumerate(rule.kinds):
         if kind is Kind.PERMUTE:
-            continue  # A local program takes blocks of any sizes: tests/ops/test_spread.py.
+            continue  # A local program takes blocks of any sizes: tests/ops/local_programs.
         for parts in PARTS:
             if kind is Kind.REPLICATE:
                 place = (sample.operator, *rule.places[factor][0][:2])

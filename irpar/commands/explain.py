@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from irpar.output.plan_schema import known_times, over_text
+from irpar.output.entries import known_times, over_text
 from irpar.output.tables import (
     headline,
     indented,

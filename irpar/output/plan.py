@@ -37,8 +37,9 @@ from irpar.ops.coords import COORDS
 from irpar.ops.facts import ints_attribute
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
+from .entries import known_times
 from .parts import Part
-from .plan_schema import known_times, misfit
+from .plan_schema import misfit
 from .prediction import predict
 
 FORMAT = "irpar-plan/1"

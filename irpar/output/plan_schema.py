@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
@@ -131,24 +130,6 @@ class CollectiveEntry(TypedDict):
     reason: str | None
     conflict: ConflictEntry | None
     pairs: NotRequired[list[Count]]
-
-
-_SHOWN_PAIRS = 4
-
-
-def over_text(entry: Mapping[str, Any]) -> str:
-    """Between which ranks something of plan.json goes: the axes that it runs over, or the ranks, by pairs."""
-    pairs: list[int] = entry.get("pairs", [])
-    listed = [f"{source} to {target}" for source, target in zip(pairs[::2], pairs[1::2], strict=True)]
-    if len(listed) > _SHOWN_PAIRS:
-        listed[_SHOWN_PAIRS - 1 :] = [f"{len(listed) - _SHOWN_PAIRS + 1} more"]
-    return ",".join(entry["axes"]) or f"ranks {', '.join(listed)}"
-
-
-def known_times(entry: Mapping[str, Any]) -> int:
-    """How often a collective of plan.json runs; one in a body whose runs nobody knows before counts once."""
-    times: int | None = entry["times"]
-    return 1 if times is None else times
 
 
 class Replicated(TypedDict):

@@ -9,7 +9,7 @@ from irpar.analysis.cost.network_algorithms import operand_of_ring_bytes
 from irpar.ir import Graph
 from irpar.sharding import Axis, Mesh
 
-from .plan_schema import known_times
+from .entries import known_times
 
 
 def predict(

@@ -11,7 +11,7 @@ from rich.text import Text
 from irpar.tables.display import ROWS, shortened, table
 from irpar.units import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text
 
-from .plan_schema import known_times, over_text
+from .entries import known_times, over_text
 
 if TYPE_CHECKING:
     from .plan import Plan

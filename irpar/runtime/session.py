@@ -35,7 +35,7 @@ class Session:
     session = partition.session()
     for batch in batches:
         loss = session.run({"x": batch})["loss"]      # the state that it leaves is there in the next run
-    mean = session.read("mean")                       # whole, from the ranks that hold it
+    mean = session.read("mean")                       # in full, from the ranks that hold it
 
     Attributes:
         states: the states of the program, by name.
@@ -124,7 +124,7 @@ class Session:
         self._executor.ask_state("write", self._number, blocks)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write all states, whole, as a safetensors file, which takes its place when it is complete.
+        """Write all states, in full, as a safetensors file, which takes its place when it is complete.
 
         Args:
             path: the file.
