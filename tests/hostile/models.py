@@ -92,7 +92,7 @@ FUNCTIONS: dict[str, Make] = {
 
 
 TYPES: dict[str, Make] = {
-    "%y is declared i64[4, 8], but Relu gives f32": lambda: model(RELU, outputs=[value("y", TensorProto.INT64)]),
+    "%y is declared i64[4, 8], but Relu produces f32": lambda: model(RELU, outputs=[value("y", TensorProto.INT64)]),
     "Incompatible dimensions for matrix": lambda: model(node("MatMul", ["x", "x"], ["y"])),
     "f32[4611686018427387904, 4611686018427387904] has more than 2^63 bytes": lambda: model(
         RELU, inputs=[value("x", FLOAT, (2**62, 2**62))], outputs=[value("y", FLOAT, (2**62, 2**62))]

@@ -257,7 +257,7 @@ def test_what_sends_nothing_stands_in_global_view_only(op: str) -> None:
 
 def test_the_verifier_checks_local_types() -> None:
     node = collective("AllGather", sharding("tp"), sharding(None), (7,), 0, dim=0)
-    assert "gives f32[8], but its result is f32[7]" in problems(node)
+    assert "produces f32[8], but its result is f32[7]" in problems(node)
 
 
 def test_a_sub_axis_may_be_gathered_from_the_whole_one() -> None:
