@@ -5,10 +5,14 @@ A model that irpar wrote reads back with meshes, shardings, global shape, source
 
 import json
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Annotated, Any, TypedDict, get_args
 
-from irpar.ir import STATE_KINDS, Graph, InflightType, JoinedTensor, Module, Node, State, Tensor, Value, tensor_type
+from msgspec import Meta
+
+from irpar.files.records import read_record
+from irpar.ir import Graph, InflightType, JoinedTensor, Module, Node, State, Tensor, Value, tensor_type
 from irpar.ir.graph import Phase, Place
+from irpar.ir.state import StateKind
 from irpar.ir.value import Memory
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
@@ -66,6 +70,18 @@ def take_model_facts(module: Module, metadata: dict[str, str]) -> None:
 
 STATES = "irpar.states"
 """On a model: its state, JSON of what `State` holds, inputs and results by their places."""
+_Place = Annotated[int, Meta(ge=0)]
+
+
+class _StateEntry(TypedDict):
+    """One of these."""
+
+    input: _Place
+    kind: StateKind
+    output: _Place | None
+    parameter: str | None
+
+
 _BEGINNING = "irpar.state."
 """Names of initializers that nothing reads: what a state of a whole model begins with."""
 
@@ -94,12 +110,10 @@ def take_states(graph: Graph, text: str) -> None:
     """
 
     def parse(text: str) -> None:
-        for entry in json.loads(text):
-            if entry["kind"] not in STATE_KINDS:
-                raise ValueError(entry["kind"])
+        for entry in read_record(json.loads(text), list[_StateEntry]):
             value, output = graph.inputs[entry["input"]], entry["output"]
-            if output is not None and not 0 <= output < len(graph.outputs):
-                raise ValueError(output)
+            if value in graph.states or (output is not None and output >= len(graph.outputs)):
+                raise ValueError(entry)
             first = graph.names.table.get(f"{_BEGINNING}{value.index}")
             data = None if first is None else first.data
             if first is not None and first in graph.constants:

@@ -3,6 +3,7 @@
 `python -m tests.runtime.test_session FOLDER GROUP` is one rank of a process group that runs ten steps.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -293,6 +294,21 @@ def test_a_module_with_state_is_written_as_onnx() -> None:
     model = to_proto(module)
     onnx.checker.check_model(model)
     assert states(irpar.load(model)) == states(module)
+
+
+@pytest.mark.parametrize(
+    "change", [{"input": -1}, {"input": 9}, {"input": True}, {"output": -1}, {"parameter": 5}, {"kind": "cash"}]
+)
+def test_states_in_metadata_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
+    model = to_proto(parse_module(MEAN))
+    (entry,) = (entry for entry in model.metadata_props if entry.key == "irpar.states")
+    first, second = json.loads(entry.value)
+    entry.value = json.dumps([{**first, **change}, second])
+    with pytest.raises(IrparError, match=r"metadata irpar\.states cannot be read"):
+        irpar.load(model)
+    entry.value = json.dumps([first, first])
+    with pytest.raises(IrparError, match=r"metadata irpar\.states cannot be read"):
+        irpar.load(model)
 
 
 def states(module: Module) -> list[tuple[object, ...]]:
