@@ -31,6 +31,8 @@ def fix_inputs(module: Module, values: Mapping[str, Any]) -> None:
     arrays = fitting(values, known)
     for name, array in arrays.items():
         _check(name, array, known[name][1])
+        if inputs[name] in module.graph.states:
+            raise InputValueError(f"input {name} is state, which changes", do="leave it out")
     for name, array in arrays.items():
         value = inputs[name]
         tensor = ArrayTensor(array, known[name][0])

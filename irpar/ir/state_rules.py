@@ -44,23 +44,19 @@ def add_state(
         )
     if value in graph.states:
         raise StateError(f'"{name}" is state already: {graph.states[value].kind}', do="name it once")
+    if value.source_name in module.fixed:
+        raise StateError(f'"{name}" is an input that is fixed', do="leave it out of `set`, or do not make it state")
     place = None if output is None else _output(graph, output)
-    given = value.data
-    state = State(kind, place, given if data is None else data, parameter)
-    if given is not None:
-        graph.constant_to_input(value)
-    graph.states[value] = state
-    problems = list(state_problems(graph, value, state))
+    state = State(kind, place, value.data if data is None else data, parameter)
+    problems = _problems(graph, value, state)
     if problems:
-        del graph.states[value]
-        if given is not None:
-            graph.inputs.pop()
-            value.data = given
-            graph.constants[value] = None
         raise StateError(
             f'"{name}" cannot be state: {listed(problems, 3)}',
             do="a state and what replaces it have one type; change the model so that they do",
         )
+    if value.is_constant:
+        graph.constant_to_input(value)
+    graph.states[value] = state
     return value
 
 
@@ -79,9 +75,13 @@ def _output(graph: Graph, name: str) -> int:
 
 def state_problems(graph: Graph, value: Value, state: State) -> list[str]:
     """What is wrong with one state of a graph, each as the end of a sentence that the state starts."""
+    missing = [] if value in graph.inputs else ["is no input of the graph"]
+    return missing + _problems(graph, value, state)
+
+
+def _problems(graph: Graph, value: Value, state: State) -> list[str]:
+    """The same of a value that is an input, or will be."""
     found = []
-    if value not in graph.inputs:
-        found.append("is no input of the graph")
     if state.kind not in STATE_KINDS:
         found.append(f"has the kind {state.kind!r}, which is none of {', '.join(STATE_KINDS)}")
     if not isinstance(value.type, TensorType):
@@ -104,7 +104,7 @@ def state_problems(graph: Graph, value: Value, state: State) -> list[str]:
             found.append(f"has the {what.replace('_', ' ')} {before}, and %{after.name}, which replaces it, {now}")
     if graph.view == "local" and value.sharding != after.sharding:
         found.append(f"is sharded {value.sharding}, and %{after.name}, which replaces it, {after.sharding}")
-    if sum(other.output == state.output for other in graph.states.values()) > 1:
+    if any(other.output == state.output for known, other in graph.states.items() if known is not value):
         found.append(f"is not the only state that %{after.name} replaces")
     return found
 

@@ -5,6 +5,8 @@ import textwrap
 import numpy as np
 import pytest
 
+from irpar.errors import IrparError
+from irpar.inputs.fixed import fix_inputs
 from irpar.ir import (
     ArrayTensor,
     Module,
@@ -125,3 +127,31 @@ def test_twice() -> None:
     module.add_state("past", "present")
     with pytest.raises(StateError, match="is state already: cache"):
         module.add_state("past")
+
+
+def test_a_weight_that_cannot_be_state_stays_where_it_was() -> None:
+    module = parse_module(
+        """
+        graph @g(%x: f32[2]) -> (%y) opset 21 {
+          %w = constant : f32[2] [1.0, 2.0]
+          %v = constant : f32[2] [3.0, 4.0]
+          %a = Add(%x, %w) : f32[2]
+          %y = Add(%a, %v) : f32[2]
+        }
+        """
+    )
+    before = str(module)
+    with pytest.raises(StateError, match="begins as"):
+        module.add_state("w", data=ArrayTensor(np.zeros(3, np.float32)))
+    assert str(module) == before
+
+
+def test_what_is_fixed_is_no_state_and_the_other_way_round() -> None:
+    module = plain()
+    fix_inputs(module, {"past": np.zeros(2, np.float32)})
+    with pytest.raises(StateError, match='"past" is an input that is fixed'):
+        module.add_state("past", "present")
+    module = plain()
+    module.add_state("past", "present")
+    with pytest.raises(IrparError, match="input past is state"):
+        fix_inputs(module, {"past": np.zeros(2, np.float32)})
