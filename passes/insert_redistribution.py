@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, replace
 
 from irpar.analysis.completion.flow import Flow, completed_flow
+from irpar.analysis.completion.fused_refinement import refine_for_program
 from irpar.analysis.completion.moves import captured_whole, first_target, placements_of, wanted_shardings
 from irpar.analysis.completion.placement import why_whole
-from irpar.analysis.completion.refinement import refine
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.explanation.origins import explain_values
@@ -129,7 +129,7 @@ class _Insertion:
         Constants are whole then: each reader has its own block written.
         """
         before = self.placements
-        self.placements = refine(self.flow, before, self.network, self.module.annotated)
+        self.placements = refine_for_program(self.flow, before, self.network, self.module.annotated)
         changed = [node for node, placement in self.placements.items() if placement is not before[node]]
         wanted = wanted_shardings(self.flow, self.placements) if changed else {}
         for value in dict.fromkeys(value for node in changed for value in (*node.inputs, *node.results)):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.cost.together import MOST_MB
 from irpar.analysis.explanation.joined_reasons import joined_conflict, joined_texts
 from irpar.ir import DOMAIN, Builder, Graph, Module, Node, TensorType, Value
 from irpar.ops.collectives import collective_axes, number_alike
@@ -12,7 +13,7 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
-from .fusion import Bucket, Gain, Key, Levels, PackedBlock, sent_in_order
+from .fusion import Bucket, Gain, Key, Levels, PackedBlock, gathered_dim, sent_in_order
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class FuseCommunication(Pass):
 
     name = "fuse-communication"
     may_hold_more = True
-    size_mb: float = 25
+    size_mb: float = MOST_MB
 
     def run(self, module: Module) -> PassResult:
         """Rewrite the programs, each of the bodies in them by itself."""
@@ -86,7 +87,7 @@ class _Merge:
         self.builder = Builder(graph, module.opsets, before=first, like=first)
         members = module.mesh.group_size(collective_axes(first))
         self.blocks = [
-            PackedBlock(node.op_type, _dim(node), members, node.inputs[0].shape, node.results[0].shape)
+            PackedBlock(node.op_type, gathered_dim(node), members, node.inputs[0].shape, node.results[0].shape)
             for node in nodes
         ]
         self.dtype = first.inputs[0].dtype
@@ -144,7 +145,3 @@ class _Merge:
     ) -> Value:
         kind = TensorType(self.dtype, shape)
         return self.builder.op(op_type, values, attributes, type=kind, domain=domain, name="fused")
-
-
-def _dim(node: Node) -> int:
-    return int_attribute(node, "dim") if "dim" in node.attributes else 0

@@ -16,15 +16,13 @@ from functools import cached_property
 
 from irpar.analysis.completion.moves import captured
 from irpar.analysis.cost.network import Network
+from irpar.analysis.cost.together import KINDS_SENT_TOGETHER, Packed, Together, packed
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Node
 from irpar.ops.collectives import KINDS, collective_axes, sends
 from irpar.ops.effects import is_communication
 from irpar.ops.facts import int_attribute
-from irpar.sharding import Axis, Mesh
-
-FUSIBLE = ("AllReduce", "AllGather", "ReduceScatter")
-"""Operators of which several are one, on their operands side by side."""
+from irpar.sharding import Mesh
 
 Key = tuple[object, ...]
 """Equal for collectives of one program that can be sent together."""
@@ -75,7 +73,7 @@ class Levels:
         values = *node.inputs, *node.results
         # To an older Reshape a 0 is the size that was there.
         is_known = all(value.is_static and 0 not in value.shape for value in values)
-        if node.op_type not in FUSIBLE or not is_even or not is_known:
+        if KINDS.get(node.op_type) not in KINDS_SENT_TOGETHER or not is_even or not is_known:
             return None
         dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
         facts = node.phase, node.stage, node.place, self._levels[node], self._stretches[node]
@@ -130,22 +128,8 @@ def _inside(node: Node) -> Iterable[Node]:
 
 
 @dataclass(frozen=True)
-class _Sizes:
-    """Bytes of the operand and of the result of a collective."""
-
-    operand: int = 0
-    result: int = 0
-
-    def with_(self, other: "_Sizes") -> "_Sizes":
-        """Of both together."""
-        return _Sizes(self.operand + other.operand, self.result + other.result)
-
-
-@dataclass(frozen=True)
 class Gain:
-    """Whether to send collectives together saves time by the network model.
-
-    To put operands side by side and results apart, a device reads and writes each once more.
+    """Which collectives are faster together, by the network model (`Together`).
 
     Attributes:
         mesh: of the collectives.
@@ -159,41 +143,23 @@ class Gain:
 
     def buckets(self, numbers: Sequence[int], programs: Sequence[Levels]) -> list[Bucket]:
         """Collectives that could all be sent together, in as few buckets as hold them where that is faster."""
-        found: list[Bucket] = []
-        open_: list[int] = []
-        held = _Sizes()
-        for number in numbers:
-            nodes = [program.nodes[number] for program in programs]
-            largest = max(nodes, key=lambda node: value_bytes(node.inputs[0]))
-            own = _Sizes(value_bytes(largest.inputs[0]), value_bytes(largest.results[0]))
-            if not open_ or not self._is_faster(largest, held, own, is_second=len(open_) == 1):
-                found += [Bucket(tuple(open_))] * (len(open_) > 1)
-                open_, held = [], _Sizes()
-            open_.append(number)
-            held = held.with_(own)
-        return found + [Bucket(tuple(open_))] * (len(open_) > 1)
+        first = programs[0].nodes[numbers[0]]
+        together = Together(self.network, self.mesh, KINDS[first.op_type], collective_axes(first), self.most_bytes)
+        sent = [self._packed([program.nodes[number] for program in programs]) for number in numbers]
+        found = [tuple(numbers[place] for place in bucket) for bucket in together.buckets(sent)]
+        return [Bucket(ids) for ids in found if len(ids) > 1]
 
-    def _is_faster(self, node: Node, held: _Sizes, own: _Sizes, *, is_second: bool) -> bool:
-        """Whether a collective goes faster with those that are together already.
+    @staticmethod
+    def _packed(nodes: Sequence[Node]) -> Packed:
+        """A collective, in the program with the largest blocks."""
+        node = max(nodes, key=lambda node: value_bytes(node.inputs[0]))
+        sizes = value_bytes(node.inputs[0]), value_bytes(node.results[0])
+        return packed(KINDS[node.op_type], gathered_dim(node), *sizes)
 
-        Args:
-            node: the collective, in the program with the largest blocks.
-            held, own: sizes of those, and its own.
-            is_second: there is one, which was not to be copied before.
-        """
-        both = held.with_(own)
-        if max(both.operand, both.result) > self.most_bytes:
-            return False
-        kind, axes = KINDS[node.op_type], collective_axes(node)
-        apart = self._seconds(kind, axes, held.operand) + self._seconds(kind, axes, own.operand)
-        together = self._seconds(kind, axes, both.operand)
-        copied = both if is_second else own
-        device = self.network.device
-        copying = device.seconds(0, 2 * (copied.operand + copied.result)) if device is not None else 0
-        return together + copying < apart
 
-    def _seconds(self, kind: str, axes: tuple[Axis, ...], size: int) -> float:
-        return self.network.seconds(kind, axes, size, self.mesh)
+def gathered_dim(node: Node) -> int:
+    """The dim that a collective gathers or scatters; 0 of others."""
+    return int_attribute(node, "dim") if "dim" in node.attributes else 0
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from irpar.analysis.cost.model import Cost, Key, add_keys
+from irpar.analysis.cost.model import Cost
 from irpar.analysis.cost.network import Network
 from irpar.analysis.explanation.origins import why_given_up
-from irpar.analysis.redistribution.routes import routes
+from irpar.analysis.redistribution.routes import Routes, routes
 from irpar.ir import Node, Use, Value
 from irpar.ops.effects import is_compute
 from irpar.sharding import IrparError, Sharding
@@ -128,8 +128,12 @@ def cost_of_placements(
     network: Network,
     is_pinned: Callable[[Value], bool],
     held: Collection[str] = (),
+    among: Collection[Node] | None = None,
 ) -> Cost:
-    """As `cost_of_moves`, with the nodes run in these ways."""
+    """As `cost_of_moves`, with the nodes run in these ways.
+
+    With `among`, only these nodes and the moves of their values count.
+    """
     given = {
         value: lies
         for node, placement in placements.items()
@@ -137,7 +141,10 @@ def cost_of_placements(
         if lies is not None
     }
     total = launches = 0
+    around = None if among is None else {value for node in among for value in (*node.inputs, *node.results)}
     for value, wanted in wanted_shardings(flow, placements).items():
+        if around is not None and value not in around:
+            continue
         times = flow.usual_trips(value)
         lies = value.sharding
         if lies is None or not value.is_static or costs_nothing(value, lies, is_pinned):
@@ -147,7 +154,8 @@ def cost_of_placements(
         )
         total += sent * times
         launches += count * times
-    for node, placement in placements.items():
+    for node in placements if among is None else among:
+        placement = placements[node]
         if not is_compute(node) or placement.is_boundary or runs_free(flow.rule(node), network):
             continue
         if _is_static(node):
@@ -162,7 +170,15 @@ def _is_static(node: Node) -> bool:
     return all(value.is_static for value in (*node.inputs, *node.results))
 
 
-def cost_of_value(value: Value, lies: Sharding, held: Sharding | None, wanted: set[Sharding], network: Network) -> Cost:
+def cost_of_value(
+    value: Value,
+    lies: Sharding,
+    held: Sharding | None,
+    wanted: set[Sharding],
+    network: Network,
+    *,
+    are_slices_free: bool = False,
+) -> Cost:
     """What all moves of one value cost, each time that it is made; what its readers have in common is sent once.
 
     Args:
@@ -171,15 +187,28 @@ def cost_of_value(value: Value, lies: Sharding, held: Sharding | None, wanted: s
         held: how it is annotated, where it is brought to that before anybody reads it.
         wanted: how its readers need it.
         network: what communication costs.
+        are_slices_free: blocks that devices cut out of what they hold only tell equals apart (`cost_of_slices`).
     """
-
-    def key(start: Sharding, targets: set[Sharding]) -> Key:
-        return routes(start, targets, value.shape, value.dtype.bits, network).key
-
     if held is None or held == lies:
         if all(needed is lies or needed == lies for needed in wanted):
             return 0, 0
-        found = key(lies, wanted)
+        ways = [(lies, wanted)]
     else:
-        found = add_keys(key(lies, {held}), key(held, wanted))
-    return found[0], found[-1]
+        ways = [(lies, {held}), (held, wanted)]
+    amount = launches = 0
+    for start, targets in ways:
+        found = routes(start, targets, value.shape, value.dtype.bits, network)
+        amount += found.key[0] + cost_of_slices(value, found, are_free=are_slices_free)
+        launches += found.key[-1]
+    return amount, launches
+
+
+def cost_of_slices(value: Value, found: Routes, *, are_free: bool) -> int:
+    """What it costs a device to cut blocks out of what it holds of a value; of a weight they are written so.
+
+    Where one slice leads to two readers costs less than two, but before it comes to that it may cost more: a search
+    that is to find the way there prices each as a femtosecond (`are_free`).
+    """
+    if value.is_constant:
+        return 0
+    return min(found.slices, found.slicing) if are_free else found.slicing

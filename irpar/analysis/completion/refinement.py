@@ -19,6 +19,7 @@ from irpar.sharding import Sharding
 
 from . import situation
 from .flow import Flow
+from .fused_moves import cost_beside_others
 from .moves import captured_whole, cost_of_value
 from .placement import Axes, Placement, RuleView
 
@@ -56,7 +57,7 @@ def refine(
         pinned: names of values that are brought to how they were annotated, whoever reads them.
         begin: nodes to begin with, and to go on from where one changes; None: wherever values are moved.
     """
-    return _Refinement(flow, dict(placements), network, pinned).run(begin)
+    return Refinement(flow, placements, network, pinned).run(begin)
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,15 @@ def beside(node: Node, among: Collection[Node]) -> Iterator[Node]:
         yield from (user for user in value.users if user in among)
 
 
-class _Refinement:
+class Refinement:
     """One run.
 
+    Args:
+        flow, placements, network, pinned: as for `refine`.
+
     Attributes:
+        is_together: what waits for nothing is priced as one of many that are sent at once (`cost_beside_others`).
+        are_slices_free: blocks that devices cut out of what they hold only tell equals apart.
         needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
         given: per value how its node gives it, or how it is sharded.
         moving: per value what its moves cost as nodes run now, where that was asked.
@@ -96,12 +102,13 @@ class _Refinement:
     """
 
     def __init__(
-        self, flow: Flow, placements: dict[Node, Placement], network: Network, pinned: Collection[str]
+        self, flow: Flow, placements: Mapping[Node, Placement], network: Network, pinned: Collection[str]
     ) -> None:
         self.flow = flow
         self.network = network
+        self.is_together = self.are_slices_free = False
         self.pinned = pinned
-        self.placements = placements
+        self.placements = dict(placements)
         self.needs: dict[Value, dict[tuple[Node, int], Sharding]] = {}
         self.given: dict[Value, Sharding] = {}
         self.costs: dict[tuple[Node, Placement], Cost] = {}
@@ -110,7 +117,7 @@ class _Refinement:
         self.hopeless: set[int] = set()
         self.known: dict[tuple[Node | None, int], int] = {}
         self.light: dict[RuleView, bool] = {}
-        self.left = MOST_TRIED + 4 * len(placements)
+        self.left = 0
         for node, placement in placements.items():
             self._take(node, placement)
             for value, _ in captured_whole(flow, node):
@@ -126,7 +133,8 @@ class _Refinement:
                 self.needs.setdefault(value, {})[flow.graph.return_node, index] = value.sharding
 
     def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:
-        """Returns all placements."""
+        """Change placements, from some nodes on (`refine`); returns all of them."""
+        self.left = MOST_TRIED + 4 * len(self.placements)
         moved = [value for value in self.needs if value.is_static and self._is_moved(value)]
         ends = (node for value in moved for node in (value.node, *value.users))
         able = (node for node in ends if node in self.placements and self._may_change(node))
@@ -147,7 +155,36 @@ class _Refinement:
                 waiting.update(
                     dict.fromkeys(other for other in beside(changed, self.placements) if self._may_change(other))
                 )
-        return self.placements
+        return dict(self.placements)
+
+    def run_together(self) -> dict[Node, Placement]:
+        """Go on, with what waits for nothing priced as one of many; returns all placements."""
+        self.is_together = True
+        self._forget()
+        return self.run()
+
+    def run_with_free_slices(self) -> dict[Node, Placement]:
+        """Go on where devices cut blocks out of what they hold, as if that cost nothing; returns all placements."""
+        cut = [value for value in self.needs if value.is_static and not value.is_constant and self._is_cut(value)]
+        ends = {node for value in cut for node in (value.node, *value.users) if node is not None}
+        if ends:
+            self.are_slices_free = True
+            self._forget()
+            self.run(ends)
+        return dict(self.placements)
+
+    def _is_cut(self, value: Value) -> bool:
+        """Whether a device needs a smaller block of a value than it holds."""
+        lies, parts = self._lies(value), self.flow.mesh.group_size
+        if lies is None or lies.partial:
+            return False
+        wanted = (needed for needed in self.needs[value].values() if needed is not lies)
+        return any(parts(needed.all_axes) > parts(lies.all_axes) for needed in wanted)
+
+    def _forget(self) -> None:
+        """What moves cost is to be found anew."""
+        self.moving.clear()
+        self.hopeless.clear()
 
     def _take(self, node: Node, placement: Placement) -> None:
         self.placements[node] = placement
@@ -394,7 +431,14 @@ class _Refinement:
                 targets.add(needed)
         if not targets and first is None:
             return 0, 0
-        amount, launches = cost_of_value(value, lies, first, targets, self.network)
+        if self.is_together and value.node is None:
+            amount, launches = cost_beside_others(
+                value, lies, targets, self.network, are_slices_free=self.are_slices_free
+            )
+        else:
+            amount, launches = cost_of_value(
+                value, lies, first, targets, self.network, are_slices_free=self.are_slices_free
+            )
         times = self.flow.usual_trips(value)
         return amount * times, launches * times
 

@@ -48,6 +48,8 @@ IMPOSSIBLE: Price = (1 << 200, 0, 0)
 
 _PER_BYTE_TOO_MUCH = 1 << 40
 """What a byte for which a device has no room costs: more than any way around it."""
+_BOUNDS_BYTES = 24
+"""Of the start, the end and the axis of a Slice."""
 _LAUNCH = 1e-4
 _WORK = 0.5
 """What breaks ties between equal amounts where all is one number: launches, and the share of all FLOPs that a device
@@ -103,6 +105,11 @@ class CostModel:
         """What one device's share of a node computes, in femtoseconds; 0 where nothing is known of the device."""
         device = self.network.device
         return 0 if device is None else in_femtoseconds(node_seconds(node, device, work))
+
+    def slice(self, block_bytes: int) -> int:
+        """What it costs to cut a block out of what a device holds, in femtoseconds; 0 where nothing is known of it."""
+        device = self.network.device
+        return 0 if device is None else in_femtoseconds(device.seconds(0, 2 * block_bytes + _BOUNDS_BYTES))
 
     def excess(self, held_bytes: int) -> int:
         """What it costs to hold so many bytes at once: nothing, or beyond the room of a device more than anything."""

@@ -145,7 +145,7 @@ def steps_key(
 ) -> Key:
     """What steps cost together by the network, each from a sharding of a tensor; free ones cost nothing."""
     sent = (
-        (KINDS[step.op], step.axes, _operand_bytes(step, before, shape, itemsize_bits))
+        (KINDS[step.op], step.axes, operand_bytes(step, before, shape, itemsize_bits))
         for before, step in steps
         if step.op not in FREE
     )
@@ -215,7 +215,7 @@ def _steps(
             step = Step("AllSlice", join_axes(mesh, (*last.axes, *step.axes)), step.dims, after, 0)
             steps.pop()
         elif step.op not in FREE:
-            sent = ring_bytes(KINDS[step.op], mesh.group_size(axes), _operand_bytes(step, before, shape, bits))
+            sent = ring_bytes(KINDS[step.op], mesh.group_size(axes), operand_bytes(step, before, shape, bits))
             step = Step(step.op, step.axes, step.dims, after, sent, pairs)
         steps.append(step)
         before = after
@@ -227,7 +227,7 @@ def block_bytes(sharding: Sharding, shape: Sequence[int], bits: int) -> int:
     return _bytes(ceil_shape(sharding, shape), bits)
 
 
-def _operand_bytes(step: Step, before: Sharding, shape: Sequence[int], bits: int) -> int:
+def operand_bytes(step: Step, before: Sharding, shape: Sequence[int], bits: int) -> int:
     """What a device holds before a step; of uneven blocks padded."""
     block = list(ceil_shape(before, shape))
     if step.op in ("ReduceScatter", "AllToAll"):

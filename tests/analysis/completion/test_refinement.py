@@ -217,7 +217,7 @@ def test_every_rule_of_a_node_is_tried_however_many_ways_the_first_one_has(monke
     assert node is not None
     seen: list[FactorRule | None] = []
 
-    class Counting(refinement._Refinement):
+    class Counting(refinement.Refinement):
         def _ways(self, node: Node, change: refinement.Change) -> Iterator[Placement]:
             for placement in super()._ways(node, change):
                 seen.append(placement.rule)
@@ -243,7 +243,7 @@ def test_an_annotated_constant_is_not_taken_for_one_that_each_reader_may_have_as
     nodes = [node for node in module.graph if node.op_type == "MatMul"]
 
     def looks(pinned: tuple[str, ...]) -> int:
-        refinement_of = refinement._Refinement(flow, placements_of(flow, BYTES), BYTES, pinned)
+        refinement_of = refinement.Refinement(flow, placements_of(flow, BYTES), BYTES, pinned)
         return len({refinement_of._look(node, 0) for node in nodes})
 
     assert looks(()) == 1
