@@ -7,6 +7,7 @@ from irpar.analysis.completion.flow import Flow, completed_flow
 from irpar.analysis.completion.fused_refinement import refine_for_program
 from irpar.analysis.completion.moves import captured_whole, first_target, placements_of, wanted_shardings
 from irpar.analysis.completion.placement import why_whole
+from irpar.analysis.completion.refinement import refine
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.explanation.origins import explain_values
@@ -40,6 +41,7 @@ class InsertRedistribution(Pass):
         chunk_kb: kB that a block on the way may be above the larger of both ends.
         refine: choose again how nodes run around values that are moved, with all readers of each value in view, and
             runs of nodes at a time; else each node runs as its own values want it.
+        together: price collectives as fuse-communication then leaves them; false where it does not follow.
         memory_mb: MB (10^6 bytes) that what one node reads and gives may take on a device. A way to run it that takes
             more is chosen only where there is none that takes less. None: what the devices of the network have, if it
             knows them.
@@ -49,6 +51,7 @@ class InsertRedistribution(Pass):
     planner: Planner = "optimal"
     chunk_kb: float = CHUNK_BYTES / 1024
     refine: bool = True
+    together: bool = True
     memory_mb: float | None = None
 
     def run(self, module: Module) -> PassResult:
@@ -129,7 +132,8 @@ class _Insertion:
         Constants are whole then: each reader has its own block written.
         """
         before = self.placements
-        self.placements = refine_for_program(self.flow, before, self.network, self.module.annotated)
+        choose = refine_for_program if self.options.together else refine
+        self.placements = choose(self.flow, before, self.network, self.module.annotated)
         changed = [node for node, placement in self.placements.items() if placement is not before[node]]
         wanted = wanted_shardings(self.flow, self.placements) if changed else {}
         for value in dict.fromkeys(value for node in changed for value in (*node.inputs, *node.results)):

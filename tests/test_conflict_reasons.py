@@ -8,8 +8,13 @@ import onnx.parser
 import pytest
 
 import irpar
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 from .written import Specs
+
+
+ONE_BY_ONE = DEFAULT_PIPELINE.replace("insert-redistribution", "insert-redistribution{together=false}")
+"""Each node chooses for itself, whatever else is sent."""
 
 
 def collectives(
@@ -20,7 +25,7 @@ def collectives(
     onnx.save(model, folder / "model.onnx")
     module = irpar.load(folder / "model.onnx")
     irpar.annotate(module, specs)
-    return irpar.partition(module, mesh, network=network).plan.collectives
+    return irpar.partition(module, mesh, network=network, pipeline=ONE_BY_ONE).plan.collectives
 
 
 def told(folder: Path, text: str, mesh: dict[str, int], specs: Specs, network: str = "bytes") -> dict[str, Any]:

@@ -38,9 +38,9 @@ def refine_for_program(
     choices = [apart]
     for choice in (refinement.run_together(), refinement.run_with_free_slices()):
         choices += [choice] * (choice != choices[-1])
-    changed = {node for node in apart if any(choice[node] != apart[node] for choice in choices)}
-    if not changed:
+    if len(choices) == 1:
         return apart
+    changed = {node for node, placement in apart.items() if any(choice[node] != placement for choice in choices[1:])}
     return min(choices, key=lambda choice: cost_of_program(flow, choice, network, annotated, changed))
 
 

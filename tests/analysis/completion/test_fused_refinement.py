@@ -26,9 +26,9 @@ def layers(count: int, size: int = 384, network: str = "a100-pcie") -> str:
     return head + "{\n" + "\n".join(lines) + "\n}\n"
 
 
-def sent(text: str) -> list[str]:
+def sent(text: str, pipeline: str = "insert-redistribution,localize,fuse-communication") -> list[str]:
     """The collectives of the programs."""
-    module = run("insert-redistribution,localize,fuse-communication", text)
+    module = run(pipeline, text)
     return [node.op_type for node in module.graphs[0] if node.domain == "irpar"]
 
 
@@ -39,6 +39,10 @@ SUMS = ["ReduceScatter", "ReduceScatter", "AllReduce"]
 def test_one_weight_is_dearer_than_a_sum_and_three_are_cheaper_than_three_sums() -> None:
     assert sent(layers(1)) == ["AllReduce"]
     assert sent(layers(3)) == ["AllGather"]
+
+
+def test_without_the_pass_that_merges_each_is_priced_alone() -> None:
+    assert sent(layers(3), "insert-redistribution{together=false},localize") == SUMS
 
 
 def test_where_bytes_count_nothing_is_sent_for_fewer_launches() -> None:
