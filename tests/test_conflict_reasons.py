@@ -12,7 +12,6 @@ from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 from .written import Specs
 
-
 ONE_BY_ONE = DEFAULT_PIPELINE.replace("insert-redistribution", "insert-redistribution{together=false}")
 """Each node chooses for itself, whatever else is sent."""
 

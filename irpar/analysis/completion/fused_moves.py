@@ -40,21 +40,28 @@ class _Alike:
 
 
 def saved_together(
-    flow: Flow, placements: Mapping[Node, Placement], network: Network, annotated: Collection[str]
+    flow: Flow,
+    placements: Mapping[Node, Placement],
+    network: Network,
+    annotated: Collection[str],
+    wanted: Mapping[Value, set[Sharding]] | None = None,
 ) -> Cost:
-    """Femtoseconds and launches that fuse-communication saves of `cost_of_placements`; collectives that local programs
-    send are left alone.
+    """Femtoseconds and launches that fuse-communication saves of `cost_of_placements`.
+
+    Collectives that local programs send are left alone.
 
     Args:
         flow: every tensor has a sharding.
         placements: how each node runs.
         network: what communication costs.
         annotated: names of values that are brought to how they were annotated, whoever reads them.
+        wanted: `wanted_shardings`, if it is known.
     """
     if not network.knows_seconds:
         return 0, 0
     seconds = launches = 0
-    for alike, each in _Levels(flow, placements, network, annotated).sent.items():
+    wanted = wanted or wanted_shardings(flow, placements)
+    for alike, each in _Levels(flow, placements, network, annotated, wanted).sent.items():
         if len(each) < 2:
             continue
         together = Together(network, flow.mesh, alike.kind, alike.axes)
@@ -82,7 +89,12 @@ class _Levels:
     """
 
     def __init__(
-        self, flow: Flow, placements: Mapping[Node, Placement], network: Network, annotated: Collection[str]
+        self,
+        flow: Flow,
+        placements: Mapping[Node, Placement],
+        network: Network,
+        annotated: Collection[str],
+        wanted: Mapping[Value, set[Sharding]],
     ) -> None:
         self.flow = flow
         self.network = network
@@ -96,7 +108,7 @@ class _Levels:
         }
         self.levels: dict[Value, int] = {}
         self.reached: dict[Value, dict[Sharding, int]] = {}
-        self.wanted = wanted_shardings(flow, placements)
+        self.wanted = wanted
         self.moved = {value for value, needed in self.wanted.items() if self._is_moved(value, needed)}
         for node, placement in placements.items():
             self._visit(node, placement)
@@ -122,11 +134,17 @@ class _Levels:
         """Put the results of a node on a level, and the moves of what it reads."""
         level = 0
         for value, needed in zip(node.operands, placement.operands, strict=True):
-            if value is not None and (value in self.moved or value in self.levels):
+            if value in self.moved or value in self.levels:
+                assert value is not None
                 level = max(level, self._level_at(node, value, needed))
-        for value, _ in captured(node) if node.attributes else ():
-            level = max(level, self._level_at(node, value, None))
-        level += self._launches(node, placement)
+        view = self.flow.rule(node)
+        if view is None or node in self.flow.ties:
+            for value, _ in captured(node):
+                level = max(level, self._level_at(node, value, None))
+            # Of what bodies send, 1 stands for all.
+            level += node in self.flow.ties or not (node.is_return or is_compute(node))
+        elif view.has_programs and not placement.is_boundary:
+            level += running_cost(node, view, placement, self.network)[1]
         if level:
             self.levels.update(dict.fromkeys(node.results, level))
 
@@ -136,15 +154,6 @@ class _Levels:
         if value.owner is not node.graph:
             return 0
         return self.levels.get(value, 0) + (reached.get(needed, 0) if needed is not None else 0)
-
-    def _launches(self, node: Node, placement: Placement) -> int:
-        """How many collectives follow one another inside a node; of one that holds bodies, 1 stands for all."""
-        view = self.flow.rule(node)
-        if node in self.flow.ties or not (view or is_compute(node)):
-            return int(not node.is_return)
-        if view is None or not view.has_programs or placement.is_boundary:
-            return 0
-        return running_cost(node, view, placement, self.network)[1]
 
     def _reach(self, value: Value, reader: Node) -> dict[Sharding, int]:
         """How many collectives lead to each sharding that the readers of a value need."""

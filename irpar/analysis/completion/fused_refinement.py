@@ -8,7 +8,7 @@ from irpar.ir import Node
 
 from .flow import Flow
 from .fused_moves import saved_together
-from .moves import cost_of_placements
+from .moves import cost_of_placements, wanted_shardings
 from .placement import Placement
 from .refinement import Refinement
 
@@ -55,8 +55,9 @@ def cost_of_program(
 
     With `among`, what is neither one of these nodes nor a move of their values is left out, whatever it costs.
     """
+    wanted = wanted_shardings(flow, placements)
     amount, launches = cost_of_placements(
-        flow, placements, network, lambda value: value.name in annotated, annotated, among
+        flow, placements, network, lambda value: value.name in annotated, annotated, among, wanted
     )
-    saved, fewer = saved_together(flow, placements, network, annotated)
+    saved, fewer = saved_together(flow, placements, network, annotated, wanted)
     return amount - saved, launches - fewer

@@ -129,10 +129,11 @@ def cost_of_placements(
     is_pinned: Callable[[Value], bool],
     held: Collection[str] = (),
     among: Collection[Node] | None = None,
+    wanted: Mapping[Value, set[Sharding]] | None = None,
 ) -> Cost:
     """As `cost_of_moves`, with the nodes run in these ways.
 
-    With `among`, only these nodes and the moves of their values count.
+    With `among`, only these nodes and the moves of their values count. `wanted`: `wanted_shardings`, if it is known.
     """
     given = {
         value: lies
@@ -142,7 +143,7 @@ def cost_of_placements(
     }
     total = launches = 0
     around = None if among is None else {value for node in among for value in (*node.inputs, *node.results)}
-    for value, wanted in wanted_shardings(flow, placements).items():
+    for value, needed in (wanted or wanted_shardings(flow, placements)).items():
         if around is not None and value not in around:
             continue
         times = flow.usual_trips(value)
@@ -150,7 +151,7 @@ def cost_of_placements(
         if lies is None or not value.is_static or costs_nothing(value, lies, is_pinned):
             continue
         sent, count = cost_of_value(
-            value, given.get(value, lies), lies if value.name in held else None, wanted, network
+            value, given.get(value, lies), lies if value.name in held else None, needed, network
         )
         total += sent * times
         launches += count * times
