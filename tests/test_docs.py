@@ -475,8 +475,14 @@ SUMMED = """
 
 def test_the_group_of_processes_of_the_page(tmp_path: Path) -> None:
     _, files = code("adding-a-group.md", "python")
-    line = '    "files": "files:FilesGroup",'
-    with_file(tmp_path, "irpar/runtime/groups/files.py", files, line, '    "mpi": "mpi.group:MpiGroup",\n')
+    line = '    "files": GroupKind("files:FilesGroup", is_launched=True),'
+    with_file(
+        tmp_path,
+        "irpar/runtime/groups/files.py",
+        files,
+        line,
+        '    "mpi": GroupKind("mpi.group:MpiGroup", over_mpi=True),\n',
+    )
     module = parse_module(SUMMED)
     irpar.partition(module, module.mesh, pipeline="localize").save(tmp_path / "out")
     np.save(tmp_path / "a.npy", np.arange(32, dtype=np.float32).reshape(8, 4))

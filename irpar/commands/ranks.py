@@ -73,15 +73,16 @@ def on_ranks(
         choice("--engine", engine, ENGINES)
     world = World.of_environment()
     checked_timeout(timeout)
-    if world is not None and world.size == 1 and world.launcher != IRPAR_LAUNCH and group != "mpi":
+    kind = None if group is None else GROUPS[choice("--group", group, GROUPS)]
+    if world is not None and world.size == 1 and world.launcher != IRPAR_LAUNCH and not (kind and kind.over_mpi):
         world = None  # What started one process started it for something else, or has nothing to tell.
     with _told_once(world):
-        if group is not None and _must_launch(choice("--group", group, GROUPS), world):
+        if group is not None and _must_launch(group, world):
             launch_ranks(context.obj)
     with _told_once(world), _ending_job(world, group, engine), Partition.open(out) as partition:
         computing: Any = engine or partition.default_engine(world)
         name = group or _default_group(world, computing)
-        if name != "threads" or strict:
+        if not GROUPS[name].in_one_process or strict:
             # The ranks meet before rank 0 reads what only it has, so that they end with it if that is missing.
             executor = partition.executor(computing, name, timeout, strict)
             if not executor.is_driver:
@@ -128,10 +129,11 @@ def _ending_job(world: "World | None", group: str | None, engine: str | None) ->
 
 
 def _enters_mpi(world: "World", group: str | None, engine: str | None) -> bool:
+    from irpar.runtime.groups import GROUPS
     from irpar.runtime.groups.wire.connect import meets_over_mpi
 
     name = group or _default_group(world, engine or "ort")
-    return name == "mpi" or (name == "nccl" and meets_over_mpi(world))
+    return GROUPS[name].over_mpi or (name == "nccl" and meets_over_mpi(world))
 
 
 def _end_failed_job() -> None:
@@ -159,14 +161,16 @@ def _must_launch(name: str, world: "World | None") -> bool:
         IrparError: the ranks would all run everything, or have nobody to meet; says how to start them.
     """
     from irpar.runtime.errors import LaunchError
+    from irpar.runtime.groups import GROUPS
 
-    if name == "threads" and world is not None and world.size > 1:
+    kind = GROUPS[name]
+    if kind.in_one_process and world is not None and world.size > 1:
         raise LaunchError(
-            f"--group threads runs all ranks in one process; this is one of {world.size} that {world.launcher} started",
+            f"--group {name} runs all ranks in one process; this is one of {world.size} that {world.launcher} started",
             do="leave --group out, or run irpar without the launcher",
         )
-    if world is None and name == "mpi":
+    if world is None and kind.over_mpi:
         from irpar.runtime.launch.environment import no_launcher
 
         raise no_launcher(name)
-    return world is None and name == "processes"
+    return world is None and kind.is_launched

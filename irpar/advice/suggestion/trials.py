@@ -15,7 +15,7 @@ from irpar.analysis.cost.network import BYTES
 from irpar.analysis.cost.node import graph_flops, node_flops
 from irpar.analysis.memory.liveness import constant_bytes, peak
 from irpar.analysis.redistribution import block_bytes
-from irpar.analysis.types.control_flow import trip_count
+from irpar.analysis.types.control_flow import assumed_trips
 from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Annotation, Graph, Module, Node, Value, clone_module
 from irpar.ir.annotate import apply_to, named_values
@@ -228,7 +228,7 @@ def _rank_flops(graph: Graph, placements: Mapping[Node, Placement], mesh: Mesh) 
         bodies = list(node.nested_graphs())
         placement = placements.get(node)
         if bodies:
-            total += (trip_count(node) or 1) * max(_rank_flops(body, placements, mesh) for body in bodies)
+            total += assumed_trips(node) * max(_rank_flops(body, placements, mesh) for body in bodies)
         else:
             total += node_flops(node) * (1 if placement is None else placement.largest_share(mesh))
     return total
@@ -253,7 +253,7 @@ def flops_by_operator(graph: Graph) -> Counter[str]:
         if not bodies:
             found[node.operator] += node_flops(node)
             continue
-        times = trip_count(node) or 1
+        times = assumed_trips(node)
         for operator, flops in flops_by_operator(max(bodies, key=graph_flops)).items():
             found[operator] += times * flops
     return found

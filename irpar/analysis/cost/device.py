@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from irpar.analysis.types.control_flow import trip_count
+from irpar.analysis.types.control_flow import assumed_trips
 from irpar.ir import Graph, Node, tensor_type
 from irpar.ops import traits
 
@@ -61,7 +61,7 @@ def node_seconds(node: Node, device: Device, work: Work | None = None) -> float:
         return 0.0
     nested = [graph_seconds(graph, device) for graph in node.nested_graphs()]
     if nested:
-        return (trip_count(node) or 1) * max(nested) + device.launch
+        return assumed_trips(node) * max(nested) + device.launch
     work = work or whole_work(node)
     return device.seconds(work.flops, _moved_bytes(node, work), _dtype(node))
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.memory.liveness import value_bytes
-from irpar.analysis.types.control_flow import trip_count
+from irpar.analysis.types.control_flow import assumed_trips
 from irpar.ir import Graph, Node
 from irpar.ops import flops
 
@@ -35,7 +35,7 @@ def node_flops(node: Node) -> int:
     """
     nested = [graph_flops(graph) for graph in node.nested_graphs()]
     if nested:
-        return (trip_count(node) or 1) * max(nested)
+        return assumed_trips(node) * max(nested)
     if not all(value.is_static for value in (*node.inputs, *node.results)):
         return 0
     return flops(node)

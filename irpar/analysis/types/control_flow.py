@@ -137,6 +137,12 @@ def trip_count(node: Node) -> int | None:
     return None
 
 
+def assumed_trips(node: Node) -> int:
+    """How often the body of a node runs, once where that is not known before."""
+    trips = trip_count(node)
+    return 1 if trips is None else trips
+
+
 def runs(graph: Graph | None) -> int | None:
     """How often a graph runs, with all around it; None where that is not known before."""
     count = 1

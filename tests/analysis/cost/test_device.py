@@ -3,6 +3,7 @@
 import pytest
 
 from irpar.analysis.cost.device import Device, graph_seconds, node_seconds
+from irpar.analysis.cost.node import node_flops
 from irpar.ir import parse_module
 
 DEVICE = Device({"f32": 1e12, "tf32": 4e12, "f16": 8e12, "i8": 16e12}, 1e9, efficiency=0.5, launch=1e-3)
@@ -64,3 +65,20 @@ def test_an_if_takes_its_slower_branch() -> None:
     )
     (node,) = graph
     assert node_seconds(node, DEVICE) == pytest.approx(3 * 64 * 64 * 4 / 1e9 + 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("trips", "times"), [("constant : i64[] [0]", 0), ("constant : i64[] [3]", 3), ("Neg(%m) : i64[]", 1)]
+)
+def test_a_loop_computes_as_often_as_it_runs(trips: str, times: int) -> None:
+    body = f"""
+      %n = {trips}
+      %y = Loop(%n, _, %x) {{body=graph @b(%i: i64[], %c: bool[], %a: f32[64]) -> (%d, %o) {{
+        %d = Identity(%c) : bool[]
+        %o = Tanh(%a) : f32[64]
+      }}}} : f32[64]
+    """
+    (loop,) = (node for node in module(body, "%x: f32[64], %m: i64[]") if node.op_type == "Loop")
+    (inner,) = loop.nested_graphs()
+    assert node_flops(loop) == times * sum(map(node_flops, inner))
+    assert node_seconds(loop, DEVICE) == pytest.approx(times * graph_seconds(inner, DEVICE) + DEVICE.launch)
