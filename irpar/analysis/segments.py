@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from irpar.ir import Graph, Node
+from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 
 from .types.control_flow import runs
@@ -28,10 +28,27 @@ def is_segment(stretch: list[Node]) -> bool:
     return not holds_collectives(stretch[0])
 
 
+def live_reads(graph: Graph, outputs: Iterable[Value]) -> dict[Node, tuple[Value, ...]]:
+    """What each node that is needed for some values reads, captured values included; in graph order.
+
+    Nodes that communicate are needed: other ranks wait for them.
+    """
+    needed = {value.node for value in outputs if value.node is not None}
+    found: dict[Node, tuple[Value, ...]] = {}
+    for node in reversed(graph):
+        if node in needed or holds_collectives(node):
+            found[node] = tuple(dict.fromkeys(captured_or_read(node)))
+            needed.update(value.node for value in found[node] if value.node is not None)
+    return dict(reversed(found.items()))
+
+
 def segment_entries(graph: Graph) -> Iterator[dict[str, Any]]:
-    """The segments of a local graph and of its bodies that communicate, in order, as plan.json lists them."""
+    """The segments of a local graph and of its bodies that communicate, in order, as plan.json lists them.
+
+    What runs is listed: no nodes that nothing needs.
+    """
     after: int | None = None
-    for stretch in stretches(graph):
+    for stretch in stretches(live_reads(graph, graph.outputs)):
         if is_segment(stretch):
             first, last = stretch[0], stretch[-1]
             yield {

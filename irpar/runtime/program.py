@@ -1,9 +1,9 @@
 """A local graph as a list of instructions, in the graph's order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from irpar.analysis.segments import is_segment, stretches
-from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.analysis.segments import is_segment, live_reads, stretches
+from irpar.ir import Graph, Node, Value
 from irpar.ops import holds_collectives, traits
 from irpar.ops.effects import is_compute
 
@@ -32,7 +32,7 @@ def build_program(graph: Graph, extra: Sequence[Value] = ()) -> Program:
     """
     _check_nested(graph)
     outputs = tuple(dict.fromkeys((*graph.outputs, *extra)))
-    reads = _live_reads(graph, outputs)
+    reads = live_reads(graph, outputs)
     return Program(graph, _with_frees(graph, _instructions(graph, reads, outputs), outputs), outputs)
 
 
@@ -49,17 +49,6 @@ def _check_nested(graph: Graph) -> None:
             raise ProgramError(
                 f"function {function.name} holds collectives, which cannot be executed yet", do="run inline-functions"
             )
-
-
-def _live_reads(graph: Graph, outputs: Iterable[Value]) -> _Reads:
-    """What each node that is needed reads, captured values included; in graph order."""
-    needed = {value.node for value in outputs if value.node is not None}
-    found: _Reads = {}
-    for node in reversed(graph):
-        if node in needed or holds_collectives(node):
-            found[node] = tuple(dict.fromkeys(captured_or_read(node)))
-            needed.update(value.node for value in found[node] if value.node is not None)
-    return dict(reversed(found.items()))
 
 
 def _instructions(graph: Graph, reads: _Reads, outputs: Sequence[Value]) -> list[Instruction]:
