@@ -229,8 +229,13 @@ class Lexer:
 
     def _unescaped(self, match: re.Match[str]) -> str:
         code = match[1]
-        if len(code) > 1 and int(code[1:], 16) < 0x110000:
-            return chr(int(code[1:], 16))
+        if len(code) > 1 and (number := int(code[1:], 16)) < 0x110000:
+            if 0xD800 <= number < 0xE000:
+                raise self.error(
+                    f"\\{code} is half a surrogate pair, which no text has",
+                    do=r"write the character itself, or \UHHHHHHHH",
+                )
+            return chr(number)
         if code not in _SHORT_ESCAPES:
             known = r"\" \\ \n \t \r \xHH \uHHHH \UHHHHHHHH"
             raise self.error(f"unknown escape \\{code} in a string", do=f"use one of {known}")

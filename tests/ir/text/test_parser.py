@@ -68,6 +68,7 @@ MESSAGES = {
     in_graph("%a = constant : f8e8m0[1] [-1.0]"): "-1.0 does not fit f8e8m0",
     in_graph("%a = constant : f64[] 1e999"): "this number does not fit 64 bits",
     in_graph("%a = constant : f32[] 0x100000000"): "these bits do not fit f32",
+    in_graph('%a = constant : str[1] ["\\ud800"]'): r"\ud800 is half a surrogate pair",
     in_graph('%a = constant : str[1] ["\\q"]'): r"unknown escape \q in a string",
     in_graph('%a = constant : f32[1] data("w", -1, 4)'): "an offset and a length of 0 or more",
     in_graph("%a = constant : f32[1] slice([0:3] of f32[2] [1.0, 2.0])"): "these ranges of f32[2] do not make f32[1]",
