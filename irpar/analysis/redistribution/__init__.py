@@ -224,6 +224,11 @@ def _steps(
 
 def block_bytes(sharding: Sharding, shape: Sequence[int], bits: int) -> int:
     """Bytes of the largest block that any device holds, rounded up."""
+    return _block_bytes(sharding, tuple(shape), bits)
+
+
+@lru_cache(maxsize=65536)
+def _block_bytes(sharding: Sharding, shape: tuple[int, ...], bits: int) -> int:
     return _bytes(ceil_shape(sharding, shape), bits)
 
 
