@@ -57,12 +57,14 @@ def check_file(path: str | os.PathLike[str], what: str, error: type[IrparError] 
         error: what to raise.
 
     Raises:
-        WriteError: or `error`.
+        WriteError: or `error`; for a path that no file can have as well.
     """
     try:
         mode = os.stat(path or ".").st_mode
     except OSError:
         return
+    except ValueError as failure:  # A null character.
+        raise error(f"cannot write {what}: {failure}", where=ascii(os.fspath(path)), do="give a path") from None
     if not stat.S_ISREG(mode):
         kind = next((kind for is_kind, kind in KINDS if is_kind(mode)), "no file")
         raise error(f"cannot write {what}: the target is {kind}", where=os.fspath(path), do="give a file")

@@ -1,5 +1,6 @@
 """Plain data, as JSON and YAML give it, read into typed records; what does not fit is reported with its place."""
 
+import json
 import re
 import types
 from dataclasses import dataclass
@@ -48,11 +49,16 @@ class MisfitError(ValueError):
 def read_record(data: Any, kind: type[T]) -> T:
     """Plain data as a record: a struct of msgspec, or a table that a TypedDict describes.
 
+    Halves of surrogate pairs, which JSON can write and no text has, are read as question marks.
+
     Raises:
         MisfitError: the data are not of that type.
     """
     try:
         return msgspec.convert(data, kind)
+    except UnicodeEncodeError:
+        text = json.dumps(data, ensure_ascii=False, default=str).encode(errors="replace")
+        return read_record(json.loads(text), kind)
     except msgspec.ValidationError as error:
         raise MisfitError(_misfit(str(error), data, kind)) from None
 

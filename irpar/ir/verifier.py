@@ -101,6 +101,8 @@ def _fixed(module: Module) -> Iterator[str]:
         whole = value.type
         if isinstance(whole, TensorType) and value.global_shape is not None:
             whole = whole.with_shape(value.global_shape)
+        if any(value in graph.states for graph in module.graphs):
+            yield f'module: input "{name}" is fixed, and is state'
         if whole != tensor.type:
             yield f'module: input "{name}" is {whole}, and is fixed to a tensor that is {tensor.type}'
 
@@ -219,6 +221,10 @@ class _RootVerifier:
                 yield f"is in flight, but {node!r} reads it without waiting"
         if len(waits) != 1:
             yield f"is in flight, and is waited for {len(waits)} times instead of once"
+        begun = None if value.node is None else value.node.attributes.get("id")
+        for wait in waits:
+            if (waited := wait.attributes.get("id")) != begun:
+                yield f"is in flight under id {begun!r}, and is waited for under id {waited!r}"
 
     # -- nodes ------------------------------------------------------------------------------------------------------
 

@@ -210,7 +210,7 @@ class ModelWriter:
         nested = graph.parent is not None
         for value, name in zip(graph.outputs, names, strict=True):
             is_result = value.node is not None and value.owner is graph
-            if not nested and holders.get(name, value) is not value:
+            if not nested and name in holders:
                 raise OnnxError(f'two results have the name "{name}"', do="return each value under a name of its own")
             if is_result and value not in bound:
                 self._renamed[value] = name

@@ -34,6 +34,8 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64
+_METADATA = "__metadata__"
+"""What the header calls texts, and so no tensor."""
 
 
 class SafetensorsError(IrparError):
@@ -58,11 +60,11 @@ def write_safetensors(
         The size of the file in bytes.
 
     Raises:
-        SafetensorsError: a dtype that the format does not have.
+        SafetensorsError: a dtype or a name that the format does not have.
         OSError: the file cannot be written.
         TensorError: the bytes of a tensor cannot be read.
     """
-    head: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    head: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
@@ -70,6 +72,8 @@ def write_safetensors(
                 f'"{name}" is {tensor.type}: safetensors has no such element type',
                 do=f"keep it as one of {', '.join(dtype.text for dtype in _NAMES)}",
             )
+        if name == _METADATA:
+            raise SafetensorsError(f'a tensor may not be called "{name}" in a safetensors file', do="rename it")
         begin, end = end, end + tensor.nbytes
         head[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(head).encode()
@@ -108,7 +112,7 @@ def read_safetensors(path: Path) -> dict[str, ExternalTensor]:
         ) from None
     found = {}
     for name, entry in head.items():
-        if name == "__metadata__":
+        if name == _METADATA:
             continue
         if entry["dtype"] not in _DTYPES:
             raise SafetensorsError(

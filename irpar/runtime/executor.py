@@ -292,6 +292,11 @@ class Executor:
                 found[rank] = self._driver.answer(rank, self.log)
         return found
 
+    def forget(self, session: int) -> None:
+        """Drop what ranks of this process hold for a session that was never closed."""
+        if self._driver is None:
+            self._held.drop(session)
+
     def _do_with_state(self, rank: int, request: Request) -> Mapping[str, Any]:
         if request.what == "drop":
             self._held.drop(request.session)

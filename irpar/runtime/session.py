@@ -1,7 +1,10 @@
 """Running a program again and again, whose state stays on its ranks in between."""
 
 import os
+import threading
+import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -30,7 +33,7 @@ class SessionError(IrparError):
 
 
 class Session:
-    """One sequence of runs; made by `Partition.session`.
+    """One sequence of runs; made by `Partition.session`. Threads that share one take turns.
 
     session = partition.session()
     for batch in batches:
@@ -48,6 +51,9 @@ class Session:
     def __init__(self, executor: "Executor") -> None:
         self._executor = executor
         self._number = executor.new_session()
+        self._forget = weakref.finalize(self, executor.forget, self._number)
+        self._forget.atexit = False
+        self._turn = threading.RLock()
         self._is_open = True
         self.states: dict[str, StateSpec] = {state.spec.name: state for state in executor.states}
         self.steps = 0
@@ -66,15 +72,16 @@ class Session:
             InputError: inputs that do not fit, or one that is state.
             RunError: a rank failed; all ranks have stopped.
         """
-        self._check_open()
         given = [name for name in inputs if name in self.states]
         if given:
             raise InputError(
                 f"{given[0]} is state of the session, and no input",
                 do=f'leave it out; session.write("{given[0]}", value) changes it between runs',
             )
-        found = self._executor.run(inputs, fetch=fetch, session=self._number)
-        self.steps += 1
+        with self._turn:
+            self._check_open()
+            found = self._executor.run(inputs, fetch=fetch, session=self._number)
+            self.steps += 1
         return found
 
     def read(self, name: str) -> Array:
@@ -90,8 +97,9 @@ class Session:
         return self._read(list(self.states))
 
     def _read(self, names: list[str]) -> dict[str, Array]:
-        self._check_open()
-        held = self._executor.ask_state("read", self._number, names=names)
+        with self._turn:
+            self._check_open()
+            held = self._executor.ask_state("read", self._number, names=names)
         found = {}
         for name in names:
             spec = self.states[name].spec
@@ -113,7 +121,6 @@ class Session:
 
     def write_all(self, values: Mapping[str, Any]) -> None:
         """As `write`, several states at once: all of them, or none where one does not fit."""
-        self._check_open()
         specs = [self.states[self._known(name)].spec for name in values]
         given = check_inputs(specs, values)
         mesh = self._executor.mesh
@@ -121,7 +128,9 @@ class Session:
             rank: {spec.name: np.array(scatter(given[spec.name], spec.sharding, mesh.coords(rank))) for spec in specs}
             for rank in range(mesh.size)
         }
-        self._executor.ask_state("write", self._number, blocks)
+        with self._turn:
+            self._check_open()
+            self._executor.ask_state("write", self._number, blocks)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write all states, in full, as a safetensors file, which takes its place when it is complete.
@@ -136,9 +145,10 @@ class Session:
         target = Path(path)
         if not force and os.path.lexists(target):
             raise SessionError(f"{target} exists already", do="give another file, or force=True to replace it")
-        self._check_open()
         tensors = {name: self._tensor(name) for name in self.states}
-        with new_file(target, "the state", SessionError) as fresh:
+        # All of one step: the next run waits until the file is written.
+        with self._turn, new_file(target, "the state", SessionError) as fresh:
+            self._check_open()
             write_safetensors(fresh, tensors, {"irpar.steps": str(self.steps)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -168,8 +178,9 @@ class Session:
                 notes=tuple(wrong[:5]),
                 do=_OTHER,
             )
-        for name, tensor in found.items():
-            self.write(name, tensor.numpy())
+        with self._turn:
+            for name, tensor in found.items():
+                self.write(name, tensor.numpy())
 
     def _tensor(self, name: str) -> Tensor:
         """A state, gathered when its numbers are needed."""
@@ -180,10 +191,12 @@ class Session:
 
     def close(self) -> None:
         """Let the ranks drop the state; the executor stays open."""
-        if self._is_open:
-            self._is_open = False
-            if self._executor.is_open:
-                self._executor.ask_state("drop", self._number)
+        with self._turn:
+            if self._is_open:
+                self._is_open = False
+                self._forget.detach()
+                if self._executor.is_open:
+                    self._executor.ask_state("drop", self._number)
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +206,9 @@ class Session:
     ) -> None:
         if error is None:
             self.close()
-        self._is_open = False
+        else:
+            with suppress(IrparError):  # The ranks may have ended with that error.
+                self.close()
 
     def _known(self, name: str) -> str:
         if name not in self.states:

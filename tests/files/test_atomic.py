@@ -219,3 +219,8 @@ def test_a_system_that_cannot_exchange_names(tmp_path, monkeypatch):
     with new_folder(target) as fresh:
         (fresh / "new").touch()
     assert (names(tmp_path), names(target)) == (["d"], ["new"])
+
+
+def test_a_path_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(WriteError, match="cannot write the state: embedded null byte"), new_file("a\0b", "the state"):
+        pass

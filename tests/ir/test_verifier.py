@@ -54,6 +54,11 @@ BROKEN_TEXTS = {
         'module {fixed={"x": tensor(i64[] 3)}}\n' + graph_text("%y = Relu(%x) : f32[8, 64]"),
         r'module: input "x" is f32\[8, 64\], and is fixed to a tensor that is i64\[\]',
     ),
+    "fixed input that is state": (
+        'module {fixed={"s": tensor(f32[] 3.0)}}\n'
+        + graph_text("%y = Relu(%s) : f32[]", "(state cache %s: f32[]) -> (%y replaces %s)"),
+        'module: input "s" is fixed, and is state',
+    ),
     "rank of sharding": (
         graph_text("%y = Relu(%x) : f32[8@dp, 64] sharded [_]"),
         r"node|%y: is f32\[8, 64\], but its sharding has 1 dims",
@@ -91,6 +96,15 @@ BROKEN_TEXTS = {
             """
         ),
         "%s: is in flight, and is waited for 2 times",
+    ),
+    "in flight, waited for as another": (
+        graph_text(
+            """
+            %s = irpar.AllReduceStart(%x) {axes=["dp"], id=0, reduce="sum"} : inflight<f32[8, 64]>
+            %a = irpar.Wait(%s) {id=1} : f32[8, 64]
+            """
+        ),
+        "%s: is in flight under id 0, and is waited for under id 1",
     ),
     "in flight, read": (
         graph_text(

@@ -103,9 +103,10 @@ def test_names_made_for_values_that_give_way_avoid_those_of_results() -> None:
     assert (found["r"].tolist(), found["r_1"].tolist()) == ([0, 0, -1, -2], [0, 0, 1, 2])
 
 
-def test_two_results_may_not_share_a_name() -> None:
+@pytest.mark.parametrize("is_one_value", [False, True])
+def test_two_results_may_not_share_a_name(is_one_value: bool) -> None:
     graph, x, r = relu_graph()
-    graph.set_outputs([r, x], ["y", "y"])
+    graph.set_outputs([r, r if is_one_value else x], ["y", "y"])
     with pytest.raises(OnnxError, match='two results have the name "y"'):
         to_proto(Module(graph, opsets={"": 21}))
 

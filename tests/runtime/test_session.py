@@ -6,6 +6,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,68 @@ def test_sessions_do_not_share_state() -> None:
     other.run({"x": 5 * x})
     np.testing.assert_array_equal(one.read("mean"), np.ones(6))
     np.testing.assert_array_equal(other.read("mean"), np.full(6, 5))
+
+
+COUNTERS = """
+graph @step(%x: f32[4], state counter %a: f32[100000], state counter %b: f32[100000]) -> (%y, %a_1 replaces %a, %b_1 replaces %b) opset 21 {
+  %one = constant : f32[] 1.0
+  %y = Neg(%x) : f32[4]
+  %a_1 = Add(%a, %one) : f32[100000]
+  %b_1 = Add(%b, %one) : f32[100000]
+}
+"""
+
+
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+def test_threads_that_share_a_session_take_turns(engine: Any, tmp_path: Path) -> None:
+    """No step is lost, and what is saved beside runs is of one step."""
+    session = made(COUNTERS, {"a": ["d"]}, {"d": 2}).session(engine=engine)
+    x = np.ones(4, np.float32)
+    saved = []
+
+    def go(number: int) -> None:
+        for step in range(10):
+            session.run({"x": x})
+            session.save(file := tmp_path / f"{number}-{step}")
+            saved.append({name: array[0] for name, array in safetensors.numpy.load_file(file).items()})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(go, range(4)))
+    assert session.steps == 40
+    assert {found["a"] - found["b"] for found in saved} == {0}
+    assert all((array == 40).all() for array in session.read_all().values())
+
+
+def test_state_of_a_session_is_let_go_of_however_it_ends() -> None:
+    partition = made(MEAN, {"x": ["dp", None]}, {"dp": 2})
+    held = partition.session()._executor._held._held
+    x = {"x": np.ones((8, 6), np.float32)}
+    with partition.session() as session:
+        session.run(x)
+        assert len(held) == 1
+    assert not held
+    session = partition.session()
+    session.run(x)
+    with pytest.raises(InputError), session:
+        session.run({"x": np.ones(3, np.float32)})
+    assert not held
+    session = partition.session()
+    session.run(x)
+    del session
+    assert not held
+
+
+def test_a_name_that_no_file_of_state_can_hold_is_refused(tmp_path: Path) -> None:
+    text = (
+        MEAN.replace("%mean:", '%"__metadata__":')
+        .replace("%mean,", '%"__metadata__",')
+        .replace("(%batch, %mean)", '(%batch, %"__metadata__")')
+        .replace("Add(%mean", 'Add(%"__metadata__"')
+    )
+    session = made(text, {}, {"dp": 2}).session()
+    with pytest.raises(SafetensorsError, match='may not be called "__metadata__"'):
+        session.save(tmp_path / "s")
+    assert not list(tmp_path.iterdir())
 
 
 def test_state_is_written_and_read() -> None:

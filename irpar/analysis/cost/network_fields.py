@@ -15,9 +15,9 @@ from .network_algorithms import ALGORITHMS
 
 _Name = Annotated[str, Meta(min_length=1, description="a name")]
 _Seconds = Annotated[float, Meta(ge=0, le=1000, description="seconds, such as 5e-6")]
-_BytesASecond = Annotated[float, Meta(gt=0, le=1e30, description="bytes a second, such as 25e9")]
+_BytesASecond = Annotated[float, Meta(ge=1, le=1e30, description="bytes a second, such as 25e9")]
 _Bytes = Annotated[float, Meta(gt=0, le=1e30, description="bytes")]
-_Flops = Annotated[float, Meta(gt=0, le=1e30, description="FLOP a second")]
+_Flops = Annotated[float, Meta(ge=1, le=1e30, description="FLOP a second")]
 _Efficiency = Annotated[float, Meta(gt=0, le=1, description="a number above 0 up to 1")]
 _Devices = Annotated[int, Meta(ge=2, description="a whole number of 2 or more, or leave it out: all devices")]
 

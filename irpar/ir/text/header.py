@@ -39,9 +39,14 @@ class HeaderReader:
     def module(self) -> None:
         """Read `module {ir_version=10, ...}`."""
         lexer, module = self.lexer, self.made
+        named: set[str] = set()
 
         def fact() -> None:
+            start = lexer.start
             name = lexer.take("name", _FACTS)
+            if name in named:
+                raise lexer.error(f"fact {name} twice", start)
+            named.add(name)
             lexer.expect("=")
             if name == "ir_version":
                 module.ir_version = lexer.integer("an IR version", 0, MOST_VERSION)

@@ -27,6 +27,13 @@ DEVICE = {"flops": {"f32": 1e12}, "memory_bandwidth": 5e10}
         ),
         ({"links": [{**LINK, "latency": math.nan}]}, ("links", 0, "latency"), "latency is NaN", "write seconds"),
         ({"links": [{**LINK, "bandwidth": 0}]}, ("links", 0, "bandwidth"), "bandwidth is 0", "write bytes a second"),
+        (
+            {"links": [{**LINK, "bandwidth": 5e-324}]},
+            ("links", 0, "bandwidth"),
+            "bandwidth is 5e-324",
+            "bytes a second",
+        ),
+        ({"links": [{**LINK, "latency": "\ud800"}]}, ("links", 0, "latency"), "latency is ", "write seconds"),
         ({"links": [{**LINK, "bandwidth": 10**400}]}, ("links", 0, "bandwidth"), "bandwidth is 1000", "bytes a second"),
         ({"links": [{**LINK, "name": ""}]}, ("links", 0, "name"), 'name is ""', "write a name"),
         ({"links": [{**LINK, "devices": 1}]}, ("links", 0, "devices"), "devices is 1", "a whole number of 2 or more"),

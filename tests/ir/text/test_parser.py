@@ -47,6 +47,7 @@ MESSAGES = {
     'mesh @m = ["a"=2] devices [1]': "has 2 places but its device list is",
     'mesh @m = ["a"=2] mesh @m = []': "a mesh of that name is there already",
     'annotate "x" [1]': r"expected `[`, found `1`",
+    "module {memory_limit=1, memory_limit=2}": "fact memory_limit twice",
     "module {colour=1}": "no such fact of a module: colour",
     "function @f() -> () {} function @f() -> () {} graph @g() -> () {}": "this function is there already",
     in_graph("%y = call @d.F(%x) : ?"): "no such function in this text",
