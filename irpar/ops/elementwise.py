@@ -19,6 +19,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients import elementwise as gradients
+from .gradients.zero import zero
 from .op_def import OpDef
 from .registry import define
 from .rule import FactorRule, RuleBuilder, broadcast_rule, whole
@@ -73,16 +75,20 @@ def _cost_variadic(node: Node) -> int:
 
 _elementwise = partial(OpDef, "", is_elementwise=True)
 for _name in UNARY:
-    define(_elementwise(_name, same_type, rule_broadcast, per_element(1)))
+    _slope = gradients.SLOPES.get(_name)
+    _gradient = zero if _slope is None else gradients.of_first(_slope)
+    define(_elementwise(_name, same_type, rule_broadcast, per_element(1), gradient=_gradient))
 for _name in BINARY:
-    define(_elementwise(_name, infer_broadcast, rule_broadcast, per_element(1)))
+    _gradient = gradients.BINARY.get(_name, zero)
+    define(_elementwise(_name, infer_broadcast, rule_broadcast, per_element(1), gradient=_gradient))
 for _name in (*COMPARISONS, *TESTS):
-    define(_elementwise(_name, infer_comparison, rule_broadcast, per_element(1)))
+    define(_elementwise(_name, infer_comparison, rule_broadcast, per_element(1), gradient=zero))
 for _name in VARIADIC:
-    define(_elementwise(_name, infer_broadcast, rule_broadcast, _cost_variadic))
-define(_elementwise("Where", _infer_where, rule_broadcast, per_element(1)))
-define(OpDef("", "Identity", same_type, rule_broadcast, view=True, moves_elements=True))
-define(_elementwise("SwiGLU", same_type, rule_broadcast, per_element(3)))
+    _gradient = gradients.VARIADIC[_name]
+    define(_elementwise(_name, infer_broadcast, rule_broadcast, _cost_variadic, gradient=_gradient))
+define(_elementwise("Where", _infer_where, rule_broadcast, per_element(1), gradient=gradients.of_where))
+define(OpDef("", "Identity", same_type, rule_broadcast, view=True, moves_elements=True, gradient=gradients.of_identity))
+define(_elementwise("SwiGLU", same_type, rule_broadcast, per_element(3), gradient=gradients.of_swiglu))
 
 
 # -- Clip: bounds are scalars, left out or not --------------------------------------------------------------------
@@ -100,7 +106,7 @@ def rule_scalars(node: Node) -> FactorRule:
     return rule.done([dims, *others], [dims] * len(node.results))
 
 
-define(_elementwise("Clip", _infer_first, rule_scalars, per_element(2)))
+define(_elementwise("Clip", _infer_first, rule_scalars, per_element(2), gradient=gradients.of_clip))
 
 
 # -- Cast, CastLike -----------------------------------------------------------------------------------------------
@@ -122,9 +128,9 @@ def _rule_cast_like(node: Node) -> FactorRule:
     return rule.done([dims, like], [dims], runs_empty=(factor for parts in like for factor in parts))
 
 
-for _name in ("Cast", "BitCast"):
-    define(_elementwise(_name, _infer_cast, rule_broadcast))
-define(OpDef("", "CastLike", _infer_cast_like, _rule_cast_like))
+define(_elementwise("Cast", _infer_cast, rule_broadcast, gradient=gradients.of_cast))
+define(_elementwise("BitCast", _infer_cast, rule_broadcast))
+define(OpDef("", "CastLike", _infer_cast_like, _rule_cast_like, gradient=gradients.of_cast))
 
 
 # -- Dropout ------------------------------------------------------------------------------------------------------
@@ -145,4 +151,4 @@ def _rule_dropout(node: Node) -> FactorRule | None:
     return None if is_random_dropout(node) else rule_scalars(node)
 
 
-define(OpDef("", "Dropout", _infer_dropout, _rule_dropout, random=is_random_dropout))
+define(OpDef("", "Dropout", _infer_dropout, _rule_dropout, random=is_random_dropout, gradient=gradients.of_dropout))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from irpar.ir import Dim, Node, TensorType, Type
+from irpar.ir import Dim, Node, TensorType, Type, Value
 
 from .facts import (
     CannotTellError,
@@ -18,6 +18,8 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients.matmul import latin, of_einsum, of_gemm, of_matmul
+from .gradients.writer import GradientWriter, Of
 from .op_def import OpDef
 from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
@@ -77,7 +79,7 @@ def cost_matmul(node: Node) -> int:
     return cost_products(node, shape_of(node, 0)[-1])
 
 
-define(OpDef("", "MatMul", _infer_matmul, _rule_matmul, cost_matmul))
+define(OpDef("", "MatMul", _infer_matmul, _rule_matmul, cost_matmul, gradient=of_matmul))
 
 
 # -- Gemm -----------------------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ def _cost_gemm_scaled(node: Node) -> int:
     return cost_gemm(node) + prod(result_shape(node)) * ((operand(node, 2) is not None) + scaled)
 
 
-define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm_scaled))
+define(OpDef("", "Gemm", _infer_gemm, _rule_gemm, _cost_gemm_scaled, gradient=of_gemm))
 
 
 # -- Einsum ---------------------------------------------------------------------------------------------------------
@@ -204,4 +206,8 @@ def _cost_einsum(node: Node) -> int:
     return points * (len(terms) - 1 + adds)
 
 
-define(OpDef("", "Einsum", _infer_einsum, _rule_einsum, _cost_einsum))
+def _gradient_einsum(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+    return of_einsum(node, of, writer, *latin(*_equation(node)))
+
+
+define(OpDef("", "Einsum", _infer_einsum, _rule_einsum, _cost_einsum, gradient=_gradient_einsum))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from irpar.ir import DOMAIN, Builder, Node, Type, Value
 
 if TYPE_CHECKING:
+    from .gradients.writer import GradientWriter
     from .local_programs.program import LocalProgram
     from .rule import FactorRule
 
@@ -17,8 +18,8 @@ Infer = Callable[[Node], Sequence[Type] | None]
 Rule = Callable[[Node], "FactorRule | None"]
 Cost = Callable[[Node], int]
 Predicate = Callable[[Node], bool]
-Gradient = Callable[[Node, Sequence[Value | None], Builder], Sequence[Value | None]]
-"""Builds the gradients of a node's operands; see `OpDef.gradient`."""
+Gradient = Callable[[Node, Sequence[Value | None], "GradientWriter"], Sequence[Value | None]]
+"""Writes the gradients of a node's operands; see `OpDef.gradient`."""
 Localize = Callable[[Node, Node, Builder], Sequence[Value] | None]
 """Mends the local copy of a node; see `OpDef.localize`."""
 
@@ -84,8 +85,9 @@ class OpDef:
         point_to_point: of those that communicate: between pairs of ranks.
         starts: its result is in flight until it is waited for.
         waits: it gives what was in flight.
-        gradient: builds the gradients of the operands that need one: called as `gradient(node, of_results, builder)`
-            with the gradients of the results, None for those that nothing depends on; an entry for each operand.
+        gradient: writes the gradients of the operands that need one: called as `gradient(node, of_results, writer)`
+            with the gradients of the results, None for those that nothing depends on (one of them has one); returns an
+            entry for each operand. `zero` of `gradients/zero.py` where the derivative is zero wherever there is one.
     """
 
     domain: str

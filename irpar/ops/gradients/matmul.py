@@ -1,0 +1,112 @@
+"""Gradients of matrix products."""
+
+from collections.abc import Sequence
+from string import ascii_letters
+
+from irpar.ir import Node, Value
+
+from ..facts import float_attribute, int_attribute, needed, operand
+from .writer import GradientWriter, NoGradientError, Of
+
+
+def of_matmul(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """G B^T and A^T G; operands of one dim as rows or columns; batch dims that were broadcast are summed.
+
+    A right operand without batch dims gets one product over all rows, of which no batch has to be summed.
+    """
+    a, b, g = needed(node, 0), needed(node, 1), of[0]
+    assert g is not None
+    is_row, is_column = len(w.dims(a)) == 1, len(w.dims(b)) == 1
+    left = w.unsqueeze(a, [0]) if is_row else a
+    right = w.unsqueeze(b, [1]) if is_column else b
+    if is_column:
+        g = w.unsqueeze(g, [len(w.dims(g))])
+    if is_row:
+        g = w.unsqueeze(g, [len(w.dims(g)) - 1])
+
+    def of_left() -> Value:
+        return w.shaped_as(w.sum_to(w.op("MatMul", [g, w.swapped(right)]), left), a)
+
+    def of_right() -> Value:
+        if len(w.dims(right)) == 2 and len(w.dims(left)) > 2:
+            rows, grads = _flat(left, w), _flat(g, w)
+            return w.shaped_as(w.op("MatMul", [w.swapped(rows), grads]), b)
+        return w.shaped_as(w.sum_to(w.op("MatMul", [w.swapped(left), g]), right), b)
+
+    return w.each(of_left, of_right)
+
+
+def _flat(value: Value, w: GradientWriter) -> Value:
+    """All dims but the last as one."""
+    *rows, columns = w.dims(value)
+    if isinstance(columns, int):
+        return w.reshape(value, [-1, columns])
+    return w.reshape(value, w.op("Concat", [w.ints([-1]), w.size_of(value, len(rows))], {"axis": 0}))
+
+
+def of_gemm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """alpha G B^T and alpha A^T G, each transposed where its operand is; beta G, summed to the shape of C."""
+    a, b, c, g = needed(node, 0), needed(node, 1), operand(node, 2), of[0]
+    assert g is not None
+    across, back = int_attribute(node, "transA", 0), int_attribute(node, "transB", 0)
+    alpha, beta = float_attribute(node, "alpha", 1.0), float_attribute(node, "beta", 1.0)
+
+    def product(left: Value, right: Value, trans_left: int, trans_right: int) -> Value:
+        given = {"alpha": alpha, "transA": trans_left, "transB": trans_right}
+        default = {"alpha": 1.0, "transA": 0, "transB": 0}
+        attributes = {name: value for name, value in given.items() if value != default[name]}
+        return w.op("Gemm", [left, right], attributes)
+
+    def bias() -> Value:
+        assert c is not None
+        found = w.sum_to(g, c)
+        return found if beta == 1.0 else w.mul(found, beta)
+
+    return w.each(
+        lambda: product(b, g, back, 1) if across else product(g, b, 0, 1 - back),
+        lambda: product(g, a, 1, across) if back else product(a, g, 1 - across, 0),
+        None if c is None else bias,
+    )
+
+
+def of_einsum(node: Node, of: Of, w: GradientWriter, terms: Sequence[str], result: str) -> Sequence[Value | None]:
+    """Each operand gets the Einsum of the gradient with the other operands, in its own letters.
+
+    A letter that stands in this operand alone was summed there: the gradient is repeated along it.
+    """
+    g = of[0]
+    assert g is not None
+    found: list[Value | None] = []
+    for index, (value, term) in enumerate(zip(node.operands, terms, strict=True)):
+        if value is None or not w.needs[index]:
+            found.append(None)
+            continue
+        others = [number for number in range(len(terms)) if number != index]
+        known = set(result).union(*(terms[number] for number in others))
+        kept = "".join(letter for letter in term if letter in known)
+        equation = ",".join([result, *(terms[number] for number in others)]) + "->" + kept
+        made = w.op("Einsum", [g, *(node.operands[number] for number in others)], {"equation": equation})
+        missing = [dim for dim, letter in enumerate(term) if letter not in known]
+        made = w.unsqueeze(made, missing)
+        pairs = zip(w.dims(made), w.dims(value), strict=True)
+        made = w.sum(made, [dim for dim, (more, one) in enumerate(pairs) if one == 1 and more != 1])
+        found.append(w.broadcast_to(made, value) if missing else made)
+    return found
+
+
+def latin(terms: Sequence[str], result: str) -> tuple[list[str], str]:
+    """The same equation in letters that ONNX has.
+
+    Raises:
+        NoGradientError: there are more dims than letters.
+    """
+    used = set(result).union(*terms)
+    free = (letter for letter in ascii_letters if letter not in used)
+    table: dict[int, str] = {}
+    for letter in sorted(used):
+        if letter not in ascii_letters:
+            other = next(free, None)
+            if other is None:
+                raise NoGradientError("its equation has more than 52 dims")
+            table[ord(letter)] = other
+    return [term.translate(table) for term in terms], result.translate(table)

@@ -1,0 +1,249 @@
+"""What gradients of operators are written with: nodes whose results have types as soon as they are made.
+
+y = Mul(a : [8, 64], b : [64])     a gets Mul(dy, b); b gets ReduceSum(Mul(dy, a), [0]), since it was broadcast
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from irpar.ir import UNKNOWN, Builder, Dim, DType, Graph, Node, Type, Value, tensor_type
+
+from ..facts import CannotTellError
+from ..op_def import definition
+
+OLDEST_OPSET = 18
+"""Of ONNX's operators: the first in which all reductions take their axes as an operand."""
+
+Of = Sequence[Value | None]
+"""Gradients: of the results of a node, or of its operands; None where there is none."""
+
+
+class NoGradientError(Exception):
+    """A node has no gradient that irpar can write; the message says why, as part of a sentence."""
+
+
+class GradientWriter(Builder):
+    """Inserts the nodes of a backward pass behind all others of a graph.
+
+    Args:
+        graph: where to insert.
+        opsets: domain to version for the new nodes; ONNX's own of 18 or later.
+        like: the node whose gradient is written.
+        needs: for each operand of it whether its gradient is asked for; None: of all.
+
+    Attributes:
+        needs: see above.
+    """
+
+    def __init__(
+        self, graph: Graph, opsets: Mapping[str, int], *, like: Node | None = None, needs: Sequence[bool] | None = None
+    ) -> None:
+        super().__init__(graph, opsets, like=like)
+        count = len(like.operands) if like is not None else 0
+        self.needs: tuple[bool, ...] = tuple(needs) if needs is not None else (True,) * count
+
+    def node(
+        self,
+        op_type: str,
+        operands: Of,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        domain: str = "",
+        results: int | Sequence[Value] = 1,
+    ) -> Node:
+        """See `Builder.node`; the results get the types that the operator's definition finds for them."""
+        made = super().node(op_type, operands, attributes, domain=domain, results=results)
+        made.phase = "backward"
+        known = definition(made)
+        types = known.infer(made) if known is not None and known.infer is not None else None
+        for value, type_ in zip(made.results, types or (), strict=bool(types)):
+            if value.type == UNKNOWN:
+                value.type = type_
+        return made
+
+    # -- numbers ----------------------------------------------------------------------------------------------------
+
+    def number(self, number: float, like: Value) -> Value:
+        """A scalar of another value's dtype."""
+        return self.constant(np.asarray(number).astype(like.dtype.numpy), "number")
+
+    def ints(self, numbers: Sequence[int]) -> Value:
+        """A list of int64."""
+        return self.constant(np.asarray(list(numbers), np.int64), "numbers")
+
+    def filled(self, number: float, like: Value) -> Value:
+        """A tensor of another one's type, every element a number."""
+        return self.op("Expand", [self.number(number, like), self.shape_of(like)], type=like.type)
+
+    def zeros(self, like: Value) -> Value:
+        """A tensor of zeros of another one's type."""
+        return self.filled(0, like)
+
+    # -- arithmetic -------------------------------------------------------------------------------------------------
+
+    def _operands(self, values: Sequence[Value | float]) -> list[Value]:
+        like = next(value for value in values if isinstance(value, Value))
+        return [value if isinstance(value, Value) else self.number(value, like) for value in values]
+
+    def add(self, left: Value | float, right: Value | float) -> Value:
+        """left + right."""
+        return self.op("Add", self._operands([left, right]))
+
+    def sub(self, left: Value | float, right: Value | float) -> Value:
+        """left - right."""
+        return self.op("Sub", self._operands([left, right]))
+
+    def mul(self, left: Value | float, right: Value | float) -> Value:
+        """left * right."""
+        return self.op("Mul", self._operands([left, right]))
+
+    def div(self, left: Value | float, right: Value | float) -> Value:
+        """left / right."""
+        return self.op("Div", self._operands([left, right]))
+
+    def neg(self, value: Value) -> Value:
+        """-value."""
+        return self.op("Neg", [value])
+
+    def where(self, condition: Value, yes: Value | float, no: Value | float) -> Value:
+        """yes where the condition holds, else no; at least one of them a value."""
+        return self.op("Where", [condition, *self._operands([yes, no])])
+
+    def compare(self, op_type: str, left: Value | float, right: Value | float) -> Value:
+        """A comparison (Greater, Equal, LessOrEqual ...)."""
+        return self.op(op_type, self._operands([left, right]))
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """The value in another dtype."""
+        return value if value.dtype is dtype else self.op("Cast", [value], {"to": dtype.value})
+
+    def sum(self, value: Value, axes: Sequence[int], keep: bool = True) -> Value:
+        """The sum over axes; over none the value itself."""
+        if not axes:
+            return value
+        return self.op("ReduceSum", [value, self.ints(axes)], {"keepdims": int(keep)})
+
+    # -- shapes -----------------------------------------------------------------------------------------------------
+
+    def dims(self, value: Value) -> tuple[Dim, ...]:
+        """The dims of a tensor, symbols included.
+
+        Raises:
+            CannotTellError: its rank is not known.
+        """
+        found = tensor_type(value.type)
+        if found is None or found.shape is None:
+            raise CannotTellError(f"the rank of %{value.name}")
+        return found.shape
+
+    def shape_of(self, value: Value) -> Value:
+        """The sizes of a tensor as int64[rank]: numbers where they are known, else found when the model runs."""
+        found = tensor_type(value.type)
+        if found is not None and found.is_static:
+            return self.ints(found.static_shape)
+        return self.op("Shape", [value])
+
+    def size_of(self, value: Value, dim: int) -> Value:
+        """The size of a tensor along a dim as int64[1]."""
+        size = self.dims(value)[dim]
+        if isinstance(size, int):
+            return self.ints([size])
+        rank = len(self.dims(value))
+        return self.op("Shape", [value], {"start": dim % rank, "end": dim % rank + 1})
+
+    def reshape(self, value: Value, shape: Value | Sequence[int], type: Type = UNKNOWN) -> Value:
+        """The value with another shape: numbers, or what `shape_of` gives."""
+        target = shape if isinstance(shape, Value) else self.ints(shape)
+        return self.op("Reshape", [value, target], {"allowzero": 1}, type=type)
+
+    def shaped_as(self, value: Value, other: Value) -> Value:
+        """The value reshaped to the shape of another, unless it is known to have that."""
+        if value.type == other.type and value.is_static:
+            return value
+        type_ = tensor_type(other.type)
+        assert type_ is not None
+        return self.reshape(value, self.shape_of(other), type_)
+
+    def transpose(self, value: Value, order: Sequence[int]) -> Value:
+        """Dims in another order."""
+        if list(order) == sorted(order):
+            return value
+        return self.op("Transpose", [value], {"perm": tuple(order)})
+
+    def swapped(self, value: Value) -> Value:
+        """The last two dims swapped."""
+        rank = len(self.dims(value))
+        return self.transpose(value, (*range(rank - 2), rank - 1, rank - 2))
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Dims of size 1 more; axes of the result."""
+        return self.op("Unsqueeze", [value, self.ints(axes)]) if axes else value
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Dims of size 1 fewer."""
+        return self.op("Squeeze", [value, self.ints(axes)]) if axes else value
+
+    def sum_to(self, value: Value, like: Value) -> Value:
+        """The sum over what broadcasting repeated: a value of the shape of `like`, which broadcast to it.
+
+        Which dims these are is found when the model runs, where the types do not tell.
+        """
+        given, wanted = tensor_type(value.type), tensor_type(like.type)
+        assert wanted is not None
+        if given is None or given.shape is None or wanted.shape is None:
+            return self._sum_to_computed(value, like)
+        more = len(given.shape) - len(wanted.shape)
+        axes = list(range(more))
+        for dim, (before, after) in enumerate(zip(given.shape[more:], wanted.shape, strict=True), more):
+            if after == 1 and before != 1:
+                axes.append(dim)
+            elif after is None or after != before:
+                return self._sum_to_computed(value, like)
+        if not axes:
+            return value
+        if axes == list(range(more)):
+            return self.sum(value, axes, keep=False)
+        return self.shaped_as(self.sum(value, axes), like)
+
+    def _sum_to_computed(self, value: Value, like: Value) -> Value:
+        """The same, where dims of size 1 are found when the model runs: those are summed, and all that are missing."""
+        ranks = [self.op("Shape", [self.op("Shape", [each])]) for each in (value, like)]
+        ones = self.op("Expand", [self.ints([1]), self.op("Sub", ranks)])
+        padded = self.op("Concat", [ones, self.op("Shape", [like])], {"axis": 0})
+        single = self.op("NonZero", [self.op("Equal", [padded, self.ints([1])])])
+        axes = self.op("Squeeze", [single, self.ints([0])])
+        total = self.op("ReduceSum", [value, axes], {"keepdims": 1, "noop_with_empty_axes": 1})
+        return self.reshape(total, self.op("Shape", [like]), like.type)
+
+    def broadcast_to(self, value: Value, like: Value) -> Value:
+        """The value repeated to the shape of another."""
+        if value.type == like.type and value.is_static:
+            return value
+        return self.op("Expand", [value, self.shape_of(like)], type=like.type)
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def each(self, *gradients: Callable[[], Value | None] | None) -> list[Value | None]:
+        """One gradient for each operand, made only where it is asked for; those that are left out have none."""
+        made = [
+            make() if make is not None and wanted else None for make, wanted in zip(gradients, self.needs, strict=False)
+        ]
+        return [*made, *[None] * (len(self.needs) - len(made))]
+
+
+def safe_result(node: Node, index: int = 0) -> Value:
+    """A result as gradients read it: without the NaNs that the model itself takes out again.
+
+    y = Softmax(x); z = Where(IsNaN(y), 0, y)      the gradient of Softmax reads z: where a row of y is NaN, nothing
+                                                   flows into it, and 0 * NaN would be NaN
+    """
+    value = node.results[index]
+    tests = {user.result for user in value.users if user.identity == ("", "IsNaN")}
+    others = [user for user in value.users if user.identity != ("", "IsNaN")]
+    if len(others) == 1 and others[0].identity == ("", "Where"):
+        condition, _, no = others[0].operands
+        if condition in tests and no is value and others[0].result.type == value.type:
+            return others[0].result
+    return value

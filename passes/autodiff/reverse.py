@@ -1,0 +1,145 @@
+"""Reverse mode: from the gradients of some values of a graph to those of others, in one walk over its nodes.
+
+y = MatMul(x, w); z = Relu(y), seed dz      walked backwards: dy = Where(y > 0, dz, 0); dw = MatMul(Transpose(x), dy)
+
+Griewank and Walther, Evaluating Derivatives (2008), section 3.2. Linear in nodes: each gets at most one gradient.
+"""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+from irpar.ir import Graph, Node, OptionalType, SequenceType, Type, Value, tensor_type
+from irpar.ir.graph import captured_or_read
+from irpar.ops import definition
+from irpar.ops.facts import CannotTellError
+from irpar.ops.gradients.writer import GradientWriter, NoGradientError
+from irpar.ops.gradients.zero import zero
+
+from .bodies import OF_BODIES
+from .refusals import missing
+
+Gradients = dict[Value, Value]
+"""Value to its gradient, of the same type."""
+
+
+def is_real(type_: Type) -> bool:
+    """Whether a value may have a gradient: floats, what holds them, and what is not known yet."""
+    if isinstance(type_, (SequenceType, OptionalType)):
+        return is_real(type_.elem)
+    found = tensor_type(type_)
+    return found is None or found.dtype.is_float
+
+
+def is_flat(node: Node) -> bool:
+    """Whether nothing flows back through a node: its derivative is zero wherever it has one."""
+    found = definition(node)
+    return found is not None and found.gradient is zero
+
+
+def dependents(nodes: Iterable[Node], wanted: Iterable[Value]) -> set[Value]:
+    """The values that depend on wanted ones in a way that has a derivative, the wanted ones included."""
+    found = set(wanted)
+    for node in nodes:
+        if is_flat(node) or not any(value in found for value in captured_or_read(node)):
+            continue
+        found.update(value for value in node.results if is_real(value.type))
+    return found
+
+
+class Reverse:
+    """The backward pass of one graph, written behind its nodes.
+
+    Args:
+        graph: the graph.
+        opsets: domain to version for the new nodes.
+        wanted: the values whose gradients are asked for; of this graph, or of one around it.
+
+    Attributes:
+        gradients: value to gradient, of all values that have one so far.
+        depends: the values that depend on wanted ones.
+    """
+
+    def __init__(self, graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value]) -> None:
+        self.graph = graph
+        self.opsets = opsets
+        self.wanted = tuple(wanted)
+        self.nodes = tuple(graph)
+        self.depends = dependents(self.nodes, self.wanted)
+        self.gradients: Gradients = {}
+        self.seeds: tuple[Value, ...] = ()
+
+    def run(self, seeds: Sequence[tuple[Value, Value]]) -> Gradients:
+        """Write it.
+
+        Args:
+            seeds: values and the gradients that they have from outside; a value may be there twice.
+
+        Returns:
+            The gradients of those wanted values that the seeded ones depend on.
+
+        Raises:
+            GradientError: an operator on the way has no gradient.
+        """
+        self.seeds = tuple(value for value, _ in seeds)
+        writer = GradientWriter(self.graph, self.opsets)
+        for value, gradient in seeds:
+            self.collect(value, gradient, writer)
+        for node in reversed(self.nodes):
+            self._node(node)
+        found = {value: self.gradients[value] for value in self.wanted if value in self.gradients}
+        _sweep(self.graph, self.nodes[-1] if self.nodes else None, set(found.values()))
+        return found
+
+    def collect(self, value: Value, gradient: Value, writer: GradientWriter) -> None:
+        """Add to a value's gradient: what comes later is added to the sum of what was there."""
+        if value not in self.depends:
+            return
+        known = self.gradients.get(value)
+        self.gradients[value] = gradient if known is None else writer.add(known, gradient)
+
+    def inner(self, graph: Graph, wanted: Iterable[Value]) -> "Reverse":
+        """The backward pass of a graph that a node of this one holds."""
+        return Reverse(graph, self.opsets, wanted)
+
+    def _node(self, node: Node) -> None:
+        of_results = [self.gradients.get(value) for value in node.results]
+        if all(gradient is None for gradient in of_results):
+            return
+        needs = [value is not None and value in self.depends for value in node.operands]
+        writer = GradientWriter(self.graph, self.opsets, like=node, needs=needs)
+        for value, gradient in self._of(node, of_results, writer):
+            if gradient is not None:
+                self.collect(value, gradient, writer)
+
+    def _of(
+        self, node: Node, of_results: Sequence[Value | None], writer: GradientWriter
+    ) -> Iterator[tuple[Value, Value | None]]:
+        """What flows back through one node: values that it reads, with their gradients."""
+        holder = OF_BODIES.get(node.identity)
+        try:
+            if holder is not None:
+                yield from holder(self, node, of_results, writer)
+                return
+            found = definition(node)
+            if found is None or found.gradient is None:
+                raise NoGradientError("irpar knows no gradient of it")
+            made = found.gradient(node, of_results, writer)
+        except NoGradientError as error:
+            raise missing(self, node, str(error)) from None
+        except CannotTellError as error:
+            raise missing(self, node, f"its gradient takes what is not known of it: {error}") from None
+        for value, needed, gradient in zip(node.operands, writer.needs, made, strict=True):
+            if value is not None and needed:
+                yield value, gradient
+
+
+def _sweep(graph: Graph, after: Node | None, kept: Container[Value]) -> None:
+    """Erase the nodes behind one that nothing reads, and constants that only they read."""
+    node = graph.last
+    while node is not None and node is not after:
+        previous = node.previous
+        if not any(value.has_uses or value in kept for value in node.results):
+            node.erase()
+        node = previous
+    for value in [value for value in graph.constants if not value.has_uses]:
+        if value.source is None:
+            graph.remove_constant(value)

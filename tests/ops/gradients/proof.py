@@ -1,0 +1,135 @@
+"""Gradients of single operators against central differences in float64, by irpar's kernels."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from irpar.analysis.types.type_merge import TypeInferenceError
+from irpar.ir import ArrayTensor, Graph, Module, Node, Tensor, Value
+from irpar.ir.clone import clone_module
+from irpar.output.parts import Part
+from irpar.passes.autodiff import GRAD, Autodiff
+from irpar.passes.infer_types import InferTypes
+from irpar.runtime.engines.base import Constants, EngineSettings
+from irpar.runtime.engines.numpy import NumpyEngine
+from irpar.runtime.instructions import Segment
+from tests.ops.rule_proof import Constant, Sample
+
+Array = np.ndarray[Any, Any]
+
+STEPS = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-2}
+TOLERANCES = {np.dtype(np.float64): 2e-6, np.dtype(np.float32): 2e-2}
+"""Of the sum of the terms; central differences in float64 of step 1e-6 have errors of some 1e-9."""
+DIRECTIONS = 3
+OPSET = 21
+
+
+def is_float(array: Array) -> bool:
+    """Whether an operand has a gradient."""
+    return bool(ArrayTensor(array).dtype.is_float)
+
+
+def widened(array: Array, dtype: Any = np.float64) -> Array:
+    """Floats as float64."""
+    return np.asarray(array, dtype) if is_float(array) else array
+
+
+def module_of(sample: Sample, dtype: Any = np.float64) -> Module:
+    """The sample's node in a module, in float64; operands that are no Constants are inputs x0, x1 ..."""
+    graph = Graph("sample")
+    values: list[Value | None] = []
+    for index, operand in enumerate(sample.operands):
+        if operand is None:
+            values.append(None)
+        elif isinstance(operand, Constant):
+            values.append(graph.add_constant(ArrayTensor(widened(operand.array, dtype)), f"c{index}"))
+        else:
+            values.append(graph.add_input(f"x{index}", ArrayTensor(widened(operand, dtype)).type))
+    attributes = {
+        name: ArrayTensor(widened(value.numpy(), dtype)) if isinstance(value, Tensor) else value
+        for name, value in sample.attributes.items()
+    }
+    results = [Value(f"y{index}") for index in range(sample.results)]
+    graph.append(Node(sample.op, values, attributes, results=results, domain=sample.domain, version=sample.version))
+    graph.set_outputs(results, [value.name for value in results])
+    module = Module(graph, opsets={"": max(sample.version, OPSET)} if not sample.domain else dict(sample.opsets))
+    InferTypes().run(module)
+    return module
+
+
+def feeds_of(sample: Sample, dtype: Any = np.float64) -> dict[str, Array]:
+    """The sample's operands in float64, by input name."""
+    return {
+        f"x{index}": widened(operand, dtype)
+        for index, operand in enumerate(sample.operands)
+        if isinstance(operand, np.ndarray)
+    }
+
+
+def run(module: Module, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The results of a module's graph by the engine `numpy`, by name."""
+    graph = module.graph
+    outputs = tuple(dict.fromkeys(graph.outputs))
+    segment = Segment(0, graph, tuple(graph), tuple(graph.inputs), tuple(graph.constants), outputs)
+    compiled = NumpyEngine(EngineSettings(module.opsets, 1)).compile(segment, Constants(Part(0, graph, (0,), ())))
+    with np.errstate(all="ignore"):
+        found = dict(zip(outputs, compiled.run([feeds[value.name] for value in graph.inputs]), strict=True))
+    return {name: np.asarray(found[value]) for value, name in zip(graph.outputs, graph.output_names, strict=True)}
+
+
+def gradients_of(module: Module, wrt: Sequence[str], outputs: Sequence[str] = ()) -> Module:
+    """A copy of the module with autodiff run on it."""
+    made = clone_module(module)
+    Autodiff(outputs=tuple(outputs), wrt=tuple(wrt)).run(made)
+    InferTypes().run(made)
+    return made
+
+
+def check_sample(sample: Sample, seed: int = 0) -> None:
+    """Compare the gradients of a sample's operands with differences along random directions, together and each alone.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    dtype = np.float64
+    try:
+        module = module_of(sample)
+    except TypeInferenceError:  # ONNX has Celu and a few others for float32 alone.
+        dtype = np.float32
+        module = module_of(sample, dtype)
+    feeds = feeds_of(sample, dtype)
+    wrt = [name for name, array in feeds.items() if is_float(array) and array.size]
+    check_module(module, feeds, wrt, seed=seed)
+
+
+def check_module(module: Module, feeds: Mapping[str, Array], wrt: Sequence[str], seed: int = 0) -> None:
+    """The same of any module, of one dtype."""
+    step, tolerance = (table[feeds[wrt[0]].dtype] for table in (STEPS, TOLERANCES))
+    random = np.random.default_rng(seed)
+    backward = gradients_of(module, wrt)
+    whole = run(module, feeds)
+    seeds = {
+        value.name: random.standard_normal(whole[value.name.removeprefix(GRAD)].shape).astype(value.dtype.numpy)
+        for value in backward.graph.inputs
+        if value.name.startswith(GRAD)
+    }
+    found = run(backward, {**feeds, **seeds})
+    for name in wrt:
+        gradient = found[GRAD + name]
+        assert gradient.shape == feeds[name].shape, f"grad.{name} is {gradient.shape}, not {feeds[name].shape}"
+        assert gradient.dtype == feeds[name].dtype
+        assert np.isfinite(gradient).all(), f"grad.{name} is not finite"
+        for _ in range(DIRECTIONS):
+            direction = random.standard_normal(feeds[name].shape).astype(feeds[name].dtype)
+            sides = []
+            for sign in (1, -1):
+                moved = run(module, {**feeds, name: feeds[name] + feeds[name].dtype.type(sign * step) * direction})
+                sides.append(sum(float((moved[key.removeprefix(GRAD)] * value).sum()) for key, value in seeds.items()))
+            expected = (sides[0] - sides[1]) / (2 * step)
+            given = float((gradient * direction).sum())
+            # Sums of many terms of both signs are compared with the size of the terms.
+            size = float(np.abs(gradient * direction).sum()) + 1e-3
+            assert abs(given - expected) <= tolerance * max(size, abs(expected)), (
+                f"along {name}: gradient {given}, difference {expected}, terms of {size}"
+            )

@@ -1,0 +1,27 @@
+"""Every operator that has a gradient against central differences, on all samples of it."""
+
+import numpy as np
+import pytest
+
+from irpar.ir import tensor_type
+from irpar.ops import definition
+from irpar.ops.gradients.zero import zero
+from tests.ops.gradients.proof import check_sample, feeds_of, is_float
+from tests.ops.rule_proof import Sample
+from tests.ops.samples import SAMPLES
+
+
+def _has_gradient(sample: Sample) -> bool:
+    """Whether something flows from a result of the sample to an operand, at a place where there is a derivative."""
+    known = definition(sample.node)
+    if known is None or known.gradient is None or known.gradient is zero:
+        return False
+    types = [tensor_type(value.type) for value in sample.node.results]
+    arrays = [array for array in feeds_of(sample).values() if is_float(array) and array.size]
+    is_finite = all(np.isfinite(array).all() for array in arrays)
+    return bool(arrays) and is_finite and any(type_ is not None and type_.dtype.is_float for type_ in types)
+
+
+@pytest.mark.parametrize("sample", [*filter(_has_gradient, SAMPLES)], ids=str)
+def test_gradient_equals_differences(sample: Sample) -> None:
+    check_sample(sample)
