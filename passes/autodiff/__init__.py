@@ -10,8 +10,9 @@ from irpar.ops.gradients.writer import OLDEST_OPSET, GradientWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import nearest_names
 
+from .dependence import is_real
 from .refusals import GradientError
-from .reverse import Gradients, Reverse, is_real
+from .reverse import Gradients, Reverse
 
 GRAD = "grad."
 """Before the name of a value: the name of its gradient."""

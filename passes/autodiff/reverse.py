@@ -7,42 +7,17 @@ Griewank and Walther, Evaluating Derivatives (2008), section 3.2. Linear in node
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-from irpar.ir import Graph, Node, OptionalType, SequenceType, Type, Value, tensor_type
-from irpar.ir.graph import captured_or_read
+from irpar.ir import Graph, Node, Value
 from irpar.ops import definition
 from irpar.ops.facts import CannotTellError
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
-from irpar.ops.gradients.zero import zero
 
 from .bodies import OF_BODIES
+from .dependence import dependents
 from .refusals import missing
 
 Gradients = dict[Value, Value]
 """Value to its gradient, of the same type."""
-
-
-def is_real(type_: Type) -> bool:
-    """Whether a value may have a gradient: floats, what holds them, and what is not known yet."""
-    if isinstance(type_, (SequenceType, OptionalType)):
-        return is_real(type_.elem)
-    found = tensor_type(type_)
-    return found is None or found.dtype.is_float
-
-
-def is_flat(node: Node) -> bool:
-    """Whether nothing flows back through a node: its derivative is zero wherever it has one."""
-    found = definition(node)
-    return found is not None and found.gradient is zero
-
-
-def dependents(nodes: Iterable[Node], wanted: Iterable[Value]) -> set[Value]:
-    """The values that depend on wanted ones in a way that has a derivative, the wanted ones included."""
-    found = set(wanted)
-    for node in nodes:
-        if is_flat(node) or not any(value in found for value in captured_or_read(node)):
-            continue
-        found.update(value for value in node.results if is_real(value.type))
-    return found
 
 
 class Reverse:
@@ -99,6 +74,10 @@ class Reverse:
     def inner(self, graph: Graph, wanted: Iterable[Value]) -> "Reverse":
         """The backward pass of a graph that a node of this one holds."""
         return Reverse(graph, self.opsets, wanted)
+
+    def sweep_all(self, kept: Iterable[Value]) -> None:
+        """Erase what no gradient reads, of the forward too: of a graph that is there for the gradients alone."""
+        _sweep(self.graph, None, set(kept))
 
     def _node(self, node: Node) -> None:
         of_results = [self.gradients.get(value) for value in node.results]

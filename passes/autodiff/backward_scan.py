@@ -1,0 +1,233 @@
+"""The gradient of a Loop or a Scan: a Scan from the last trip to the first.
+
+Where a Loop may have no trips at all it is a Loop, which ONNX Runtime runs no times; a Scan over nothing it refuses.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from irpar.analysis.types.control_flow import FLAG
+from irpar.ir import Builder, Graph, Ints, Node, Value, tensor_type
+from irpar.ops.gradients.writer import GradientWriter, NoGradientError
+
+from .dependence import dependents, is_real
+from .looping import Looping, Slices
+
+if TYPE_CHECKING:
+    from .reverse import Reverse
+
+
+class BackwardScan:
+    """Writes it: the backward pass of one trip, behind the body first, then moved to a body of its own.
+
+    What the backward pass reads of the trip becomes a result that the forward collects, and is scanned from the last
+    trip to the first. Carried are the gradients of what the forward carries, and the sums for what it reads from
+    outside.
+
+    Args:
+        reverse: of the graph around it.
+        looping: the Loop or Scan.
+        captured: values from outside whose gradients are asked for.
+        of_results: the gradients of its results.
+        writer: writes behind the graph around it.
+    """
+
+    def __init__(
+        self,
+        reverse: "Reverse",
+        looping: Looping,
+        captured: Sequence[Value],
+        of_results: Sequence[Value | None],
+        writer: GradientWriter,
+    ) -> None:
+        self.reverse = reverse
+        self.looping = looping
+        self.captured = captured
+        self.of = dict(zip(looping.node.results, of_results, strict=True))
+        self.writer = writer
+        self.body = Graph(f"{looping.body.name}_backward", names=looping.body.names)
+        self.scanned: list[tuple[Value, int, bool]] = []
+
+    def write(self) -> Iterator[tuple[Value, Value | None]]:
+        """Insert it.
+
+        Returns:
+            The values outside that get a gradient, with these.
+        """
+        looping, reverse = self.looping, self.reverse
+        active = self._active()
+        inside = [looping.carried[index][1] for index in active]
+        elements = [slices for slices in looping.read if slices.outside in reverse.depends]
+        wanted = [*inside, *(slices.inside for slices in elements), *self.captured]
+        carried = self._with_gradient(active)
+        states = {index: self.body.add_input("", looping.carried[index][1].type) for index in carried}
+        sums = {value: self.body.add_input("", value.type) for value in self.captured}
+        seeds = [(looping.carried[index][2], state) for index, state in states.items()]
+        for slices in looping.collected:
+            of = self.of.get(slices.outside)
+            if of is not None:
+                seeds.append((slices.inside, self._scan(of, slices)))
+        last = looping.body.last
+        found = reverse.inner(looping.body, wanted).run(seeds)
+        self._move(last)
+        inner = GradientWriter(self.body, reverse.opsets)
+        outputs = [found.get(looping.carried[index][1]) or inner.zeros(states[index]) for index in carried]
+        outputs += [inner.add(sum_, found[value]) if value in found else sum_ for value, sum_ in sums.items()]
+        collected = [slices for slices in elements if slices.inside in found]
+        outputs += [found[slices.inside] for slices in collected]
+        if not self.scanned:
+            self._count_trips()
+        self._return(outputs, inner)
+        starts = self._starts([*states], [*sums])
+        results = [Value("", value.type) for value in (*states.values(), *sums)]
+        if looping.may_be_empty:
+            node = self._loop(starts, results)
+        else:
+            node = self._scan_node(starts, results, collected)
+        targets = [*(looping.carried[index][0] for index in carried), *sums, *(slices.outside for slices in collected)]
+        for target, gradient in zip(targets, node.results, strict=True):
+            if target is not None:
+                yield target, gradient
+
+    def _active(self) -> list[int]:
+        """The carried values that depend on something whose gradient is asked for, from some trip on."""
+        looping, depends = self.looping, self.reverse.depends
+        active = [
+            index for index, (start, _, _) in enumerate(looping.carried) if start is not None and start in depends
+        ]
+        read = [slices.inside for slices in looping.read if slices.outside in depends]
+        while True:
+            inside = [looping.carried[index][1] for index in active]
+            found = dependents(looping.body, [*inside, *read, *self.captured])
+            more = [
+                index
+                for index, (_, _, out) in enumerate(looping.carried)
+                if index not in active and out in found and is_real(out.type)
+            ]
+            if not more:
+                return sorted(index for index in active if is_real(looping.carried[index][1].type))
+            active += more
+
+    def _with_gradient(self, active: Sequence[int]) -> list[int]:
+        """Those of them that a result with a gradient depends on."""
+        looping = self.looping
+        reached = {index for index in active if self.of.get(looping.finals[index]) is not None}
+        ends = {slices.inside for slices in looping.collected if self.of.get(slices.outside) is not None}
+        reaches = {index: dependents(looping.body, [looping.carried[index][1]]) for index in active}
+        while True:
+            out = ends | {looping.carried[index][2] for index in reached}
+            more = {index for index in active if index not in reached and reaches[index] & out}
+            if not more:
+                return sorted(reached)
+            reached |= more
+
+    def _scan(self, outside: Value, slices: Slices) -> Value:
+        """Let the backward scan a tensor that the forward reads or collects; the slice in its body."""
+        self.scanned.append((outside, slices.axis, not slices.backwards))
+        return self.body.add_input("", slices.inside.type)
+
+    def _move(self, last: Node | None) -> None:
+        """Take the nodes behind the forward's over; what they read of a trip is scanned."""
+        forward = self.looping.body
+        behind: list[Node] = []
+        node = forward.last
+        while node is not None and node is not last:
+            behind.append(node)
+            node = node.previous
+        for node in reversed(behind):
+            self.body.append(node.detach())
+        for value in tuple(forward.constants):
+            self.reverse.graph.lift_constant(value)
+        known: dict[Value, Value] = {}
+        for graph in (self.body, *(inner for node in self.body for inner in _graphs_in(node))):
+            for node in (*graph, graph.return_node):
+                for index, value in enumerate(node.operands):
+                    if value is not None and value.owner is forward:
+                        if value not in known:
+                            known[value] = self._saved(value)
+                        node.set_operand(index, known[value])
+
+    def _saved(self, value: Value) -> Value:
+        """The same value of the same trip, in the backward's body."""
+        looping = self.looping
+        for slices in looping.read:
+            if slices.inside is value:
+                return self._scan(slices.outside, slices)
+        self._refuse_growing(value)
+        slices = looping.collect(value)
+        return self._scan(slices.outside, Slices(slices.outside, value, slices.axis, slices.backwards))
+
+    def _refuse_growing(self, value: Value) -> None:
+        """Refuse to save a carried value of which trips have other sizes: they cannot be collected.
+
+        Raises:
+            NoGradientError: naming it.
+        """
+        for start, inside, _ in self.looping.carried:
+            before, then = tensor_type(start.type) if start is not None else None, tensor_type(inside.type)
+            if inside is value and before is not None and then is not None and before.is_static and not then.is_static:
+                raise NoGradientError(f"%{value.name} has other sizes in later trips, so that they cannot be saved")
+
+    def _count_trips(self) -> None:
+        """Let something be scanned, so that there are as many trips."""
+        number = self.looping.number
+        assert number is not None, "a Scan reads something"
+        slices = self.looping.collect(number)
+        self._scan(slices.outside, Slices(slices.outside, number))
+
+    def _return(self, outputs: Sequence[Value], inner: GradientWriter) -> None:
+        """Let the body give values; each is one that it computes, and no other is the same."""
+        given: list[Value] = []
+        for value in outputs:
+            is_own = value.node is not None and value.owner is self.body and value not in given
+            given.append(value if is_own else inner.op("Identity", [value]))
+        self.body.set_outputs(given, [value.name for value in given])
+
+    def _starts(self, carried: Sequence[int], sums: Sequence[Value]) -> list[Value]:
+        """What is carried into the last trip."""
+        writer, finals = self.writer, self.looping.finals
+        starts = [self.of.get(finals[index]) or writer.zeros(finals[index]) for index in carried]
+        return starts + [writer.zeros(value) for value in sums]
+
+    def _scan_node(self, starts: Sequence[Value], results: Sequence[Value], collected: Sequence[Slices]) -> Node:
+        """Insert a Scan."""
+        results = [*results, *(Value("", slices.outside.type) for slices in collected)]
+        attributes: dict[str, object] = {
+            "body": self.body,
+            "num_scan_inputs": len(self.scanned),
+            "scan_input_axes": Ints(axis for _, axis, _ in self.scanned),
+            "scan_input_directions": Ints(int(backwards) for _, _, backwards in self.scanned),
+        }
+        if collected:
+            attributes["scan_output_axes"] = Ints(slices.axis for slices in collected)
+            attributes["scan_output_directions"] = Ints(int(not slices.backwards) for slices in collected)
+        operands = [*starts, *(outside for outside, _, _ in self.scanned)]
+        return self.writer.node("Scan", operands, attributes, results=results)
+
+    def _loop(self, starts: Sequence[Value], results: Sequence[Value]) -> Node:
+        """Insert a Loop, whose body takes the slices of a trip itself."""
+        writer, body = self.writer, self.body
+        outside = self.scanned[0][0]
+        trips = writer.squeeze(writer.op("Shape", [outside], {"start": 0, "end": 1}), [0])
+        last = writer.sub(trips, 1)
+        slices = body.inputs[len(starts) :]
+        number, goes_on = body.add_input("trip", last.type), body.add_input("goes_on", FLAG)
+        front = Builder(body, self.reverse.opsets, before=body.first, like=writer.like)
+        place = front.op("Sub", [last, number], type=last.type)
+        for (saved, axis, _), inside in zip(self.scanned, slices, strict=True):
+            inside.replace_uses(front.op("Gather", [saved, place], {"axis": axis}, type=inside.type))
+            body.remove_input(inside)
+        for made in front.made:
+            made.phase = "backward"
+        body.inputs[:] = [number, goes_on, *body.inputs[:-2]]
+        for index, value in enumerate(body.inputs):
+            value.index = index
+        still = GradientWriter(body, self.reverse.opsets).op("Identity", [goes_on])
+        body.set_outputs([still, *body.outputs], [still.name, *body.output_names])
+        always = writer.constant(True, "always")
+        return writer.node("Loop", [trips, always, *starts], {"body": body}, results=results)
+
+
+def _graphs_in(node: Node) -> Iterator[Graph]:
+    for graph in node.nested_graphs():
+        yield from graph.graphs()
