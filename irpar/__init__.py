@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from irpar.pass_manager import Pass, PassManager, PassResult
 
     from .api import Partition, annotate, load, partition
+    from .differentiation import gradients
     from .ir import Module
     from .overview import inspect, suggest
     from .sharding import IrparError, Mesh, Sharding
@@ -31,6 +32,7 @@ __all__ = [
     "PassResult",
     "Sharding",
     "annotate",
+    "gradients",
     "inspect",
     "load",
     "partition",
@@ -49,6 +51,7 @@ _HOMES = {
     "annotate": "api",
     "load": "api",
     "partition": "api",
+    "gradients": "differentiation",
     "inspect": "overview",
     "suggest": "overview",
 }

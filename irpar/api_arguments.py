@@ -1,7 +1,7 @@
 """What the Python interface is given, checked: a wrong type is reported in words before anything runs."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -39,6 +39,21 @@ def check_sizes(bind: object) -> None:
     for name, size in bind.items():
         require("a name in bind", name, str, do)
         require(f'the size of "{name}" in bind', size, Integral, do)
+
+
+def check_names(name: str, given: object) -> None:
+    """A list of names.
+
+    Raises:
+        ArgumentError: it is one text, or no list of texts.
+    """
+    do = f'write a list of names or globs: {name}=["h.*.weight"]'
+    if isinstance(given, str):
+        raise ArgumentError(f"{name} is {described(given)}", do=do)
+    require(name, given, Sequence, do)
+    assert isinstance(given, Sequence)
+    for each in given:
+        require(f"a name in {name}", each, str, do)
 
 
 def check_values(values: object) -> None:

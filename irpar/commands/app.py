@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "launch": "Run a command once for each rank, one process each, on this machine.",
     "explain": "Say why a tensor is sharded as it is, or why a collective is there. Without a target: all collectives.",
     "opt": "Run passes over IR text and print the IR that they leave. A reproducer brings its own passes.",
+    "grad": "Write the gradients of a model as one more ONNX model, which stock ONNX Runtime runs.",
     "calibrate": "Measure matmuls, memory, disk and collectives on this machine, for --network FILE. Takes about 10 "
     "seconds.",
     "demo": "Partition a GPT-like model over 4 ranks, run it, and verify it. The exit code is 1 where it differs.",

@@ -377,6 +377,16 @@ class Graph:
         self.inputs.append(value)
         self.names.changes += 1
 
+    def input_to_constant(self, value: Value, data: Tensor) -> None:
+        """Make an input a constant: the other way round."""
+        self.inputs.remove(value)
+        for index, other in enumerate(self.inputs):
+            other.index = index
+        value.index = 0
+        value.data = data
+        self.constants[value] = None
+        self.names.changes += 1
+
     def lift_constant(self, value: Value) -> None:
         """Take over a constant of a graph that is nested in this one, where its readers see it as well: O(1)."""
         assert value.graph is not None

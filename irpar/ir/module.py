@@ -59,6 +59,7 @@ class Module:
         dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
         whole: name of a node's first result to why the node runs on full tensors; a log as well.
         fixed: name of an input to the only value that it takes: `irpar.inputs.fixed` has put that in its place.
+        literals: names of constants that are no initializers in the source model, but nodes: no parameters.
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
         network: what communication is taken to cost, as `irpar.analysis.cost.network_lookup.network_of` reads it: the
             name of a preset, or the fields of a network file as JSON.
@@ -79,6 +80,7 @@ class Module:
         "gone",
         "graphs",
         "ir_version",
+        "literals",
         "memory_limit",
         "meshes",
         "metadata",
@@ -108,6 +110,7 @@ class Module:
         self.dim_names: dict[str, tuple[str | None, ...]] = {}
         self.whole: dict[str, str] = {}
         self.fixed: dict[str, Tensor] = {}
+        self.literals: set[str] = set()
         self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
         self.memory_limit: int | None = None

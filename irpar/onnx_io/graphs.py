@@ -337,6 +337,7 @@ class GraphReader:
         ((form, given),) = record.attributes.items()
         name = record.outputs[0]
         value = self._constant(graph, scope, name, _constant_tensor(form, given, record))
+        self.module.literals.add(value.name)
         value.doc = text_of(record.proto.doc_string)
         self._inform(value, infos.pop(name, None))
         if len(record.proto.metadata_props):

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Graph, Module, Value
@@ -44,10 +44,10 @@ class Autodiff(Pass):
             GradientError: a name matches nothing that has a gradient, an operator on the way has none, or the graph is
                 not what is needed before.
         """
-        _check(module)
+        _check(module, self.keep_outputs)
         graph = module.graph
         outputs = chosen_outputs(graph, self.outputs)
-        wanted = chosen_tensors(graph, self.wrt)
+        wanted = chosen_tensors(module, self.wrt)
         for node in graph.walk():
             node.phase = node.phase or "forward"
         seeds = [(value, graph.add_input(GRAD + name, value.type)) for value, name in outputs]
@@ -73,7 +73,7 @@ def _results(graph: Graph, module: Module, wanted: Sequence[Value], found: Gradi
         yield value, gradient
 
 
-def _check(module: Module) -> None:
+def _check(module: Module, keep_outputs: bool) -> None:
     """Refuse a module that autodiff cannot work on.
 
     Raises:
@@ -83,6 +83,8 @@ def _check(module: Module) -> None:
         raise GradientError(
             "the module is in local view already", do="run autodiff before localize, on the graph of full tensors"
         )
+    if not keep_outputs and any(state.output is not None for state in module.graph.states.values()):
+        raise GradientError("a result replaces a state, and gradients would take its place", do="keep the outputs")
     version = module.opsets.get("", 0)
     if version < OLDEST_OPSET:
         raise GradientError(
@@ -107,38 +109,50 @@ def chosen_outputs(graph: Graph, patterns: Sequence[str]) -> list[tuple[Value, s
     if not patterns:
         found = [(value, name) for value, name in named if is_real(value.type)]
         if not found:
-            raise GradientError("no output of the model is of floats, so none has a gradient", do="name no output")
+            raise GradientError(
+                "no output of the model is of floats, so none has a gradient",
+                do="differentiate a model with an output of floats",
+            )
         return found
     chosen: dict[str, Value] = {}
     for pattern in patterns:
-        matched = {name: value for value, name in named if _matches(pattern, name)}
+        matched = _matching(pattern, ((name, value) for value, name in named))
         _require(pattern, "output", matched, [name for _, name in named])
         chosen |= matched
     return [(value, name) for value, name in named if name in chosen]
 
 
-def chosen_tensors(graph: Graph, patterns: Sequence[str]) -> list[Value]:
-    """The weights and inputs whose gradients are asked for; by default all weights of floats.
+def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
+    """The weights and inputs whose gradients are asked for; by default all initializers of floats.
 
     Raises:
-        GradientError: a pattern matches none, or one that is not of floats.
+        GradientError: a pattern matches none, or one that is not of floats; there is none of floats.
     """
+    graph = module.graph
     weights = [value for value in graph.constants if value.source is not None]
     if not patterns:
-        return [value for value in weights if is_real(value.type)]
+        found = [value for value in weights if is_real(value.type) and value.name not in module.literals]
+        if not found:
+            raise GradientError("the model has no weight of floats", do="name inputs of floats: --wrt NAME")
+        return found
     named = {value.source_name: value for value in (*graph.inputs, *weights)}
     chosen: dict[str, Value] = {}
     for pattern in patterns:
-        matched = {name: value for name, value in named.items() if _matches(pattern, name)}
-        if any(mark in pattern for mark in "*?["):
+        matched = _matching(pattern, named.items())
+        if pattern not in named:
             matched = {name: value for name, value in matched.items() if is_real(value.type)}
         _require(pattern, "weight or input", matched, list(named))
         chosen |= matched
     return [value for name, value in named.items() if name in chosen]
 
 
-def _matches(pattern: str, name: str) -> bool:
-    return pattern == name or re.fullmatch(fnmatch.translate(pattern), name) is not None
+def _matching(pattern: str, named: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """The values of that very name, else those that the glob matches."""
+    known = dict(named)
+    if pattern in known:
+        return {pattern: known[pattern]}
+    matches = re.compile(fnmatch.translate(pattern)).match
+    return {name: value for name, value in known.items() if matches(name)}
 
 
 def _require(pattern: str, what: str, matched: dict[str, Value], names: Sequence[str]) -> None:

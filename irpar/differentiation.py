@@ -1,0 +1,78 @@
+"""Gradients of a model, as one more model."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from irpar.ir import Module
+
+from .api_arguments import check_names
+
+if TYPE_CHECKING:
+    from irpar.onnx_io import Source
+
+OPEN = "inline-functions,raise-opset,infer-types"
+"""The passes before the weights are chosen."""
+NORMALISE = "fold-constants,cse,simplify-layout,dce"
+"""The passes before autodiff, which meet these weights as inputs: no weight is folded."""
+CLEAN = "infer-types,cse,dce"
+"""The passes after it."""
+
+
+def gradients(
+    model: "Module | Source",
+    *,
+    outputs: Sequence[str] = (),
+    wrt: Sequence[str] = (),
+    keep_outputs: bool = False,
+    bind: Mapping[str, int] | None = None,
+) -> Module:
+    """The gradients of a model's outputs by its weights and inputs, in plain ONNX operators of opset 18 or newer.
+
+    Reverse mode: the sum of each output times its `grad.<output>`, differentiated by each tensor.
+
+    Args:
+        model: from `load`, or what `load` takes; it stays as it is.
+        outputs: names or globs of the outputs that are differentiated; none: all of floats.
+        wrt: names or globs of weights and inputs by which; none: all initializers of floats.
+        keep_outputs: whether the results of the model itself come too, before the gradients.
+        bind: sizes for symbolic dims, as for `load`; without, they stay symbolic.
+
+    Returns:
+        A module with the model's inputs and `grad.<output>` for each output, and results `grad.<tensor>`, each of
+        shape and dtype of its tensor. `irpar.partition` takes it; `irpar.onnx_io.save` writes it.
+
+    Raises:
+        GradientError: a name matches nothing of floats, or an operator on the way has no gradient.
+        IrparError: the model is no valid one.
+        ArgumentError: an argument has the wrong type.
+    """
+    from irpar.api import module_of
+    from irpar.ir import clone_module
+    from irpar.pass_manager import PassManager
+    from irpar.passes.autodiff import Autodiff, chosen_tensors
+
+    check_names("outputs", outputs)
+    check_names("wrt", wrt)
+    module = clone_module(module_of(model, bind))
+    PassManager.parse(OPEN).run(module)
+    _lift_weights(module)
+    wanted = chosen_tensors(module, wrt)
+    weights = {value: value.data for value in wanted if value.data is not None}
+    for value in weights:
+        module.graph.constant_to_input(value)
+    PassManager.parse(NORMALISE).run(module)
+    for value, data in weights.items():
+        module.graph.input_to_constant(value, data)
+    names = tuple(value.source_name for value in wanted)
+    PassManager([Autodiff(tuple(outputs), names, keep_outputs)]).run(module)
+    PassManager.parse(CLEAN).run(module)
+    return module
+
+
+def _lift_weights(module: Module) -> None:
+    """Give the main graph the initializers of bodies: there they are weights like others."""
+    for graph in tuple(module.graph.graphs()):
+        if graph is not module.graph:
+            for value in tuple(graph.constants):
+                if value.name not in module.literals:
+                    module.graph.lift_constant(value)
