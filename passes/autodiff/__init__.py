@@ -12,10 +12,9 @@ from irpar.sharding import nearest_names
 
 from .dependence import is_real
 from .refusals import GradientError
-from .reverse import Gradients, Reverse
+from .reverse import GRAD, Gradients, Reverse, name_gradient
 
-GRAD = "grad."
-"""Before the name of a value: the name of its gradient."""
+__all__ = ["GRAD", "Autodiff", "GradientError", "chosen_outputs", "chosen_tensors"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def _results(graph: Graph, module: Module, wanted: Sequence[Value], found: Gradi
         gradient = found.get(value)
         if gradient is None:
             gradient = writer.zeros(value)
-        if gradient.node is not None and gradient.name.startswith(("v_", "number")):
-            gradient.rename(GRAD + value.source_name)
+        name_gradient(gradient, value)
         yield value, gradient
 
 

@@ -5,6 +5,7 @@ y = MatMul(x, w); z = Relu(y), seed dz      walked backwards: dy = Where(y > 0, 
 Griewank and Walther, Evaluating Derivatives (2008), section 3.2. Linear in nodes: each gets at most one gradient.
 """
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from irpar.ir import Graph, Node, Value
@@ -16,8 +17,13 @@ from .bodies import OF_BODIES
 from .dependence import dependents
 from .refusals import missing
 
+GRAD = "grad."
+"""Before the name of a value: the name of its gradient."""
 Gradients = dict[Value, Value]
 """Value to its gradient, of the same type."""
+
+
+_UNNAMED = re.compile(r"v_\d+")
 
 
 class Reverse:
@@ -83,6 +89,9 @@ class Reverse:
         of_results = [self.gradients.get(value) for value in node.results]
         if all(gradient is None for gradient in of_results):
             return
+        for value, gradient in zip(node.results, of_results, strict=True):
+            if gradient is not None:
+                name_gradient(gradient, value)
         needs = [value is not None and value in self.depends for value in node.operands]
         writer = GradientWriter(self.graph, self.opsets, like=node, needs=needs)
         for value, gradient in self._of(node, of_results, writer):
@@ -109,6 +118,12 @@ class Reverse:
         for value, needed, gradient in zip(node.operands, writer.needs, made, strict=True):
             if value is not None and needed:
                 yield value, gradient
+
+
+def name_gradient(gradient: Value, of: Value) -> None:
+    """Call a gradient that has no name of its own after what it is the gradient of."""
+    if gradient.node is not None and _UNNAMED.fullmatch(gradient.name):
+        gradient.rename(GRAD + of.source_name)
 
 
 def _sweep(graph: Graph, after: Node | None, kept: Container[Value]) -> None:

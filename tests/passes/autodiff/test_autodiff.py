@@ -1,0 +1,125 @@
+"""autodiff: golden text, what is chosen, what is refused."""
+
+import pytest
+
+from irpar.ir.text.files import parse_module
+from irpar.passes.autodiff import Autodiff, GradientError
+from irpar.passes.autodiff.saved import saved_activations
+
+TIED = """
+graph @tied(%x: f32[8, 4]) -> (%y, %n) opset 21 {
+  %w = constant : f32[4, 4] [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]] from "w"
+  %u = constant : f32[4] [1.0, 2.0, 3.0, 4.0] from "u"
+  %h = MatMul(%x, %w) : f32[8, 4]
+  %y = MatMul(%h, %w) : f32[8, 4]
+  %k = Greater(%h, %y) : bool[8, 4]
+  %n = Cast(%k) {to=7} : i64[8, 4]
+}
+"""
+
+
+def test_a_weight_of_two_uses_gets_one_sum_and_one_of_none_zeros(check_golden):
+    check_golden(
+        "autodiff",
+        TIED,
+        """
+        graph @tied(%x: f32[8, 4], %grad.y: f32[8, 4]) -> (%grad.w, %grad.u) opset 21 {
+          %w = constant : f32[4, 4] [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]] from "w"
+          %u = constant : f32[4] [1.0, 2.0, 3.0, 4.0] from "u"
+          %number = constant : f32[] 0.0
+          %numbers = constant : i64[1] [4]
+          %h = MatMul(%x, %w) {| phase=forward} : f32[8, 4]
+          %y = MatMul(%h, %w) {| phase=forward} : f32[8, 4]
+          %k = Greater(%h, %y) {| phase=forward} : bool[8, 4]
+          %n = Cast(%k) {to=7 | phase=forward} : i64[8, 4]
+          %v_1 = Transpose(%w) {perm=[1, 0] | phase=backward} : f32[4, 4]
+          %grad.h = MatMul(%grad.y, %v_1) {| phase=backward} : f32[8, 4]
+          %v_3 = Transpose(%h) {perm=[1, 0] | phase=backward} : f32[4, 8]
+          %v_4 = MatMul(%v_3, %grad.y) {| phase=backward} : f32[4, 4]
+          %v_5 = Transpose(%x) {perm=[1, 0] | phase=backward} : f32[4, 8]
+          %v_6 = MatMul(%v_5, %grad.h) {| phase=backward} : f32[4, 4]
+          %grad.w = Add(%v_4, %v_6) {| phase=backward} : f32[4, 4]
+          %grad.u = Expand(%number, %numbers) {| phase=backward} : f32[4]
+        }
+        """,
+    )
+
+
+def test_only_what_is_asked_for_is_written():
+    module = parse_module(TIED)
+    result = Autodiff(wrt=("x",), keep_outputs=True).run(module)
+    assert result.statistics == {"gradients": 1}
+    assert module.graph.output_names == ["y", "n", "grad.x"]
+    backward = [node.op_type for node in module.graph if node.phase == "backward"]
+    assert backward == ["Transpose", "MatMul", "Transpose", "MatMul"]
+    assert saved_activations(module.graph) == {}
+
+
+def test_what_is_saved_has_bytes():
+    module = parse_module(TIED)
+    Autodiff().run(module)
+    assert {value.name: count for value, count in saved_activations(module.graph).items()} == {"h": 128}
+
+
+def test_symbolic_dims_stay():
+    module = parse_module(
+        """
+        graph @g(%x: f32[batch, seq, 4], %b: f32[seq, 1]) -> (%y) opset 21 {
+          %y = Mul(%x, %b) : f32[batch, seq, 4]
+        }
+        """
+    )
+    Autodiff(wrt=("x", "b")).run(module)
+    assert [str(value.type) for value in module.graph.outputs] == ["f32[batch, seq, 4]", "f32[seq, 1]"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (Autodiff(wrt=("v",)), '"v" matches no weight or input of floats'),
+        (Autodiff(wrt=("z*",)), '"z*" matches no weight or input of floats'),
+        (Autodiff(outputs=("q",)), '"q" matches no output of floats'),
+        (Autodiff(outputs=("n",)), '"n" is i64[8, 4]: only floats have gradients'),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(options: Autodiff, told: str) -> None:
+    with pytest.raises(GradientError) as caught:
+        options.run(parse_module(TIED))
+    assert caught.value.what == told
+    assert caught.value.do
+
+
+def test_an_operator_without_gradient_is_refused_with_the_path() -> None:
+    module = parse_module(
+        """
+        graph @g(%x: f32[4, 4]) -> (%y) opset 21, "my" 1 {
+          %w = constant : f32[4] [1.0, 2.0, 3.0, 4.0] from "fc.weight"
+          %a = Mul(%x, %w) : f32[4, 4]
+          %b = my.Strange(%a) : f32[4, 4] from "/strange"
+          %y = Tanh(%b) : f32[4, 4]
+        }
+        """
+    )
+    with pytest.raises(GradientError) as caught:
+        Autodiff().run(module)
+    assert caught.value.what == "my.Strange has no gradient: irpar knows no gradient of it"
+    assert "/strange" in caught.value.where
+    assert caught.value.notes == ("path from the output back to the parameter: %y <- %b <- %a <- %w",)
+
+
+def test_older_opsets_and_local_graphs_are_refused() -> None:
+    with pytest.raises(GradientError, match="opset 18 or newer, the module has opset 17"):
+        Autodiff().run(parse_module("graph @g(%x: f32[4]) -> (%y) opset 17 {\n  %y = Relu(%x) : f32[4]\n}\n"))
+    with pytest.raises(GradientError, match="calls a function"):
+        Autodiff().run(
+            parse_module(
+                """
+                function @my.F(%p) -> (%q) opset 21 {
+                  %q = Relu(%p) : ?
+                }
+                graph @g(%x: f32[4]) -> (%y) opset 21, "my" 1 {
+                  %y = call @my.F(%x) : f32[4]
+                }
+                """
+            )
+        )
