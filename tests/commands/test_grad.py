@@ -59,5 +59,5 @@ def test_mistakes(model: Path, tmp_path: Path, capsys: Capture) -> None:
     out.write_text("mine")
     refused(capsys, "the file exists", "grad", model, "-o", out)
     assert out.read_text() == "mine"
-    refused(capsys, "cannot write the gradients", "grad", model, "-o", tmp_path / "none" / "grads.onnx")
+    refused(capsys, "cannot write the model", "grad", model, "-o", tmp_path / "none" / "grads.onnx")
     refused(capsys, "cannot read the model", "grad", tmp_path / "none.onnx", "-o", tmp_path / "other.onnx")
