@@ -25,6 +25,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.reduction import REDUCTIONS, of_cumsum, of_reduction, of_top_k
+from .gradients.zero import zero
 from .local import typed_like
 from .local_programs.integer_reductions import INTEGERS, integer_reduction
 from .local_programs.normalization import reductions
@@ -134,10 +136,21 @@ for _name in PARTIAL:
             _cost_reduce,
             _localize_mean if _name == "ReduceMean" else None,
             None if PARTIAL[_name] in ("max", "min") else _INTEGERS,
+            gradient=of_reduction(REDUCTIONS[_name], _reduced_axes),
         )
     )
 for _name in NONLINEAR:
-    define(OpDef("", _name, _infer_reduce, _rule_reduce, _cost_reduce, local_program=reductions(_reduced_axes)[_name]))
+    define(
+        OpDef(
+            "",
+            _name,
+            _infer_reduce,
+            _rule_reduce,
+            _cost_reduce,
+            local_program=reductions(_reduced_axes)[_name],
+            gradient=of_reduction(REDUCTIONS[_name], _reduced_axes),
+        )
+    )
 
 
 # -- ArgMax, ArgMin, TopK: the axis is whole, but for local programs ------------------------------------------------
@@ -178,8 +191,18 @@ def _rule_top_k(node: Node) -> FactorRule:
 
 
 for _name in ("ArgMax", "ArgMin"):
-    define(OpDef("", _name, _infer_arg, _rule_arg, _cost_input, local_program=LOCAL_PROGRAMS[_name]))
-define(OpDef("", "TopK", _infer_top_k, _rule_top_k, _cost_input, local_program=LOCAL_PROGRAMS["TopK"]))
+    define(OpDef("", _name, _infer_arg, _rule_arg, _cost_input, local_program=LOCAL_PROGRAMS[_name], gradient=zero))
+define(
+    OpDef(
+        "",
+        "TopK",
+        _infer_top_k,
+        _rule_top_k,
+        _cost_input,
+        local_program=LOCAL_PROGRAMS["TopK"],
+        gradient=of_top_k,
+    )
+)
 
 
 # -- CumSum, CumProd ------------------------------------------------------------------------------------------------
@@ -198,4 +221,14 @@ def _rule_cumulative(node: Node) -> FactorRule:
 
 
 for _name in ("CumSum", "CumProd"):
-    define(OpDef("", _name, same_type, _rule_cumulative, _cost_input, local_program=LOCAL_PROGRAMS[_name]))
+    define(
+        OpDef(
+            "",
+            _name,
+            same_type,
+            _rule_cumulative,
+            _cost_input,
+            local_program=LOCAL_PROGRAMS[_name],
+            gradient=of_cumsum if _name == "CumSum" else None,
+        )
+    )

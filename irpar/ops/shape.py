@@ -27,6 +27,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients import shape as gradients
+from .gradients.writer import GradientWriter, Of
 from .local import set_target, typed_like
 from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
 from .op_def import OpDef
@@ -55,7 +57,11 @@ def _rule_transpose(node: Node) -> FactorRule:
     return rule.done([dims], [[dims[dim] for dim in _permutation(node, len(dims))]])
 
 
-define(OpDef("", "Transpose", _infer_transpose, _rule_transpose, moves_elements=True))
+def _gradient_transpose(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+    return gradients.of_transpose(node, of, writer, _permutation(node, len(dims_of(node, 0))))
+
+
+define(OpDef("", "Transpose", _infer_transpose, _rule_transpose, moves_elements=True, gradient=_gradient_transpose))
 
 
 # -- Reshape, Flatten, Squeeze, Unsqueeze ---------------------------------------------------------------------------
@@ -171,7 +177,7 @@ def _infer_unsqueeze(node: Node) -> Sequence[Type]:
     return [tensor_of(node, 0).with_shape(tuple(dims))]
 
 
-_view = partial(OpDef, "", view=True, moves_elements=True)
+_view = partial(OpDef, "", view=True, moves_elements=True, gradient=gradients.of_view)
 define(_view("Reshape", _infer_reshape, _rule_reshape, localize=_localize_reshape))
 define(_view("Flatten", _infer_flatten, _rule_reshape))
 define(_view("Squeeze", _infer_squeeze, _rule_reshape, localize=_localize_squeeze))
@@ -248,8 +254,27 @@ def _rule_split(node: Node) -> FactorRule:
     return _rule_along(node, axis_attribute(node, len(shape_of(node, 0)), 0))
 
 
-define(OpDef("", "Concat", _infer_concat, _rule_concat, local_program=CONCAT.local_program()))
-define(OpDef("", "Split", _infer_split, _rule_split, local_program=SPLIT.local_program(), moves_elements=True))
+define(
+    OpDef(
+        "",
+        "Concat",
+        _infer_concat,
+        _rule_concat,
+        local_program=CONCAT.local_program(),
+        gradient=gradients.of_concat,
+    )
+)
+define(
+    OpDef(
+        "",
+        "Split",
+        _infer_split,
+        _rule_split,
+        local_program=SPLIT.local_program(),
+        moves_elements=True,
+        gradient=gradients.of_split,
+    )
+)
 
 
 # -- Slice, Pad, Tile, Expand ---------------------------------------------------------------------------------------
@@ -290,7 +315,24 @@ def _rule_slice(node: Node) -> FactorRule:
     return moving_rule(shapes_of(node), result_shape(node), partial)
 
 
-define(OpDef("", "Slice", _infer_slice, _rule_slice, local_program=SLICE.local_program(), moves_elements=True))
+def _gradient_slice(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+    bounds = (operand(node, index) for index in (1, 2, 3, 4))
+    is_known = all(value is None or data_of(value) is not None for value in bounds)
+    cuts = slices(node, len(dims_of(node, 0))) if is_known else None
+    return gradients.of_slice(node, of, writer, cuts)
+
+
+define(
+    OpDef(
+        "",
+        "Slice",
+        _infer_slice,
+        _rule_slice,
+        local_program=SLICE.local_program(),
+        moves_elements=True,
+        gradient=_gradient_slice,
+    )
+)
 
 
 def _infer_pad(node: Node) -> Sequence[Type]:
@@ -310,7 +352,11 @@ def _rule_pad(node: Node) -> FactorRule:
     )
 
 
-define(OpDef("", "Pad", _infer_pad, _rule_pad, local_program=PAD.local_program()))
+def _gradient_pad(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+    return gradients.of_pad(node, of, writer, pads_of(node, len(dims_of(node, 0))))
+
+
+define(OpDef("", "Pad", _infer_pad, _rule_pad, local_program=PAD.local_program(), gradient=_gradient_pad))
 
 
 def _infer_tile(node: Node) -> Sequence[Type]:
@@ -328,7 +374,21 @@ def _rule_tile(node: Node) -> FactorRule:
     )
 
 
-define(OpDef("", "Tile", _infer_tile, _rule_tile, local_program=TILE.local_program(), moves_elements=True))
+def _gradient_tile(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+    return gradients.of_tile(node, of, writer, needed_ints(node, 1))
+
+
+define(
+    OpDef(
+        "",
+        "Tile",
+        _infer_tile,
+        _rule_tile,
+        local_program=TILE.local_program(),
+        moves_elements=True,
+        gradient=_gradient_tile,
+    )
+)
 
 
 def _infer_expand(node: Node) -> Sequence[Type]:
@@ -354,4 +414,14 @@ def _localize_target(index: int) -> Callable[[Node, Node, Builder], None]:
     return hook
 
 
-define(OpDef("", "Expand", _infer_expand, _rule_expand, localize=_localize_target(1), moves_elements=True))
+define(
+    OpDef(
+        "",
+        "Expand",
+        _infer_expand,
+        _rule_expand,
+        localize=_localize_target(1),
+        moves_elements=True,
+        gradient=gradients.of_expand,
+    )
+)

@@ -1,0 +1,180 @@
+"""What irpar sends in one training step, beside XLA's two partitioners and the best plans known.
+
+    python benchmarks/training_anchors.py              all cases that are one step without ZeRO and micro-batches
+    python benchmarks/training_anchors.py mlp_dp2tp4   some
+    python benchmarks/training_anchors.py --no-run     plans only: nothing is computed
+    python benchmarks/training_anchors.py --list       and every collective of each
+
+The cases are a folder of ONNX models with annotations, and what a step sends: ../shared/anchors/training beside the
+repository, or --anchors FOLDER. The step is put together here: the model, the loss, its gradients (irpar.gradients),
+and the update of each parameter, which leaves with the sharding that it came with.
+
+`x` is irpar's bytes over the best known. Exit code 1 where a case sends more than the better of GSPMD and Shardy, or
+computes other parameters than the reference says.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import irpar
+from irpar.ir import Builder, DType, Module, TensorType, Value
+from irpar.ops.gradients.writer import GradientWriter
+from irpar.passes.autodiff import GRAD
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from anchors import DEFAULT_FOLDER, inputs_of
+
+LOSS = "loss"
+TARGET = "target"
+BETAS, EPSILON, DECAY = (0.9, 0.999), 1e-8, 0.01
+
+
+def step_of(case: dict[str, Any], folder: Path) -> Module:
+    """The module of one step: the loss, and each parameter after it."""
+    module = irpar.load(folder / case["model"])
+    irpar.PassManager.parse("inline-functions,raise-opset,infer-types").run(module)
+    _add_loss(module, case)
+    made = irpar.gradients(module, outputs=[LOSS], wrt=case["parameters"], keep_outputs=True)
+    graph = made.graph
+    seed = graph.value(GRAD + LOSS)
+    one = Builder(graph, made.opsets).constant(np.float32(1), "one")
+    seed.replace_uses(one)
+    graph.remove_input(seed)
+    values = dict(zip(graph.output_names, graph.outputs, strict=True))
+    named = {value.source_name: value for value in (*graph.constants, *graph.inputs)}
+    writer = GradientWriter(graph, made.opsets)
+    outputs = {LOSS: values[LOSS]}
+    for name in case["parameters"]:
+        outputs[f"{name}.new"] = _updated(named[name], values[GRAD + name], case["optimizer"], writer)
+    for name, value in outputs.items():
+        value.rename(name)
+    graph.set_outputs(list(outputs.values()), list(outputs))
+    return made
+
+
+def _add_loss(module: Module, case: dict[str, Any]) -> None:
+    graph = module.graph
+    spec = case["inputs"][TARGET]
+    dtype = DType.F32 if spec["dtype"] == "f32" else DType.I64
+    target = graph.add_input(TARGET, TensorType(dtype, tuple(spec["shape"])), TARGET)
+    y = dict(zip(graph.output_names, graph.outputs, strict=True))[case["output"]]
+    writer = GradientWriter(graph, module.opsets)
+    if case["loss"] == "mse":
+        difference = writer.sub(y, target)
+        loss = writer.op("ReduceMean", [writer.mul(difference, difference)], {"keepdims": 0})
+    else:
+        logs = writer.op("LogSoftmax", [y], {"axis": -1})
+        place = writer.unsqueeze(target, [len(spec["shape"])])
+        chosen = writer.op("GatherElements", [logs, place], {"axis": -1})
+        loss = writer.neg(writer.op("ReduceMean", [chosen], {"keepdims": 0}))
+    loss.rename(LOSS)
+    for node in graph:
+        node.phase = None
+    graph.set_outputs([*graph.outputs, loss], [*graph.output_names, LOSS])
+
+
+def _updated(value: Value, gradient: Value, optimizer: dict[str, Any], writer: GradientWriter) -> Value:
+    """A parameter after the step; moments begin as zeros, so that Adam's are the gradient and its square."""
+    rate = optimizer["lr"]
+    if optimizer["name"] == "adamw":
+        size = writer.op("Sqrt", [writer.mul(gradient, gradient)])
+        gradient = writer.div(gradient, writer.add(size, optimizer.get("eps", EPSILON)))
+        gradient = writer.add(gradient, writer.mul(value, optimizer.get("weight_decay", DECAY)))
+    made = writer.sub(value, writer.mul(gradient, rate))
+    assert made.node is not None
+    return made
+
+
+def partition_of(case: dict[str, Any], folder: Path, network: str) -> irpar.Partition:
+    """The step over the mesh of a case."""
+    module = step_of(case, folder)
+    for name, spec in case["annotations"].items():
+        module.shard(name, spec)
+        if name in case["parameters"]:
+            module.shard(f"{name}.new", spec)
+    mesh = irpar.Mesh(dict(zip(case["mesh"]["axes"], case["mesh"]["sizes"], strict=True)))
+    return irpar.partition(module, mesh, network=network)
+
+
+def fault_of(partition: irpar.Partition, case: dict[str, Any]) -> str:
+    """What the step computes otherwise than the reference; "" where all is equal."""
+    inputs = {
+        name: array.astype(np.int64) if array.dtype.kind == "i" and name == TARGET else array
+        for name, array in inputs_of(case).items()
+    }
+    found = partition.run(inputs)
+    expected = case["expected"]
+    if abs(float(found[LOSS]) - expected["loss"]) > 1e-4 * abs(expected["loss"]):
+        return f"loss {float(found[LOSS])}, not {expected['loss']}"
+    tolerance = 0.05 * case["optimizer"]["lr"] if case["optimizer"]["name"] == "adamw" else 1e-5
+    for name, (total, *first) in expected["params_after_1_step"].items():
+        array = found[f"{name}.new"].astype(np.float64)
+        if np.abs(array.ravel()[: len(first)] - first).max() > tolerance:
+            return f"{name} is {array.ravel()[: len(first)]}, not {first}"
+        if abs(array.sum() - total) > tolerance * max(1.0, np.abs(array).sum()):
+            return f"the sum of {name} is {array.sum()}, not {total}"
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; see the module for the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wanted", nargs="*", metavar="CASE", help="only these (default: all)")
+    parser.add_argument("--anchors", type=Path, default=DEFAULT_FOLDER / "training", metavar="FOLDER")
+    parser.add_argument("--network", default="bytes", help="what irpar minimises (default bytes)")
+    parser.add_argument("--no-run", action="store_true", help="compute nothing")
+    parser.add_argument("--list", action="store_true", help="every collective")
+    options = parser.parse_args(arguments)
+    folder = options.anchors / "cases"
+    cases = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    cases = [case for case in cases if not options.wanted or case["name"] in options.wanted]
+    if not cases:
+        print(f"no cases in {folder}: give --anchors FOLDER", file=sys.stderr)
+        return 2 if options.wanted else 0
+    print(f"{'case':20}{'irpar':>14}{'GSPMD':>14}{'Shardy':>14}{'best known':>14}{'x':>8}{'launches':>10}{'s':>7}")
+    worse = 0
+    for case in cases:
+        worse += not report(case, folder, options)
+    return 1 if worse else 0
+
+
+def report(case: dict[str, Any], folder: Path, options: argparse.Namespace) -> bool:
+    """Print the line of one case; whether it is at most what XLA sends, and right."""
+    if case["zero"] or case["micro_batches"] > 1 or case["recompute"]:
+        print(f"{case['name']:20}  left out: ZeRO, micro-batches or recompute")
+        return True
+    start = time.perf_counter()
+    try:
+        made = partition_of(case, folder, options.network)
+    except irpar.IrparError as error:
+        print(f"{case['name']:20}  refused: {error.what}")
+        return False
+    seconds = time.perf_counter() - start
+    totals = made.plan.totals
+    best = case["best_known"]["bytes"]
+    xla = [case["anchors"][name]["bytes"] for name in ("xla_gspmd", "xla_shardy")]
+    fault = fault_of(made, case) if case["numerics"] and not options.no_run else ""
+    sent = totals["sent_bytes"]
+    columns = "".join(f"{int(value):>14,}" for value in (sent, *xla, best))
+    is_ok = sent <= min(xla) and not fault
+    print(
+        f"{case['name']:20}{columns}{sent / best:>8.2f}{totals['collectives']:>10}{seconds:>7.2f}  "
+        f"{'ok' if is_ok else 'worse'}  {fault}"
+    )
+    if options.list:
+        for entry in made.plan.collectives:
+            axes, size = ",".join(entry["axes"]), entry["sent_bytes"] * entry["times"]
+            print(f"    {entry['phase'] or '-':10}{entry['kind']:16}{axes:8}{size:>12,}  {entry['value']}")
+    return is_ok
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Gradients of reductions; where several elements are the extreme, they share."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from irpar.ir import Node, Value
+
+from ..facts import int_attribute, needed, operand
+from .writer import GradientWriter, Of, safe_result
+
+Axes = Sequence[int] | None
+"""What is reduced; None where that is found when the model runs."""
+Reduced = Callable[[Node, Value, Value, Value, "Axes", GradientWriter], Value]
+"""(node, x, result with its dims, gradient with its dims, axes, writer) to the gradient of x, which may have fewer
+elements along the reduced dims: it is repeated."""
+
+
+def of_reduction(slope: Reduced, axes_of: Callable[[Node], Sequence[int]]) -> Callable[..., Sequence[Value | None]]:
+    """The gradient of a reduction; `axes_of` gives its axes, or raises CannotTellError where they are computed."""
+
+    def gradient(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+        g = of[0]
+        assert g is not None
+        return w.each(lambda: _of_data(node, g, slope, axes_of, w))
+
+    return gradient
+
+
+def _of_data(
+    node: Node, g: Value, slope: Reduced, axes_of: Callable[[Node], Sequence[int]], w: GradientWriter
+) -> Value:
+    x, y = needed(node, 0), safe_result(node)
+    axes: Axes = None
+    if _are_known(node):
+        axes = axes_of(node)
+        if not int_attribute(node, "keepdims", 1):
+            g, y = w.unsqueeze(g, axes), w.unsqueeze(y, axes)
+    elif not int_attribute(node, "keepdims", 1):
+        g, y = (_with_dims(value, x, needed(node, 1), w) for value in (g, y))
+    return w.broadcast_to(slope(node, x, y, g, axes, w), x)
+
+
+def _are_known(node: Node) -> bool:
+    axes = operand(node, 1)
+    return axes is None or axes.data is not None
+
+
+def _with_dims(value: Value, x: Value, axes: Value, w: GradientWriter) -> Value:
+    """The reduced dims put back with size 1; which they are, an operand says, of which an empty one means all."""
+    ones = w.op("Expand", [w.ints([1]), w.op("Shape", [axes])])
+    shape = w.op("ScatterElements", [w.op("Shape", [x]), w.op("Mod", [axes, w.size_of(w.op("Shape", [x]), 0)]), ones])
+    return w.reshape(value, shape)
+
+
+def _count(x: Value, axes: Axes, y: Value, w: GradientWriter) -> Value:
+    """How many elements make one of the result, as a number of the operand's dtype."""
+    if axes is not None:
+        dims = w.dims(x)
+        sizes = [dims[axis] for axis in axes]
+        if all(isinstance(size, int) for size in sizes):
+            return w.number(float(np.prod([int(size) for size in sizes if isinstance(size, int)])), x)
+    counts = [w.cast(w.op("Size", [value]), x.dtype) for value in (x, y)]
+    return w.div(*counts)
+
+
+def _sum(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    return g
+
+
+def _mean(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    return w.div(g, _count(x, axes, y, w))
+
+
+def _extreme(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    are = w.cast(w.compare("Equal", x, y), x.dtype)
+    return w.mul(are, w.div(g, _again(node, are, axes, w)))
+
+
+def _again(node: Node, value: Value, axes: Axes, w: GradientWriter) -> Value:
+    """The sum over the same axes; the dims stay."""
+    if axes is not None:
+        return w.sum(value, axes)
+    noop = int_attribute(node, "noop_with_empty_axes", 0)
+    return w.op("ReduceSum", [value, needed(node, 1)], {"keepdims": 1, "noop_with_empty_axes": noop})
+
+
+def _prod(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    """The product of the others: y / x; of one zero the product of what is left, and nothing where there are two."""
+    is_zero = w.compare("Equal", x, 0)
+    zeros = _again(node, w.cast(is_zero, x.dtype), axes, w)
+    others = w.where(is_zero, 1.0, x)
+    attributes = {"keepdims": 1}
+    if axes is None:
+        attributes["noop_with_empty_axes"] = int_attribute(node, "noop_with_empty_axes", 0)
+    where = needed(node, 1) if axes is None else w.ints(axes)
+    left = others if axes is not None and not axes else w.op("ReduceProd", [others, where], attributes)
+    alone = w.where(w.compare("Equal", zeros, 1), left, 0.0)
+    slope = w.where(is_zero, alone, w.div(w.where(w.compare("Equal", zeros, 0), left, 0.0), others))
+    return w.mul(g, slope)
+
+
+def _l1(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    return w.mul(g, w.op("Sign", [x]))
+
+
+def _l2(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    """x / y; 0 where all are 0."""
+    is_zero = w.compare("Equal", y, 0)
+    return w.mul(x, w.where(is_zero, 0.0, w.div(g, w.where(is_zero, 1.0, y))))
+
+
+def _sum_square(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    return w.mul(x, w.mul(g, 2))
+
+
+def _log_sum(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    return w.div(g, w.op("Exp", [y]))
+
+
+def _log_sum_exp(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
+    return w.mul(g, w.op("Exp", [w.sub(x, y)]))
+
+
+REDUCTIONS: dict[str, Reduced] = {
+    "ReduceL1": _l1,
+    "ReduceL2": _l2,
+    "ReduceLogSum": _log_sum,
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": _extreme,
+    "ReduceMean": _mean,
+    "ReduceMin": _extreme,
+    "ReduceProd": _prod,
+    "ReduceSum": _sum,
+    "ReduceSumSquare": _sum_square,
+}
+
+
+# -- sums along an axis ---------------------------------------------------------------------------------------------
+
+
+def of_cumsum(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """The sums of the gradient from the other end."""
+    g = of[0]
+    assert g is not None
+    back = 1 - int_attribute(node, "reverse", 0)
+    attributes = {"exclusive": int_attribute(node, "exclusive", 0), "reverse": back}
+    return w.each(lambda: w.op("CumSum", [g, needed(node, 1)], attributes))
+
+
+def of_top_k(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """Each of the values that were taken gets its gradient back."""
+    x, g = needed(node, 0), of[0]
+    if g is None:
+        return [None, None]
+    axis = int_attribute(node, "axis", -1)
+    return w.each(lambda: w.op("ScatterElements", [w.zeros(x), node.results[1], g], {"axis": axis}))
