@@ -20,6 +20,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients import normalization as gradients
+from .gradients.zero import zero
 from .local_programs.normalization import GROUPS
 from .local_programs.normalization import LOCAL_PROGRAMS as STATISTICS
 from .local_programs.program import LocalProgram
@@ -83,15 +85,25 @@ def _channel_axis(node: Node, rank: int) -> Sequence[int]:
     return (1,)
 
 
-for _name, _axes in {
-    "Softmax": _softmax_axes,
-    "LogSoftmax": _softmax_axes,
-    "Hardmax": _softmax_axes,
-    "LpNormalization": _last_axis,
-    "MeanVarianceNormalization": _mean_variance_axes,
-    "LRN": _channel_axis,
-}.items():
-    define(OpDef("", _name, same_type, _along(_axes), cost_per_element, local_program=LOCAL_PROGRAMS.get(_name)))
+for _name, _axes, _gradient in (
+    ("Softmax", _softmax_axes, gradients.of_softmax),
+    ("LogSoftmax", _softmax_axes, gradients.of_log_softmax),
+    ("Hardmax", _softmax_axes, zero),
+    ("LpNormalization", _last_axis, gradients.of_lp_norm),
+    ("MeanVarianceNormalization", _mean_variance_axes, gradients.of_mean_variance),
+    ("LRN", _channel_axis, gradients.of_lrn),
+):
+    define(
+        OpDef(
+            "",
+            _name,
+            same_type,
+            _along(_axes),
+            cost_per_element,
+            local_program=LOCAL_PROGRAMS.get(_name),
+            gradient=_gradient,
+        )
+    )
 
 
 # -- LayerNormalization, RMSNormalization ---------------------------------------------------------------------------
@@ -124,8 +136,21 @@ def _rule_trailing(node: Node) -> FactorRule:
     return rule.done([dims, *others], [dims, statistics, statistics][: len(node.results)])
 
 
-for _name, _infer in {"LayerNormalization": _infer_layer_norm, "RMSNormalization": _infer_rms_norm}.items():
-    define(OpDef("", _name, _infer, _rule_trailing, cost_per_element, local_program=LOCAL_PROGRAMS[_name]))
+for _name, _infer, _gradient in (
+    ("LayerNormalization", _infer_layer_norm, gradients.of_layer_norm),
+    ("RMSNormalization", _infer_rms_norm, gradients.of_rms_norm),
+):
+    define(
+        OpDef(
+            "",
+            _name,
+            _infer,
+            _rule_trailing,
+            cost_per_element,
+            local_program=LOCAL_PROGRAMS[_name],
+            gradient=_gradient,
+        )
+    )
 
 
 # -- normalisations of images: (batch, channels, ...) ---------------------------------------------------------------
@@ -190,11 +215,38 @@ def _batch_program() -> LocalProgram:
     return replace(found, dims=dims)
 
 
-define(OpDef("", "GroupNormalization", same_type, _rule_group_norm, cost_per_element, _localize_group_norm, GROUPS))
-_INSTANCE = "InstanceNormalization"
-define(OpDef("", _INSTANCE, same_type, _rule_instance_norm, cost_per_element, local_program=LOCAL_PROGRAMS[_INSTANCE]))
 define(
     OpDef(
-        "", "BatchNormalization", _infer_batch_norm, _rule_batch_norm, cost_per_element, local_program=_batch_program()
+        "",
+        "GroupNormalization",
+        same_type,
+        _rule_group_norm,
+        cost_per_element,
+        _localize_group_norm,
+        GROUPS,
+        gradient=gradients.of_group_norm,
+    )
+)
+_INSTANCE = "InstanceNormalization"
+define(
+    OpDef(
+        "",
+        _INSTANCE,
+        same_type,
+        _rule_instance_norm,
+        cost_per_element,
+        local_program=LOCAL_PROGRAMS[_INSTANCE],
+        gradient=gradients.of_instance_norm,
+    )
+)
+define(
+    OpDef(
+        "",
+        "BatchNormalization",
+        _infer_batch_norm,
+        _rule_batch_norm,
+        cost_per_element,
+        local_program=_batch_program(),
+        gradient=gradients.of_batch_norm,
     )
 )

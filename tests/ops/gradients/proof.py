@@ -107,7 +107,9 @@ def check_module(module: Module, feeds: Mapping[str, Array], wrt: Sequence[str],
     """The same of any module, of one dtype."""
     step, tolerance = (table[feeds[wrt[0]].dtype] for table in (STEPS, TOLERANCES))
     random = np.random.default_rng(seed)
-    backward = gradients_of(module, wrt)
+    # Differences of what is rounded to a narrower dtype say nothing, such as statistics of a LayerNormalization.
+    outputs = [value.name for value in module.graph.outputs if value.dtype.numpy == feeds[wrt[0]].dtype]
+    backward = gradients_of(module, wrt, outputs)
     whole = run(module, feeds)
     seeds = {
         value.name: random.standard_normal(whole[value.name.removeprefix(GRAD)].shape).astype(value.dtype.numpy)
