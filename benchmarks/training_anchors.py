@@ -71,10 +71,9 @@ def _add_loss(module: Module, case: dict[str, Any]) -> None:
         difference = writer.sub(y, target)
         loss = writer.op("ReduceMean", [writer.mul(difference, difference)], {"keepdims": 0})
     else:
-        logs = writer.op("LogSoftmax", [y], {"axis": -1})
-        place = writer.unsqueeze(target, [len(spec["shape"])])
-        chosen = writer.op("GatherElements", [logs, place], {"axis": -1})
-        loss = writer.neg(writer.op("ReduceMean", [chosen], {"keepdims": 0}))
+        rank = len(writer.dims(y))
+        scores = writer.transpose(y, [0, rank - 1, *range(1, rank - 1)])
+        loss = writer.op("SoftmaxCrossEntropyLoss", [scores, target])
     loss.rename(LOSS)
     for node in graph:
         node.phase = None

@@ -265,6 +265,7 @@ def space_to_depth(xp: ArrayModule, x: Array, *, blocksize: int, mode: str = "DC
 
 
 @kernel("Trilu", since=14)
+@kernel("Trilu", since=1, domain="com.microsoft")
 def trilu(xp: ArrayModule, x: Array, k: HostArray | None = None, *, upper: int = 1) -> Array:
     """The upper or lower triangle of the matrices in the last two dims, zeros elsewhere."""
     diagonal = 0 if k is None else to_int(k)

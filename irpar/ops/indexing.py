@@ -33,6 +33,7 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients import indexing as gradients
 from .local import add_bias_once, typed_like
 from .local_programs.shape import COMPRESS, chosen
 from .neutral import neutral
@@ -128,7 +129,7 @@ def _with_dims(value: Value, count: int, builder: Builder) -> Value:
 
 
 _table = partial(OpDef, "", moves_elements=True, looks_up=True)
-define(_table("Gather", _infer_gather, _rule_gather, localize=_localize_gather))
+define(_table("Gather", _infer_gather, _rule_gather, localize=_localize_gather, gradient=gradients.of_gather))
 
 
 # -- GatherElements, GatherND ---------------------------------------------------------------------------------------
@@ -195,8 +196,18 @@ def localize_gather_nd(whole_node: Node, local: Node, builder: Builder) -> list[
     return [_looked_up(local, index, inside, partial(at.known, builder), trailing, builder)]
 
 
-define(_table("GatherElements", _infer_gather_elements, _rule_gather_elements, localize=_localize_gather))
-define(_table("GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd))
+define(
+    _table(
+        "GatherElements",
+        _infer_gather_elements,
+        _rule_gather_elements,
+        localize=_localize_gather,
+        gradient=gradients.of_gather_elements,
+    )
+)
+define(
+    _table("GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd, gradient=gradients.of_gather_nd)
+)
 
 
 # -- OneHot ---------------------------------------------------------------------------------------------------------
@@ -231,7 +242,7 @@ def _localize_one_hot(whole_node: Node, local: Node, builder: Builder) -> list[V
     return [typed_like(local.result, "OneHot", [index, count, needed(local, 2)], local.attributes, builder)]
 
 
-define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot, localize=_localize_one_hot))
+define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot, localize=_localize_one_hot, gradient=gradients.of_one_hot))
 
 
 # -- ScatterElements, ScatterND, TensorScatter ----------------------------------------------------------------------
@@ -356,9 +367,29 @@ def _cost_scatter(node: Node) -> int:
 
 
 for _name in ("Scatter", "ScatterElements"):
-    define(OpDef("", _name, same_type, _rule_scatter_elements, _cost_scatter, _localize_scatter))
-define(OpDef("", "ScatterND", same_type, _rule_scatter_nd, _cost_scatter, _localize_scatter))
-define(OpDef("", "TensorScatter", same_type, _rule_tensor_scatter))
+    define(
+        OpDef(
+            "",
+            _name,
+            same_type,
+            _rule_scatter_elements,
+            _cost_scatter,
+            _localize_scatter,
+            gradient=gradients.of_scatter,
+        )
+    )
+define(
+    OpDef(
+        "",
+        "ScatterND",
+        same_type,
+        _rule_scatter_nd,
+        _cost_scatter,
+        _localize_scatter,
+        gradient=gradients.of_scatter,
+    )
+)
+define(OpDef("", "TensorScatter", same_type, _rule_tensor_scatter, gradient=gradients.of_tensor_scatter))
 
 
 # -- ReverseSequence, Compress --------------------------------------------------------------------------------------
@@ -392,7 +423,24 @@ def _rule_compress(node: Node) -> FactorRule:
     return rule.done([rule.dims(shape, Kind.REPLICATE), whole(1)], [[()]])
 
 
-define(OpDef("", "ReverseSequence", same_type, _rule_reverse_sequence, moves_elements=True))
 define(
-    OpDef("", "Compress", _infer_compress, _rule_compress, local_program=COMPRESS.local_program(), moves_elements=True)
+    OpDef(
+        "",
+        "ReverseSequence",
+        same_type,
+        _rule_reverse_sequence,
+        moves_elements=True,
+        gradient=gradients.of_reverse_sequence,
+    )
+)
+define(
+    OpDef(
+        "",
+        "Compress",
+        _infer_compress,
+        _rule_compress,
+        local_program=COMPRESS.local_program(),
+        moves_elements=True,
+        gradient=gradients.of_compress,
+    )
 )

@@ -8,6 +8,7 @@ import numpy as np
 from irpar.ir import Builder, Node, Type, Value
 
 from .facts import dims_of, operand, result_shape, shape_of, tensor_of
+from .gradients.loss import of_loss
 from .local import typed_like
 from .local_programs.loss import LOCAL_PROGRAM, loss_reduction, needs_all_rows
 from .op_def import OpDef
@@ -66,4 +67,4 @@ def _cost_loss(node: Node) -> int:
 
 
 for _name in _FLOPS_PER_SCORE:
-    define(OpDef("", _name, _infer_loss, _rule_loss, _cost_loss, _localize_loss, LOCAL_PROGRAM))
+    define(OpDef("", _name, _infer_loss, _rule_loss, _cost_loss, _localize_loss, LOCAL_PROGRAM, gradient=of_loss))

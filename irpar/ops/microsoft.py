@@ -6,7 +6,7 @@ from irpar.ir import DType, Node, TensorType, Type
 
 from .facts import CannotTellError, tensor_of
 from .local_programs.program import LocalProgram
-from .op_def import Cost, Infer, Localize, OpDef, Rule
+from .op_def import Cost, Gradient, Infer, Localize, OpDef, Rule
 from .registry import define
 
 DOMAIN = "com.microsoft"
@@ -22,13 +22,14 @@ def microsoft(
     dtypes: int | Callable[[Node], Sequence[DType]] = 0,
     local_program: LocalProgram | None = None,
     is_elementwise: bool = False,
+    gradient: Gradient | None = None,
 ) -> OpDef:
     """Define an operator of com.microsoft, the dtypes of whose results are known even where `infer` cannot tell sizes.
 
     So it runs replicated, where one whose results have no type at all would be refused.
 
     Args:
-        name, infer, rule, flops, localize, local_program, is_elementwise: see `OpDef`.
+        name, infer, rule, flops, localize, local_program, is_elementwise, gradient: see `OpDef`.
         dtypes: of all results; a number for an operand that has the dtype of each.
     """
 
@@ -39,4 +40,16 @@ def microsoft(
             found = [tensor_of(node, dtypes).dtype] * len(node.results) if isinstance(dtypes, int) else dtypes(node)
             return [TensorType(dtype, None) for dtype in found[: len(node.results)]]
 
-    return define(OpDef(DOMAIN, name, answer, rule, flops, localize, local_program, is_elementwise=is_elementwise))
+    return define(
+        OpDef(
+            DOMAIN,
+            name,
+            answer,
+            rule,
+            flops,
+            localize,
+            local_program,
+            is_elementwise=is_elementwise,
+            gradient=gradient,
+        )
+    )

@@ -21,6 +21,8 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients.position import of_depth_to_space, of_space_to_depth, of_trilu
+from .gradients.zero import zero
 from .local import set_target, typed_like
 from .microsoft import microsoft
 from .op_def import OpDef
@@ -85,13 +87,18 @@ def _infer_range(node: Node) -> Sequence[Type]:
     return [TensorType(dtype, (len(range(start, limit, delta)),))]
 
 
-define(OpDef("", "Shape", _infer_shape, _rule_sizes, localize=_localize_sizes, reads_sizes=True))
-define(OpDef("", "Size", _infer_size, _rule_sizes, localize=_localize_sizes, reads_sizes=True))
+define(OpDef("", "Shape", _infer_shape, _rule_sizes, localize=_localize_sizes, reads_sizes=True, gradient=zero))
+define(OpDef("", "Size", _infer_size, _rule_sizes, localize=_localize_sizes, reads_sizes=True, gradient=zero))
 # A Range of constants is folded; what is left of them has no rule.
 define(OpDef("", "Range", _infer_range))
 define(
     OpDef(
-        "", "ConstantOfShape", _infer_constant_of_shape, _rule_constant_of_shape, localize=_localize_constant_of_shape
+        "",
+        "ConstantOfShape",
+        _infer_constant_of_shape,
+        _rule_constant_of_shape,
+        localize=_localize_constant_of_shape,
+        gradient=zero,
     )
 )
 
@@ -153,9 +160,9 @@ def _localize_eye_like(whole_node: Node, local: Node, builder: Builder) -> list[
     return [typed_like(local.result, "Cast", [hits], {"to": local.result.dtype.value}, builder)]
 
 
-define(OpDef("", "Trilu", same_type, _rule_trilu, localize=_localize_trilu))
-microsoft("Trilu", same_type, _rule_trilu, localize=_localize_trilu)
-define(OpDef("", "EyeLike", _infer_eye_like, _rule_eye_like, localize=_localize_eye_like))
+define(OpDef("", "Trilu", same_type, _rule_trilu, localize=_localize_trilu, gradient=of_trilu))
+microsoft("Trilu", same_type, _rule_trilu, localize=_localize_trilu, gradient=of_trilu)
+define(OpDef("", "EyeLike", _infer_eye_like, _rule_eye_like, localize=_localize_eye_like, gradient=zero))
 
 
 # -- DepthToSpace, SpaceToDepth -------------------------------------------------------------------------------------
@@ -199,5 +206,9 @@ def _rule_space_to_depth(node: Node) -> FactorRule:
     return rule.done([[n, channels, h, w]], [[n, (), h, w]])
 
 
-define(OpDef("", "DepthToSpace", _infer_depth_space, _rule_depth_to_space, moves_elements=True))
-define(OpDef("", "SpaceToDepth", _infer_depth_space, _rule_space_to_depth, moves_elements=True))
+define(
+    OpDef("", "DepthToSpace", _infer_depth_space, _rule_depth_to_space, moves_elements=True, gradient=of_depth_to_space)
+)
+define(
+    OpDef("", "SpaceToDepth", _infer_depth_space, _rule_space_to_depth, moves_elements=True, gradient=of_space_to_depth)
+)

@@ -262,11 +262,7 @@ def of_group_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
 
     def grouped(value: Value) -> Value:
         sizes = [w.size_of(value, dim) for dim in range(rank)]
-        target = [sizes[0], w.ints([groups, channels // groups]), *sizes[2:]]
-        return w.reshape(value, w.op("Concat", target, {"axis": 0}) if not value.is_static else _numbers(target))
-
-    def _numbers(target: Sequence[Value]) -> list[int]:
-        return [int(number) for value in target if value.data is not None for number in value.data.numpy()]
+        return w.reshape(value, w.listed([sizes[0], w.ints([groups, channels // groups]), *sizes[2:]]))
 
     split, g5 = grouped(_wide(x, w)), grouped(g)
     factor = _wide(scale, w)

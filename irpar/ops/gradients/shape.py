@@ -121,17 +121,9 @@ def _spread(x: Value, g: Value, axis: int, start: int, step: int, w: GradientWri
         w.ints([count * step]),
         *(w.size_of(g, dim) for dim in range(axis + 1, len(dims))),
     ]
-    joined = w.reshape(zeros, _listed(shape, w))
+    joined = w.reshape(zeros, w.listed(shape))
     reach = (count - 1) * step + 1  # The zeros behind the last element may lie outside.
     return w.op("Slice", [joined, w.ints([0]), w.ints([reach]), w.ints([axis])]), start
-
-
-def _listed(sizes: Sequence[Value], w: GradientWriter) -> Value:
-    """Sizes of one number each as one list; a constant where all are."""
-    numbers = [size.data for size in sizes]
-    if all(data is not None for data in numbers):
-        return w.ints([int(data.numpy()[0]) for data in numbers if data is not None])
-    return w.op("Concat", sizes, {"axis": 0})
 
 
 def _padded(x: Value, g: Value, before: Mapping[int, Value | int], w: GradientWriter) -> Value:
@@ -148,7 +140,7 @@ def _padded(x: Value, g: Value, before: Mapping[int, Value | int], w: GradientWr
             ends.append(w.ints([size - start - count]))
         else:
             ends.append(w.op("Sub", [w.op("Sub", [w.size_of(x, axis), first]), w.size_of(g, axis)]))
-    made = w.op("Pad", [g, _listed([*starts, *ends], w), None, w.ints(axes)], type=x.type)
+    made = w.op("Pad", [g, w.listed([*starts, *ends]), None, w.ints(axes)], type=x.type)
     return made
 
 
@@ -263,6 +255,6 @@ def of_tile(node: Node, of: Of, w: GradientWriter, repeats: Sequence[int]) -> Se
             sizes.append(w.size_of(x, dim))
         if not summed:
             return g
-        return w.sum(w.reshape(g, _listed(sizes, w)), summed, keep=False)
+        return w.sum(w.reshape(g, w.listed(sizes)), summed, keep=False)
 
     return w.each(data)

@@ -153,6 +153,13 @@ class GradientWriter(Builder):
         rank = len(self.dims(value))
         return self.op("Shape", [value], {"start": dim % rank, "end": dim % rank + 1})
 
+    def listed(self, sizes: Sequence[Value]) -> Value:
+        """Sizes, as from `size_of`, in one list; numbers where all are known."""
+        numbers = [size.data for size in sizes]
+        if all(data is not None for data in numbers):
+            return self.ints([int(number) for data in numbers if data is not None for number in data.numpy()])
+        return self.op("Concat", sizes, {"axis": 0})
+
     def reshape(self, value: Value, shape: Value | Sequence[int], type: Type = UNKNOWN) -> Value:
         """The value with another shape: numbers, or what `shape_of` gives."""
         target = shape if isinstance(shape, Value) else self.ints(shape)

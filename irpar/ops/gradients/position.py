@@ -1,0 +1,41 @@
+"""Gradients of operators that depend on positions."""
+
+from collections.abc import Sequence
+
+from irpar.ir import Node, Value
+
+from ..facts import int_attribute, needed, text_attribute
+from .writer import GradientWriter, Of
+
+
+def of_trilu(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """The same triangle of the gradient."""
+    g = of[0]
+    assert g is not None
+    attributes = {"upper": int_attribute(node, "upper", 1)}
+    return w.each(lambda: w.op("Trilu", [g, *node.operands[1:]], attributes))
+
+
+def of_space_to_depth(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """Depth back to space."""
+    g = of[0]
+    assert g is not None
+    attributes = {"blocksize": int_attribute(node, "blocksize"), "mode": "DCR"}
+    return w.each(lambda: w.op("DepthToSpace", [g], attributes))
+
+
+def of_depth_to_space(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """Space back to depth; of mode CRD by dims put apart, since SpaceToDepth has the other mode alone."""
+    x, g = needed(node, 0), of[0]
+    assert g is not None
+    block = int_attribute(node, "blocksize")
+    if text_attribute(node, "mode", "DCR") == "DCR":
+        return w.each(lambda: w.op("SpaceToDepth", [g], {"blocksize": block}))
+
+    def data() -> Value:
+        batch, _, height, width = (w.size_of(x, dim) for dim in range(4))
+        side = w.ints([block])
+        apart = w.reshape(g, w.listed([batch, w.ints([-1]), height, side, width, side]))
+        return w.shaped_as(w.transpose(apart, [0, 1, 3, 5, 2, 4]), x)
+
+    return w.each(data)
