@@ -19,6 +19,7 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients.convolution import of_conv, of_conv_transpose
 from .local import add_bias_once
 from .local_programs.transpose import TRANSPOSED
 from .local_programs.window import WINDOWS
@@ -147,7 +148,18 @@ def _cost_conv(node: Node) -> int:
     return size * (2 * prod(shape_of(node, 1)[1:]) + (operand(node, 2) is not None))
 
 
-define(OpDef("", "Conv", _infer_conv, _rule_conv, _cost_conv, _localize_conv, WINDOWS["Conv"].local_program()))
+define(
+    OpDef(
+        "",
+        "Conv",
+        _infer_conv,
+        _rule_conv,
+        _cost_conv,
+        _localize_conv,
+        WINDOWS["Conv"].local_program(),
+        gradient=of_conv,
+    )
+)
 
 
 # -- ConvTranspose --------------------------------------------------------------------------------------------------
@@ -230,6 +242,7 @@ define(
         _cost_conv_transpose,
         _localize_conv_transpose,
         TRANSPOSED.local_program(),
+        gradient=of_conv_transpose,
     )
 )
 

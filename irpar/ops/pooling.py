@@ -22,6 +22,7 @@ from .facts import (
     shape_of,
     tensor_of,
 )
+from .gradients import pooling as gradients
 from .local import typed_like
 from .local_programs.normalization import LOCAL_PROGRAMS
 from .local_programs.window import WINDOWS
@@ -141,16 +142,63 @@ def _localize_max_pool(whole_node: Node, local: Node, builder: Builder) -> list[
     return [made.results[0], moved]
 
 
-for _name in ("AveragePool", "LpPool"):
-    define(OpDef("", _name, _infer_pool, _rule_pool, _cost_pool, local_program=WINDOWS[_name].local_program()))
+for _name, _gradient in (("AveragePool", gradients.of_average_pool), ("LpPool", gradients.of_lp_pool)):
+    define(
+        OpDef(
+            "",
+            _name,
+            _infer_pool,
+            _rule_pool,
+            _cost_pool,
+            local_program=WINDOWS[_name].local_program(),
+            gradient=_gradient,
+        )
+    )
 define(
-    OpDef("", "MaxPool", _infer_pool, _rule_pool, _cost_pool, _localize_max_pool, WINDOWS["MaxPool"].local_program())
+    OpDef(
+        "",
+        "MaxPool",
+        _infer_pool,
+        _rule_pool,
+        _cost_pool,
+        _localize_max_pool,
+        WINDOWS["MaxPool"].local_program(),
+        gradient=gradients.of_max_pool,
+    )
 )
-define(OpDef("", "GlobalMaxPool", _infer_global_pool, _rule_global_pool, _cost_global_pool))
+define(
+    OpDef(
+        "",
+        "GlobalMaxPool",
+        _infer_global_pool,
+        _rule_global_pool,
+        _cost_global_pool,
+        gradient=gradients.of_global_max,
+    )
+)
 _LP = "GlobalLpPool"
-define(OpDef("", _LP, _infer_global_pool, _rule_global_pool, _cost_global_pool, local_program=LOCAL_PROGRAMS[_LP]))
-_AVERAGE = "GlobalAveragePool"
-define(OpDef("", _AVERAGE, _infer_global_pool, _rule_global_pool, _cost_global_pool, _localize_global_average))
+define(
+    OpDef(
+        "",
+        _LP,
+        _infer_global_pool,
+        _rule_global_pool,
+        _cost_global_pool,
+        local_program=LOCAL_PROGRAMS[_LP],
+        gradient=gradients.of_global_lp,
+    )
+)
+define(
+    OpDef(
+        "",
+        "GlobalAveragePool",
+        _infer_global_pool,
+        _rule_global_pool,
+        _cost_global_pool,
+        _localize_global_average,
+        gradient=gradients.of_global_average,
+    )
+)
 
 
 # -- MaxUnpool ------------------------------------------------------------------------------------------------------
@@ -197,4 +245,13 @@ def _localize_max_unpool(whole_node: Node, local: Node, builder: Builder) -> lis
     return [typed_like(local.result, "MaxUnpool", [needed(local, 0), index], local.attributes, builder)]
 
 
-define(OpDef("", "MaxUnpool", _infer_max_unpool, _rule_max_unpool, localize=_localize_max_unpool))
+define(
+    OpDef(
+        "",
+        "MaxUnpool",
+        _infer_max_unpool,
+        _rule_max_unpool,
+        localize=_localize_max_unpool,
+        gradient=gradients.of_max_unpool,
+    )
+)

@@ -50,9 +50,10 @@ def of_loss(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
 
 
 def _softmax(node: Node, scores: Value, w: GradientWriter) -> Value:
-    if len(node.results) > 1:
-        return w.op("Exp", [node.results[1]])
-    return w.op("Softmax", [scores], {"axis": 1})
+    """From the log-probabilities, which the loss has computed: they become a result of it."""
+    if len(node.results) == 1:
+        node.add_result(Value("log_probabilities", scores.type))
+    return w.op("Exp", [node.results[1]])
 
 
 def _one_hot(scores: Value, labels: Value, w: GradientWriter) -> Value:

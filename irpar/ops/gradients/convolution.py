@@ -1,0 +1,250 @@
+"""Gradients of convolutions.
+
+y = Conv(x : [n, c, s], w : [m, c, k])    x gets ConvTranspose(dy, w), w the sum over batch and places of dy times what
+                                          each weight met: x shifted by the weight's place, in steps of the stride
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from irpar.ir import Node, Value, with_dim
+
+from ..facts import CannotTellError, int_attribute, ints_attribute, needed, operand, text_attribute
+from .writer import GradientWriter, NoGradientError, Of
+
+MOST_SHIFTS = 64
+"""Weights of a window up to which each meets a copy of the data; more are found by a convolution with large windows."""
+_LETTERS = "xyzuvwpqrst"
+
+
+@dataclass(frozen=True)
+class Window:
+    """How windows slide over places.
+
+    Attributes:
+        kernel, strides, dilations: by place dim.
+        before, after: padding, by place dim.
+        groups: of channels.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    groups: int = 1
+
+    def reach(self, dim: int) -> int:
+        """How many places a window spans."""
+        return self.dilations[dim] * (self.kernel[dim] - 1) + 1
+
+    @property
+    def attributes(self) -> dict[str, object]:
+        """As a Conv or ConvTranspose has them."""
+        return {
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": (*self.before, *self.after),
+            "group": self.groups,
+        }
+
+
+def window_of(node: Node, data: Value, result: Value, w: GradientWriter) -> Window:
+    """The windows of a Conv or ConvTranspose over the larger of its tensors.
+
+    Args:
+        node: the node.
+        data: what the windows slide over: the operand of a Conv, the result of a ConvTranspose.
+        result: the other one: an element for each window.
+        w: for dims.
+
+    Raises:
+        CannotTellError: sizes are not known that padding depends on.
+    """
+    kernel = tuple(w.dims(needed(node, 1))[2:])
+    rank = len(kernel)
+    sizes = [size for size in kernel if isinstance(size, int)]
+    if len(sizes) != rank:
+        raise CannotTellError("the size of the windows")
+    ones = (1,) * rank
+    strides = tuple(ints_attribute(node, "strides") or ones)
+    dilations = tuple(ints_attribute(node, "dilations") or ones)
+    groups = int_attribute(node, "group", 1)
+    auto_pad = text_attribute(node, "auto_pad", "NOTSET")
+    asked = node.op_type == "ConvTranspose" and ints_attribute(node, "output_shape") is not None
+    if not asked and not auto_pad.startswith("SAME"):
+        pads = tuple(ints_attribute(node, "pads") or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
+        return Window(tuple(sizes), strides, dilations, pads[:rank], pads[rank:], groups)
+    more = tuple(ints_attribute(node, "output_padding") or (0,) * rank)
+    pairs = []
+    for dim, (size, count) in enumerate(zip(w.dims(data)[2:], w.dims(result)[2:], strict=True)):
+        if not isinstance(size, int) or not isinstance(count, int):
+            raise CannotTellError("the sizes that its padding is found from")
+        total = (count - 1) * strides[dim] + dilations[dim] * (sizes[dim] - 1) + 1 + more[dim] - size
+        less = max(total, 0) // 2
+        is_upper = auto_pad != "SAME_LOWER" if node.op_type == "Conv" else auto_pad == "SAME_UPPER"
+        pairs.append((less, max(total, 0) - less) if is_upper else (max(total, 0) - less, less))
+    before, after = zip(*pairs, strict=True)
+    return Window(tuple(sizes), strides, dilations, tuple(before), tuple(after), groups)
+
+
+def of_conv(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """Of the data by ConvTranspose, of the kernel by `kernel_gradient`, of the bias the sum."""
+    x, kernel, bias, g = needed(node, 0), needed(node, 1), operand(node, 2), of[0]
+    assert g is not None
+    window = window_of(node, x, g, w)
+    return w.each(
+        lambda: spread(g, kernel, window, x, w),
+        lambda: kernel_gradient(x, g, window, kernel, w),
+        None if bias is None else lambda: _sum_channels(g, w),
+    )
+
+
+def of_conv_transpose(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """The other way round: of the data by Conv."""
+    x, kernel, bias, g = needed(node, 0), needed(node, 1), operand(node, 2), of[0]
+    assert g is not None
+    window = window_of(node, g, x, w)
+    return w.each(
+        lambda: _gathered(g, kernel, window, x, w),
+        lambda: kernel_gradient(g, x, window, kernel, w),
+        None if bias is None else lambda: _sum_channels(g, w),
+    )
+
+
+def _sum_channels(g: Value, w: GradientWriter) -> Value:
+    return w.sum(g, [dim for dim in range(len(w.dims(g))) if dim != 1], keep=False)
+
+
+def _gathered(g: Value, kernel: Value, window: Window, x: Value, w: GradientWriter) -> Value:
+    """The Conv of the gradient; output padding that makes more windows than there were is left out."""
+    made = w.op("Conv", [g, kernel], window.attributes)
+    for dim, (count, wanted) in enumerate(zip(w.dims(made)[2:], w.dims(x)[2:], strict=True), 2):
+        if count != wanted:
+            made = w.op("Slice", [made, w.ints([0]), w.size_of(x, dim), w.ints([dim])])
+    made.type = x.type
+    return made
+
+
+def spread(g: Value, kernel: Value, window: Window, x: Value, w: GradientWriter) -> Value:
+    """The transposed convolution of a gradient, of the size of what was convolved.
+
+    Raises:
+        NoGradientError: sizes are not known, and windows leave out places.
+    """
+    more = []
+    for dim, (size, count) in enumerate(zip(w.dims(x)[2:], w.dims(g)[2:], strict=True)):
+        stride, padding = window.strides[dim], window.before[dim] + window.after[dim]
+        if isinstance(size, int) and isinstance(count, int):
+            more.append(size - ((count - 1) * stride + window.reach(dim) - padding))
+        elif stride == 1:
+            more.append(0)
+        else:
+            raise NoGradientError("it has strides along a dim of unknown size")
+    attributes = dict(window.attributes)
+    tail = [max(extra - stride + 1, 0) for extra, stride in zip(more, window.strides, strict=True)]
+    # Output padding is less than the stride; what no window covers beyond that gets zeros.
+    attributes["output_padding"] = tuple(extra - rest for extra, rest in zip(more, tail, strict=True))
+    if not any(tail):
+        return w.op("ConvTranspose", [g, kernel], attributes, type=x.type)
+    made = w.op("ConvTranspose", [g, kernel], attributes)
+    axes = [dim + 2 for dim, rest in enumerate(tail) if rest]
+    pads = [0] * len(axes) + [rest for rest in tail if rest]
+    return w.op("Pad", [made, w.ints(pads), None, w.ints(axes)], type=x.type)
+
+
+def kernel_gradient(data: Value, g: Value, window: Window, kernel: Value, w: GradientWriter) -> Value:
+    """For each weight the sum over batch and places of the gradient times the data that it met.
+
+    Args:
+        data: what windows slide over: [n, groups * c, places].
+        g: [n, groups * m, windows].
+        window: how.
+        kernel: [groups * m, c, window].
+        w: the writer.
+
+    Raises:
+        CannotTellError: the number of channels is not known.
+    """
+    if prod(window.kernel) > MOST_SHIFTS:
+        return _by_convolution(data, g, window, kernel, w)
+    groups = window.groups
+    shifts = shifted(data, g, window, w)
+    left, right = _by_group(g, groups, w), [_by_group(shift, groups, w) for shift in shifts]
+    places = _LETTERS[: len(window.kernel)]
+    if len(right) == 1:
+        made = w.op("Einsum", [left, right[0]], {"equation": f"ngm{places},ngc{places}->gmc"})
+    else:
+        stacked = w.op("Concat", [w.unsqueeze(each, [1]) for each in right], {"axis": 1})
+        made = w.op("Einsum", [left, stacked], {"equation": f"ngm{places},nkgc{places}->gmck"})
+    return w.reshape(made, w.shape_of(kernel), kernel.type)
+
+
+def _by_group(value: Value, groups: int, w: GradientWriter) -> Value:
+    """[n, g * c, ...] as [n, g, c, ...]."""
+    if groups == 1:
+        return w.unsqueeze(value, [1])
+    channels = w.dims(value)[1]
+    if not isinstance(channels, int):
+        raise CannotTellError("the number of channels")
+    sizes = [w.size_of(value, dim) for dim in range(len(w.dims(value)))]
+    return w.reshape(value, w.listed([sizes[0], w.ints([groups, channels // groups]), *sizes[2:]]))
+
+
+def shifted(data: Value, windows: Value, window: Window, w: GradientWriter, filler: Value | None = None) -> list[Value]:
+    """For each place of a window, row-major, the data that lies there: of the size of the windows.
+
+    Args:
+        data: what the windows slide over.
+        windows: has an element for each.
+        window: how they slide.
+        w: the writer.
+        filler: what lies in the padding; None: zeros.
+    """
+    rank = len(window.kernel)
+    padded = [dim for dim in range(rank) if window.before[dim] > 0 or window.after[dim] > 0]
+    if padded:
+        pads = [window.before[dim] for dim in padded] + [window.after[dim] for dim in padded]
+        data = w.op("Pad", [data, w.ints(pads), filler, w.ints([dim + 2 for dim in padded])])
+    found = [data]
+    for dim in range(rank):
+        found = [each for value in found for each in _shifted_along(value, windows, window, dim, w)]
+    return found
+
+
+def _shifted_along(value: Value, g: Value, window: Window, dim: int, w: GradientWriter) -> list[Value]:
+    stride, axis = window.strides[dim], dim + 2
+    size, count = w.dims(value)[axis], w.dims(g)[axis]
+    made = []
+    for place in range(window.kernel[dim]):
+        start = place * window.dilations[dim]
+        if start == 0 and stride == 1 and size == count:
+            made.append(value)
+            continue
+        span = w.listed([w.size_of(g, axis)])
+        if span.data is not None:
+            end = w.ints([start + (int(span.data.numpy()[0]) - 1) * stride + 1])
+        else:
+            end = w.op("Add", [w.op("Mul", [span, w.ints([stride])]), w.ints([start - stride + 1])])
+        operands = [value, w.ints([start]), end, w.ints([axis])]
+        type_ = value.tensor_type.with_shape(with_dim(w.dims(value), axis, count))
+        made.append(w.op("Slice", [*operands, *([w.ints([stride])] if stride != 1 else [])], type=type_))
+    return made
+
+
+def _by_convolution(data: Value, g: Value, window: Window, kernel: Value, w: GradientWriter) -> Value:
+    """The same for large windows: the gradient is the kernel, batch and channels change places, as do stride and
+    dilation."""
+    groups = window.groups
+    inside = _by_group(data, groups, w)
+    rank = len(w.dims(inside))
+    turned = w.transpose(inside, [2, 1, 0, *range(3, rank)])
+    sizes = [w.size_of(turned, dim) for dim in range(rank)]
+    turned = w.reshape(turned, w.listed([sizes[0], w.ints([-1]), *sizes[3:]]))
+    kernels = w.transpose(g, [1, 0, *range(2, rank - 1)])
+    attributes = dict(window.attributes) | {"strides": window.dilations, "dilations": window.strides}
+    made = w.op("Conv", [turned, kernels], attributes)
+    axes = range(2, rank - 1)
+    cut = w.op("Slice", [made, w.ints([0] * len(axes)), w.ints(window.kernel), w.ints(axes)])
+    return w.reshape(w.transpose(cut, [1, 0, *axes]), w.shape_of(kernel), kernel.type)
