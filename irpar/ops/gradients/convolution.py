@@ -202,34 +202,39 @@ def shifted(data: Value, windows: Value, window: Window, w: GradientWriter, fill
         w: the writer.
         filler: what lies in the padding; None: zeros.
     """
-    rank = len(window.kernel)
-    padded = [dim for dim in range(rank) if window.before[dim] > 0 or window.after[dim] > 0]
-    if padded:
-        pads = [window.before[dim] for dim in padded] + [window.after[dim] for dim in padded]
-        data = w.op("Pad", [data, w.ints(pads), filler, w.ints([dim + 2 for dim in padded])])
     found = [data]
-    for dim in range(rank):
-        found = [each for value in found for each in _shifted_along(value, windows, window, dim, w)]
+    for dim in range(len(window.kernel)):
+        found = [each for value in found for each in _shifted_along(value, windows, window, dim, w, filler)]
     return found
 
 
-def _shifted_along(value: Value, g: Value, window: Window, dim: int, w: GradientWriter) -> list[Value]:
+def _shifted_along(
+    value: Value, windows: Value, window: Window, dim: int, w: GradientWriter, filler: Value | None
+) -> list[Value]:
+    """The same along one dim: a Pad of which a side may take elements away, so that blocks stay aligned; with strides
+    a Slice."""
     stride, axis = window.strides[dim], dim + 2
-    size, count = w.dims(value)[axis], w.dims(g)[axis]
+    size, count = w.dims(value)[axis], w.dims(windows)[axis]
     made = []
     for place in range(window.kernel[dim]):
-        start = place * window.dilations[dim]
-        if start == 0 and stride == 1 and size == count:
+        before = window.before[dim] - place * window.dilations[dim]
+        if before == 0 and stride == 1 and size == count:
             made.append(value)
             continue
-        span = w.listed([w.size_of(g, axis)])
-        if span.data is not None:
-            end = w.ints([start + (int(span.data.numpy()[0]) - 1) * stride + 1])
+        if isinstance(size, int) and isinstance(count, int):
+            after = (count - 1) * stride + 1 - size - before
         else:
-            end = w.op("Add", [w.op("Mul", [span, w.ints([stride])]), w.ints([start - stride + 1])])
-        operands = [value, w.ints([start]), end, w.ints([axis])]
-        type_ = value.tensor_type.with_shape(with_dim(w.dims(value), axis, count))
-        made.append(w.op("Slice", [*operands, *([w.ints([stride])] if stride != 1 else [])], type=type_))
+            after = window.after[dim] - (window.kernel[dim] - 1 - place) * window.dilations[dim]
+        moved, type_ = value, value.tensor_type.with_shape(with_dim(w.dims(value), axis, count))
+        if stride == 1:
+            moved = w.op("Pad", [value, w.ints([before, after]), filler, w.ints([axis])])
+        else:
+            if max(before, after) > 0:
+                moved = w.op("Pad", [value, w.ints([max(before, 0), max(after, 0)]), filler, w.ints([axis])])
+            start, end = max(-before, 0), min(after, 0) or 2**62
+            moved = w.op("Slice", [moved, *(w.ints([number]) for number in (start, end, axis, stride))])
+        moved.type = type_
+        made.append(moved)
     return made
 
 

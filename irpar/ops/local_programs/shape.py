@@ -128,7 +128,8 @@ _BORDERS = ("reflect", "edge", "wrap")
 def _pad_dims(node: Node) -> Sequence[int] | None:
     mode, value = text_attribute(node, "mode", "constant"), operand(node, 2)
     is_known = mode in _BORDERS or (mode == "constant" and (value is None or value.data is not None))
-    dims = [dim for dim, pads in pads_of(node, len(shape_of(node, 0))).items() if min(pads) >= 0]
+    takes_away = mode == "constant"
+    dims = [dim for dim, pads in pads_of(node, len(shape_of(node, 0))).items() if takes_away or min(pads) >= 0]
     return dims if is_known and is_small(node, dims) else None
 
 
@@ -136,7 +137,9 @@ def _wanted_of_pad(node: Node, dim: int, parts: int) -> list[Indices]:
     places = np.arange(shape_of(node, 0)[dim], dtype=np.int64)
     pads, mode = pads_of(node, len(shape_of(node, 0)))[dim], text_attribute(node, "mode", "constant")
     if mode == "constant":
-        places = np.pad(places, pads, constant_values=FILL)
+        before, after = pads
+        places = places[max(-before, 0) : len(places) - max(-after, 0)]
+        places = np.pad(places, (max(before, 0), max(after, 0)), constant_values=FILL)
     else:
         places = np.pad(places, pads, mode=mode)  # type: ignore[call-overload]
     return [places[block.start : block.stop] for block in blocks_of(len(places), parts)]
