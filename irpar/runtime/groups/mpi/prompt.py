@@ -112,6 +112,8 @@ def _is_small(meeting: Meeting) -> bool:
     execution = EXECUTED[meeting.collective.kind]
     if is_text(operand.dtype) or operand.nbytes > INLINE or not is_one_round(execution, meeting):
         return False
+    if any(nbytes != operand.nbytes for nbytes in meeting.expected):
+        return False  # Elements of less than a byte are packed on their way.
     try:
         reduce_arrays([operand.reshape(-1)[:0]] * 2, meeting.collective.reduce)
     except ValueError:
