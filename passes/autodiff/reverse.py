@@ -8,6 +8,7 @@ Griewank and Walther, Evaluating Derivatives (2008), section 3.2. Linear in node
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
+from irpar.analysis.types.inference import Inference
 from irpar.ir import Graph, Node, Value
 from irpar.ops import definition
 from irpar.ops.facts import CannotTellError
@@ -39,9 +40,12 @@ class Reverse:
         depends: the values that depend on wanted ones.
     """
 
-    def __init__(self, graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value]) -> None:
+    def __init__(
+        self, graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], inference: Inference | None = None
+    ) -> None:
         self.graph = graph
         self.opsets = opsets
+        self.inference = inference or Inference()
         self.wanted = tuple(wanted)
         self.nodes = tuple(graph)
         self.depends = dependents(self.nodes, self.wanted)
@@ -61,7 +65,7 @@ class Reverse:
             GradientError: an operator on the way has no gradient.
         """
         self.seeds = tuple(value for value, _ in seeds)
-        writer = GradientWriter(self.graph, self.opsets)
+        writer = self.writer()
         for value, gradient in seeds:
             self.collect(value, gradient, writer)
         for node in reversed(self.nodes):
@@ -79,7 +83,12 @@ class Reverse:
 
     def inner(self, graph: Graph, wanted: Iterable[Value]) -> "Reverse":
         """The backward pass of a graph that a node of this one holds."""
-        return Reverse(graph, self.opsets, wanted)
+        return Reverse(graph, self.opsets, wanted, self.inference)
+
+    def writer(self, like: Node | None = None, needs: Sequence[bool] | None = None) -> GradientWriter:
+        """Writes behind the graph."""
+        infer = self.inference.result_types
+        return GradientWriter(self.graph, self.opsets, like=like, needs=needs, infer=infer)
 
     def sweep_all(self, kept: Iterable[Value]) -> None:
         """Erase what no gradient reads, of the forward too: of a graph that is there for the gradients alone."""
@@ -93,7 +102,7 @@ class Reverse:
             if gradient is not None:
                 name_gradient(gradient, value)
         needs = [value is not None and value in self.depends for value in node.operands]
-        writer = GradientWriter(self.graph, self.opsets, like=node, needs=needs)
+        writer = self.writer(node, needs)
         for value, gradient in self._of(node, of_results, writer):
             if gradient is not None:
                 self.collect(value, gradient, writer)

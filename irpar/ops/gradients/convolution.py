@@ -188,8 +188,8 @@ def _by_group(value: Value, groups: int, w: GradientWriter) -> Value:
     channels = w.dims(value)[1]
     if not isinstance(channels, int):
         raise CannotTellError("the number of channels")
-    sizes = [w.size_of(value, dim) for dim in range(len(w.dims(value)))]
-    return w.reshape(value, w.listed([sizes[0], w.ints([groups, channels // groups]), *sizes[2:]]))
+    places = [(value, dim) for dim in range(2, len(w.dims(value)))]
+    return w.reshaped(value, [(value, 0), groups, channels // groups, *places])
 
 
 def shifted(data: Value, windows: Value, window: Window, w: GradientWriter, filler: Value | None = None) -> list[Value]:
@@ -245,8 +245,7 @@ def _by_convolution(data: Value, g: Value, window: Window, kernel: Value, w: Gra
     inside = _by_group(data, groups, w)
     rank = len(w.dims(inside))
     turned = w.transpose(inside, [2, 1, 0, *range(3, rank)])
-    sizes = [w.size_of(turned, dim) for dim in range(rank)]
-    turned = w.reshape(turned, w.listed([sizes[0], w.ints([-1]), *sizes[3:]]))
+    turned = w.reshaped(turned, [(turned, 0), -1, *((turned, dim) for dim in range(3, rank))])
     kernels = w.transpose(g, [1, 0, *range(2, rank - 1)])
     attributes = dict(window.attributes) | {"strides": window.dilations, "dilations": window.strides}
     made = w.op("Conv", [turned, kernels], attributes)

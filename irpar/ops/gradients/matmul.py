@@ -39,9 +39,7 @@ def of_matmul(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
 def _flat(value: Value, w: GradientWriter) -> Value:
     """All dims but the last as one."""
     *rows, columns = w.dims(value)
-    if isinstance(columns, int):
-        return w.reshape(value, [-1, columns])
-    return w.reshape(value, w.op("Concat", [w.ints([-1]), w.size_of(value, len(rows))], {"axis": 0}))
+    return w.reshaped(value, [-1, columns if isinstance(columns, int) else (value, len(rows))])
 
 
 def of_gemm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:

@@ -261,8 +261,8 @@ def of_group_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
     per_group = node.version < 21
 
     def grouped(value: Value) -> Value:
-        sizes = [w.size_of(value, dim) for dim in range(rank)]
-        return w.reshape(value, w.listed([sizes[0], w.ints([groups, channels // groups]), *sizes[2:]]))
+        places = [(value, dim) for dim in range(2, rank)]
+        return w.reshaped(value, [(value, 0), groups, channels // groups, *places])
 
     split, g5 = grouped(_wide(x, w)), grouped(g)
     factor = _wide(scale, w)

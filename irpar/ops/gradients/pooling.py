@@ -96,8 +96,7 @@ def _put_back(parts: Sequence[Value], x: Value, window: Window, w: GradientWrite
         raise CannotTellError("the number of channels")
     count = len(parts)
     stacked = w.op("Concat", [w.unsqueeze(part, [2]) for part in parts], {"axis": 2})
-    places = [w.size_of(parts[0], dim + 2) for dim in range(rank)]
-    g = w.reshape(stacked, w.listed([w.size_of(x, 0), w.ints([channels * count]), *places]))
+    g = w.reshaped(stacked, [(x, 0), channels * count, *((parts[0], dim + 2) for dim in range(rank))])
     one_each = np.eye(count).reshape(count, 1, *window.kernel)
     kernel = w.constant(np.tile(one_each, (channels, *[1] * (rank + 1))).astype(x.dtype.numpy), "places")
     return spread(g, kernel, replace(window, groups=channels), x, w)
@@ -119,8 +118,8 @@ def _by_index(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     """The gradient added at the index of each maximum, which the pooling gives, channel by channel."""
     if len(node.results) == 1:
         node.add_result(Value("places", TensorType(DType.I64, w.dims(node.results[0]))))
-    leading = [w.size_of(x, 0), w.size_of(x, 1), w.ints([-1])]
-    flat = w.reshape(w.zeros(x), w.listed(leading))
+    leading: list[int | tuple[Value, int]] = [(x, 0), (x, 1), -1]
+    flat = w.reshaped(w.zeros(x), leading)
     sizes = [w.size_of(x, dim) for dim in range(2, len(w.dims(x)))]
     count = sizes[0]
     for size in sizes[1:]:
@@ -129,8 +128,8 @@ def _by_index(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
             count = w.ints([int(known[0].numpy()[0]) * int(known[1].numpy()[0])])
         else:
             count = w.op("Mul", [count, size])
-    index = w.reshape(w.op("Mod", [node.results[1], count]), w.listed(leading))
-    updates = w.reshape(g, w.listed(leading))
+    index = w.reshaped(w.op("Mod", [node.results[1], count]), leading)
+    updates = w.reshaped(g, leading)
     made = w.op("ScatterElements", [flat, index, updates], {"axis": 2, "reduction": "add"}, type=flat.type)
     return w.shaped_as(made, x)
 
@@ -140,10 +139,10 @@ def of_global_max(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
     x, g = needed(node, 0), _gradient(of)
 
     def data() -> Value:
-        leading = w.listed([w.size_of(x, 0), w.size_of(x, 1), w.ints([-1])])
-        flat = w.reshape(x, leading)
+        leading: list[int | tuple[Value, int]] = [(x, 0), (x, 1), -1]
+        flat = w.reshaped(x, leading)
         place = w.op("ArgMax", [flat], {"axis": 2, "keepdims": 1})
-        made = w.op("ScatterElements", [w.zeros(flat), place, w.reshape(g, leading)], {"axis": 2})
+        made = w.op("ScatterElements", [w.zeros(flat), place, w.reshaped(g, leading)], {"axis": 2})
         return w.shaped_as(made, x)
 
     return w.each(data)

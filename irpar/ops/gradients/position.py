@@ -33,9 +33,8 @@ def of_depth_to_space(node: Node, of: Of, w: GradientWriter) -> Sequence[Value |
         return w.each(lambda: w.op("SpaceToDepth", [g], {"blocksize": block}))
 
     def data() -> Value:
-        batch, _, height, width = (w.size_of(x, dim) for dim in range(4))
-        side = w.ints([block])
-        apart = w.reshape(g, w.listed([batch, w.ints([-1]), height, side, width, side]))
+        batch, height, width = ((x, dim) for dim in (0, 2, 3))
+        apart = w.reshaped(g, [batch, -1, height, block, width, block])
         return w.shaped_as(w.transpose(apart, [0, 1, 3, 5, 2, 4]), x)
 
     return w.each(data)

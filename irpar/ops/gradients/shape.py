@@ -113,15 +113,10 @@ def _spread(x: Value, g: Value, axis: int, start: int, step: int, w: GradientWri
         start = max(start + size, 0) if start < 0 else start
     if step == 1 or count == 0:
         return g, start
-    dims = list(w.dims(g))
     wide = w.unsqueeze(g, [axis + 1])
     zeros = w.op("Pad", [wide, w.ints([0, step - 1]), None, w.ints([axis + 1])])
-    shape = [
-        *(w.size_of(g, dim) for dim in range(axis)),
-        w.ints([count * step]),
-        *(w.size_of(g, dim) for dim in range(axis + 1, len(dims))),
-    ]
-    joined = w.reshape(zeros, w.listed(shape))
+    sizes = [(g, dim) if dim != axis else count * step for dim in range(len(w.dims(g)))]
+    joined = w.reshaped(zeros, sizes)
     reach = (count - 1) * step + 1  # The zeros behind the last element may lie outside.
     return w.op("Slice", [joined, w.ints([0]), w.ints([reach]), w.ints([axis])]), start
 
@@ -246,15 +241,15 @@ def of_tile(node: Node, of: Of, w: GradientWriter, repeats: Sequence[int]) -> Se
     assert g is not None
 
     def data() -> Value:
-        sizes: list[Value] = []
+        sizes: list[int | tuple[Value, int]] = []
         summed = []
         for dim, count in enumerate(repeats):
             if count != 1:
                 summed.append(len(sizes))
-                sizes.append(w.ints([count]))
-            sizes.append(w.size_of(x, dim))
+                sizes.append(count)
+            sizes.append((x, dim))
         if not summed:
             return g
-        return w.sum(w.reshape(g, w.listed(sizes)), summed, keep=False)
+        return w.sum(w.reshaped(g, sizes), summed, keep=False)
 
     return w.each(data)

@@ -32,15 +32,23 @@ class GradientWriter(Builder):
         opsets: domain to version for the new nodes; ONNX's own of 18 or later.
         like: the node whose gradient is written.
         needs: for each operand of it whether its gradient is asked for; None: of all.
+        infer: finds result types where the definition of an operator does not.
 
     Attributes:
         needs: see above.
     """
 
     def __init__(
-        self, graph: Graph, opsets: Mapping[str, int], *, like: Node | None = None, needs: Sequence[bool] | None = None
+        self,
+        graph: Graph,
+        opsets: Mapping[str, int],
+        *,
+        like: Node | None = None,
+        needs: Sequence[bool] | None = None,
+        infer: Callable[[Node], Sequence[Type]] | None = None,
     ) -> None:
         super().__init__(graph, opsets, like=like)
+        self.infer = infer
         count = len(like.operands) if like is not None else 0
         self.needs: tuple[bool, ...] = tuple(needs) if needs is not None else (True,) * count
 
@@ -56,12 +64,18 @@ class GradientWriter(Builder):
         """See `Builder.node`; the results get the types that the operator's definition finds for them."""
         made = super().node(op_type, operands, attributes, domain=domain, results=results)
         made.phase = "backward"
+        if any(value.type == UNKNOWN for value in made.results):
+            self._set_types(made)
+        return made
+
+    def _set_types(self, made: Node) -> None:
         known = definition(made)
         types = known.infer(made) if known is not None and known.infer is not None else None
+        if types is None and self.infer is not None:
+            types = self.infer(made)
         for value, type_ in zip(made.results, types or (), strict=bool(types)):
             if value.type == UNKNOWN:
                 value.type = type_
-        return made
 
     # -- numbers ----------------------------------------------------------------------------------------------------
 
@@ -159,6 +173,14 @@ class GradientWriter(Builder):
         if all(data is not None for data in numbers):
             return self.ints([int(number) for data in numbers if data is not None for number in data.numpy()])
         return self.op("Concat", sizes, {"axis": 0})
+
+    def reshaped(self, value: Value, sizes: "Sequence[int | tuple[Value, int]]") -> Value:
+        """The value with dims of these sizes: numbers (one may be -1), or that of a dim of another value."""
+        given = [self.ints([size]) if isinstance(size, int) else self.size_of(*size) for size in sizes]
+        dims = [size if isinstance(size, int) else self.dims(size[0])[size[1]] for size in sizes]
+        type_ = value.tensor_type.with_shape(tuple(None if dim == -1 else dim for dim in dims))
+        target = self.listed(given)
+        return self.reshape(value, target, UNKNOWN if target.data is not None else type_)
 
     def reshape(self, value: Value, shape: Value | Sequence[int], type: Type = UNKNOWN) -> Value:
         """The value with another shape: numbers, or what `shape_of` gives."""
