@@ -6,7 +6,7 @@ from irpar.ir import DType, Node, TensorType, Type
 
 from .facts import CannotTellError, tensor_of
 from .local_programs.program import LocalProgram
-from .op_def import Cost, Gradient, Infer, Localize, OpDef, Rule
+from .op_def import Cost, Decompose, Gradient, Infer, Localize, OpDef, Rule
 from .registry import define
 
 DOMAIN = "com.microsoft"
@@ -23,13 +23,15 @@ def microsoft(
     local_program: LocalProgram | None = None,
     is_elementwise: bool = False,
     gradient: Gradient | None = None,
+    decompose: Decompose | None = None,
 ) -> OpDef:
     """Define an operator of com.microsoft, the dtypes of whose results are known even where `infer` cannot tell sizes.
 
     So it runs replicated, where one whose results have no type at all would be refused.
 
     Args:
-        name, infer, rule, flops, localize, local_program, is_elementwise, gradient: see `OpDef`.
+        name, infer, rule, flops, localize, local_program, is_elementwise, gradient, decompose: see
+            `OpDef`.
         dtypes: of all results; a number for an operand that has the dtype of each.
     """
 
@@ -51,5 +53,6 @@ def microsoft(
             local_program,
             is_elementwise=is_elementwise,
             gradient=gradient,
+            decompose=decompose,
         )
     )

@@ -20,6 +20,8 @@ Cost = Callable[[Node], int]
 Predicate = Callable[[Node], bool]
 Gradient = Callable[[Node, Sequence[Value | None], "GradientWriter"], Sequence[Value | None]]
 """Writes the gradients of a node's operands; see `OpDef.gradient`."""
+Decompose = Callable[[Node, "GradientWriter"], Sequence[Value]]
+"""Writes what a node computes in other operators; see `OpDef.decompose`."""
 Localize = Callable[[Node, Node, Builder], Sequence[Value] | None]
 """Mends the local copy of a node; see `OpDef.localize`."""
 
@@ -88,6 +90,8 @@ class OpDef:
         gradient: writes the gradients of the operands that need one: called as `gradient(node, of_results, writer)`
             with the gradients of the results, None for those that nothing depends on (one of them has one); returns an
             entry for each operand. `zero` of `gradients/zero.py` where the derivative is zero wherever there is one.
+        decompose: of an operator without `gradient`: writes what it computes in ONNX's own operators that have one,
+            called as `decompose(node, writer)`; returns a value for each result. autodiff takes these in its place.
     """
 
     domain: str
@@ -111,6 +115,7 @@ class OpDef:
     starts: bool = False
     waits: bool = False
     gradient: Gradient | None = None
+    decompose: Decompose | None = None
 
     @property
     def is_compute(self) -> bool:

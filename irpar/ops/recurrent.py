@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from irpar.ir import Node, Type
 
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of, tensor_of
+from .gradients.recurrent import decompose_recurrent
 from .local_programs.directions import DIRECTIONS
 from .microsoft import microsoft
 from .op_def import OpDef
@@ -77,7 +78,17 @@ def _cost_recurrent(node: Node) -> int:
 
 
 for _name in GATES:
-    define(OpDef("", _name, _infer_recurrent, _rule_recurrent, _cost_recurrent, local_program=DIRECTIONS))
+    define(
+        OpDef(
+            "",
+            _name,
+            _infer_recurrent,
+            _rule_recurrent,
+            _cost_recurrent,
+            local_program=DIRECTIONS,
+            decompose=decompose_recurrent,
+        )
+    )
 
 
 # -- quantised -----------------------------------------------------------------------------------------------------

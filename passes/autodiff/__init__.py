@@ -5,11 +5,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from irpar.analysis.types.inference import Inference
 from irpar.ir import Graph, Module, Value
 from irpar.ops.gradients.writer import OLDEST_OPSET, GradientWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import nearest_names
 
+from .decomposition import decompose
 from .dependence import is_real
 from .refusals import GradientError
 from .reverse import GRAD, Gradients, Reverse, name_gradient
@@ -45,12 +47,14 @@ class Autodiff(Pass):
         """
         _check(module, self.keep_outputs)
         graph = module.graph
-        outputs = chosen_outputs(graph, self.outputs)
         wanted = chosen_tensors(module, self.wrt)
+        inference = Inference()
+        decompose(graph, module.opsets, wanted, inference.result_types)
+        outputs = chosen_outputs(graph, self.outputs)
         for node in graph.walk():
             node.phase = node.phase or "forward"
         seeds = [(value, graph.add_input(GRAD + name, value.type)) for value, name in outputs]
-        found = Reverse(graph, module.opsets, wanted).run(seeds)
+        found = Reverse(graph, module.opsets, wanted, inference).run(seeds)
         results = _results(graph, module, wanted, found)
         kept = list(zip(graph.outputs, graph.output_names, strict=True)) if self.keep_outputs else []
         pairs = [*kept, *((value, GRAD + of.source_name) for of, value in results)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import UNKNOWN, Builder, Dim, DType, Graph, Node, Type, Value, tensor_type
+from irpar.ir.graph import Phase
 
 from ..facts import CannotTellError
 from ..op_def import definition
@@ -25,12 +26,13 @@ class NoGradientError(Exception):
 
 
 class GradientWriter(Builder):
-    """Inserts the nodes of a backward pass behind all others of a graph.
+    """Inserts the nodes of a backward pass behind all others of a graph; or those of a forward pass before a node.
 
     Args:
         graph: where to insert.
         opsets: domain to version for the new nodes; ONNX's own of 18 or later.
         like: the node whose gradient is written.
+        before: the node before which; None: behind all others.
         needs: for each operand of it whether its gradient is asked for; None: of all.
         infer: finds result types where the definition of an operator does not.
 
@@ -43,12 +45,14 @@ class GradientWriter(Builder):
         graph: Graph,
         opsets: Mapping[str, int],
         *,
+        before: Node | None = None,
         like: Node | None = None,
         needs: Sequence[bool] | None = None,
         infer: Callable[[Node], Sequence[Type]] | None = None,
     ) -> None:
-        super().__init__(graph, opsets, like=like)
+        super().__init__(graph, opsets, before=before, like=like)
         self.infer = infer
+        self.phase: Phase = "backward" if before is None else "forward"
         count = len(like.operands) if like is not None else 0
         self.needs: tuple[bool, ...] = tuple(needs) if needs is not None else (True,) * count
 
@@ -63,7 +67,7 @@ class GradientWriter(Builder):
     ) -> Node:
         """See `Builder.node`; the results get the types that the operator's definition finds for them."""
         made = super().node(op_type, operands, attributes, domain=domain, results=results)
-        made.phase = "backward"
+        made.phase = self.phase
         if any(value.type == UNKNOWN for value in made.results):
             self._set_types(made)
         return made
@@ -251,6 +255,12 @@ class GradientWriter(Builder):
         if value.type == like.type and value.is_static:
             return value
         return self.op("Expand", [value, self.shape_of(like)], type=like.type)
+
+    def inside(self, graph: Graph) -> "GradientWriter":
+        """Writes in a graph that a node of this one will hold."""
+        made = GradientWriter(graph, self.opsets, like=self.like, infer=self.infer)
+        made.phase = self.phase
+        return made
 
     # -- answers ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,72 @@
+"""Operators that are differentiated as what they are made of: these nodes take their place first."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from irpar.ir import Graph, Node, Type, Value
+from irpar.ir.graph import captured_or_read
+from irpar.ops import OpDef, definition
+from irpar.ops.facts import CannotTellError
+from irpar.ops.gradients.writer import GradientWriter, NoGradientError
+
+from .dependence import is_flat, is_real
+
+Infer = Callable[[Node], Sequence[Type]]
+
+
+def decompose(graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], infer: Infer) -> int:
+    """Replace the nodes that depend on wanted values and have a decomposition instead of a gradient.
+
+    Those in bodies are replaced where the node that holds them depends on such values.
+
+    Returns:
+        How many.
+    """
+    found = set(wanted)
+    count = 0
+    for node in tuple(graph):
+        if is_flat(node) or not any(value in found for value in captured_or_read(node)):
+            continue
+        made = [node]
+        known = definition(node)
+        if known is not None and known.decompose is not None and known.gradient is None:
+            made = _replace(node, known, opsets, infer)
+            count += bool(made)
+        for nested in node.nested_graphs():
+            count += decompose_all(nested, opsets, infer)
+        found.update(value for each in made or [node] for value in each.results if is_real(value.type))
+    return count
+
+
+def decompose_all(graph: Graph, opsets: Mapping[str, int], infer: Infer) -> int:
+    """The same of all nodes of a body."""
+    count = 0
+    for node in tuple(graph):
+        known = definition(node)
+        if known is not None and known.decompose is not None and known.gradient is None:
+            count += bool(_replace(node, known, opsets, infer))
+            continue
+        for nested in node.nested_graphs():
+            count += decompose_all(nested, opsets, infer)
+    return count
+
+
+def _replace(node: Node, known: OpDef, opsets: Mapping[str, int], infer: Infer) -> list[Node]:
+    """Put the decomposition in the place of a node; its new nodes, none where it cannot be decomposed."""
+    assert node.graph is not None
+    assert known.decompose is not None
+    writer = GradientWriter(node.graph, opsets, before=node, like=node, infer=infer)
+    try:
+        values = list(known.decompose(node, writer))
+    except (CannotTellError, NoGradientError):
+        for made in reversed(writer.made):
+            made.erase_forced()
+        return []  # autodiff refuses it, if it is on the way.
+    names = [value.name for value in node.results]
+    for value, old in zip(values, node.results, strict=True):
+        if value.node in writer.made:
+            value.type = old.type
+    node.replace(values)
+    for value, name in zip(values, names, strict=True):
+        if value.node in writer.made:
+            value.rename(name)
+    return writer.made
