@@ -22,6 +22,7 @@ from .attention_sizes import (
     visible_keys,
 )
 from .facts import CannotTellError, int_attribute, needed, operand, result_shape, same_type, shape_of, tensor_of
+from .gradients.attention import decompose_attention, decompose_rotary
 from .local_programs import ring_attention
 from .local_programs.attention import LOCAL_PROGRAM
 from .local_programs.cached_attention import CACHED
@@ -180,6 +181,7 @@ define(
         _localize_attention,
         LOCAL_PROGRAM,
         other_programs=(RING, CACHED),
+        decompose=decompose_attention,
     )
 )
 
@@ -230,4 +232,14 @@ def _cost_rotary(node: Node) -> int:
     return 3 * prod(result_shape(node))
 
 
-define(OpDef("", "RotaryEmbedding", same_type, _rule_rotary, _cost_rotary, _localize_rotary))
+define(
+    OpDef(
+        "",
+        "RotaryEmbedding",
+        same_type,
+        _rule_rotary,
+        _cost_rotary,
+        _localize_rotary,
+        decompose=decompose_rotary,
+    )
+)
