@@ -45,6 +45,7 @@ FAMILIES = (
     "loss",
     "optimizer",
     "random",
+    "sequence",
     "text",
     "classic",
     "fused",

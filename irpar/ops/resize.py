@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import Builder, Dim, Node, Type
+from irpar.ir import Builder, Dim, Node, Type, Value
 
 from .facts import (
     CannotTellError,
@@ -16,8 +16,10 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients.resize import of_resize
+from .gradients.writer import GradientWriter, Of
 from .local import set_target
-from .local_programs.resize import RESIZE, is_crop, named_dims, policy_of, resized_dims, scales_of, sizes_of
+from .local_programs.resize import RESIZE, is_crop, named_dims, policy_of, resized_dims, scales_of, sizes_of, taps_of
 from .op_def import OpDef
 from .registry import define
 from .rule import FactorRule, moving_rule
@@ -88,5 +90,36 @@ def _cost_resize(node: Node) -> int:
     return 2 * prod(result) * taps**resized if taps and resized else 0
 
 
-define(OpDef("", "Upsample", _infer_resize, _rule_resize, _cost_resize, local_program=RESIZE.local_program()))
-define(OpDef("", "Resize", _infer_resize, _rule_resize, _cost_resize, _localize_resize, RESIZE.local_program()))
+def _gradient_resize(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+    # Dims of unknown size must be those that stay.
+    shape = [size if isinstance(size, int) else 1 for size in dims_of(node, 0)]
+    resized = resized_dims(node, shape)
+    if any(not isinstance(dims_of(node, 0)[dim], int) for dim in resized):
+        raise CannotTellError("the size of a dim that is resized")
+    taps = {dim: (*taps_of(node, axis), axis.length) for dim, axis in resized.items()}
+    return of_resize(node, of, writer, taps)
+
+
+define(
+    OpDef(
+        "",
+        "Upsample",
+        _infer_resize,
+        _rule_resize,
+        _cost_resize,
+        local_program=RESIZE.local_program(),
+        gradient=_gradient_resize,
+    )
+)
+define(
+    OpDef(
+        "",
+        "Resize",
+        _infer_resize,
+        _rule_resize,
+        _cost_resize,
+        _localize_resize,
+        RESIZE.local_program(),
+        gradient=_gradient_resize,
+    )
+)

@@ -82,8 +82,8 @@ def policy_of(node: Node) -> str:
     return text_attribute(node, "keep_aspect_ratio_policy", "stretch")
 
 
-def resized_dims(node: Node) -> dict[int, Resized]:
-    """The dims whose places change.
+def resized_dims(node: Node, shape: Sequence[int] | None = None) -> dict[int, Resized]:
+    """The dims whose places change; `shape` is that of the operand, where it is not known.
 
     None does where no size changes, whatever the scales: ONNX Runtime copies. Beside a dim that does, a scale of 1
     keeps the places; 5 places at scale 1.1 are 5 places with other numbers.
@@ -93,7 +93,7 @@ def resized_dims(node: Node) -> dict[int, Resized]:
     """
     if is_crop(node):
         raise CannotTellError("a crop")
-    shape, sizes = shape_of(node, 0), sizes_of(node)
+    shape, sizes = shape_of(node, 0) if shape is None else shape, sizes_of(node)
     dims = named_dims(node, len(shape))
     lengths = [shape[dim] for dim in dims]
     scales = None if sizes is not None else np.asarray(scales_of(node), np.float32)
@@ -126,7 +126,7 @@ def _filter(node: Node) -> Filter:
     )
 
 
-def _taps(node: Node, axis: Resized) -> "tuple[Indices, np.ndarray[Any, Any]]":
+def taps_of(node: Node, axis: Resized) -> "tuple[Indices, np.ndarray[Any, Any]]":
     """Places and weights, each [resized, taps], of what each element of the result is made of."""
     return _filter(node).taps(axis.coordinates(_coordinate_mode(node)), axis)
 
@@ -175,7 +175,7 @@ class _Blocks:
 
 def _blocks(node: Node, dim: int, parts: int) -> _Blocks:
     axis = resized_dims(node)[dim]
-    places, weights = _taps(node, axis)
+    places, weights = taps_of(node, axis)
     blocks = blocks_of(axis.resized, parts)
     rows = [places[block.start : block.stop] for block in blocks]
     starts = [int(row.min()) for row in rows] if parts > 1 else [0]
@@ -191,7 +191,7 @@ def _blocks(node: Node, dim: int, parts: int) -> _Blocks:
 def _wanted(node: Node, dim: int, parts: int) -> list[Indices]:
     axis = resized_dims(node)[dim]
     if _mode(node) == "nearest":
-        places = _taps(node, axis)[0][:, 0]
+        places = taps_of(node, axis)[0][:, 0]
         return [places[block.start : block.stop] for block in blocks_of(axis.resized, parts)]
     found = []
     blocks = _blocks(node, dim, parts)
