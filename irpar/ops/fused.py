@@ -21,10 +21,35 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.fused import (
+    decompose_attention_gate,
+    decompose_bias_add,
+    decompose_complex_product,
+    decompose_expand_dims,
+    decompose_fast_gelu,
+    decompose_gated_add,
+    decompose_gather_nd,
+    decompose_gelu,
+    decompose_pad,
+    decompose_quick_gelu,
+    decompose_scaled_silu,
+    decompose_split_gelu,
+    decompose_unfold,
+)
+from .gradients.fused_normalization import (
+    decompose_branch_rms_norm,
+    decompose_embed,
+    decompose_gated_rms_norm,
+    decompose_group_norm,
+    decompose_rms_norm,
+    decompose_skip_layer_norm,
+    decompose_skip_rms_norm,
+)
+from .gradients.zero import zero
 from .indexing import infer_gather_nd, localize_gather_nd, rule_gather_nd
 from .local_programs.normalization import LOCAL_PROGRAMS
 from .microsoft import microsoft
-from .op_def import OpDef
+from .op_def import Decompose, OpDef
 from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, reshape_factors, whole
 
@@ -63,6 +88,18 @@ def _rule_complex(node: Node) -> FactorRule:
     return rule.done(operands, [dims])
 
 
+_DECOMPOSITIONS: dict[str, Decompose] = {
+    "BiasAdd": decompose_bias_add,
+    "BiasGelu": decompose_gelu,
+    "ComplexMul": decompose_complex_product,
+    "ComplexMulConj": decompose_complex_product,
+    "FastGelu": decompose_fast_gelu,
+    "Gelu": decompose_gelu,
+    "GatedAdd": decompose_gated_add,
+    "QuickGelu": decompose_quick_gelu,
+    "ScaledSiLU": decompose_scaled_silu,
+}
+
 for _name, _flops in ELEMENTWISE.items():
     _rule = _rule_complex if _name.startswith("Complex") else rule_broadcast
     microsoft(
@@ -71,8 +108,9 @@ for _name, _flops in ELEMENTWISE.items():
         _rule,
         per_element(_flops),
         is_elementwise=_name in _UNARY,
+        decompose=_DECOMPOSITIONS[_name],
     )
-microsoft("MurmurHash3", _infer_hash, rule_broadcast)
+microsoft("MurmurHash3", _infer_hash, rule_broadcast, gradient=zero)
 
 
 def _infer_split_gelu(node: Node) -> Sequence[Type]:
@@ -91,7 +129,7 @@ def _rule_split_gelu(node: Node) -> FactorRule:
     return rule.done([[*dims, last], [last]], [[*dims, ()]])
 
 
-microsoft("BiasSplitGelu", _infer_split_gelu, _rule_split_gelu, per_element(4))
+microsoft("BiasSplitGelu", _infer_split_gelu, _rule_split_gelu, per_element(4), decompose=decompose_split_gelu)
 
 
 def _infer_gate(node: Node) -> Sequence[Type]:
@@ -107,7 +145,7 @@ def _rule_gate(node: Node) -> FactorRule:
     return rule.done(operands, [dims] * len(node.results))
 
 
-microsoft("LinearAttentionGate", _infer_gate, _rule_gate, per_element(4))
+microsoft("LinearAttentionGate", _infer_gate, _rule_gate, per_element(4), decompose=decompose_attention_gate)
 
 
 # -- moving data ----------------------------------------------------------------------------------------------------
@@ -145,9 +183,9 @@ def _rule_unfold(node: Node) -> FactorRule:
     return rule.done([dims], [[*(() if dim == axis else factors for dim, factors in enumerate(dims)), ()]])
 
 
-microsoft("ExpandDims", _infer_expand_dims, _rule_expand_dims)
-microsoft("UnfoldTensor", _infer_unfold, _rule_unfold)
-microsoft("GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd)
+microsoft("ExpandDims", _infer_expand_dims, _rule_expand_dims, decompose=decompose_expand_dims)
+microsoft("UnfoldTensor", _infer_unfold, _rule_unfold, decompose=decompose_unfold)
+microsoft("GatherND", infer_gather_nd, rule_gather_nd, localize=localize_gather_nd, decompose=decompose_gather_nd)
 
 
 def _infer_pad(node: Node) -> Sequence[Type]:
@@ -174,7 +212,7 @@ def _rule_pad(node: Node) -> FactorRule:
     return rule.done([dims, *others], [result])
 
 
-microsoft("Pad", _infer_pad, _rule_pad)
+microsoft("Pad", _infer_pad, _rule_pad, decompose=decompose_pad)
 
 
 # -- normalisations of the last dim ---------------------------------------------------------------------------------
@@ -207,7 +245,10 @@ def _rule_skip_norm(node: Node) -> FactorRule:
     return rule.done(operands, [dims, row, row, dims][: len(node.results)])
 
 
-for _name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
+for _name, _decompose in (
+    ("SkipLayerNormalization", decompose_skip_layer_norm),
+    ("SkipSimplifiedLayerNormalization", decompose_skip_rms_norm),
+):
     microsoft(
         _name,
         _infer_skip_norm,
@@ -215,6 +256,7 @@ for _name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
         per_element(10),
         dtypes=_skip_dtypes,
         local_program=LOCAL_PROGRAMS[_name],
+        decompose=_decompose,
     )
 
 
@@ -240,7 +282,13 @@ def _rule_simplified(node: Node) -> FactorRule:
 _SIMPLIFIED = "SimplifiedLayerNormalization"
 define(
     OpDef(
-        "", _SIMPLIFIED, _infer_simplified, _rule_simplified, per_element(4), local_program=LOCAL_PROGRAMS[_SIMPLIFIED]
+        "",
+        _SIMPLIFIED,
+        _infer_simplified,
+        _rule_simplified,
+        per_element(4),
+        local_program=LOCAL_PROGRAMS[_SIMPLIFIED],
+        decompose=decompose_rms_norm,
     )
 )
 
@@ -281,8 +329,15 @@ def _localize_branch_norm(whole_node: Node, local: Node, builder: Builder) -> No
         local.set_attribute("num_branches", shape_of(local, 0)[-1] // size)
 
 
-microsoft("GatedRMSNorm", same_type, _rule_gated_norm, per_element(6))
-microsoft("BranchwiseRMSNorm", same_type, _rule_branch_norm, per_element(4), _localize_branch_norm)
+microsoft("GatedRMSNorm", same_type, _rule_gated_norm, per_element(6), decompose=decompose_gated_rms_norm)
+microsoft(
+    "BranchwiseRMSNorm",
+    same_type,
+    _rule_branch_norm,
+    per_element(4),
+    _localize_branch_norm,
+    decompose=decompose_branch_rms_norm,
+)
 
 
 # -- EmbedLayerNormalization ----------------------------------------------------------------------------------------
@@ -326,7 +381,14 @@ def _embed_dtypes(node: Node) -> Sequence[DType]:
     return data, DType.I32, data
 
 
-microsoft("EmbedLayerNormalization", _infer_embed, _rule_embed, per_element(12), dtypes=_embed_dtypes)
+microsoft(
+    "EmbedLayerNormalization",
+    _infer_embed,
+    _rule_embed,
+    per_element(12),
+    dtypes=_embed_dtypes,
+    decompose=decompose_embed,
+)
 
 
 # -- GroupNorm, SkipGroupNorm ---------------------------------------------------------------------------------------
@@ -372,4 +434,6 @@ def _cost_norm(node: Node) -> int:
 
 
 for _name in ("GroupNorm", "SkipGroupNorm"):
-    microsoft(_name, same_type, _rule_group_norm, _cost_norm, _localize_group_norm)
+    microsoft(
+        _name, same_type, _rule_group_norm, _cost_norm, _localize_group_norm, decompose=decompose_group_norm
+    )

@@ -15,6 +15,7 @@ from .facts import (
     shape_of,
     tensor_of,
 )
+from .gradients.fused import decompose_router_projection, decompose_swiglu
 from .microsoft import microsoft
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
@@ -47,7 +48,7 @@ def _rule_swiglu(node: Node) -> FactorRule:
     return rule.done([[*rows, both], *[[] for _ in node.operands[1:]]], [[*rows, ()]])
 
 
-microsoft("SwiGLU", _infer_swiglu, _rule_swiglu, per_element(5))
+microsoft("SwiGLU", _infer_swiglu, _rule_swiglu, per_element(5), decompose=decompose_swiglu)
 
 
 # -- RouterGateUpProj -----------------------------------------------------------------------------------------------
@@ -75,7 +76,13 @@ def _cost_router_projection(node: Node) -> int:
     return 2 * prod(shape_of(node, 0)) * shape_of(node, 1)[1]
 
 
-microsoft("RouterGateUpProj", _infer_router_projection, _rule_router_projection, _cost_router_projection)
+microsoft(
+    "RouterGateUpProj",
+    _infer_router_projection,
+    _rule_router_projection,
+    _cost_router_projection,
+    decompose=decompose_router_projection,
+)
 
 
 # -- MoEGroupRouter -------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def normalised(x: Value, axes: Sequence[int], epsilon: float, w: GradientWriter,
     return Normalised(w.mul(centred, inverse), inverse, axes, is_centred)
 
 
-def _wide(value: Value, w: GradientWriter) -> Value:
+def widened(value: Value, w: GradientWriter) -> Value:
     """Narrow floats as float32, in which normalisations compute."""
     return w.cast(value, DType.F32) if value.dtype in _NARROW else value
 
@@ -107,12 +107,12 @@ def of_layer_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
     rank = len(w.dims(x))
     axes = range(axis_attribute(node, rank, -1), rank)
     found = _layer_statistics(node, x, axes, w)
-    g = None if of[0] is None else _wide(of[0], w)
+    g = None if of[0] is None else widened(of[0], w)
 
     def data() -> Value:
         total = None
         if g is not None:
-            total = found.gradient(w.mul(g, _wide(scale, w)), w)
+            total = found.gradient(w.mul(g, widened(scale, w)), w)
         for extra in _of_statistics(node, of, found, w):
             total = extra if total is None else w.add(total, extra)
         assert total is not None
@@ -134,7 +134,7 @@ def _layer_statistics(node: Node, x: Value, axes: Sequence[int], w: GradientWrit
         type_ = TensorType(DType.F32, (*dims[: axes[0]], *[1] * len(axes)))
         node.add_result(Value(("mean", "inverse_deviation")[len(node.results) - 1], type_))
     mean, inverse = node.results[1:]
-    return Normalised(w.mul(w.sub(_wide(x, w), mean), inverse), inverse, axes)
+    return Normalised(w.mul(w.sub(widened(x, w), mean), inverse), inverse, axes)
 
 
 def _of_statistics(node: Node, of: Of, found: Normalised, w: GradientWriter) -> list[Value]:
@@ -164,12 +164,12 @@ def _shared(value: Value, x: Value, axes: Sequence[int], w: GradientWriter) -> V
 
 def of_rms_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """As LayerNormalization, without a mean."""
-    x, scale, g = needed(node, 0), needed(node, 1), _wide(_gradient(of), w)
+    x, scale, g = needed(node, 0), needed(node, 1), widened(_gradient(of), w)
     rank = len(w.dims(x))
     axes = range(axis_attribute(node, rank, -1), rank)
-    found = normalised(_wide(x, w), axes, float_attribute(node, "epsilon", 1e-5), w, is_centred=False)
+    found = normalised(widened(x, w), axes, float_attribute(node, "epsilon", 1e-5), w, is_centred=False)
     return w.each(
-        lambda: w.cast(found.gradient(w.mul(g, _wide(scale, w)), w), x.dtype),
+        lambda: w.cast(found.gradient(w.mul(g, widened(scale, w)), w), x.dtype),
         lambda: w.cast(w.sum_to(w.mul(g, found.hat), scale), scale.dtype),
     )
 
@@ -240,10 +240,10 @@ def _sum_channels(value: Value, like: Value, w: GradientWriter) -> Value:
 
 def of_instance_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """As LayerNormalization, over the places of each channel."""
-    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), _wide(_gradient(of), w)
+    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), widened(_gradient(of), w)
     rank = len(w.dims(x))
-    found = normalised(_wide(x, w), range(2, rank), float_attribute(node, "epsilon", 1e-5), w)
-    factor = _per_channel(_wide(scale, w), rank, w)
+    found = normalised(widened(x, w), range(2, rank), float_attribute(node, "epsilon", 1e-5), w)
+    factor = _per_channel(widened(scale, w), rank, w)
     return w.each(
         lambda: w.cast(found.gradient(w.mul(g, factor), w), x.dtype),
         lambda: _sum_channels(w.mul(g, found.hat), scale, w),
@@ -253,7 +253,7 @@ def of_instance_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | 
 
 def of_group_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """As LayerNormalization, over the channels of a group and their places."""
-    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), _wide(_gradient(of), w)
+    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), widened(_gradient(of), w)
     rank, groups = len(w.dims(x)), int_attribute(node, "num_groups")
     channels = w.dims(x)[1]
     if not isinstance(channels, int):
@@ -264,8 +264,8 @@ def of_group_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
         places = [(value, dim) for dim in range(2, rank)]
         return w.reshaped(value, [(value, 0), groups, channels // groups, *places])
 
-    split, g5 = grouped(_wide(x, w)), grouped(g)
-    factor = _wide(scale, w)
+    split, g5 = grouped(widened(x, w)), grouped(g)
+    factor = widened(scale, w)
     factor = w.unsqueeze(factor, range(1, rank)) if per_group else w.reshape(factor, [groups, -1, *[1] * (rank - 2)])
     found = normalised(split, range(2, rank + 1), float_attribute(node, "epsilon", 1e-5), w)
 
@@ -286,14 +286,14 @@ def of_batch_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
     if int_attribute(node, "training_mode", 0):
         return _of_batch_norm_training(node, of, w)
     x, scale, bias, mean, variance = (needed(node, index) for index in range(5))
-    g = _wide(_gradient(of), w)
+    g = widened(_gradient(of), w)
     rank = len(w.dims(x))
-    deviation = w.op("Sqrt", [w.add(_wide(variance, w), float_attribute(node, "epsilon", 1e-5))])
+    deviation = w.op("Sqrt", [w.add(widened(variance, w), float_attribute(node, "epsilon", 1e-5))])
     inverse = w.op("Reciprocal", [deviation])
-    factor = w.mul(_wide(scale, w), inverse)
+    factor = w.mul(widened(scale, w), inverse)
 
     def along_x() -> Value:
-        centred = w.sub(_wide(x, w), _per_channel(_wide(mean, w), rank, w))
+        centred = w.sub(widened(x, w), _per_channel(widened(mean, w), rank, w))
         return w.sum(w.mul(g, centred), [dim for dim in range(rank) if dim != 1], keep=False)
 
     def of_variance() -> Value:
@@ -319,14 +319,14 @@ def _of_batch_norm_training(node: Node, of: Of, w: GradientWriter) -> Sequence[V
         raise NoGradientError(f"its training mode of opset {node.version} is another one")
     rank, momentum = len(w.dims(x)), float_attribute(node, "momentum", 0.9)
     axes = [dim for dim in range(rank) if dim != 1]
-    found = normalised(_wide(x, w), axes, float_attribute(node, "epsilon", 1e-5), w)
-    g = None if of[0] is None else _wide(of[0], w)
+    found = normalised(widened(x, w), axes, float_attribute(node, "epsilon", 1e-5), w)
+    g = None if of[0] is None else widened(of[0], w)
     of_mean, of_variance = (of[index] if len(of) > index else None for index in (1, 2))
 
     def data() -> Value:
         parts = []
         if g is not None:
-            parts.append(found.gradient(w.mul(g, _per_channel(_wide(scale, w), rank, w)), w))
+            parts.append(found.gradient(w.mul(g, _per_channel(widened(scale, w), rank, w)), w))
         if of_mean is not None:
             share = _per_channel(w.mul(w.cast(of_mean, found.hat.dtype), 1 - momentum), rank, w)
             parts.append(_shared(share, x, axes, w))

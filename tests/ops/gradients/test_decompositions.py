@@ -1,0 +1,34 @@
+"""Every decomposition against the operator that it takes the place of, on all samples of it."""
+
+import numpy as np
+import pytest
+
+from irpar.ops import definition
+from tests.ops.gradients.proof import decomposed, feeds_of, is_float, module_of, run
+from tests.ops.rule_proof import Sample
+from tests.ops.samples import SAMPLES
+
+
+def has_decomposition(sample: Sample) -> bool:
+    """Whether the operator is differentiated as what it is made of."""
+    known = definition(sample.node)
+    return known is not None and known.decompose is not None and known.gradient is None
+
+
+def is_refused(sample: Sample) -> bool:
+    """Whether a decomposition does not cover the attributes or operands of a sample."""
+    return sample.op == "GroupQueryAttention" and sample.operands[3] is not None
+
+
+@pytest.mark.parametrize("sample", [*filter(has_decomposition, SAMPLES)], ids=str)
+def test_decomposition_equals_operator(sample: Sample) -> None:
+    module = decomposed(module_of(sample, None))
+    assert (module is None) == is_refused(sample)
+    if module is None:
+        return
+    assert not {node.domain for node in module.graph.walk()} - {""}
+    found = run(module, feeds_of(sample, None)).values()
+    for expected, array in zip(sample.whole, found, strict=True):
+        assert array.dtype == expected.dtype
+        tolerance = sample.tolerance if is_float(expected) else 0
+        np.testing.assert_allclose(array, expected, rtol=tolerance, atol=tolerance)
