@@ -434,6 +434,4 @@ def _cost_norm(node: Node) -> int:
 
 
 for _name in ("GroupNorm", "SkipGroupNorm"):
-    microsoft(
-        _name, same_type, _rule_group_norm, _cost_norm, _localize_group_norm, decompose=decompose_group_norm
-    )
+    microsoft(_name, same_type, _rule_group_norm, _cost_norm, _localize_group_norm, decompose=decompose_group_norm)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from irpar.ir import Builder, DType, Node, TensorType, Type
+from irpar.ir import Builder, DType, Node, TensorType, Type, Value
 
 from .convolution import conv_factors, count_groups, window_sizes
 from .facts import (
@@ -19,6 +19,13 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients.fused_products import (
+    decompose_distance,
+    decompose_fused_conv,
+    decompose_fused_gemm,
+    decompose_fused_matmul,
+)
+from .gradients.writer import GradientWriter
 from .local import add_bias_once
 from .matmul import cost_gemm, cost_matmul, cost_products, matmul_dims, matmul_factors
 from .microsoft import microsoft
@@ -67,7 +74,17 @@ def _cost_fused_matmul(node: Node) -> int:
     return cost_products(node, shape[_order(node, 0, len(shape))[-1]])
 
 
-microsoft("FusedMatMul", _infer_fused_matmul, _rule_fused_matmul, _cost_fused_matmul)
+def _decompose_fused_matmul(node: Node, w: GradientWriter) -> list[Value]:
+    return decompose_fused_matmul(node, w, [_order(node, index, len(dims_of(node, index))) for index in (0, 1)])
+
+
+microsoft(
+    "FusedMatMul",
+    _infer_fused_matmul,
+    _rule_fused_matmul,
+    _cost_fused_matmul,
+    decompose=_decompose_fused_matmul,
+)
 
 
 # -- FusedGemm, QGemm -----------------------------------------------------------------------------------------------
@@ -131,7 +148,7 @@ def _localize_qgemm(whole_node: Node, local: Node, builder: Builder) -> None:
     add_bias_once(local, 6, builder)
 
 
-microsoft("FusedGemm", _infer_fused_gemm, _rule_fused_gemm, cost_gemm)
+microsoft("FusedGemm", _infer_fused_gemm, _rule_fused_gemm, cost_gemm, decompose=decompose_fused_gemm)
 microsoft("QGemm", _infer_qgemm, _rule_qgemm, cost_gemm, _localize_qgemm, dtypes=lambda node: [_qgemm_dtype(node)])
 
 
@@ -162,6 +179,7 @@ microsoft(
     _rule_fused_conv,
     _cost_fused_conv,
     lambda node, local, _: count_groups(node, local, 0, 1),
+    decompose=decompose_fused_conv,
 )
 
 
@@ -229,7 +247,7 @@ def _cost_distance(node: Node) -> int:
     return 3 * prod(result_shape(node)) * shape_of(node, 0)[1]
 
 
-microsoft("CDist", _infer_distance, _rule_distance, _cost_distance)
+microsoft("CDist", _infer_distance, _rule_distance, _cost_distance, decompose=decompose_distance)
 
 
 # -- MoE ------------------------------------------------------------------------------------------------------------

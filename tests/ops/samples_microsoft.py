@@ -100,6 +100,9 @@ def _products() -> Iterator[Sample]:
         group=4,
         activation="Relu",
     )
+    for name, numbers in (("LeakyRelu", [0.2]), ("Clip", [-0.5, 0.75]), ("HardSigmoid", [0.1, 0.5])):
+        yield made("FusedConv", floats(3, 4, 6), floats(5, 4, 3), activation=name, activation_params=numbers)
+    yield made("FusedGemm", floats(5, 6), floats(6, 4), activation="LeakyRelu", activation_alpha=0.2, alpha=0.5)
     small: dict[str, Any] = {"dtype": np.uint8, "low": 0}
     one, point = Constant(np.asarray(0.1, np.float32)), Constant(np.asarray(3, np.uint8))
     columns, points = floats(4, low=0.1, high=0.4), ints(4, **small)

@@ -25,7 +25,12 @@ def decompose_skip_layer_norm(node: Node, w: GradientWriter) -> list[Value]:
     x, gamma, beta = needed(node, 0), needed(node, 2), operand(node, 3)
     total = _sum(node, (0, 1, 4), w)
     operands = [total, widened(gamma, w), *([] if beta is None else [widened(beta, w)])]
-    made = w.node("LayerNormalization", operands, {"axis": -1, "epsilon": _epsilon(node, 1e-12)}, results=min(3, len(node.results)))
+    made = w.node(
+        "LayerNormalization",
+        operands,
+        {"axis": -1, "epsilon": _epsilon(node, 1e-12)},
+        results=min(3, len(node.results)),
+    )
     y, *statistics = made.results
     return [w.cast(y, x.dtype), *statistics, _own(w.cast(total, x.dtype), w)][: len(node.results)]
 
