@@ -58,8 +58,7 @@ def _replace(node: Node, known: OpDef, opsets: Mapping[str, int], infer: Infer) 
     try:
         values = list(known.decompose(node, writer))
     except (CannotTellError, NoGradientError):
-        for made in reversed(writer.made):
-            made.erase_forced()
+        _take_back(writer)
         return []  # autodiff refuses it, if it is on the way.
     names = [value.name for value in node.results]
     for value, old in zip(values, node.results, strict=True):
@@ -70,3 +69,26 @@ def _replace(node: Node, known: OpDef, opsets: Mapping[str, int], infer: Infer) 
         if value.node in writer.made:
             value.rename(name)
     return writer.made
+
+
+def why_not(node: Node, opsets: Mapping[str, int], infer: Infer) -> str:
+    """Why a node that has a decomposition was not replaced by it, as part of a sentence."""
+    known = definition(node)
+    assert node.graph is not None
+    assert known is not None
+    assert known.decompose is not None
+    writer = GradientWriter(node.graph, opsets, before=node, like=node, infer=infer)
+    try:
+        known.decompose(node, writer)
+    except CannotTellError as error:
+        return f"its parts take what is not known of it: {error}"
+    except NoGradientError as error:
+        return str(error)
+    finally:
+        _take_back(writer)
+    return "its parts have none"
+
+
+def _take_back(writer: GradientWriter) -> None:
+    for made in reversed(writer.made):
+        made.erase_forced()

@@ -15,6 +15,7 @@ from irpar.ops.facts import CannotTellError
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .bodies import OF_BODIES
+from .decomposition import why_not
 from .dependence import dependents
 from .refusals import missing
 
@@ -117,6 +118,8 @@ class Reverse:
                 yield from holder(self, node, of_results, writer)
                 return
             found = definition(node)
+            if found is not None and found.gradient is None and found.decompose is not None:
+                raise NoGradientError(why_not(node, self.opsets, self.inference.result_types))
             if found is None or found.gradient is None:
                 raise NoGradientError("irpar knows no gradient of it")
             made = found.gradient(node, of_results, writer)

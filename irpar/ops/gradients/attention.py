@@ -99,12 +99,11 @@ def _full_mask(mask: Value, scores: Value, w: GradientWriter) -> Value:
     if size == keys or size == 1:
         return mask
     behind = w.op("Sub", [w.size_of(scores, 3), w.size_of(mask, len(w.dims(mask)) - 1)])
-    pads = w.op("Concat", [w.ints([0]), behind], {"axis": 0})
-    last = w.ints([len(w.dims(mask)) - 1])
+    pads: dict[int, tuple[int | Value, int | Value]] = {len(w.dims(mask)) - 1: (0, behind)}
     if mask.dtype is DType.BOOL:
-        padded = w.op("Pad", [w.cast(mask, DType.I32), pads, None, last])
+        padded = w.pad(w.cast(mask, DType.I32), pads)
         return w.cast(padded, DType.BOOL)
-    return w.op("Pad", [mask, pads, w.number(_MINUS_INFINITY, mask), last])
+    return w.pad(mask, pads, w.number(_MINUS_INFINITY, mask))
 
 
 def decompose_attention(node: Node, w: GradientWriter) -> list[Value]:

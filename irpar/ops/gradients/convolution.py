@@ -149,9 +149,7 @@ def spread(g: Value, kernel: Value, window: Window, x: Value, w: GradientWriter)
     if not any(tail):
         return w.op("ConvTranspose", [g, kernel], attributes, type=x.type)
     made = w.op("ConvTranspose", [g, kernel], attributes)
-    axes = [dim + 2 for dim, rest in enumerate(tail) if rest]
-    pads = [0] * len(axes) + [rest for rest in tail if rest]
-    return w.op("Pad", [made, w.ints(pads), None, w.ints(axes)], type=x.type)
+    return w.pad(made, {dim + 2: (0, rest) for dim, rest in enumerate(tail)}, type=x.type)
 
 
 def kernel_gradient(data: Value, g: Value, window: Window, kernel: Value, w: GradientWriter) -> Value:
@@ -227,10 +225,10 @@ def _shifted_along(
             after = window.after[dim] - (window.kernel[dim] - 1 - place) * window.dilations[dim]
         moved, type_ = value, value.tensor_type.with_shape(with_dim(w.dims(value), axis, count))
         if stride == 1:
-            moved = w.op("Pad", [value, w.ints([before, after]), filler, w.ints([axis])])
+            moved = w.pad(value, {axis: (before, after)}, filler)
         else:
             if max(before, after) > 0:
-                moved = w.op("Pad", [value, w.ints([max(before, 0), max(after, 0)]), filler, w.ints([axis])])
+                moved = w.pad(value, {axis: (max(before, 0), max(after, 0))}, filler)
             start, end = max(-before, 0), min(after, 0) or 2**62
             moved = w.op("Slice", [moved, *(w.ints([number]) for number in (start, end, axis, stride))])
         moved.type = type_

@@ -35,28 +35,28 @@ def _one_row(x: Value, g: Value, row: int, axis: int, w: GradientWriter) -> Valu
     assert isinstance(size, int)
     extra = len(w.dims(g)) - len(dims)  # The index may be a scalar, or have several dims of size 1.
     wide = w.unsqueeze(g, [axis]) if extra == -1 else w.squeeze(g, range(axis, axis + extra))
-    return w.op("Pad", [wide, w.ints([row, size - 1 - row]), None, w.ints([axis])], type=x.type)
+    return w.pad(wide, {axis: (row, size - 1 - row)}, type=x.type)
 
 
 def _rows(x: Value, index: Value, g: Value, axis: int, w: GradientWriter) -> Value:
     rank, depth = len(w.dims(x)), len(w.dims(index))
     tuples = w.unsqueeze(w.cast(index, DType.I64), [depth])
     if axis == 0:
-        return w.op("ScatterND", [w.zeros(x), tuples, g], {"reduction": "add"}, type=x.type)
+        return w.scattered("ScatterND", w.shape_of(x), tuples, g, type=x.type)
     # The axis goes first, and after the sum back to its place.
     order = [axis, *range(axis), *range(axis + 1, rank)]
     back = [order.index(dim) for dim in range(rank)]
     rows_first = w.transpose(g, [*range(axis, axis + depth), *range(axis), *range(axis + depth, rank + depth - 1)])
-    zeros = w.transpose(w.zeros(x), order)
-    return w.transpose(w.op("ScatterND", [zeros, tuples, rows_first], {"reduction": "add"}, type=zeros.type), back)
+    shape = w.listed([w.size_of(x, dim) for dim in order])
+    type_ = x.tensor_type.with_shape(tuple(w.dims(x)[dim] for dim in order))
+    return w.transpose(w.scattered("ScatterND", shape, tuples, rows_first, type=type_), back)
 
 
 def of_gather_elements(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """Each element added to where it was read."""
     x, index, g = needed(node, 0), needed(node, 1), _gradient(of)
     axis = axis_attribute(node, len(w.dims(x)), 0)
-    attributes = {"axis": axis, "reduction": "add"}
-    return w.each(lambda: w.op("ScatterElements", [w.zeros(x), index, g], attributes))
+    return w.each(lambda: w.scattered("ScatterElements", w.shape_of(x), index, g, {"axis": axis}, type=x.type))
 
 
 def of_gather_nd(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
@@ -64,7 +64,7 @@ def of_gather_nd(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None
     x, index, g = needed(node, 0), needed(node, 1), _gradient(of)
     batch = int_attribute(node, "batch_dims", 0)
     tuples = _with_batch(index, batch, w) if batch else index
-    return w.each(lambda: w.op("ScatterND", [w.zeros(x), tuples, g], {"reduction": "add"}))
+    return w.each(lambda: w.scattered("ScatterND", w.shape_of(x), tuples, g, type=x.type))
 
 
 def _with_batch(index: Value, batch: int, w: GradientWriter) -> Value:

@@ -130,7 +130,7 @@ def _by_index(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
             count = w.op("Mul", [count, size])
     index = w.reshaped(w.op("Mod", [node.results[1], count]), leading)
     updates = w.reshaped(g, leading)
-    made = w.op("ScatterElements", [flat, index, updates], {"axis": 2, "reduction": "add"}, type=flat.type)
+    made = w.scattered("ScatterElements", w.shape_of(flat), index, updates, {"axis": 2}, type=flat.type)
     return w.shaped_as(made, x)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from irpar.ir import Node, Value
+from irpar.ir import DType, Node, Value
 
 from ..facts import axis_attribute, needed, operand, text_attribute
 from .writer import GradientWriter, NoGradientError, Of
@@ -114,7 +114,7 @@ def _spread(x: Value, g: Value, axis: int, start: int, step: int, w: GradientWri
     if step == 1 or count == 0:
         return g, start
     wide = w.unsqueeze(g, [axis + 1])
-    zeros = w.op("Pad", [wide, w.ints([0, step - 1]), None, w.ints([axis + 1])])
+    zeros = w.pad(wide, {axis + 1: (0, step - 1)})
     sizes = [(g, dim) if dim != axis else count * step for dim in range(len(w.dims(g)))]
     joined = w.reshaped(zeros, sizes)
     reach = (count - 1) * step + 1  # The zeros behind the last element may lie outside.
@@ -125,18 +125,15 @@ def _padded(x: Value, g: Value, before: Mapping[int, Value | int], w: GradientWr
     """Zeros before and behind along some axes, to the size of the operand."""
     if not before:
         return w.shaped_as(g, x) if g.type != x.type else g
-    axes = sorted(before)
-    starts, ends = [], []
-    for axis in axes:
-        start, size, count = before[axis], w.dims(x)[axis], w.dims(g)[axis]
-        first = w.ints([start]) if isinstance(start, int) else start
-        starts.append(first)
+    pads: dict[int, tuple[int | Value, int | Value]] = {}
+    for axis, start in before.items():
+        size, count = w.dims(x)[axis], w.dims(g)[axis]
         if isinstance(start, int) and isinstance(size, int) and isinstance(count, int):
-            ends.append(w.ints([size - start - count]))
+            pads[axis] = (start, size - start - count)
         else:
-            ends.append(w.op("Sub", [w.op("Sub", [w.size_of(x, axis), first]), w.size_of(g, axis)]))
-    made = w.op("Pad", [g, w.listed([*starts, *ends]), None, w.ints(axes)], type=x.type)
-    return made
+            first = w.ints([start]) if isinstance(start, int) else start
+            pads[axis] = (first, w.op("Sub", [w.op("Sub", [w.size_of(x, axis), first]), w.size_of(g, axis)]))
+    return w.pad(g, pads, type=x.type)
 
 
 def _of_computed_slice(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
@@ -154,7 +151,11 @@ def _of_computed_slice(node: Node, x: Value, g: Value, w: GradientWriter) -> Val
     from_end = w.where(w.op("Less", [starts, w.ints([0])]), w.op("Add", [starts, sizes]), starts)
     before = w.op("Max", [w.op("Min", [from_end, sizes]), w.ints([0])])
     behind = w.op("Sub", [w.op("Sub", [sizes, before]), counts])
-    return w.op("Pad", [g, w.op("Concat", [before, behind], {"axis": 0}), None, axes], type=x.type)
+    rank = len(w.dims(x))
+    none = w.ints([0] * rank)
+    axes = w.op("Mod", [w.cast(axes, DType.I64), w.ints([rank])])
+    pads = [w.op("ScatterElements", [none, axes, numbers], {"axis": 0}) for numbers in (before, behind)]
+    return w.op("Pad", [g, w.op("Concat", pads, {"axis": 0})], type=x.type)
 
 
 # -- Pad, Tile ------------------------------------------------------------------------------------------------------
@@ -173,8 +174,7 @@ def of_pad(node: Node, of: Of, w: GradientWriter, pads: Mapping[int, tuple[int, 
         if not used:
             return g
         if any(number < 0 for pair in used.values() for number in pair):  # what was taken away gets zeros
-            numbers = [-pair[side] for side in (0, 1) for pair in used.values()]
-            return w.op("Pad", [g, w.ints(numbers), None, w.ints(list(used))], type=x.type)
+            return w.pad(g, {axis: (-before, -behind) for axis, (before, behind) in used.items()}, type=x.type)
         starts = [before for before, _ in used.values()]
         ends = [2**62 if behind == 0 else -behind for _, behind in used.values()]
         return w.op("Slice", [g, w.ints(starts), w.ints(ends), w.ints(list(used))], type=x.type)
@@ -232,7 +232,7 @@ def _part(g: Value, axis: int, start: int, places: "np.ndarray[Any, Any]", size:
     low, high = min(first, last), max(first, last)
     if (low, high) == (0, size - 1):
         return part
-    return w.op("Pad", [part, w.ints([low, size - 1 - high]), None, w.ints([axis])])
+    return w.pad(part, {axis: (low, size - 1 - high)})
 
 
 def of_tile(node: Node, of: Of, w: GradientWriter, repeats: Sequence[int]) -> Sequence[Value | None]:

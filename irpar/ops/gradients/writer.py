@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import UNKNOWN, Builder, Dim, DType, Graph, Node, Type, Value, tensor_type
+from irpar.ir import UNKNOWN, Builder, Dim, DType, Graph, Node, TensorType, Type, Value, tensor_type
 from irpar.ir.graph import Phase
 
 from ..facts import CannotTellError
@@ -209,6 +209,44 @@ class GradientWriter(Builder):
         """The last two dims swapped."""
         rank = len(self.dims(value))
         return self.transpose(value, (*range(rank - 2), rank - 1, rank - 2))
+
+    def scattered(
+        self,
+        op_type: str,
+        shape: Value,
+        index: Value,
+        updates: Value,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        type: Type = UNKNOWN,
+    ) -> Value:
+        """Zeros with updates added by ScatterND or ScatterElements; narrow floats are added up as float32."""
+        dtype = updates.dtype
+        wide = DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
+        zeros = self.op("Expand", [self.constant(np.zeros((), wide.numpy), "number"), shape])
+        made = self.op(op_type, [zeros, index, self.cast(updates, wide)], {**(attributes or {}), "reduction": "add"})
+        found = tensor_type(type)
+        if found is not None:
+            made.type = TensorType(wide, found.shape)
+        return self.cast(made, dtype)
+
+    def pad(
+        self,
+        value: Value,
+        pads: "Mapping[int, tuple[int | Value, int | Value]]",
+        filler: Value | None = None,
+        *,
+        type: Type = UNKNOWN,
+    ) -> Value:
+        """The value with zeros, or a filler, before and after along some axes: numbers, or int64[1].
+
+        All dims are named: of a Pad that names some, ONNX Runtime's optimizer makes another one where it moves a
+        Transpose past it (1.32).
+        """
+        rank = len(self.dims(value))
+        flat = [pads.get(dim, (0, 0))[side] for side in (0, 1) for dim in range(rank)]
+        listed = self.listed([self.ints([number]) if isinstance(number, int) else number for number in flat])
+        return self.op("Pad", [value, listed, *([] if filler is None else [filler])], type=type)
 
     def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
         """Dims of size 1 more; axes of the result."""
