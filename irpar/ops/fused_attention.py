@@ -25,6 +25,13 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.fused_attention import (
+    decompose_grouped,
+    decompose_multi_head,
+    decompose_projected,
+    decompose_rotary,
+)
+from .gradients.writer import GradientWriter
 from .microsoft import microsoft
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -207,7 +214,14 @@ def _cost_multi_head(node: Node) -> int:
     return scores * (2 * of.size + _SCORE_FLOPS + 2 * of.value_size)
 
 
-microsoft("MultiHeadAttention", _infer_multi_head, _rule_multi_head, _cost_multi_head, _localize_multi_head)
+microsoft(
+    "MultiHeadAttention",
+    _infer_multi_head,
+    _rule_multi_head,
+    _cost_multi_head,
+    _localize_multi_head,
+    decompose=decompose_multi_head,
+)
 
 
 # -- GroupQueryAttention --------------------------------------------------------------------------------------------
@@ -317,7 +331,13 @@ def _grouped_dtypes(node: Node) -> Sequence[DType]:
 
 
 microsoft(
-    "GroupQueryAttention", _infer_grouped, _rule_grouped, _cost_grouped, _localize_grouped, dtypes=_grouped_dtypes
+    "GroupQueryAttention",
+    _infer_grouped,
+    _rule_grouped,
+    _cost_grouped,
+    _localize_grouped,
+    dtypes=_grouped_dtypes,
+    decompose=decompose_grouped,
 )
 
 
@@ -389,7 +409,7 @@ def _cost_projected(node: Node) -> int:
     return scores + 2 * batch * steps * channels * shape_of(node, 1)[1]
 
 
-microsoft("Attention", _infer_projected, _rule_projected, _cost_projected)
+microsoft("Attention", _infer_projected, _rule_projected, _cost_projected, decompose=decompose_projected)
 microsoft("QAttention", _infer_projected, _rule_projected, _cost_projected, dtypes=3)
 
 
@@ -438,5 +458,9 @@ def _cost_rotary(node: Node) -> int:
     return 3 * prod(result_shape(node))
 
 
+def _decompose_rotary(node: Node, w: GradientWriter) -> list[Value]:
+    return decompose_rotary(node, w, _rotated(node) if len(dims_of(node, 0)) == 3 else 0)
+
+
 for _name in ("RotaryEmbedding", "MRotaryEmbedding"):
-    microsoft(_name, same_type, _rule_rotary, _cost_rotary, _localize_rotary)
+    microsoft(_name, same_type, _rule_rotary, _cost_rotary, _localize_rotary, decompose=_decompose_rotary)

@@ -22,6 +22,10 @@ def _multi_head() -> Iterator[Sample]:
     yield made(
         "MultiHeadAttention", query, floats(batch, heads, 6, size), floats(batch, heads, 6, size), num_heads=heads
     )
+    lengths = np.asarray([6, 3, 2], np.int32)
+    yield made(
+        "MultiHeadAttention", query, key, value, None, lengths, num_heads=heads, mask_filter_value=-3.0, scale=0.5
+    )
     past = floats(batch, heads, 4, size), floats(batch, heads, 4, size)
     new = floats(batch, 5, wide), floats(batch, 5, wide)
     attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": 1, "results": 3}
@@ -41,15 +45,20 @@ def _grouped() -> Iterator[Sample]:
     packed = rows(heads + 2 * key_heads)
     rotary = floats(9, size // 2), floats(9, size // 2)
     yield made("GroupQueryAttention", packed, None, None, None, None, lengths, total, *rotary, do_rotary=1, **counts)
+    # of these ONNX Runtime's CPU kernel reads the first and counts on
+    places = np.tile(np.arange(3, 3 + steps), (batch, 1))
+    turned = (*separate, None, None, np.full(batch, steps - 1, np.int32), total, *rotary, places)
+    soft: dict[str, Any] = {**counts, "softcap": 0.5, "local_window_size": 2, "smooth_softmax": 1, "scale": 0.7}
+    yield made("GroupQueryAttention", *turned, do_rotary=1, rotary_interleaved=1, **soft)
     cache = (floats(batch, key_heads, 5, size), floats(batch, key_heads, 5, size))
     late, more = np.asarray([5, 3, 4], np.int32), Constant(np.asarray(6, np.int32))
     token = rows(heads, 1), rows(key_heads, 1), rows(key_heads, 1)
     extra: dict[str, Any] = {**counts, "softcap": 3.0, "local_window_size": 3}
     yield made("GroupQueryAttention", *token, *cache, late, more, **extra)
     bias = floats(batch, heads, steps, steps)
-    yield made(
-        "GroupQueryAttention", *separate, None, None, lengths, total, None, None, None, bias, floats(heads), **counts
-    )
+    for cap in (0.0, 0.5):
+        others = (None, None, lengths, total, None, None, None, bias, floats(heads))
+        yield made("GroupQueryAttention", *separate, *others, softcap=cap, **counts)
 
 
 def _projected() -> Iterator[Sample]:
@@ -61,6 +70,7 @@ def _projected() -> Iterator[Sample]:
     yield made("Attention", data, weights, bias, mask, num_heads=heads, unidirectional=1)
     past = floats(2, batch, heads, 4, size)
     yield made("Attention", data, weights, bias, None, past, num_heads=heads, results=2)
+    yield made("Attention", data, floats(channels, 22), floats(22), num_heads=heads, qkv_hidden_sizes=[8, 8, 6])
     scores = floats(batch, heads, steps, steps)
     yield made("Attention", data, weights, bias, None, None, scores, num_heads=heads)
     small: dict[str, Any] = {"dtype": np.uint8, "low": 0}
@@ -78,6 +88,9 @@ def _rotary() -> Iterator[Sample]:
     yield made("RotaryEmbedding", floats(3, 5, 32), places, *half, num_heads=4, rotary_embedding_dim=4)
     streams = ints(3, 3, 5, low=0, high=9)
     yield made("MRotaryEmbedding", floats(3, 5, 32), streams, *caches, mrope_section=[1, 1, 2], num_heads=4)
+    halves = floats(9, 6), floats(9, 6)
+    mixed: dict[str, Any] = {"mrope_section": [3, 1, 2], "mrope_layout": 1, "interleaved": 1}
+    yield made("MRotaryEmbedding", floats(3, 4, 5, 12), streams, *halves, **mixed)
 
 
 HEADS = [*_multi_head(), *_grouped(), *_projected(), *_rotary()]

@@ -10,10 +10,10 @@ from irpar.ir import DType, Node, Value
 from ..facts import CannotTellError, dtype_attribute, float_attribute, int_attribute, needed, operand
 from .writer import GradientWriter
 
-_MINUS_INFINITY = -math.inf
+MINUS_INFINITY = -math.inf
 
 
-def _by_heads(x: Value, heads: int, w: GradientWriter) -> Value:
+def by_heads(x: Value, heads: int, w: GradientWriter) -> Value:
     """[batch, heads, places, size], from that shape or from [batch, places, heads * size]."""
     if len(w.dims(x)) == 4:
         return x
@@ -23,7 +23,7 @@ def _by_heads(x: Value, heads: int, w: GradientWriter) -> Value:
     return w.transpose(w.reshaped(x, [(x, 0), (x, 1), heads, width // heads]), [0, 2, 1, 3])
 
 
-def _joined(y: Value, w: GradientWriter) -> Value:
+def joined(y: Value, w: GradientWriter) -> Value:
     """[batch, places, heads * size]."""
     _, heads, _, size = w.dims(y)
     if not isinstance(heads, int) or not isinstance(size, int):
@@ -52,7 +52,7 @@ def grouped_product(a: Value, b: Value, w: GradientWriter) -> Value:
     return w.reshaped(made, [(a, 0), heads, (a, 2), (b, 3)])
 
 
-def _places(value: Value, dim: int, w: GradientWriter) -> Value:
+def places_of(value: Value, dim: int, w: GradientWriter) -> Value:
     """0, 1, 2 ... along a dim of a tensor: int64[size]."""
     size = w.dims(value)[dim]
     if isinstance(size, int):
@@ -69,9 +69,9 @@ def _seen(node: Node, q: Value, k: Value, w: GradientWriter) -> Value | None:
     left, right = (int_attribute(node, f"{side}_window_size", -1) for side in ("left", "right"))
     is_causal = bool(int_attribute(node, "is_causal", 0))
     rules = []
-    key = _places(k, 2, w)
+    key = places_of(k, 2, w)
     if is_causal or left >= 0 or right >= 0:
-        row = w.unsqueeze(_places(q, 2, w), [1])
+        row = w.unsqueeze(places_of(q, 2, w), [1])
         if valid is not None:
             before = w.op("Sub", [w.cast(valid, DType.I64), w.size_of(q, 2)])
             row = w.op("Add", [row, w.unsqueeze(before, [1, 2, 3])])
@@ -103,7 +103,7 @@ def _full_mask(mask: Value, scores: Value, w: GradientWriter) -> Value:
     if mask.dtype is DType.BOOL:
         padded = w.pad(w.cast(mask, DType.I32), pads)
         return w.cast(padded, DType.BOOL)
-    return w.pad(mask, pads, w.number(_MINUS_INFINITY, mask))
+    return w.pad(mask, pads, w.number(MINUS_INFINITY, mask))
 
 
 def decompose_attention(node: Node, w: GradientWriter) -> list[Value]:
@@ -113,8 +113,8 @@ def decompose_attention(node: Node, w: GradientWriter) -> list[Value]:
         CannotTellError: numbers of heads or their size are not known.
     """
     given = needed(node, 0)
-    q = _by_heads(given, int_attribute(node, "q_num_heads", 0), w)
-    k, v = (_by_heads(needed(node, place), int_attribute(node, "kv_num_heads", 0), w) for place in (1, 2))
+    q = by_heads(given, int_attribute(node, "q_num_heads", 0), w)
+    k, v = (by_heads(needed(node, place), int_attribute(node, "kv_num_heads", 0), w) for place in (1, 2))
     for place in (4, 5):
         past = operand(node, place)
         if past is not None and place == 4:
@@ -133,9 +133,9 @@ def decompose_attention(node: Node, w: GradientWriter) -> list[Value]:
     if mask is not None:
         mask = _full_mask(mask, scores, w)
         is_flag = mask.dtype is DType.BOOL
-        scores = w.where(mask, scores, _MINUS_INFINITY) if is_flag else w.add(scores, w.cast(mask, scores.dtype))
+        scores = w.where(mask, scores, MINUS_INFINITY) if is_flag else w.add(scores, w.cast(mask, scores.dtype))
     if seen is not None:
-        scores = w.where(seen, scores, _MINUS_INFINITY)
+        scores = w.where(seen, scores, MINUS_INFINITY)
     stages.append(scores)
     wide = dtype_attribute(node, "softmax_precision") if "softmax_precision" in node.attributes else scores.dtype
     weights = w.op("Softmax", [w.cast(scores, wide)], {"axis": -1})
@@ -145,7 +145,7 @@ def decompose_attention(node: Node, w: GradientWriter) -> list[Value]:
     stages.append(weights)
     y = grouped_product(weights, v, w)
     if len(w.dims(given)) == 3:
-        y = _joined(y, w)
+        y = joined(y, w)
     results = [y, k, v, stages[int_attribute(node, "qk_matmul_output_mode", 0)]]
     return [w.op("Identity", [value]) if value.node not in w.made else value for value in results[: len(node.results)]]
 
