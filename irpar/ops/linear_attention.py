@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from irpar.ir import Builder, Dim, Expr, Node, Type
+from irpar.ir import Builder, Dim, Expr, Node, Type, Value
 from irpar.ir.dims import exact_div
 
 from .facts import (
@@ -18,6 +18,8 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients.linear_attention import decompose_causal_conv, decompose_linear_attention
+from .gradients.writer import GradientWriter
 from .microsoft import microsoft
 from .op_def import OpDef
 from .registry import define
@@ -147,8 +149,14 @@ def _cost_linear_attention(node: Node) -> int:
     return steps * (states * _FLOPS[text_attribute(node, "update_rule", "gated_delta")] + reads)
 
 
-define(OpDef("", "CausalConvWithState", _infer_causal_conv, _rule_causal_conv, _cost_causal_conv))
-microsoft("CausalConvWithState", _infer_causal_conv, _rule_causal_conv, _cost_causal_conv)
+def _decompose_causal_conv(node: Node, w: GradientWriter) -> list[Value]:
+    _refuse_variants(node)
+    return decompose_causal_conv(node, w)
+
+
+_CONV = (_infer_causal_conv, _rule_causal_conv, _cost_causal_conv)
+define(OpDef("", "CausalConvWithState", *_CONV, decompose=_decompose_causal_conv))
+microsoft("CausalConvWithState", *_CONV, decompose=_decompose_causal_conv)
 _LINEAR = (_infer_linear_attention, _rule_linear_attention, _cost_linear_attention, _localize_linear_attention)
-define(OpDef("", "LinearAttention", *_LINEAR))
-microsoft("LinearAttention", *_LINEAR)
+define(OpDef("", "LinearAttention", *_LINEAR, decompose=decompose_linear_attention))
+microsoft("LinearAttention", *_LINEAR, decompose=decompose_linear_attention)
