@@ -15,6 +15,9 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.quantized import decompose_packed_product, decompose_packed_rows
+from .gradients.refused import PACKED
+from .gradients.zero import zero
 from .local import add_bias_once
 from .matmul import cost_matmul
 from .microsoft import microsoft
@@ -77,7 +80,7 @@ def _localize_nbits(whole_node: Node, local: Node, builder: Builder) -> None:
     add_bias_once(local, 5, builder)
 
 
-microsoft("MatMulNBits", _infer_matmul, _rule_nbits, cost_matmul, _localize_nbits)
+microsoft("MatMulNBits", _infer_matmul, _rule_nbits, cost_matmul, _localize_nbits, decompose=decompose_packed_product)
 
 
 # -- MatMulBnb4: blocks of the weights run on from column to column -------------------------------------------------
@@ -91,7 +94,7 @@ def _rule_bnb4(node: Node) -> FactorRule:
     return rule.done([[*rows, *rule.dims([inner], Kind.REPLICATE)], whole(1), whole(1)], [[*rows, ()]])
 
 
-microsoft("MatMulBnb4", _infer_matmul, _rule_bnb4, cost_matmul)
+microsoft("MatMulBnb4", _infer_matmul, _rule_bnb4, cost_matmul, gradient=PACKED)
 
 
 # -- GatherBlockQuantized -------------------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ def _rule_gather(node: Node) -> FactorRule:
     return rule.done(operands, [result])
 
 
-microsoft("GatherBlockQuantized", _infer_gather, _rule_gather, dtypes=2)
+microsoft("GatherBlockQuantized", _infer_gather, _rule_gather, dtypes=2, decompose=decompose_packed_rows)
 
 
 # -- GatherPacked: a row of the table is blocks of a format that an attribute numbers ------------------------------
@@ -175,4 +178,6 @@ def _rule_gather_packed(node: Node) -> FactorRule:
     return rule.done([whole(2), indices], [[*indices, ()]])
 
 
-microsoft("GatherPacked", _infer_gather_packed, _rule_gather_packed, dtypes=lambda node: [_packed_dtype(node)])
+microsoft(
+    "GatherPacked", _infer_gather_packed, _rule_gather_packed, dtypes=lambda node: [_packed_dtype(node)], gradient=zero
+)

@@ -31,6 +31,7 @@ from .gradients.fused_attention import (
     decompose_projected,
     decompose_rotary,
 )
+from .gradients.refused import PACKED
 from .gradients.writer import GradientWriter
 from .microsoft import microsoft
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
@@ -410,7 +411,7 @@ def _cost_projected(node: Node) -> int:
 
 
 microsoft("Attention", _infer_projected, _rule_projected, _cost_projected, decompose=decompose_projected)
-microsoft("QAttention", _infer_projected, _rule_projected, _cost_projected, dtypes=3)
+microsoft("QAttention", _infer_projected, _rule_projected, _cost_projected, dtypes=3, gradient=PACKED)
 
 
 # -- RotaryEmbedding, MRotaryEmbedding ------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from .gradients.fused_products import (
     decompose_fused_gemm,
     decompose_fused_matmul,
 )
+from .gradients.quantized import decompose_to_float
+from .gradients.refused import PACKED, ROUNDS
 from .gradients.writer import GradientWriter
 from .local import add_bias_once
 from .matmul import cost_gemm, cost_matmul, cost_products, matmul_dims, matmul_factors
@@ -149,7 +151,15 @@ def _localize_qgemm(whole_node: Node, local: Node, builder: Builder) -> None:
 
 
 microsoft("FusedGemm", _infer_fused_gemm, _rule_fused_gemm, cost_gemm, decompose=decompose_fused_gemm)
-microsoft("QGemm", _infer_qgemm, _rule_qgemm, cost_gemm, _localize_qgemm, dtypes=lambda node: [_qgemm_dtype(node)])
+microsoft(
+    "QGemm",
+    _infer_qgemm,
+    _rule_qgemm,
+    cost_gemm,
+    _localize_qgemm,
+    dtypes=lambda node: [_qgemm_dtype(node)],
+    gradient=PACKED,
+)
 
 
 # -- FusedConv ------------------------------------------------------------------------------------------------------
@@ -205,7 +215,15 @@ def _localize_to_float(whole_node: Node, local: Node, builder: Builder) -> None:
     add_bias_once(local, 6, builder)
 
 
-microsoft("MatMulIntegerToFloat", _infer_to_float, _rule_to_float, cost_matmul, _localize_to_float, dtypes=2)
+microsoft(
+    "MatMulIntegerToFloat",
+    _infer_to_float,
+    _rule_to_float,
+    cost_matmul,
+    _localize_to_float,
+    dtypes=2,
+    decompose=decompose_to_float,
+)
 
 
 def _infer_dynamic(node: Node) -> Sequence[Type]:
@@ -224,7 +242,7 @@ def _rule_dynamic(node: Node) -> FactorRule:
     return rule.done(operands, [[*[()] * (len(result_shape(node)) - 1), columns]])
 
 
-microsoft("DynamicQuantizeMatMul", _infer_dynamic, _rule_dynamic, cost_matmul)
+microsoft("DynamicQuantizeMatMul", _infer_dynamic, _rule_dynamic, cost_matmul, gradient=ROUNDS)
 
 
 # -- CDist ----------------------------------------------------------------------------------------------------------
@@ -317,4 +335,4 @@ def _cost_packed_moe(node: Node) -> int:
     return 2 * rows * int_attribute(node, "k", 1) * size * 2 * shape_of(node, 2)[1]
 
 
-microsoft("QMoE", same_type, _rule_packed_moe, _cost_packed_moe)
+microsoft("QMoE", same_type, _rule_packed_moe, _cost_packed_moe, gradient=PACKED)

@@ -19,6 +19,7 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.zero import zero
 from .microsoft import microsoft
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, whole
 
@@ -76,7 +77,7 @@ for _name, _flops in {
 }.items():
     # The first operand of a Where is bools.
     _data = 1 if _name == "QLinearWhere" else 0
-    microsoft(_name, _infer_elementwise, _rule_elementwise, per_element(_flops), dtypes=_data)
+    microsoft(_name, _infer_elementwise, _rule_elementwise, per_element(_flops), dtypes=_data, gradient=zero)
 
 
 # -- along an axis --------------------------------------------------------------------------------------------------
@@ -106,8 +107,8 @@ def _rule_along(node: Node) -> FactorRule:
     return rule.done(_operands(node, [dims] * len(_data_places(node))), [dims])
 
 
-microsoft("QLinearConcat", _infer_concat, _rule_along, per_element(4), dtypes=2)
-microsoft("QLinearSoftmax", _infer_elementwise, _rule_along, per_element(9))
+microsoft("QLinearConcat", _infer_concat, _rule_along, per_element(4), dtypes=2, gradient=zero)
+microsoft("QLinearSoftmax", _infer_elementwise, _rule_along, per_element(9), gradient=zero)
 
 
 # -- pooling --------------------------------------------------------------------------------------------------------
@@ -145,6 +146,6 @@ def _infer_nhwc_pool(node: Node) -> Sequence[Type]:
     return [tensor_of(node, 0).with_shape((batch, *sizes, channels))]
 
 
-microsoft("QLinearAveragePool", _infer_pool, _rule_pool, _cost_pool)
-microsoft("QLinearGlobalAveragePool", _infer_pool, _rule_pool, lambda node: prod(shape_of(node, 0)))
-microsoft("NhwcMaxPool", _infer_nhwc_pool, _rule_pool, _cost_pool)
+microsoft("QLinearAveragePool", _infer_pool, _rule_pool, _cost_pool, gradient=zero)
+microsoft("QLinearGlobalAveragePool", _infer_pool, _rule_pool, lambda node: prod(shape_of(node, 0)), gradient=zero)
+microsoft("NhwcMaxPool", _infer_nhwc_pool, _rule_pool, _cost_pool, gradient=zero)

@@ -19,6 +19,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.quantized import decompose_dequantize, of_dequantize
+from .gradients.zero import zero
 from .matmul import cost_matmul, cost_products, matmul_dims, matmul_factors
 from .microsoft import microsoft
 from .op_def import OpDef
@@ -104,10 +106,10 @@ def _localize_quantize(whole_node: Node, local: Node, builder: Builder) -> None:
 
 _QUANTIZE = (_infer_quantize, _rule_quantize, per_element(2), _localize_quantize)
 _DEQUANTIZE = (_infer_dequantize, _rule_quantize, per_element(2), _localize_quantize)
-define(OpDef("", "QuantizeLinear", *_QUANTIZE))
-define(OpDef("", "DequantizeLinear", *_DEQUANTIZE))
-microsoft("QuantizeLinear", *_QUANTIZE)
-microsoft("DequantizeLinear", *_DEQUANTIZE, dtypes=1)
+define(OpDef("", "QuantizeLinear", *_QUANTIZE, gradient=zero))
+define(OpDef("", "DequantizeLinear", *_DEQUANTIZE, gradient=of_dequantize))
+microsoft("QuantizeLinear", *_QUANTIZE, gradient=zero)
+microsoft("DequantizeLinear", *_DEQUANTIZE, dtypes=1, decompose=decompose_dequantize)
 
 
 # -- MatMulInteger, QLinearMatMul -----------------------------------------------------------------------------------
@@ -162,9 +164,16 @@ def _rule_qlinear_matmul(node: Node) -> FactorRule:
     return rule.done([a, *scales, b, *points, *others], [result])
 
 
-define(OpDef("", "MatMulInteger", _infer_matmul_integer, _rule_matmul_integer, cost_matmul))
-microsoft("MatMulInteger16", _infer_matmul_integer, _rule_matmul_integer, cost_matmul, dtypes=lambda _: [DType.I32])
-define(OpDef("", "QLinearMatMul", _infer_qlinear_matmul, _rule_qlinear_matmul, cost_matmul))
+define(OpDef("", "MatMulInteger", _infer_matmul_integer, _rule_matmul_integer, cost_matmul, gradient=zero))
+microsoft(
+    "MatMulInteger16",
+    _infer_matmul_integer,
+    _rule_matmul_integer,
+    cost_matmul,
+    dtypes=lambda _: [DType.I32],
+    gradient=zero,
+)
+define(OpDef("", "QLinearMatMul", _infer_qlinear_matmul, _rule_qlinear_matmul, cost_matmul, gradient=zero))
 
 
 # -- ConvInteger, QLinearConv ---------------------------------------------------------------------------------------
@@ -232,6 +241,7 @@ define(
         _rule_conv_integer,
         _cost_conv,
         lambda node, local, _: count_groups(node, local, 0, 1),
+        gradient=zero,
     )
 )
 
@@ -242,5 +252,5 @@ def _localize_qlinear_conv(whole_node: Node, local: Node, builder: Builder) -> N
 
 
 _QLINEAR_CONV = (_infer_qlinear_conv, _rule_qlinear_conv, _cost_conv, _localize_qlinear_conv)
-define(OpDef("", "QLinearConv", *_QLINEAR_CONV))
-microsoft("QLinearConv", *_QLINEAR_CONV, dtypes=7)
+define(OpDef("", "QLinearConv", *_QLINEAR_CONV, gradient=zero))
+microsoft("QLinearConv", *_QLINEAR_CONV, dtypes=7, gradient=zero)

@@ -6,6 +6,7 @@ from irpar.ir import Node, Type
 
 from .facts import CannotTellError, dims_of, int_attribute, operand, shape_of, tensor_of
 from .gradients.recurrent import decompose_recurrent
+from .gradients.refused import ROUNDS
 from .local_programs.directions import DIRECTIONS
 from .microsoft import microsoft
 from .op_def import OpDef
@@ -111,4 +112,4 @@ def _cost_quantized(node: Node) -> int:
     return steps * batch * directions * gates * (2 * (inputs + hidden) + _FLOPS_PER_GATE)
 
 
-microsoft("DynamicQuantizeLSTM", _infer_quantized, flops=_cost_quantized)
+microsoft("DynamicQuantizeLSTM", _infer_quantized, flops=_cost_quantized, gradient=ROUNDS)

@@ -1,0 +1,33 @@
+"""Operators that have no gradient, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from irpar.ir import Node, Value
+
+from .writer import GradientWriter, NoGradientError, Of
+
+
+@dataclass(frozen=True)
+class Refused:
+    """In the place of a gradient: says why there is none.
+
+    Attributes:
+        why: as part of a sentence, from "because" on.
+    """
+
+    why: str
+
+    def __call__(self, node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+        """See `OpDef.gradient`.
+
+        Raises:
+            NoGradientError: always.
+        """
+        raise NoGradientError(self.why)
+
+
+ROUNDS = Refused("because it rounds floats to integers as it computes; differentiate the model before it was quantised")
+"""Of operators that quantise their operands by themselves."""
+PACKED = Refused("because its weights are packed integers; differentiate the model before it was quantised")
+"""Of operators on quantised weights, which no plain operators replace yet."""
