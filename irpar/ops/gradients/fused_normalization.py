@@ -3,7 +3,7 @@
 from irpar.ir import DType, Node, Value
 
 from ..facts import CannotTellError, axis_attribute, float_attribute, int_attribute, needed, operand, text_attribute
-from .fused import cut, swish
+from .fused import swish
 from .normalization import normalised, widened
 from .writer import GradientWriter, NoGradientError
 
@@ -163,10 +163,8 @@ def decompose_embed(node: Node, w: GradientWriter) -> list[Value]:
     if ids is not None:
         rows = w.op("Gather", [places, ids], {"axis": 0})
     else:
-        steps = w.dims(words)[1]
-        if not isinstance(steps, int):
-            raise CannotTellError("the number of words")
-        rows = cut(places, 0, 0, steps, w)
+        rows = w.op("Slice", [places, w.ints([0]), w.size_of(words, 1), w.ints([0])])
+        rows.type = places.tensor_type.with_shape((w.dims(words)[1], w.dims(places)[1]))
     total = w.add(total, rows)
     if segments is not None:
         total = w.add(total, w.op("Gather", [needed(node, 4), segments], {"axis": 0}))

@@ -9,6 +9,7 @@ from irpar.analysis.types.inference import Inference
 from irpar.analysis.types.type_merge import TypeInferenceError
 from irpar.ir import ArrayTensor, Graph, Module, Node, Tensor, Value
 from irpar.ir.clone import clone_module
+from irpar.ir.dims import symbol
 from irpar.kernels import lookup
 from irpar.output.parts import Part
 from irpar.passes.autodiff import GRAD, Autodiff
@@ -38,8 +39,14 @@ def widened(array: Array, dtype: Any = np.float64) -> Array:
     return np.asarray(array, dtype) if is_float(array) and dtype is not None else array
 
 
-def module_of(sample: Sample, dtype: Any = np.float64) -> Module:
-    """The sample's node in a module, in float64; operands that are no Constants are inputs x0, x1 ..."""
+def module_of(sample: Sample, dtype: Any = np.float64, symbols: Mapping[tuple[int, int], str] | None = None) -> Module:
+    """The sample's node in a module, in float64; operands that are no Constants are inputs x0, x1 ...
+
+    Args:
+        sample: the sample.
+        dtype: of its floats; None: their own.
+        symbols: operand and dim to the symbol that takes the place of its size.
+    """
     graph = Graph("sample")
     values: list[Value | None] = []
     for index, operand in enumerate(sample.operands):
@@ -48,7 +55,10 @@ def module_of(sample: Sample, dtype: Any = np.float64) -> Module:
         elif isinstance(operand, Constant):
             values.append(graph.add_constant(ArrayTensor(widened(operand.array, dtype)), f"c{index}"))
         else:
-            values.append(graph.add_input(f"x{index}", ArrayTensor(widened(operand, dtype)).type))
+            type_ = ArrayTensor(widened(operand, dtype)).type
+            named = {dim: symbol(name) for (place, dim), name in (symbols or {}).items() if place == index}
+            shape = tuple(named.get(dim, size) for dim, size in enumerate(type_.static_shape))
+            values.append(graph.add_input(f"x{index}", type_.with_shape(shape)))
     attributes = {
         name: ArrayTensor(widened(value.numpy(), dtype)) if isinstance(value, Tensor) else value
         for name, value in sample.attributes.items()
@@ -95,30 +105,32 @@ def gradients_of(module: Module, wrt: Sequence[str], outputs: Sequence[str] = ()
     return made
 
 
-def check_sample(sample: Sample, seed: int = 0) -> None:
+def check_sample(sample: Sample, seed: int = 0, symbols: Mapping[tuple[int, int], str] | None = None) -> None:
     """Compare the gradients of a sample's operands with differences along random directions, together and each alone.
+
+    For `symbols` see `module_of`.
 
     Raises:
         AssertionError: they differ.
     """
     dtype = np.float64
     try:
-        module = _kernels_module(sample, dtype)
+        module = _kernels_module(sample, dtype, symbols)
     except TypeInferenceError:  # ONNX has Celu and a few others for float32 alone.
         dtype = np.float32
-        module = _kernels_module(sample, dtype)
+        module = _kernels_module(sample, dtype, symbols)
     feeds = feeds_of(sample, dtype)
     wrt = [name for name, array in feeds.items() if is_float(array) and array.size]
     check_module(module, feeds, wrt, seed=seed)
 
 
-def _kernels_module(sample: Sample, dtype: Any) -> Module:
+def _kernels_module(sample: Sample, dtype: Any, symbols: Mapping[tuple[int, int], str] | None = None) -> Module:
     """The sample's module; of an operator without a kernel what it is made of, which test_decompositions.py proves."""
-    module = module_of(sample, dtype)
+    module = module_of(sample, dtype, symbols)
     if lookup(sample.domain, sample.op, sample.version) is not None:
         return module
     made = decomposed(module)
-    assert made is not None
+    assert made is not None, f"{sample} has no decomposition"
     InferTypes().run(made)
     return made
 
