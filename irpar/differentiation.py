@@ -66,7 +66,15 @@ def gradients(
     names = tuple(value.source_name for value in wanted)
     PassManager([Autodiff(tuple(outputs), names, keep_outputs)]).run(module)
     PassManager.parse(CLEAN).run(module)
+    _forget_domains(module)
     return module
+
+
+def _forget_domains(module: Module) -> None:
+    """Leave out the operator sets of which no node is left: what ran in ONNX Runtime alone is plain ONNX now."""
+    used = {node.domain for graph in module.graphs for node in graph.walk()}
+    for domain in [domain for domain in module.opsets if domain and domain not in used]:
+        del module.opsets[domain]
 
 
 def _lift_weights(module: Module) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from irpar.ir import Graph, Node, Type, Value
 from irpar.ir.graph import captured_or_read
 from irpar.ops import OpDef, definition
+from irpar.ops.effects import schema_of
 from irpar.ops.facts import CannotTellError
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
@@ -16,7 +17,8 @@ Infer = Callable[[Node], Sequence[Type]]
 def decompose(graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], infer: Infer) -> int:
     """Replace the nodes that depend on wanted values and have a decomposition instead of a gradient.
 
-    Those in bodies are replaced where the node that holds them depends on such values.
+    Those in bodies are replaced where the node that holds them depends on such values. Operators that ONNX has not are
+    replaced wherever they stand, so that what is differentiated is plain ONNX.
 
     Returns:
         How many.
@@ -24,10 +26,12 @@ def decompose(graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], 
     found = set(wanted)
     count = 0
     for node in tuple(graph):
+        known = definition(node)
         if is_flat(node) or not any(value in found for value in captured_or_read(node)):
+            if known is not None and known.decompose is not None and _is_foreign(node):
+                count += bool(_replace(node, known, opsets, infer))
             continue
         made = [node]
-        known = definition(node)
         if known is not None and known.decompose is not None and known.gradient is None:
             made = _replace(node, known, opsets, infer)
             count += bool(made)
@@ -35,6 +39,11 @@ def decompose(graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], 
             count += decompose_all(nested, opsets, infer)
         found.update(value for each in made or [node] for value in each.results if is_real(value.type))
     return count
+
+
+def _is_foreign(node: Node) -> bool:
+    """Whether ONNX has no such operator."""
+    return schema_of(node.domain, node.op_type, node.version) is None
 
 
 def decompose_all(graph: Graph, opsets: Mapping[str, int], infer: Infer) -> int:

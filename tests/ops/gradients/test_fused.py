@@ -1,11 +1,16 @@
 """Gradients of com.microsoft's operators: symbolic dims, refusals, and that no such operator is left."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 
 from irpar.differentiation import gradients
+from irpar.onnx_io import save
+from irpar.onnx_io.load import to_module
 from irpar.passes.autodiff.refusals import GradientError
 from tests.ops.draws import floats, ints
 from tests.ops.gradients.proof import check_sample, module_of
@@ -60,3 +65,27 @@ def _refused() -> Iterator[tuple[Sample, str]]:
 def test_what_has_no_gradient_says_why(sample: Sample, why: str) -> None:
     with pytest.raises(GradientError, match=f"{sample.op} has no gradient: because {why}"):
         gradients(module_of(sample, None), wrt=["x0"], outputs=["y0"])
+
+
+FUSED = """
+    <ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+    fused (float[2, 3, 8] x) => (float[2, 3, 8] y)
+    <float[8] scale = {1, 2, 3, 4, 5, 6, 7, 8}, float[8] more = {1, 1, 1, 1, 1, 1, 1, 1}> {
+      before = SimplifiedLayerNormalization (x, more)
+      a = com.microsoft.MultiHeadAttention <num_heads = 2> (before, before, before)
+      g = com.microsoft.Gelu (a)
+      y = com.microsoft.SkipSimplifiedLayerNormalization (g, x, scale)
+    }"""
+
+
+def test_operators_before_the_weight_are_plain_too(tmp_path: Path) -> None:
+    made_of = gradients(to_module(onnx.parser.parse_model(FUSED)), wrt=["scale"])
+    save(made_of, tmp_path / "grads.onnx")
+    proto = onnx.load(tmp_path / "grads.onnx")
+    onnx.checker.check_model(proto, full_check=True)
+    assert {node.domain for node in proto.graph.node} == {""}
+    assert [entry.domain for entry in proto.opset_import] == [""]
+    session = ort.InferenceSession(tmp_path / "grads.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": floats(2, 3, 8), "grad.y": floats(2, 3, 8)})
+    assert found.shape == (8,)
+    assert np.isfinite(found).all()
