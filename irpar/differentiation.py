@@ -33,7 +33,8 @@ def gradients(
     Args:
         model: from `load`, or what `load` takes; it stays as it is.
         outputs: names or globs of the outputs that are differentiated; none: all of floats.
-        wrt: names or globs of weights and inputs by which; none: all initializers of floats.
+        wrt: names or globs of weights and inputs by which; none: all initializers of floats that have dims (a single
+            number is nearly always a constant of the exporter).
         keep_outputs: whether the results of the model itself come too, before the gradients.
         bind: sizes for symbolic dims, as for `load`; without, they stay symbolic.
 

@@ -136,7 +136,7 @@ class _Localizer:
         self.whole = whole = flow.graph
         self.mesh = flow.mesh
         self.coords = flow.mesh.coords(ranks[0])
-        self.local = Graph(whole.name)
+        self.local = Graph(whole.name, names=whole.names.heir())
         self.local.view = "local"
         self.local.ranks = ranks
         self.local.doc = whole.doc

@@ -30,7 +30,8 @@ Wrt = Annotated[
     typer.Option(
         "--wrt",
         metavar="GLOB",
-        help="Weights or inputs by which, by name or glob; all weights of floats if none is named. May be repeated.",
+        help="Weights or inputs by which, by name or glob; if none is named, all weights of floats but single numbers. "
+        "May be repeated.",
     ),
 ]
 KeepOutputs = Annotated[

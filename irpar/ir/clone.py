@@ -84,7 +84,7 @@ def clone_graph(
 ) -> Graph:
     """A copy of a graph, nested graphs included. `values` gets what stands for each of its values."""
     values = {} if values is None else values
-    made = Graph(graph.name, names=names)
+    made = Graph(graph.name, names=names if names is not None else graph.names.heir())
     made.view, made.ranks, made.doc = graph.view, graph.ranks, graph.doc
     made.metadata = dict(graph.metadata) if graph.metadata else None
     for value in graph.inputs:

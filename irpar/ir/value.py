@@ -197,6 +197,12 @@ class Names:
         self._counters: dict[str, Iterator[int]] = {}
         self._gone: set[str] = set()
 
+    def heir(self) -> "Names":
+        """A table for a copy of the graph: each of its values may take its name over, and no new value gets one."""
+        made = Names()
+        made._gone = self._gone | self.table.keys()
+        return made
+
     def claim(self, value: Value) -> None:
         """Register a value, with a new name where its own is empty or taken."""
         self.changes += 1

@@ -38,6 +38,11 @@ _EXACT = frozenset(
 """Operators that round nothing, beside those that move elements: their results are elements, or whole numbers."""
 
 
+def _is_exact(node: Node) -> bool:
+    """Whether a node rounds nothing; a scatter that adds does."""
+    return node.op_type in _EXACT and node.attributes.get("reduction", "none") in ("none", "max", "min")
+
+
 class WideArrays(Arrays):
     """Arrays whose floats are float64, whatever the model says.
 
@@ -163,7 +168,7 @@ class NudgedArrays(PlainArrays):
     def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> Operation:
         """A kernel whose results are nudged, where it computes at all."""
         compute = super().kernel(node, kernel, attributes, on_host)
-        return compute if traits(node).moves_elements or node.op_type in _EXACT else self._nudging(compute)
+        return compute if traits(node).moves_elements or _is_exact(node) else self._nudging(compute)
 
     def without_kernel(self, node: Node) -> Operation:
         """The node in ONNX Runtime, with its results nudged."""

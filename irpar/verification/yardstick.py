@@ -13,6 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from irpar.analysis.memory.liveness import peak
@@ -212,11 +213,9 @@ class StepYardstick(Yardstick):
 
     def _sums(self, got: Mapping[str, Tree], expected: Mapping[str, Tree]) -> Mapping[str, Array]:
         try:
-            if any(_is_infinite(tree) and not _is_infinite(expected[name]) for name, tree in got.items()):
-                return run_magnitudes(self._original.nodes, self._inputs, list(got))
+            return run_magnitudes(self._original.nodes, self._inputs, list(got))
         except IrparError:
-            pass
-        return {}
+            return {}
 
     def _check_memory(self) -> None:
         """Few nodes at a time need little."""
@@ -285,7 +284,8 @@ class _Measure:
     def _floats(self, found: Difference, got: Array, samples: Sequence[Array], reference: Array | None) -> Difference:
         expected = samples[0]
         if reference is not None and expected.dtype.kind != "c":
-            sums = None if self._sums is None or self._sums.shape != got.shape else self._sums
+            is_gap = _is_infinite(got) and not _is_infinite(expected)
+            sums = self._sums if is_gap and self._sums is not None and self._sums.shape == got.shape else None
             judged_as, samples, reference, told = explained(got, samples, reference, sums)
             self.has_gaps = bool(np.any(~np.isfinite(got) & np.isfinite(judged_as)))
             got = judged_as
@@ -306,7 +306,7 @@ class _Measure:
     ) -> Difference:
         expected = samples[0]
         unit = units(expected)
-        least = self._least * unit
+        least = max(self._least * unit, self._least_of_sums(expected, group))
         if reference is not None:
             truth = reference[group]
             scale, own = largest_finite(truth), _own_error(samples, truth)
@@ -319,6 +319,15 @@ class _Measure:
         self.is_badly_conditioned |= FACTOR * own > BADLY_CONDITIONED * unit
         made = self._within(found, _error(got, expected, expected), FACTOR * own + least, scale, "float32")
         return self._counted(made, got, samples, expected, own, least)
+
+    def _least_of_sums(self, expected: Array, group: Array) -> float:
+        """What is allowed of sums at least: two roundings of what their terms make without signs.
+
+        How far rounding moves sums whose terms cancel, few samples tell badly: they may come out alike in all.
+        """
+        if self._sums is None or self._sums.shape != group.shape:
+            return 0.0
+        return 2 * float(ml_dtypes.finfo(expected.dtype).eps) * largest_finite(self._sums[group])
 
     def _counted(
         self, made: Difference, got: Array, samples: Sequence[Array], truth: Array, own: float, least: float

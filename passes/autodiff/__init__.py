@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.types.inference import Inference
-from irpar.ir import Graph, Module, Value
+from irpar.ir import Graph, Module, Value, tensor_type
 from irpar.ops.gradients.writer import OLDEST_OPSET, GradientWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import nearest_names
@@ -29,7 +29,7 @@ class Autodiff(Pass):
 
     Attributes:
         outputs: names or globs of the outputs that are differentiated; none: all of floats.
-        wrt: names or globs of the weights and inputs by which; none: all weights of floats.
+        wrt: names or globs of the weights and inputs by which; none: all initializers of floats that have dims.
         keep_outputs: whether the graph keeps its own results, before the gradients.
     """
 
@@ -125,7 +125,9 @@ def chosen_outputs(graph: Graph, patterns: Sequence[str]) -> list[tuple[Value, s
 
 
 def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
-    """The weights and inputs whose gradients are asked for; by default all initializers of floats.
+    """The weights and inputs whose gradients are asked for; by default all initializers of floats that have dims.
+
+    A single number is a constant of the exporter (a mask's -3.4e38, a root) far more often than a weight.
 
     Raises:
         GradientError: a pattern matches none, or one that is not of floats; there is none of floats.
@@ -133,7 +135,8 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
     graph = module.graph
     weights = [value for value in graph.constants if value.source is not None]
     if not patterns:
-        found = [value for value in weights if is_real(value.type) and value.name not in module.literals]
+        named = (value for value in weights if value.name not in module.literals)
+        found = [value for value in named if is_real(value.type) and tensor_type(value.type) and value.tensor_type.rank]
         if not found:
             raise GradientError("the model has no weight of floats", do="name inputs of floats: --wrt NAME")
         return found

@@ -25,7 +25,7 @@ Gradients = dict[Value, Value]
 """Value to its gradient, of the same type."""
 
 
-_UNNAMED = re.compile(r"v_\d+")
+_UNNAMED = re.compile(r"backward(_\d+)?")
 
 
 class Reverse:

@@ -66,11 +66,18 @@ class GradientWriter(Builder):
         results: int | Sequence[Value] = 1,
     ) -> Node:
         """See `Builder.node`; the results get the types that the operator's definition finds for them."""
-        made = super().node(op_type, operands, attributes, domain=domain, results=results)
+        made = super().node(op_type, operands, attributes, domain=domain, results=self._named(results))
         made.phase = self.phase
         if any(value.type == UNKNOWN for value in made.results):
             self._set_types(made)
         return made
+
+    def _named(self, results: int | Sequence[Value]) -> Sequence[Value]:
+        """Results that have a name: models have no value that is called so."""
+        found = [Value() for _ in range(results)] if isinstance(results, int) else results
+        for value in found:
+            value.name = value.name or self.phase
+        return found
 
     def _set_types(self, made: Node) -> None:
         known = definition(made)
