@@ -135,8 +135,8 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
     graph = module.graph
     weights = [value for value in graph.constants if value.source is not None]
     if not patterns:
-        named = (value for value in weights if value.name not in module.literals)
-        found = [value for value in named if is_real(value.type) and tensor_type(value.type) and value.tensor_type.rank]
+        given = (value for value in weights if value.name not in module.literals)
+        found = [value for value in given if is_real(value.type) and tensor_type(value.type) and value.tensor_type.rank]
         if not found:
             raise GradientError("the model has no weight of floats", do="name inputs of floats: --wrt NAME")
         return found
