@@ -98,7 +98,11 @@ def _full_mask(mask: Value, scores: Value, w: GradientWriter) -> Value:
     size, keys = w.dims(mask)[-1], w.dims(scores)[-1]
     if size == keys or size == 1:
         return mask
-    behind = w.op("Sub", [w.size_of(scores, 3), w.size_of(mask, len(w.dims(mask)) - 1)])
+    behind: int | Value
+    if isinstance(size, int) and isinstance(keys, int):
+        behind = keys - size
+    else:
+        behind = w.op("Sub", [w.size_of(scores, 3), w.size_of(mask, len(w.dims(mask)) - 1)])
     pads: dict[int, tuple[int | Value, int | Value]] = {len(w.dims(mask)) - 1: (0, behind)}
     if mask.dtype is DType.BOOL:
         padded = w.pad(w.cast(mask, DType.I32), pads)

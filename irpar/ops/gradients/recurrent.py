@@ -59,7 +59,7 @@ def _activation(name: str, alpha: float, beta: float, clip: float | None) -> Act
         return w.mul(w.op("Tanh", [w.mul(x, beta)]), alpha)
 
     if name not in {*_PLAIN, *_ALPHAS}:
-        raise NoGradientError(f"it has an activation {name}")
+        raise NoGradientError(f'because its activation is "{name}"')
     return apply
 
 
