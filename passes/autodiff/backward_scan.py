@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from .reverse import Reverse
 
 
+Product = tuple[Value | None, Value]
+"""Two matrices of a trip, [n, i] and [n, j], whose product over n is a part of a gradient [i, j]; with None in place of
+the first the sum over n, [j]."""
+
+
 class BackwardScan:
     """Writes it: the backward pass of one trip, behind the body first, then moved to a body of its own.
 
@@ -71,10 +76,15 @@ class BackwardScan:
         found = reverse.inner(looping.body, wanted).run(seeds)
         self._move(last)
         inner = GradientWriter(self.body, reverse.opsets)
+        late = self._summed_late(found, sums) if not looping.may_be_empty else {}
         outputs = [found.get(looping.carried[index][1]) or inner.zeros(states[index]) for index in carried]
         outputs += [inner.add(sum_, found[value]) if value in found else sum_ for value, sum_ in sums.items()]
         collected = [slices for slices in elements if slices.inside in found]
         outputs += [found[slices.inside] for slices in collected]
+        pairs = [pair for products in late.values() for pair in products]
+        rows = list(dict.fromkeys(value for pair in pairs for value in pair if value is not None))
+        fresh = [value for value in rows if self._stacked(value) is None]
+        outputs += fresh
         if not self.scanned:
             self._count_trips()
         self._return(outputs, inner)
@@ -83,9 +93,12 @@ class BackwardScan:
         if looping.may_be_empty:
             node = self._loop(starts, results)
         else:
-            node = self._scan_node(starts, results, collected)
+            node = self._scan_node(starts, results, collected, fresh)
+        stacks = dict(zip(fresh, node.results[len(node.results) - len(fresh) :], strict=True))
+        for value, products in late.items():
+            yield value, self._products(products, stacks)
         targets = [*(looping.carried[index][0] for index in carried), *sums, *(slices.outside for slices in collected)]
-        for target, gradient in zip(targets, node.results, strict=True):
+        for target, gradient in zip(targets, node.results[: len(node.results) - len(fresh)], strict=True):
             if target is not None:
                 yield target, gradient
 
@@ -189,18 +202,62 @@ class BackwardScan:
         starts = [self.of.get(finals[index]) or writer.zeros(finals[index]) for index in carried]
         return starts + [writer.zeros(value) for value in sums]
 
-    def _scan_node(self, starts: Sequence[Value], results: Sequence[Value], collected: Sequence[Slices]) -> Node:
-        """Insert a Scan."""
+    # -- gradients of weights as one product ------------------------------------------------------------------------
+
+    def _summed_late(self, found: dict[Value, Value], sums: dict[Value, Value]) -> dict[Value, list[Product]]:
+        """The captured values whose gradients are sums of products of two matrices of a trip, or of the rows of one:
+        weights and biases.
+
+        dw = dw + MatMul(Transpose(h), dz) in each trip is one product of all h and all dz behind the Scan. These need
+        not be carried: they are taken out of `sums`.
+        """
+        late = {}
+        for value in list(sums):
+            products = _products_of(found[value], self.body) if value in found else None
+            if products is not None:
+                late[value] = products
+                self.body.remove_input(sums.pop(value))
+        return late
+
+    def _stacked(self, value: Value) -> Value | None:
+        """All trips of a slice, the first trip first along dim 0, where that is there already."""
+        if value in self.body.inputs:
+            place = self.body.inputs.index(value) - (len(self.body.inputs) - len(self.scanned))
+            if place >= 0:
+                outside, axis, is_turned = self.scanned[place]
+                return outside if axis == 0 and is_turned else None
+        return None
+
+    def _products(self, products: Sequence[Product], stacks: dict[Value, Value]) -> Value:
+        """The sum over trips and rows of the products of two stacks."""
+        total: Value | None = None
+        for left, right in products:
+            factors = [self._stacked(value) or stacks[value] for value in (left, right) if value is not None]
+            if left is None:
+                made = self.writer.sum(factors[0], [0, 1], keep=False)
+            else:
+                made = self.writer.op("Einsum", factors, {"equation": "tni,tnj->ij"})
+            total = made if total is None else self.writer.add(total, made)
+        assert total is not None
+        return total
+
+    def _scan_node(
+        self, starts: Sequence[Value], results: Sequence[Value], collected: Sequence[Slices], rows: Sequence[Value]
+    ) -> Node:
+        """Insert a Scan, which also collects rows: the first trip first."""
         results = [*results, *(Value("", slices.outside.type) for slices in collected)]
+        for value in rows:
+            results.append(Value("", value.tensor_type.with_shape((self.looping.trips, *self.writer.dims(value)))))
         attributes: dict[str, object] = {
             "body": self.body,
             "num_scan_inputs": len(self.scanned),
             "scan_input_axes": Ints(axis for _, axis, _ in self.scanned),
             "scan_input_directions": Ints(int(backwards) for _, _, backwards in self.scanned),
         }
-        if collected:
-            attributes["scan_output_axes"] = Ints(slices.axis for slices in collected)
-            attributes["scan_output_directions"] = Ints(int(not slices.backwards) for slices in collected)
+        if collected or rows:
+            attributes["scan_output_axes"] = Ints([*(slices.axis for slices in collected), *[0] * len(rows)])
+            turned = [int(not slices.backwards) for slices in collected]
+            attributes["scan_output_directions"] = Ints([*turned, *[1] * len(rows)])
         operands = [*starts, *(outside for outside, _, _ in self.scanned)]
         return self.writer.node("Scan", operands, attributes, results=results)
 
@@ -226,6 +283,39 @@ class BackwardScan:
         body.set_outputs([still, *body.outputs], [still.name, *body.output_names])
         always = writer.constant(True, "always")
         return writer.node("Loop", [trips, always, *starts], {"body": body}, results=results)
+
+
+def _products_of(gradient: Value, body: Graph) -> list[Product] | None:
+    """The products of two matrices of a trip that a gradient is the sum of; None where it is something else.
+
+    [n, i] and [n, j] of MatMul(Transpose([n, i]), [n, j]).
+    """
+    node = gradient.node
+    if node is None or node.graph is not body:
+        return None
+    if node.identity == ("", "Add"):
+        parts = [_products_of(value, body) for value in node.inputs]
+        return None if None in parts else [pair for part in parts if part is not None for pair in part]
+    if node.identity == ("", "ReduceSum"):
+        return _sum_of_rows(node, body)
+    if node.identity != ("", "MatMul"):
+        return None
+    turned, right = node.inputs
+    source = turned.node
+    if source is None or source.graph is not body or source.identity != ("", "Transpose"):
+        return None
+    left = source.inputs[0]
+    found = [tensor_type(value.type) for value in (left, right)]
+    are_matrices = all(type_ is not None and type_.rank == 2 for type_ in found)
+    return [(left, right)] if are_matrices and left.owner is body and right.owner is body else None
+
+
+def _sum_of_rows(node: Node, body: Graph) -> list[Product] | None:
+    rows, axes = node.inputs
+    found = tensor_type(rows.type)
+    is_matrix = found is not None and found.rank == 2 and rows.owner is body
+    is_first = axes.data is not None and axes.data.numpy().tolist() == [0] and not node.attributes.get("keepdims", 1)
+    return [(None, rows)] if is_matrix and is_first else None
 
 
 def _graphs_in(node: Node) -> Iterator[Graph]:
