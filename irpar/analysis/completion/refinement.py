@@ -15,6 +15,7 @@ from irpar.analysis.cost.model import Cost, CostModel
 from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value
 from irpar.ops.effects import is_compute
+from irpar.ops.linear import carriers
 from irpar.sharding import Sharding
 
 from . import situation
@@ -261,20 +262,42 @@ class Refinement:
         """The change carried on to what reads the result, or to what gives an operand, until it costs less."""
         (node,) = change
         while len(change) < MOST_NODES:
-            following = self._following(node, change) if is_forward else self._leading(node, change)
             best: tuple[Cost, Change] | None = None
-            for other in following:
-                before = self._moving_around(other, change)
-                for placement in self._ways(other, change):
-                    found = self._difference(before, change, other, placement)
-                    if found is not None and (best is None or found < best[0]):
-                        best, node = (found, {**change, other: placement}), other
+            for other in self._following(node, change) if is_forward else self._leading(node, change):
+                longer = itertools.chain(
+                    self._with(other, cost, change), self._with_sum(other, cost, change) if is_forward else ()
+                )
+                for found in longer:
+                    if best is None or found[0] < best[0]:
+                        best, node = found, other
             if best is None:
                 return None
-            cost, change = (cost[0] + best[0][0], cost[1] + best[0][1]), best[1]
+            cost, change = best
             if cost < (0, 0):
                 return change
         return None
+
+    def _with(self, node: Node, cost: Cost, change: Change) -> Iterator[tuple[Cost, Change]]:
+        """The change with a node more, in each of its ways, and what it then costs."""
+        before = self._moving_around(node, change)
+        for placement in self._ways(node, change):
+            more = self._difference(before, change, node, placement)
+            if more is not None:
+                yield (cost[0] + more[0], cost[1] + more[1]), {**change, node: placement}
+
+    def _with_sum(self, node: Node, cost: Cost, change: Change) -> Iterator[tuple[Cost, Change]]:
+        """The change with a node that adds what it gives, and what gives the other term: both are left in parts.
+
+        dq : partial(sum: tp)    dk : partial(sum: tp)    Add(dq, dk) : one reduction instead of two
+        """
+        terms = {v: change[v.node].results[v.index] for v in node.inputs if v.node in change}
+        partial = next((lies for lies in terms.values() if lies is not None and lies.partial), None)
+        if partial is None or not any(len(places) > 1 for places in carriers(node, partial.reduce)):
+            return
+        for maker in self._makers(node, change):
+            for spent, both in self._with(maker, cost, change):
+                if partial in both[maker].results:
+                    yield from (found for found in self._with(node, spent, both) if found[1][node].carried.axes)
 
     def _following(self, node: Node, change: Change) -> list[Node]:
         """The only reader of the only result of a node."""
@@ -283,7 +306,11 @@ class Refinement:
 
     def _leading(self, node: Node, change: Change) -> list[Node]:
         """The nodes whose only result only this node reads, otherwise than they give it; not those that give sums."""
-        makers = (value.node for value in node.inputs if len(value.users) == 1 and not self._is_partial(value))
+        return [maker for maker in self._makers(node, change) if not any(map(self._is_partial, maker.results))]
+
+    def _makers(self, node: Node, change: Change) -> list[Node]:
+        """The nodes whose result only this node reads."""
+        makers = (value.node for value in node.inputs if len(value.users) == 1)
         return [maker for maker in makers if maker is not None and self._may_join(maker, change)]
 
     def _is_partial(self, value: Value) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from string import ascii_letters
 
-from irpar.ir import Node, Value
+from irpar.ir import DType, Node, Value
 
 from ..facts import float_attribute, int_attribute, needed, operand
 from .writer import GradientWriter, NoGradientError, Of
@@ -29,11 +29,21 @@ def of_matmul(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
 
     def of_right() -> Value:
         if len(w.dims(right)) == 2 and len(w.dims(left)) > 2:
-            rows, grads = _flat(left, w), _flat(g, w)
-            return w.shaped_as(w.op("MatMul", [w.swapped(rows), grads]), b)
+            return w.shaped_as(_over_rows(left, g, w), b)
         return w.shaped_as(w.sum_to(w.op("MatMul", [w.swapped(left), g]), right), b)
 
     return w.each(of_left, of_right)
+
+
+def _over_rows(left: Value, right: Value, w: GradientWriter) -> Value:
+    """The product of two tensors over all dims but their last: [i, j].
+
+    An Einsum leaves the dims apart, so that any of them may be sharded; ONNX Runtime has none of narrow floats.
+    """
+    if left.dtype in (DType.F32, DType.F64):
+        rows = ascii_letters[: len(w.dims(left)) - 1]
+        return w.op("Einsum", [left, right], {"equation": f"{rows}y,{rows}z->yz"})
+    return w.op("MatMul", [w.swapped(_flat(left, w)), _flat(right, w)])
 
 
 def _flat(value: Value, w: GradientWriter) -> Value:
