@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from irpar.analysis.cost.model import Cost, CostModel
 from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value
+from irpar.ops import Kind
 from irpar.ops.effects import is_compute
 from irpar.ops.linear import carriers
 from irpar.sharding import Sharding
@@ -256,7 +257,33 @@ class Refinement:
                 change = self._extended(*start, is_forward=is_forward)
                 if change is not None:
                     return change
+        return self._handed_on(node)
+
+    def _handed_on(self, node: Node) -> Change | None:
+        """A change of all that reads a sum: it stays in parts, as long as that costs less in the end."""
+        for value in node.results:
+            found = self._carried(value, (0, 0), {}) if self._is_partial(value) and self._is_moved(value) else None
+            if found is not None and found[0] < (0, 0):
+                return found[1]
         return None
+
+    def _carried(self, value: Value, cost: Cost, change: Change) -> tuple[Cost, Change] | None:
+        """The change with all readers of a value taking it in parts; None where one cannot.
+
+        dy : partial(sum: tp)    ReduceSum(dy), ReduceSum(Mul(dy, x))    two vectors are reduced, not dy
+        """
+        for reader in dict.fromkeys(value.users):
+            if len(change) >= MOST_NODES or not self._may_join(reader, change):
+                return None
+            able = [found for found in self._with(reader, cost, change) if found[1][reader].carried.axes]
+            if not able:
+                return None
+            cost, change = min(able, key=lambda found: found[0])
+            for result in reader.results:
+                further = self._carried(result, cost, change)
+                if further is not None and further[0] < cost:
+                    cost, change = further
+        return cost, change
 
     def _extended(self, cost: Cost, change: Change, *, is_forward: bool) -> Change | None:
         """The change carried on to what reads the result, or to what gives an operand, until it costs less."""
@@ -333,10 +360,10 @@ class Refinement:
         seen = {now}
         needs, given = self._around(change)
         lies = [self._of(value, needs, given) for value in view.values]
-        # What reads sums may take blocks of them; what gives them stays as it is.
-        for place, value in enumerate(view.values[: view.operand_count]):
+        # What reads sums may take blocks of them; what gives them may give blocks of the whole.
+        for place, value in enumerate(view.values):
             if value is not None and value.is_static:
-                sums = self._read(value, given)
+                sums = self._read(value, given) if place < view.operand_count else self._lies(value)
                 if sums is not None and sums.partial:
                     lies[place] += [further.axes for further in sums.cut_further(sums.partial, value.shape)]
         joined = tuple(map(tuple, lies))
@@ -483,8 +510,18 @@ class Refinement:
 
 
 def _is_light(view: RuleView) -> bool:
-    """Whether a node does little beside reading and writing its elements, and sums none of them."""
+    """Whether a node does little beside reading and writing its elements, and sums no products."""
     work = view.flops
     elements = sum(math.prod(value.shape) for value in view.values if value is not None)
-    given = {factor for dims in view.rule.results for parts in dims for factor in parts}
-    return not work or (work <= LIGHT_FLOPS * elements and given.issuperset(range(len(view.rule.sizes))))
+    return not work or (work <= LIGHT_FLOPS * elements and not _sums_products(view))
+
+
+def _sums_products(view: RuleView) -> bool:
+    """Whether a factor that is summed is one of several operands of floats."""
+    floats = [
+        {factor for parts in dims for factor in parts}
+        for value, dims in zip(view.values, view.rule.operands, strict=False)
+        if value is not None and value.dtype.is_float
+    ]
+    summed = {factor for factor, kind in enumerate(view.rule.kinds) if kind is Kind.REDUCE}
+    return any(len([1 for factors in floats if factor in factors]) > 1 for factor in summed)

@@ -1,11 +1,12 @@
 """How long one device takes for a node: as long as its arithmetic or its memory traffic, whichever is longer."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from irpar.analysis.types.control_flow import assumed_trips
-from irpar.ir import Graph, Node, tensor_type
+from irpar.ir import DType, Graph, Node, Value, tensor_type
 from irpar.ops import traits
+from irpar.ops.coords import COORDS
 
 from .node import Work, whole_work
 
@@ -67,8 +68,26 @@ def node_seconds(node: Node, device: Device, work: Work | None = None) -> float:
 
 
 def graph_seconds(graph: Graph, device: Device) -> float:
-    """Seconds of all nodes of one device's program, one after the other."""
-    return sum(node_seconds(node, device) for node in graph)
+    """Seconds of all nodes of one device's program, one after the other.
+
+    What only says which blocks the device has is left out: numbers that are the same in every step.
+    """
+    places = {value for value in graph.inputs if value.name == COORDS}
+    seconds = 0.0
+    for node in graph:
+        if _tells_a_place(node, places):
+            places.update(node.results)
+        else:
+            seconds += node_seconds(node, device)
+    return seconds
+
+
+def _tells_a_place(node: Node, places: Collection[Value]) -> bool:
+    """Whether a node computes a number or a shape of where the device is alone."""
+    inputs = [value for value in node.inputs if not value.is_constant]
+    types = [tensor_type(value.type) for value in node.results]
+    are_indices = all(type_ is not None and type_.dtype is DType.I64 and (type_.rank or 0) <= 1 for type_ in types)
+    return bool(inputs) and are_indices and all(value in places for value in inputs)
 
 
 def _moved_bytes(node: Node, work: Work) -> int:

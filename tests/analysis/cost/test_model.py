@@ -63,7 +63,7 @@ def planned(module: Module) -> Plan:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", ["mlp", "gpt", "bert", "recurrent", "resnet"])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "bert", "recurrent", "resnet", "dlrm"])
 def test_what_is_searched_for_is_what_is_predicted(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
     path, suggestion = suggested(tmp_path, name, mesh)
     for network in ("bytes", "a100-pcie", "cpu-ethernet"):
@@ -77,8 +77,8 @@ def test_what_is_searched_for_is_what_is_predicted(name: str, mesh: dict[str, in
             assert amount / FEMTOSECONDS == pytest.approx(plan.predicted["step_seconds"], rel=1e-6)
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("moe", {"tp": 2}), ("dlrm", {"tp": 2}), ("dlrm", {"dp": 2, "tp": 4})])
-def test_local_programs_and_where_blocks_start_compute_what_is_not_searched_for(
+@pytest.mark.parametrize(("name", "mesh"), [("moe", {"tp": 2}), ("moe", {"dp": 2, "tp": 4})])
+def test_local_programs_compute_what_is_not_searched_for(
     name: str, mesh: dict[str, int], tmp_path: Path
 ) -> None:
     """The nodes that these consist of are in the prediction alone; what is sent is in both."""
