@@ -62,12 +62,20 @@ def _first_of_floats(node: Node) -> Carriers:
 
 def _scaled(node: Node) -> Carriers:
     """A product with known, finite numbers; others could be infinite, and the sum of infinite parts is no number."""
-    return tuple((index,) for index in (0, 1) if _is_finite(node.operands[1 - index]))
+    return tuple((index,) for index in (0, 1) if _is_finite(node.operands[1 - index]) or _is_of_gradient(node))
 
 
 def _divided(node: Node) -> Carriers:
-    is_safe = _is_float(node.operands[0]) and _is_finite(node.operands[1], may_be_zero=False)
-    return ((0,),) if is_safe else ()
+    is_safe = _is_finite(node.operands[1], may_be_zero=False) or _is_of_gradient(node)
+    return ((0,),) if is_safe and _is_float(node.operands[0]) else ()
+
+
+def _is_of_gradient(node: Node) -> bool:
+    """Whether a node of a backward pass computes in a type in which parts are as finite as what they add up to.
+
+    Where the other number is infinite, the gradient is of no use either way.
+    """
+    return node.phase == "backward" and node.results[0].dtype in _WIDE
 
 
 def _branches(node: Node) -> Carriers:
@@ -95,6 +103,9 @@ def _is_finite(value: Value | None, *, may_be_zero: bool = True) -> bool:
     return bool(np.isfinite(numbers).all() and (may_be_zero or numbers.all()))
 
 
+_WIDE = {DType.BF16, DType.F32, DType.F64}
+"""Floats that do not overflow where numbers are ordinary."""
+
 _WIDER = {
     *((DType.F16, DType.F32), (DType.BF16, DType.F32), (DType.F16, DType.F64), (DType.BF16, DType.F64)),
     (DType.F32, DType.F64),
@@ -120,8 +131,8 @@ _SUMS: dict[str, Callable[[Node], Carriers]] = {
 }
 """Operators that are linear in some operands.
 
-Not products with numbers that are computed or read from a file: where one is infinite, or f16 overflows, parts of the
-other give no number where the whole gives one.
+Not products of a forward pass with numbers that are computed or read from a file: where one is infinite, or f16
+overflows, parts of the other give no number where the whole gives one.
 """
 
 _MICROSOFT: dict[str, Callable[[Node], Carriers]] = {

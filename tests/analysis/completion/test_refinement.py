@@ -248,3 +248,60 @@ def test_an_annotated_constant_is_not_taken_for_one_that_each_reader_may_have_as
 
     assert looks(()) == 1
     assert looks(("w",)) == 2
+
+
+def test_products_that_are_added_take_rows_as_they_lie_and_are_reduced_once() -> None:
+    """To bring q to rows, and a to every rank, costs less for one product than its sum; not for three."""
+    text = """graph @g(
+    %q: f32[128, 64@tp], %k: f32[128, 64@tp], %v: f32[128, 64@tp],
+    %a: f32[64@tp, 96], %b: f32[64@tp, 96], %c: f32[64@tp, 96]
+) -> (%y) opset 21 {
+  %d = MatMul(%q, %a) : f32[128@tp, 96]
+  %e = MatMul(%k, %b) : f32[128@tp, 96]
+  %f = MatMul(%v, %c) : f32[128@tp, 96]
+  %s = Add(%d, %e) : f32[128@tp, 96]
+  %y = Add(%s, %f) : f32[128@tp, 96]
+}
+"""
+    assert moved(text) == [("ReduceScatter", "y")]
+
+
+BACKWARD = """graph @g(%a: f32[64, 32@tp], %w: f32[32@tp, 64], %x: f32[64, 64]) -> (%y, %z) opset 21 {
+  %zero = constant : i64[1] [0]
+  %p = MatMul(%a, %w) FACTS : f32[64, 64]
+  %m = Mul(%p, %x) FACTS : f32[64, 64]
+  %y = ReduceSum(%m, %zero) {keepdims=0 | FACT} : f32[64] replicated
+  %z = ReduceSum(%p, %zero) {keepdims=0 | FACT} : f32[64] replicated
+}
+"""
+
+
+def test_a_gradient_that_is_read_for_two_vectors_is_not_reduced_but_they_are() -> None:
+    text = BACKWARD.replace("FACTS", "{| phase=backward}").replace("| FACT", "| phase=backward")
+    assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "y"), ("AllReduce", "z")]
+
+
+def test_parts_of_a_forward_pass_are_not_multiplied_with_what_may_be_infinite() -> None:
+    found = moved(BACKWARD.replace("FACTS ", "").replace(" | FACT", ""), "complete-sharding,insert-redistribution")
+    assert "p" in [name for _, name in found]
+
+
+def test_rows_are_gathered_where_what_they_are_added_to_is_larger() -> None:
+    text = """graph @g(%rows: f32[16@tp, 8], %ids: i64[16@tp, 1]) -> (%y) opset 21 {
+  %table = constant : f32[4096, 8] replicated data("w.bin", 0, 131072)
+  %y = ScatterND(%table, %ids, %rows) {reduction="add"} : f32[4096, 8] replicated
+}
+"""
+    found = moved(text, "complete-sharding,insert-redistribution")
+    assert sorted(found) == [("AllGather", "ids"), ("AllGather", "rows")]
+
+
+def test_a_product_gives_blocks_of_a_sum_where_its_operands_are_smaller() -> None:
+    text = """graph @g(%x: f32[8@tp, 256], %d: f32[8@tp, 512]) -> (%y) opset 21 {
+  %t = Transpose(%x) {perm=[1, 0]} : f32[256, 8]
+  %g = MatMul(%t, %d) : f32[256, 512]
+  %y = Neg(%g) : f32[256, 512] replicated
+}
+"""
+    kinds = [kind for kind, _ in moved(text, "complete-sharding,insert-redistribution")]
+    assert sorted(kinds) == ["AllGather", "AllGather", "AllToAll"]
