@@ -360,8 +360,10 @@ class Refinement:
         seen = {now}
         needs, given = self._around(change)
         lies = [self._of(value, needs, given) for value in view.values]
-        # What reads sums may take blocks of them; what gives them may give blocks of the whole.
-        for place, value in enumerate(view.values):
+        # What reads sums may take blocks of them. What gives them stays as it is, but for gradients: those of weights
+        # are large, and what they are made of may be small.
+        count = len(view.values) if node.phase == "backward" else view.operand_count
+        for place, value in enumerate(view.values[:count]):
             if value is not None and value.is_static:
                 sums = self._read(value, given) if place < view.operand_count else self._lies(value)
                 if sums is not None and sums.partial:
@@ -510,10 +512,19 @@ class Refinement:
 
 
 def _is_light(view: RuleView) -> bool:
-    """Whether a node does little beside reading and writing its elements, and sums no products."""
+    """Whether a node does little beside reading and writing its elements, and sums none of them.
+
+    In a backward pass, sums no products: rows of a gradient are added to a table that each device writes anyway.
+    """
     work = view.flops
     elements = sum(math.prod(value.shape) for value in view.values if value is not None)
-    return not work or (work <= LIGHT_FLOPS * elements and not _sums_products(view))
+    is_backward = view.node.phase == "backward"
+    return not work or (work <= LIGHT_FLOPS * elements and not (_sums_products(view) if is_backward else _sums(view)))
+
+
+def _sums(view: RuleView) -> bool:
+    given = {factor for dims in view.rule.results for parts in dims for factor in parts}
+    return not given.issuperset(range(len(view.rule.sizes)))
 
 
 def _sums_products(view: RuleView) -> bool:

@@ -289,19 +289,27 @@ def test_parts_of_a_forward_pass_are_not_multiplied_with_what_may_be_infinite() 
 def test_rows_are_gathered_where_what_they_are_added_to_is_larger() -> None:
     text = """graph @g(%rows: f32[16@tp, 8], %ids: i64[16@tp, 1]) -> (%y) opset 21 {
   %table = constant : f32[4096, 8] replicated data("w.bin", 0, 131072)
-  %y = ScatterND(%table, %ids, %rows) {reduction="add"} : f32[4096, 8] replicated
+  %y = ScatterND(%table, %ids, %rows) {reduction="add" | phase=backward} : f32[4096, 8] replicated
 }
 """
     found = moved(text, "complete-sharding,insert-redistribution")
     assert sorted(found) == [("AllGather", "ids"), ("AllGather", "rows")]
 
 
-def test_a_product_gives_blocks_of_a_sum_where_its_operands_are_smaller() -> None:
-    text = """graph @g(%x: f32[8@tp, 256], %d: f32[8@tp, 512]) -> (%y) opset 21 {
-  %t = Transpose(%x) {perm=[1, 0]} : f32[256, 8]
-  %g = MatMul(%t, %d) : f32[256, 512]
-  %y = Neg(%g) : f32[256, 512] replicated
+PRODUCT = """graph @g(%x: f32[8@tp, 256], %d: f32[8@tp, 512]) -> (%y) opset 21 {
+  %t = Transpose(%x) {perm=[1, 0] FACT} : f32[256, 8]
+  %g = MatMul(%t, %d) FACTS : f32[256, 512]
+  %y = Neg(%g) FACTS : f32[256, 512] replicated
 }
 """
+
+
+def test_the_gradient_of_a_weight_is_made_in_blocks_where_what_it_is_made_of_is_smaller() -> None:
+    text = PRODUCT.replace("FACTS", "{| phase=backward}").replace("FACT", "| phase=backward")
     kinds = [kind for kind, _ in moved(text, "complete-sharding,insert-redistribution")]
     assert sorted(kinds) == ["AllGather", "AllGather", "AllToAll"]
+
+
+def test_a_product_of_a_forward_pass_is_reduced_at_once() -> None:
+    text = PRODUCT.replace("FACTS ", "").replace("FACT", "")
+    assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "g")]

@@ -78,9 +78,7 @@ def test_what_is_searched_for_is_what_is_predicted(name: str, mesh: dict[str, in
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("moe", {"tp": 2}), ("moe", {"dp": 2, "tp": 4})])
-def test_local_programs_compute_what_is_not_searched_for(
-    name: str, mesh: dict[str, int], tmp_path: Path
-) -> None:
+def test_local_programs_compute_what_is_not_searched_for(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
     """The nodes that these consist of are in the prediction alone; what is sent is in both."""
     module = completed(*suggested(tmp_path, name, mesh), "cpu-ethernet")
     (amount, launches), _ = searched(module)
