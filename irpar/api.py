@@ -393,7 +393,8 @@ class Partition:
 
         if path is None and self._whole is not None and self._whole.source is None:
             return Original.of_module(self._whole)
-        return Original.of_file(path, self.plan.source)
+        state = [entry["input"] for entry in self.plan.state]
+        return Original.of_file(path, self.plan.source, state)
 
     def verify(
         self,

@@ -375,6 +375,23 @@ def test_the_server_of_the_page_on_clusters(group: str, tmp_path: Path) -> None:
     assert "error" not in told
 
 
+@pytest.mark.slow
+def test_the_program_of_the_page_on_state(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    for example in doctest.DocTestParser().get_examples(code("state.md", "pycon")[0]):
+        if example.source.startswith("with partition.session"):
+            break
+        exec(example.source, found)
+    found["partition"].save(tmp_path / "steps")
+    (tmp_path / "steps.py").write_text(code("state.md", "python")[0])
+    (command,) = code("state.md", "sh")
+    words = [sys.executable if word == "python" else word for word in launcher_of(command)]
+    with started(words, tmp_path) as run:
+        told, errors = run.communicate(timeout=patient(60))
+    assert (run.returncode, errors) == (0, "")
+    assert "[4.5 4.5 4.5 4.5 4.5 4.5]" in told
+
+
 def test_the_job_of_the_page_on_clusters() -> None:
     (text,) = code("clusters.md", "yaml")
     service, job = YAML(typ="safe").load_all(text)

@@ -71,7 +71,8 @@ def verify_command(
     def work(partition: "Partition", chosen: dict[str, Any]) -> None:
         from .input_values import given_inputs
 
-        arrays = given_inputs(partition.plan.inputs, inputs, given)
+        state = [entry["input"] for entry in partition.plan.state]
+        arrays = given_inputs(partition.plan.inputs, inputs, given, state)
         options = {**chosen, "tolerance": tolerance, "seed": seed, "model": model}
         verified = partition.verify(arrays, **options)
         bisected = partition.bisect(arrays, **options) if bisect else None

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from irpar.sharding import ArgumentError, DimSpec, IrparError, Mesh, described, listed, require, spelled, with_priority
 
@@ -210,7 +212,7 @@ class Module:
         output: str | None = None,
         *,
         kind: StateKind = "cache",
-        data: Tensor | None = None,
+        data: Tensor | np.ndarray[Any, Any] | None = None,
         parameter: str | None = None,
     ) -> None:
         """Let an input keep its value from run to run: it stays on its rank, with one sharding before and after.
@@ -219,8 +221,8 @@ class Module:
             name: of an input; or of a weight, which becomes an input that begins with its numbers.
             output: the result that replaces it after a run; None: it stays as it is.
             kind: see `irpar.ir.state.State`.
-            data: the full tensor before the first run; None: the weight's numbers, or zeros.
-            parameter: the parameter that a moment or a master copy belongs to.
+            data: the full tensor or array before the first run; None: the weight's numbers, or zeros.
+            parameter: the name of the parameter that a moment or a master copy belongs to.
 
         Raises:
             StateError: there is no such input or result, or they do not fit each other.

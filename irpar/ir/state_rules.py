@@ -1,14 +1,19 @@
 """What may be state of a graph, and making it so."""
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from irpar.arguments import described, require
 from irpar.errors import listed, nearest_names
 
 from .dtypes import DType
 from .graph import Graph
 from .module import Module
 from .state import STATE_KINDS, State, StateError, StateKind
-from .tensor import Tensor
+from .tensor import ArrayTensor, Tensor, TensorError
 from .types import TensorType
 from .value import Value
 
@@ -19,15 +24,19 @@ def add_state(
     output: str | None = None,
     *,
     kind: StateKind = "cache",
-    data: Tensor | None = None,
+    data: Tensor | np.ndarray[Any, Any] | None = None,
     parameter: str | None = None,
 ) -> Value:
     """Let an input be state: what the module was given last is there in the next run. See `Module.add_state`.
 
     Raises:
         StateError: there is no such input, constant or result, or they do not fit each other.
+        ArgumentError: an argument has another type.
     """
     graph = module.graph
+    require("name", name, str, "name an input or a weight")
+    require("output", output, (str, type(None)), "name the result that replaces the state, or leave it out")
+    require("parameter", parameter, (str, type(None)), "name the parameter that the state belongs to")
     if kind not in STATE_KINDS:
         raise StateError(f'there is no kind of state "{kind}"', do=f"use one of {', '.join(STATE_KINDS)}")
     if module.is_local:
@@ -47,17 +56,46 @@ def add_state(
     if value.source_name in module.fixed:
         raise StateError(f'"{name}" is an input that is fixed', do="leave it out of `set`, or do not make it state")
     place = None if output is None else _output(graph, output)
-    state = State(kind, place, value.data if data is None else data, parameter)
+    taken = next((other for other, known in graph.states.items() if place is not None and known.output == place), None)
+    if taken is not None:
+        raise StateError(
+            f'the result "{output}" replaces the state "{taken.source_name}" already',
+            do=f'name another result for "{name}", or none if it stays as it is',
+        )
+    state = State(kind, place, value.data if data is None else _tensor(data, value), parameter)
+    _check_parameter(name, state, found)
     problems = _problems(graph, value, state)
     if problems:
         raise StateError(
-            f'"{name}" cannot be state: {listed(problems, 3)}',
-            do="a state and what replaces it have one type; change the model so that they do",
+            f'"{name}" cannot be state: it {listed(problems, 3)}',
+            do="a state, what it begins with and what replaces it have one type; change the model so that they do",
         )
     if value.is_constant:
         graph.constant_to_input(value)
     graph.states[value] = state
     return value
+
+
+def _tensor(data: Any, value: Value) -> Tensor:
+    """What a state begins with; lists and numbers take its dtype, arrays keep theirs."""
+    if isinstance(data, Tensor):
+        return data
+    dtype = None if isinstance(data, (np.ndarray, np.generic)) else value.dtype.numpy
+    try:
+        return ArrayTensor(np.asarray(data, dtype))
+    except (TypeError, ValueError, OverflowError, TensorError):
+        raise StateError(
+            f'"{value.source_name}" cannot begin as {described(data)}', do="give an array of numbers, or a tensor"
+        ) from None
+
+
+def _check_parameter(name: str, state: State, known: Collection[str]) -> None:
+    if state.parameter is not None and state.parameter not in known:
+        raise StateError(
+            f'"{name}" cannot belong to "{state.parameter}": no input and no weight is called so',
+            notes=nearest_names(state.parameter, known),
+            do="name the parameter by its name in the model, or leave it out",
+        )
 
 
 def _output(graph: Graph, name: str) -> int:

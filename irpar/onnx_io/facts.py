@@ -13,6 +13,7 @@ from irpar.files.records import read_record
 from irpar.ir import Graph, InflightType, JoinedTensor, Module, Node, State, Tensor, Value, tensor_type
 from irpar.ir.graph import Phase, Place
 from irpar.ir.state import StateKind
+from irpar.ir.state_rules import state_problems
 from irpar.ir.value import Memory
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
@@ -121,6 +122,20 @@ def take_states(graph: Graph, text: str) -> None:
             graph.states[value] = State(entry["kind"], output, data, entry["parameter"])
 
     _parsed(STATES, text, parse)
+    _check_states(graph)
+
+
+def _check_states(graph: Graph) -> None:
+    known = {value.source_name for value in (*graph.inputs, *graph.constants)}
+    for value, state in graph.states.items():
+        problems = state_problems(graph, value, state)
+        if graph.view != "local" and state.parameter not in (None, *known):
+            problems.append(f'belongs to "{state.parameter}", which is no input and no weight')
+        if problems:
+            raise OnnxError(
+                f"metadata {STATES} does not fit the model: %{value.name} {problems[0]}",
+                do="mend the entry, or remove it and name the state with Module.add_state",
+            )
 
 
 def _meshes(text: str) -> list[Mesh]:

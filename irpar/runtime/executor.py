@@ -225,7 +225,7 @@ class Executor:
         if not self.is_driver:
             raise ProgramError(
                 f"rank {self._group.ranks[0]} runs what rank 0 asks for",
-                do="call run() in the process of rank 0, and serve() in this one",
+                do="run, and begin sessions, where executor.is_driver; else call partition.executor(...).serve()",
             )
         self._check_open()
 

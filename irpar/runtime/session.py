@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from irpar.arguments import require
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.files.atomic import new_file
 from irpar.ir import LazyTensor, Tensor
@@ -72,6 +73,7 @@ class Session:
             InputError: inputs that do not fit, or one that is state.
             RunError: a rank failed; all ranks have stopped.
         """
+        require("inputs", inputs, Mapping, "give a dict of arrays by the names of inputs")
         given = [name for name in inputs if name in self.states]
         if given:
             raise InputError(
@@ -121,6 +123,7 @@ class Session:
 
     def write_all(self, values: Mapping[str, Any]) -> None:
         """As `write`, several states at once: all of them, or none where one does not fit."""
+        require("values", values, Mapping, "give a dict of arrays by the names of states")
         specs = [self.states[self._known(name)].spec for name in values]
         given = check_inputs(specs, values)
         mesh = self._executor.mesh
@@ -142,6 +145,7 @@ class Session:
         Raises:
             IrparError: it is there already, or cannot be written.
         """
+        require("path", path, (str, os.PathLike), "name a file")
         target = Path(path)
         if not force and os.path.lexists(target):
             raise SessionError(f"{target} exists already", do="give another file, or force=True to replace it")
@@ -157,6 +161,7 @@ class Session:
         Raises:
             IrparError: it cannot be read, or its tensors are not the states of this program; nothing is changed then.
         """
+        require("path", path, (str, os.PathLike), "name a file")
         found = read_safetensors(Path(path))
         lacking, unknown = sorted(self.states.keys() - found.keys()), sorted(found.keys() - self.states.keys())
         if lacking or unknown:
@@ -211,6 +216,7 @@ class Session:
                 self.close()
 
     def _known(self, name: str) -> str:
+        require("name", name, str, "name a state")
         if name not in self.states:
             raise InputError(
                 f'there is no state "{name}"',

@@ -1,6 +1,6 @@
 """The whole model as ONNX Runtime runs it: what a partition is compared with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +33,33 @@ class VerificationError(IrparError):
 
 
 class Original:
-    """The whole model, run by ONNX Runtime."""
+    """The whole model, run by ONNX Runtime.
 
-    def __init__(self, model: str | bytes, module: Module, name: str, notes: tuple[str, ...] = ()) -> None:
+    Args:
+        model: the file, or a model that was built in memory.
+        module: the same.
+        name: what it is called in messages.
+        notes: what is to be told of it.
+        state: inputs of the partition; those that are initializers of the model are inputs of this one too.
+    """
+
+    def __init__(
+        self,
+        model: str | bytes,
+        module: Module,
+        name: str,
+        notes: tuple[str, ...] = (),
+        state: Collection[str] = (),
+    ) -> None:
         self.model = model
         self.module = module
         self.name = name
         self.notes = notes
         self._folders = NativeFolders()
+        weights = [value for value in module.graph.constants if value.source_name in state]
+        self._given = {value.source_name for value in weights}
+        for value in weights:
+            module.graph.constant_to_input(value)
 
     @cached_property
     def nodes(self) -> "Nodes":
@@ -50,12 +69,13 @@ class Original:
         return Nodes(self.module)
 
     @classmethod
-    def of_file(cls, path: str | Path | None, source: Mapping[str, Any]) -> "Original":
+    def of_file(cls, path: str | Path | None, source: Mapping[str, Any], state: Collection[str] = ()) -> "Original":
         """The model in a file.
 
         Args:
             path: the file; None: where it was when it was partitioned.
             source: what plan.json says of it.
+            state: names of inputs of the partition that may be weights of the model.
 
         Raises:
             VerificationError: it is missing, or not the file that was partitioned.
@@ -80,7 +100,7 @@ class Original:
             )
         from irpar.onnx_io import load
 
-        return cls(str(path), load(path), str(path), _external_notes(path, source.get("external") or ()))
+        return cls(str(path), load(path), str(path), _external_notes(path, source.get("external") or ()), state)
 
     @classmethod
     def of_module(cls, module: Module) -> "Original":
@@ -113,7 +133,7 @@ class Original:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if fetch is not None:
             model: str | bytes = self._with_outputs(fetch, options)
-        elif isinstance(self.model, str) and not is_text(self.model):
+        elif self._given or (isinstance(self.model, str) and not is_text(self.model)):
             model = self._with_outputs((), options)
         else:
             model = self.model
@@ -133,10 +153,18 @@ class Original:
         return {name for node in self.proto().graph.node for name in node.output if name}
 
     def proto(self) -> onnx.ModelProto:
-        """The model as it is written; weights in files of their own are not read."""
+        """The model as it is written, with inputs for weights that are given; others in files are not read."""
         if isinstance(self.model, bytes):
-            return onnx.load_from_string(self.model)
-        return onnx.load(self.model, load_external_data=False)
+            proto = onnx.load_from_string(self.model)
+        else:
+            proto = onnx.load(self.model, load_external_data=False)
+        present = {value.name for value in proto.graph.input}
+        proto.graph.input.extend(
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            for tensor in proto.graph.initializer
+            if tensor.name in self._given - present
+        )
+        return proto
 
     def _with_outputs(self, fetch: Sequence[str], options: Any) -> bytes:
         proto = self.proto()

@@ -45,7 +45,12 @@ class Rounds:
 
 
 def rounds_for(
-    specs: Sequence[TensorSpec], graphs: Sequence[Graph], original: Original, given: Mapping[str, Any], seed: int
+    specs: Sequence[TensorSpec],
+    graphs: Sequence[Graph],
+    original: Original,
+    given: Mapping[str, Any],
+    seed: int,
+    begun: Mapping[str, Any] | None = None,
 ) -> Rounds:
     """The inputs to verify on.
 
@@ -55,18 +60,20 @@ def rounds_for(
         original: the model that it was made of.
         given: inputs that stay as they are; the others are drawn.
         seed: of these.
+        begun: state that is not given, and has numbers to begin with. What begins as zeros is drawn: zeros tell little.
 
     Raises:
         IrparError: an input cannot be drawn, or the original does not run on any.
     """
     control = Control(original, graphs)
-    drawn = [spec for spec in specs if spec.name not in given]
+    known = {**(begun or {}), **given}
+    drawn = [spec for spec in specs if spec.name not in known]
 
     def draw(variant: int = 0, narrow: bool = False) -> dict[str, Any]:
-        return {**random_inputs(drawn, original.module.graph, seed, variant=variant, narrow=narrow), **given}
+        return {**random_inputs(drawn, original.module.graph, seed, variant=variant, narrow=narrow), **known}
 
     if not drawn:
-        chosen, told = Rounds((given,), "given"), "given" if specs else "none"
+        chosen, told = Rounds((known,), "given"), "given" if given else "none"
     else:
         chosen = replace(_first(draw, original), drawn=tuple(spec.name for spec in drawn))
         told = f"random, seed {seed}" + (f"; {', '.join(sorted(given))} given" if given else "")

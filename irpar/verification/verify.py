@@ -230,7 +230,13 @@ def _rounds(executor: "Executor", original: Original, inputs: Arrays | None, see
     # What is left out is drawn; what is given has to fit.
     known = {spec.name for spec in specs if spec.name in given}
     check_inputs([spec for spec in specs if spec.name in known or known != given.keys()], given)
-    return rounds_for(specs, [part.graph for part in executor.parts], original, given, seed)
+    graphs = [part.graph for part in executor.parts]
+    begun = {
+        value.source_name: state.data.numpy()
+        for value, state in graphs[0].states.items()
+        if state.data is not None and value.source_name not in given
+    }
+    return rounds_for(specs, graphs, original, given, seed, begun)
 
 
 def _verify_once(

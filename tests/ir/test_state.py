@@ -5,6 +5,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from irpar.arguments import ArgumentError
 from irpar.errors import IrparError
 from irpar.inputs.fixed import fix_inputs
 from irpar.ir import (
@@ -112,6 +113,12 @@ def test_an_input_and_a_weight_become_state() -> None:
         ({"name": "past", "output": "presnt"}, 'no result is called "presnt"'),
         ({"name": "past", "kind": "memory"}, 'there is no kind of state "memory"'),
         ({"name": "past", "data": ArrayTensor(np.zeros(3, np.float32))}, "is f32\\[2\\], and begins as f32\\[3\\]"),
+        ({"name": "past", "data": np.zeros(2, np.int32)}, "is f32\\[2\\], and begins as i32\\[2\\]"),
+        ({"name": "past", "data": object()}, '"past" cannot begin as an object'),
+        (
+            {"name": "past", "parameter": "wight"},
+            '"past" cannot belong to "wight": no input and no weight is called so',
+        ),
     ],
 )
 def test_what_cannot_be_state(words: dict[str, object], said: str) -> None:
@@ -120,6 +127,28 @@ def test_what_cannot_be_state(words: dict[str, object], said: str) -> None:
     with pytest.raises(StateError, match=said):
         module.add_state(**words)  # type: ignore[arg-type]
     assert str(module) == before
+
+
+@pytest.mark.parametrize("words", [{"name": 3}, {"name": "past", "output": 5}, {"name": "past", "parameter": 5}])
+def test_arguments_of_other_types(words: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match="is the number"):
+        plain().add_state(**words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [np.float32([1, 2]), [1, 2]])
+def test_what_state_begins_with_may_be_an_array_or_a_list(data: object) -> None:
+    module = plain()
+    module.add_state("past", "present", data=data, parameter="weight")  # type: ignore[arg-type]
+    (state,) = module.graph.states.values()
+    assert state.data is not None
+    np.testing.assert_array_equal(state.data.numpy(), np.float32([1, 2]))
+
+
+def test_two_states_that_one_result_would_replace() -> None:
+    module = plain()
+    module.add_state("past", "present")
+    with pytest.raises(StateError, match='the result "present" replaces the state "past" already'):
+        module.add_state("x", "present")
 
 
 def test_twice() -> None:

@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 
 import irpar
+from irpar.arguments import ArgumentError
 from irpar.cli import main
 from irpar.errors import IrparError
 from irpar.ir import ArrayTensor, Module, parse_module
@@ -234,6 +235,9 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(InputError, match="the inputs do not fit"):
         session.write_all({"n": np.float32(7), "mean": np.zeros(5, np.float32)})
     assert session.read("n") == 0  # All of them, or none.
+    for ask in (session.read, session.run, session.write_all, session.load, session.save):
+        with pytest.raises(ArgumentError, match="is the number 3"):
+            ask(3)  # type: ignore[operator]
     session.close()
     with pytest.raises(ProgramError, match="the session is closed"):
         session.run({"x": x})
@@ -372,6 +376,47 @@ def test_states_in_metadata_that_cannot_be_are_refused(change: dict[str, Any]) -
     entry.value = json.dumps([first, first])
     with pytest.raises(IrparError, match=r"metadata irpar\.states cannot be read"):
         irpar.load(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"output": 0}, "has the type f32\\[6\\], and %y, which replaces it, f32\\[8, 6\\]"),
+        ({"parameter": "nope"}, 'belongs to "nope", which is no input and no weight'),
+    ],
+)
+def test_states_in_metadata_that_do_not_fit_are_refused(change: dict[str, Any], said: str) -> None:
+    model = to_proto(parse_module(MEAN))
+    (entry,) = (entry for entry in model.metadata_props if entry.key == "irpar.states")
+    first, second = json.loads(entry.value)
+    entry.value = json.dumps([{**first, **change}, second])
+    with pytest.raises(IrparError, match=said):
+        irpar.load(model)
+
+
+WEIGHTED = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[4, 8] x) => (float[4, 8] y, float[8] w1) <float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64[1] ax = {0}> {
+  y = Mul(x, w)
+  s = ReduceSum<keepdims=0>(x, ax)
+  w1 = Add(w, s)
+}"""
+
+
+def test_a_partition_whose_weight_is_state_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, out = tmp_path / "w.onnx", str(tmp_path / "out")
+    onnx.save(onnx.parser.parse_model(WEIGHTED), model)
+    module = irpar.load(model)
+    module.add_state("w", "w1", kind="parameter")
+    module.shard("w", ["d"])
+    partition = irpar.partition(module, "d=2")
+    assert partition.verify().is_equal
+    other = {"w": np.full(8, 3, np.float32), "x": np.ones((4, 8), np.float32)}
+    assert partition.verify(other).is_equal
+    assert partition.bisect(other).first is None
+    partition.save(out)
+    np.savez(tmp_path / "in.npz", x=other["x"])
+    assert main(["verify", out, "--inputs", str(tmp_path / "in.npz")]) == 0
+    assert "equal to ONNX Runtime on the original (inputs: given)" in capsys.readouterr().out
 
 
 def states(module: Module) -> list[tuple[object, ...]]:
