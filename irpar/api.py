@@ -10,6 +10,7 @@ from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan, make_plan, original_of, read_plan, source_of
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISING
 from irpar.sharding import ArgumentError, IrparError, Mesh, require
+from irpar.units import count_text
 
 from .api_arguments import (
     check_annotations,
@@ -217,8 +218,8 @@ class Partition:
     def __repr__(self) -> str:
         totals, mesh = self.plan.totals, self.plan.mesh_of_ranks
         return (
-            f"<partition over {mesh}: {mesh.size} ranks, {len(self.plan.parts)} parts, "
-            f"{totals['collectives']} collectives that send {totals['sent_bytes']:,} bytes a device>"
+            f"<partition over {mesh}: {count_text(mesh.size, 'rank')}, {count_text(len(self.plan.parts), 'part')}, "
+            f"{count_text(totals['collectives'], 'collective')} that send {totals['sent_bytes']:,} bytes a device>"
         )
 
     def _repr_html_(self) -> str:

@@ -43,7 +43,7 @@ def unknown_nodes(graphs: Iterable[Graph]) -> dict[str, list[Node]]:
 def unknown_notes(graphs: Iterable[Graph]) -> tuple[str, ...]:
     """A line for the user about each operator that no engine can run."""
     return tuple(
-        f"no engine can run {operator} (node {listed([node.label for node in nodes], 1)}): neither ONNX Runtime nor "
-        "irpar's kernels know it"
+        f"warning: no engine can run {operator} (node {listed([node.label for node in nodes], 1)}): neither ONNX "
+        "Runtime nor irpar's kernels know it"
         for operator, nodes in unknown_nodes(graphs).items()
     )

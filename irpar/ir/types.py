@@ -1,6 +1,7 @@
 """Types of values: tensors, sequences, optionals, and tensors in flight."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from .dims import Dim, Expr, product_of
@@ -76,9 +77,9 @@ class TensorType:
         sizes = [dim for dim in self.shape or () if type(dim) is int]
         return 0 not in sizes and self.dtype.nbytes(math.prod(sizes)) > MOST_BYTES
 
-    def with_shape(self, shape: Shape | None) -> "TensorType":
+    def with_shape(self, shape: Iterable[Dim] | None) -> "TensorType":
         """The same dtype with another shape."""
-        return TensorType(self.dtype, shape)
+        return TensorType(self.dtype, None if shape is None else tuple(shape))
 
     def __str__(self) -> str:
         if self.shape is None:

@@ -36,6 +36,7 @@ from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_pla
 from irpar.ops.coords import COORDS
 from irpar.ops.facts import ints_attribute
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
+from irpar.units import count_text
 
 from .entries import known_times
 from .parts import Part
@@ -78,8 +79,8 @@ class Plan:
     def __repr__(self) -> str:
         mesh, totals = self.mesh_of_ranks, self.totals
         return (
-            f"<plan over {mesh}: {mesh.size} ranks, {len(self.parts)} parts, "
-            f"{totals['collectives']} collectives that send {totals['sent_bytes']:,} bytes a device>"
+            f"<plan over {mesh}: {count_text(mesh.size, 'rank')}, {count_text(len(self.parts), 'part')}, "
+            f"{count_text(totals['collectives'], 'collective')} that send {totals['sent_bytes']:,} bytes a device>"
         )
 
     def _repr_html_(self) -> str:

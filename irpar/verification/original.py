@@ -2,14 +2,16 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from irpar.files.native_paths import NativeFolders, is_text
-from irpar.ir import Module, dtype_of_numpy
+from irpar.ir import ExternalTensor, Module, dtype_of_numpy
 from irpar.output.plan import Plan, sha256_of
 from irpar.process import import_native
 from irpar.sharding import IrparError, spelled
@@ -25,7 +27,12 @@ _NUMPY_TYPES = frozenset(f"tensor({name})" for name in ("float", "float16", "dou
 
 
 _NO_KERNEL = "ONNX Runtime has no CPU kernel for this dtype: verify a float32 version of the model instead"
+_NO_OPERATOR = "ONNX Runtime lacks this operator: compare the results of irpar run with numbers of your own"
 _CHECK_MODEL = "check the inputs, and that the model runs in ONNX Runtime by itself"
+
+
+_MOST_SIZES = 1024
+"""Elements of a constant that may be a shape, or axes, or the like."""
 
 
 class VerificationError(IrparError):
@@ -133,7 +140,7 @@ class Original:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if fetch is not None:
             model: str | bytes = self._with_outputs(fetch, options)
-        elif self._given or (isinstance(self.model, str) and not is_text(self.model)):
+        elif self._given or self._is_short_of_sizes or (isinstance(self.model, str) and not is_text(self.model)):
             model = self._with_outputs((), options)
         else:
             model = self.model
@@ -145,8 +152,17 @@ class Original:
             raise VerificationError(
                 f"ONNX Runtime does not run the original: {first_line(error)}",
                 where=self.name,
-                do=_NO_KERNEL if "NOT_IMPLEMENTED" in str(error) else _CHECK_MODEL,
+                do=_remedy(str(error)),
             ) from error
+
+    @cached_property
+    def _is_short_of_sizes(self) -> bool:
+        """Whether integers that may be a shape lie in a file, where ONNX Runtime does not look for one."""
+        constants = self.module.graph.constants
+        return any(
+            isinstance(value.data, ExternalTensor) and _may_be_sizes(value.dtype.value, value.data.size)
+            for value in constants
+        )
 
     def computed(self) -> set[str]:
         """Names of what the nodes of the model as it is give; conversion on loading may have added others."""
@@ -158,6 +174,11 @@ class Original:
             proto = onnx.load_from_string(self.model)
         else:
             proto = onnx.load(self.model, load_external_data=False)
+            for tensor in proto.graph.initializer:
+                if uses_external_data(tensor) and _may_be_sizes(tensor.data_type, prod(tensor.dims)):
+                    load_external_data_for_tensor(tensor, str(Path(self.model).resolve().parent))
+                    tensor.data_location = onnx.TensorProto.DEFAULT
+                    tensor.ClearField("external_data")
         present = {value.name for value in proto.graph.input}
         proto.graph.input.extend(
             onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
@@ -178,6 +199,16 @@ class Original:
         if isinstance(self.model, str):
             folder = self._folders.name(Path(self.model).resolve().parent)
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
+def _may_be_sizes(data_type: int, count: int) -> bool:
+    return data_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64) and count <= _MOST_SIZES
+
+
+def _remedy(error: str) -> str:
+    if "is not a registered function/op" in error:
+        return _NO_OPERATOR
+    return _NO_KERNEL if "NOT_IMPLEMENTED" in error else _CHECK_MODEL
 
 
 def run_session(session: Any, names: Sequence[str], inputs: Arrays) -> list[Any]:

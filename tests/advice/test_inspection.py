@@ -86,7 +86,7 @@ graph @g(%x: f32[4, 8]) -> (%y, %n) opset 18 {
         "NonZero": "the size of its result depends on data",
         "custom.Thing": "custom.Thing has no sharding rule yet, and no engine knows it",
     }
-    assert [note.split(" (")[0] for note in inspected.notes] == ["no engine can run custom.Thing"]
+    assert [note.split(" (")[0] for note in inspected.notes] == ["warning: no engine can run custom.Thing"]
 
 
 def test_tensors_are_listed_with_inferred_types(gpt):

@@ -2,6 +2,8 @@ import onnx
 import pytest
 from onnx import defs
 
+from irpar.ops.collectives import KINDS, POINT_TO_POINT
+
 from .models import model
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21, "irpar" : 1]>\n'
@@ -43,4 +45,5 @@ def test_inference_opens_only_the_dims_that_change() -> None:
 
 
 def test_every_collective_has_a_schema() -> None:
+    assert KINDS.keys() - POINT_TO_POINT <= CALLS.keys(), "a collective without a call"
     assert all(defs.has(name, "irpar") for name in CALLS)

@@ -68,7 +68,7 @@ def test_stale_symbols_give_way_to_numbers_and_numbers_fill_what_cannot_be_infer
     assert types["a"] == "f32[2, 8]"
     assert types["b"] == types["y"] == "f32[7, 9]"
     assert result.notes == (
-        "no engine can run my.Op (node Op of %b): neither ONNX Runtime nor irpar's kernels know it",
+        "warning: no engine can run my.Op (node Op of %b): neither ONNX Runtime nor irpar's kernels know it",
     )
 
 

@@ -133,3 +133,8 @@ def test_large_operands_send_what_a_ring_does(kind: str, settings: dict, shares,
     collective = Collective(kind, 0, (Axis("x"),), **settings)
     _, wire = run(mesh, {rank: Call(rank, (rank,), collective, operand) for rank in range(count)})
     assert max(wire.sent.values()) == pytest.approx(shares(count) * operand.nbytes, rel=1e-3)
+
+
+def test_every_collective_has_a_case() -> None:
+    found = {case.collective.kind for case in cases(Mesh({"x": 2}))}
+    assert found == KINDS.keys() - POINT_TO_POINT
