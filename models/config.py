@@ -10,7 +10,7 @@ OPSETS = range(18, 27)
 NEWEST_IR_VERSION = 13
 """The newest ONNX IR version that ONNX Runtime 1.31 loads."""
 
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
 """Element types of weights and activations."""
 
 

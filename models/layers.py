@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from .builder import Dim, GraphBuilder
+from .weights import NUMPY_DTYPES, ONNX_DTYPES
 
 
 def linear(b: GraphBuilder, name: str, x: str, fan_in: int, fan_out: int, *, gain: float = 1.0) -> str:
@@ -49,6 +50,20 @@ def batch_and_seq(b: GraphBuilder, x: str, batch: int, seq: int) -> tuple[Dim, D
     return b.size(x, 0), b.size(x, 1)
 
 
+def wide_elem_type(b: GraphBuilder) -> int:
+    """The ONNX element type of what halves are too coarse for: float32, or the model's own where that is wider."""
+    return ONNX_DTYPES[_wide_dtype(b)]
+
+
+def wide_constant(b: GraphBuilder, hint: str, value: float) -> str:
+    """A constant of the type `wide_elem_type`."""
+    return b.constant(hint, np.array(value, NUMPY_DTYPES[_wide_dtype(b)]))
+
+
+def _wide_dtype(b: GraphBuilder) -> str:
+    return "float64" if b.config.dtype == "float64" else "float32"
+
+
 def positions(b: GraphBuilder, seq: Dim) -> str:
     """The int64 vector 0 .. S-1: a constant where S is known, else a Range."""
     if isinstance(seq, int):
@@ -73,17 +88,18 @@ def layer_norm(b: GraphBuilder, name: str, x: str, hidden: int) -> str:
 
 
 def rms_norm(b: GraphBuilder, name: str, x: str, hidden: int) -> str:
-    """x / rms(x) * `<name>.weight` over the last dim: one op from opset 23 on, else op by op, in float32."""
+    """x / rms(x) * `<name>.weight` over the last dim: one op from opset 23 on, else op by op, in float32 at least."""
     with b.scope(name):
         gain = b.weight("weight", (hidden,), mean=1.0, std=0.1)
         if b.config.opset >= 23:
             return b.op("RMSNormalization", x, gain, axis=-1, epsilon=1e-5)
-        half = b.config.dtype != "float32"
-        wide = b.op("Cast", x, to=onnx.TensorProto.FLOAT) if half else x
+        wide_dtype = wide_elem_type(b)
+        half = wide_dtype != b.elem_type
+        wide = b.op("Cast", x, to=wide_dtype) if half else x
         last = b.constant("axes", np.array([-1], np.int64))
-        square = b.op("Pow", wide, b.constant("two", np.array(2.0, np.float32)))
+        square = b.op("Pow", wide, wide_constant(b, "two", 2.0))
         mean = b.op("ReduceMean", square, last, keepdims=1)
-        root = b.op("Sqrt", b.op("Add", mean, b.constant("epsilon", np.array(1e-5, np.float32))))
+        root = b.op("Sqrt", b.op("Add", mean, wide_constant(b, "epsilon", 1e-5)))
         normed = b.op("Div", wide, root)
         return b.op("Mul", b.op("Cast", normed, to=b.elem_type) if half else normed, gain)
 

@@ -42,6 +42,10 @@ class LlamaConfig(TextConfig):
             f"hidden / heads is {self.head_dim}, an odd number: rotary positions turn pairs of features",
         )
         require(not self.fused or self.opset >= 23, f"fused needs opset 23 or later, not {self.opset}")
+        require(
+            not self.fused or self.dtype != "float64",
+            "fused models have no float64: ONNX has no RotaryEmbedding of it",
+        )
         require(self.rope_theta > 0, f"rope_theta must be positive, got {self.rope_theta}")
 
     @property

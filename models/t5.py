@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
 from .attention import key_bias, mask_input
@@ -20,6 +19,8 @@ from .layers import (
     rms_norm,
     split_heads,
     tanh_gelu,
+    wide_constant,
+    wide_elem_type,
 )
 from .weights import WeightStore
 
@@ -198,10 +199,10 @@ def _bucket(b: GraphBuilder, config: T5Config, distance: str, count: int) -> str
     """The bucket of a distance that is not negative: one each up to count / 2, then logarithmically wider ones."""
     exact = count // 2
     first_wide = b.constant("first_wide", exact)
-    far = b.op("Cast", b.op("Max", distance, first_wide), to=onnx.TensorProto.FLOAT)
-    ratio = b.op("Log", b.op("Div", far, b.constant("exact", np.array(exact, np.float32))))
+    far = b.op("Cast", b.op("Max", distance, first_wide), to=wide_elem_type(b))
+    ratio = b.op("Log", b.op("Div", far, wide_constant(b, "exact", exact)))
     scale = (count - exact) / math.log(config.max_distance / exact)
-    steps = b.op("Mul", ratio, b.constant("log_scale", np.array(scale, np.float32)))
+    steps = b.op("Mul", ratio, wide_constant(b, "log_scale", scale))
     wide = b.op("Add", b.op("Cast", steps, to=onnx.TensorProto.INT64), first_wide)
     wide = b.op("Min", wide, b.constant("last", count - 1))
     return b.op("Where", b.op("Less", distance, first_wide), distance, wide)

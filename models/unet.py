@@ -157,7 +157,9 @@ def _group_norm(b: GraphBuilder, config: UnetConfig, name: str, x: str, width: i
     with b.scope(name):
         scale, shift = b.weight("weight", (width,), mean=1.0, std=0.1), b.weight("bias", (width,), std=0.1)
         if config.opset >= 21:
-            return b.op("GroupNormalization", x, scale, shift, num_groups=config.groups, epsilon=1e-5)
+            # Where nothing is said, ONNX computes the statistics of float64 in float32.
+            stash = {"stash_type": b.elem_type} if config.dtype == "float64" else {}
+            return b.op("GroupNormalization", x, scale, shift, num_groups=config.groups, epsilon=1e-5, **stash)
         dtype = NUMPY_DTYPES[config.dtype]
         ones, zeros = (
             b.constant(hint, make(config.groups, dtype)) for hint, make in (("ones", np.ones), ("zeros", np.zeros))

@@ -22,11 +22,13 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float64": np.dtype(np.float64),
 }
 ONNX_DTYPES: dict[str, int] = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
     "bfloat16": onnx.TensorProto.BFLOAT16,
+    "float64": onnx.TensorProto.DOUBLE,
 }
 
 INLINE_LIMIT = 2**31 - 2**24  # bytes; a protobuf holds 2 GiB, 16 MiB of it are left to the graph itself

@@ -24,7 +24,7 @@ def test_values_depend_on_name_and_seed_alone():
     assert np.abs(deep["h.0.attn.q.weight"] - deep["h.1.attn.q.weight"]).max() > 0.1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_mean_and_deviation_are_as_asked(dtype):
     values = numpy_helper.to_array(InlineWeights().tensor("w", (100, 100), dtype, 1.0, 0.5)).astype(np.float64)
     assert abs(values.mean() - 1) < 0.02
