@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,12 +45,9 @@ class Axis:
     region: tuple[float, float]
 
     def coordinates(self, mode: str, dtype: type[np.float32] | type[np.float64] = np.float32) -> np.ndarray:
-        """The place in the operand of each element of the result.
-
-        In single precision, as ONNX Runtime has it: that decides which of two neighbours a place between them is.
-        """
+        """The place in the operand of each element of the result; `dtype` is one of `coordinate_dtype`."""
         x: np.ndarray = np.arange(self.resized, dtype=dtype)
-        n, m, scale, half = self.length, self.resized, dtype(np.float32(self.scale)), dtype(0.5)
+        n, m, scale, half = self.length, self.resized, dtype(self.scale), dtype(0.5)
         start, end = self.region
         match mode:
             case "pytorch_half_pixel" if m <= 1:
@@ -69,6 +67,15 @@ class Axis:
                 if m > 1:
                     return start * (n - 1) + x * (end - start) * (n - 1) / (m - 1)
                 return np.full(m, 0.5 * (start + end) * (n - 1))
+
+
+def coordinate_dtype(mode: str, dtype: np.dtype[Any]) -> type[np.float32] | type[np.float64]:
+    """What places are computed in for an operand's dtype.
+
+    float32 for the nearest of elements, as ONNX Runtime has it: that decides which of two neighbours a place between
+    them is. Weights of float64 are as exact as that.
+    """
+    return np.float64 if dtype == np.float64 and mode != "nearest" else np.float32
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ def resize(
     for dim, axis in zip(dims, axes_of, strict=True):
         if axis.length == axis.resized and axis.scale == 1:
             continue  # Of a crop too, as ONNX Runtime has it.
-        coordinates = axis.coordinates(coordinate_transformation_mode)
+        coordinates = axis.coordinates(coordinate_transformation_mode, coordinate_dtype(mode, x.dtype))
         result = _resize_axis(xp, result, dim, *interpolation.taps(coordinates, axis))
         if crop:
             beyond = (coordinates < 0) | (coordinates > axis.length - 1)

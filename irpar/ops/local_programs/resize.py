@@ -6,14 +6,14 @@ y = Resize(x : [1, 8, 16@sp, 16], scales 2, linear)   4 devices hold 4 rows each
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from irpar.ir import Floats, Node, Value
 from irpar.kernels.resize import Axis as Resized
-from irpar.kernels.resize import Filter, plan
+from irpar.kernels.resize import Filter, coordinate_dtype, plan
 from irpar.sharding.exchange import FILL, Indices
 
 from ..facts import (
@@ -128,14 +128,16 @@ def _filter(node: Node) -> Filter:
 
 def taps_of(node: Node, axis: Resized) -> "tuple[Indices, np.ndarray[Any, Any]]":
     """Places and weights, each [resized, taps], of what each element of the result is made of."""
-    return _filter(node).taps(axis.coordinates(_coordinate_mode(node)), axis)
+    dtype = coordinate_dtype(_mode(node), tensor_of(node, 0).dtype.numpy)
+    return _filter(node).taps(axis.coordinates(_coordinate_mode(node), dtype), axis)
 
 
 def _is_clear(node: Node, axis: Resized) -> bool:
     """Whether every engine takes the same nearest elements: where none is halfway, or all places are exact."""
     mode, how = _coordinate_mode(node), _filter(node)
     places = axis.coordinates(mode)
-    if np.array_equal(places, axis.coordinates(mode, np.float64)):
+    rounded = replace(axis, scale=float(np.float32(axis.scale)))
+    if np.array_equal(places, rounded.coordinates(mode, np.float64)):
         return True
     below, above = (how.taps(places + shift, axis)[0] for shift in (-_ROUNDING * axis.length, _ROUNDING * axis.length))
     return bool(np.array_equal(below, above))
