@@ -39,6 +39,11 @@ def widened(array: Array, dtype: Any = np.float64) -> Array:
     return np.asarray(array, dtype) if is_float(array) and dtype is not None else array
 
 
+def dtype_of(sample: Sample, index: int, dtype: Any) -> Any:
+    """The dtype of an operand where those that may have it have `dtype`: scales are float32 always."""
+    return None if sample.op in ("Resize", "Upsample") and index > 0 else dtype
+
+
 def module_of(sample: Sample, dtype: Any = np.float64, symbols: Mapping[tuple[int, int], str] | None = None) -> Module:
     """The sample's node in a module, in float64; operands that are no Constants are inputs x0, x1 ...
 
@@ -50,12 +55,13 @@ def module_of(sample: Sample, dtype: Any = np.float64, symbols: Mapping[tuple[in
     graph = Graph("sample")
     values: list[Value | None] = []
     for index, operand in enumerate(sample.operands):
+        own = dtype_of(sample, index, dtype)
         if operand is None:
             values.append(None)
         elif isinstance(operand, Constant):
-            values.append(graph.add_constant(ArrayTensor(widened(operand.array, dtype)), f"c{index}"))
+            values.append(graph.add_constant(ArrayTensor(widened(operand.array, own)), f"c{index}"))
         else:
-            type_ = ArrayTensor(widened(operand, dtype)).type
+            type_ = ArrayTensor(widened(operand, own)).type
             named = {dim: symbol(name) for (place, dim), name in (symbols or {}).items() if place == index}
             shape = tuple(named.get(dim, size) for dim, size in enumerate(type_.static_shape))
             values.append(graph.add_input(f"x{index}", type_.with_shape(shape)))
@@ -80,7 +86,7 @@ def decomposed(module: Module) -> Module | None:
 def feeds_of(sample: Sample, dtype: Any = np.float64) -> dict[str, Array]:
     """The sample's operands in float64, by input name."""
     return {
-        f"x{index}": widened(operand, dtype)
+        f"x{index}": widened(operand, dtype_of(sample, index, dtype))
         for index, operand in enumerate(sample.operands)
         if isinstance(operand, np.ndarray)
     }

@@ -14,7 +14,7 @@ from tests.ops.rule_proof import Sample
 from tests.ops.samples import SAMPLES
 
 
-def _has_gradient(sample: Sample) -> bool:
+def has_gradient(sample: Sample) -> bool:
     """Whether something flows from a result of the sample to an operand, at a place where there is a derivative."""
     known = definition(sample.node)
     if known is None or (known.gradient is None and known.decompose is None) or is_refused(sample):
@@ -35,6 +35,6 @@ def _overwrites(sample: Sample) -> bool:
     return index is not None and len(np.unique(index)) < index.size
 
 
-@pytest.mark.parametrize("sample", [*filter(_has_gradient, SAMPLES)], ids=str)
+@pytest.mark.parametrize("sample", [*filter(has_gradient, SAMPLES)], ids=str)
 def test_gradient_equals_differences(sample: Sample) -> None:
     check_sample(sample)
