@@ -49,12 +49,18 @@ def gradients(
     """
     from irpar.api import module_of
     from irpar.ir import clone_module
-    from irpar.pass_manager import PassManager
-    from irpar.passes.autodiff import Autodiff, chosen_tensors
+    from irpar.ir.collector import collector_off
 
     check_names("outputs", outputs)
     check_names("wrt", wrt)
-    module = clone_module(module_of(model, bind))
+    with collector_off():
+        return _gradients(clone_module(module_of(model, bind)), outputs, wrt, keep_outputs=keep_outputs)
+
+
+def _gradients(module: Module, outputs: Sequence[str], wrt: Sequence[str], *, keep_outputs: bool) -> Module:
+    from irpar.pass_manager import PassManager
+    from irpar.passes.autodiff import Autodiff, chosen_tensors
+
     PassManager.parse(OPEN).run(module)
     _lift_weights(module)
     wanted = chosen_tensors(module, wrt)

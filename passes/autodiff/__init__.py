@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.types.inference import Inference
@@ -116,10 +116,11 @@ def chosen_outputs(graph: Graph, patterns: Sequence[str]) -> list[tuple[Value, s
                 do="differentiate a model with an output of floats",
             )
         return found
+    known = {name: value for value, name in named}
     chosen: dict[str, Value] = {}
     for pattern in patterns:
-        matched = _matching(pattern, ((name, value) for value, name in named))
-        _require(pattern, "output", matched, [name for _, name in named])
+        matched = _matching(pattern, known)
+        _require(pattern, "output", matched, known)
         chosen |= matched
     return [(value, name) for value, name in named if name in chosen]
 
@@ -143,24 +144,23 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
     named = {value.source_name: value for value in (*graph.inputs, *weights)}
     chosen: dict[str, Value] = {}
     for pattern in patterns:
-        matched = _matching(pattern, named.items())
+        matched = _matching(pattern, named)
         if pattern not in named:
             matched = {name: value for name, value in matched.items() if is_real(value.type)}
-        _require(pattern, "weight or input", matched, list(named))
+        _require(pattern, "weight or input", matched, named)
         chosen |= matched
     return [value for name, value in named.items() if name in chosen]
 
 
-def _matching(pattern: str, named: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """The values of that very name, else those that the glob matches."""
-    known = dict(named)
+def _matching(pattern: str, known: Mapping[str, Value]) -> dict[str, Value]:
+    """The value of that very name, else those that the glob matches."""
     if pattern in known:
         return {pattern: known[pattern]}
     matches = re.compile(fnmatch.translate(pattern)).match
     return {name: value for name, value in known.items() if matches(name)}
 
 
-def _require(pattern: str, what: str, matched: dict[str, Value], names: Sequence[str]) -> None:
+def _require(pattern: str, what: str, matched: dict[str, Value], names: Iterable[str]) -> None:
     if not matched:
         raise GradientError(
             f'"{pattern}" matches no {what} of floats',
