@@ -3,8 +3,8 @@
     python benchmarks/autodiff_scale.py                gpts of 12 to 768 layers, up to 29,000 forward nodes
     python benchmarks/autodiff_scale.py --most 6000    smaller ones only
 
-Each of the loss-less gpts, by all of its weights: the pass `autodiff` by itself, all of `irpar.gradients` (the passes
-before and after it too), and the nodes of the model that comes out. Beside it onnx.shape_inference on the forward model.
+By all weights: the pass `autodiff` by itself, all of `irpar.gradients` (the passes before and after it too), and the
+nodes of the model that comes out. Beside it onnx.shape_inference on the forward model.
 
 All run in one thread; the seconds are those of the processor, which other programs do not lengthen.
 
