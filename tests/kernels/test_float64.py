@@ -17,6 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 from irpar.ir import plain_attribute
 from irpar.kernels import lookup
 from irpar.ops.effects import schema_of
+from tests.kernels.reference import run_kernel
 from tests.ops.rule_proof import Array, Sample
 from tests.ops.samples import SAMPLES
 
@@ -114,6 +115,48 @@ def test_results_are_those_of_the_reference(sample: Sample) -> None:
             pytest.skip("ONNX's reference gives other numbers than ONNX Runtime, in float32 too")
         tolerance = 1e-6 if sample.op in ROUNDED_BY_THE_REFERENCE else 1e-12
         np.testing.assert_allclose(y, other, tolerance, tolerance * _size(y))
+
+
+def _result(op_type: str, version: int, *operands: Array | None, **attributes: Any) -> Array:
+    return run_kernel(op_type, operands, version, **attributes)[0]
+
+
+@pytest.mark.parametrize("op_type", ["HannWindow", "HammingWindow", "BlackmanWindow"])
+def test_windows(op_type: str) -> None:
+    window = _result(op_type, 17, np.array(7), output_datatype=onnx.TensorProto.DOUBLE)
+    first = {
+        "HannWindow": 0.5 - 0.5 * np.cos(2 * np.pi / 7),
+        "HammingWindow": 25 / 46 - 21 / 46 * np.cos(2 * np.pi / 7),
+    }
+    assert window.dtype == np.float64
+    blackman = 0.42 - 0.5 * np.cos(2 * np.pi / 7) + 0.08 * np.cos(4 * np.pi / 7)
+    np.testing.assert_allclose(window[1], first.get(op_type, blackman), rtol=1e-15)
+
+
+def test_operators_that_make_numbers() -> None:
+    third = np.array([1 / 3])
+    for made, expected in (
+        (_result("Range", 11, *(np.float64(x) for x in (0, 1, 1 / 7))), np.arange(7) * (1 / 7)),
+        (_result("Constant", 13, value=third), third),
+        (_result("ConstantOfShape", 9, np.array([2]), value=third), np.full(2, 1 / 3)),
+        (_result("Unique", 11, np.array([1 / 3, 0.5, 1 / 3])), np.array([1 / 3, 0.5])),
+    ):
+        assert made.dtype == np.float64
+        np.testing.assert_allclose(made, expected, rtol=1e-15)
+
+
+def test_mel_weights() -> None:
+    operands = (np.array(x) for x in (8, 64, 16000, 0.0, 8000.0))
+    exact = _result("MelWeightMatrix", 17, *operands, output_datatype=onnx.TensorProto.DOUBLE)
+    assert exact.dtype == np.float64
+    assert (exact != exact.astype(np.float32)).any()
+
+
+def test_celu_of_opset_28_has_float64() -> None:
+    x = np.linspace(-2, 2, 9)
+    result = _result("Celu", 28, x, alpha=2.0)
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, np.where(x > 0, x, 2 * np.expm1(x / 2)), rtol=1e-15)
 
 
 def test_most_operators_are_tried() -> None:

@@ -30,6 +30,21 @@ def run_model() -> Callable[[onnx.ModelProto | str, dict[str, Array]], Array]:
 
 
 @pytest.fixture
+def run_model_whole() -> Callable[[onnx.ModelProto, dict[str, Array]], dict[str, Array]]:
+    """Check a model and run it in ONNX Runtime; all outputs by name. Inputs that it has not are left away."""
+
+    def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+        onnx.checker.check_model(model, full_check=True)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        results = session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
+        return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
+
+    return run
+
+
+@pytest.fixture
 def keep_blocks() -> Callable[..., onnx.ModelProto]:
     """Return a model with each weight that `block_of` names (by glob) zeroed outside that block of its cut dim."""
 

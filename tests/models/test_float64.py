@@ -1,13 +1,12 @@
 """Models of float64: all of their floats are, and so is all that irpar's kernels compute."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from irpar.ir import DType, Graph, TensorType, Value
+from irpar.ir import DType, Module, Value, tensor_type
 from irpar.kernels.registry import Kernel
 from irpar.models import FAMILIES, ConfigError, build
 from irpar.onnx_io import to_module
@@ -31,13 +30,19 @@ def widened(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in feeds.items()}
 
 
-def values_of(graph: Graph) -> Iterator[Value]:
-    for node in graph.walk():
-        yield from (value for value in (*node.operands, *node.results) if value is not None)
+def floats_of_another_dtype(module: Module) -> set[str]:
+    """Names of values that are read and are floats, but not float64; without scales, which are float32 in ONNX."""
+    InferTypes().run(module)
+    read = {value for node in module.graph.walk() for value in node.operands if value is not None}
+    return {value.name for value in {*read, *module.graph.outputs} if _is_narrow(value) and not _is_scales(value)}
 
 
-def is_scales(value: Value) -> bool:
-    """Whether a value is the scales of a Resize, which ONNX has in float32 alone."""
+def _is_narrow(value: Value) -> bool:
+    type_ = tensor_type(value.type)
+    return type_ is not None and type_.dtype.is_float and type_.dtype is not DType.F64
+
+
+def _is_scales(value: Value) -> bool:
     return bool(value.uses) and all(node.op_type == "Resize" and place == 2 for node, place in value.uses)
 
 
@@ -60,11 +65,7 @@ def test_all_floats_are_float64(name, settings, inputs, monkeypatch):
         model = build(name, dtype="float64", **{"opset": opset, **settings})
         onnx.checker.check_model(model, full_check=True)
         module = to_module(model)
-        InferTypes().run(module)
-        floats = [
-            value for value in values_of(module.graph) if isinstance(value.type, TensorType) and value.dtype.is_float
-        ]
-        assert {value.name for value in floats if value.dtype is not DType.F64 and not is_scales(value)} == set()
+        assert floats_of_another_dtype(module) == set()
         run(module, widened(feeds_of(name, settings, inputs)))
     assert {dtype for _, dtype in found} == {np.dtype(np.float64)}, found
 
