@@ -44,7 +44,7 @@ def _short(sample: Sample) -> Sample:
 CASES = [_short(sample) for sample in SAMPLES if has_gradient(sample) and sample.op != "Upsample"]
 
 
-def _in_float64(sample: Sample) -> Any:
+def in_float64(sample: Sample) -> Any:
     """The dtype of what irpar's kernels compute; None: that of the sample."""
     return None if sample.op in ONNX_HAS_NO_FLOAT64 else np.float64
 
@@ -55,7 +55,7 @@ def test_onnxruntime_computes_the_gradients(sample: Sample) -> None:
     wrt = [name for name, array in feeds.items() if is_float(array) and array.size]
     outputs = [value.name for value in module.graph.outputs if value.dtype.is_float]
     made = irpar.gradients(module, wrt=wrt, outputs=outputs)
-    feeds.update(_seeds(made, sample.whole))
+    feeds.update(seeds(made, sample.whole))
     model = to_proto(made)
     onnx.checker.check_model(model, full_check=True)
     if sample.operator in NOT_IN_ONNX_RUNTIME:
@@ -63,7 +63,7 @@ def test_onnxruntime_computes_the_gradients(sample: Sample) -> None:
             _run_onnxruntime(model, feeds)
         return
     found = _run_onnxruntime(model, feeds)
-    dtype = _in_float64(sample)
+    dtype = in_float64(sample)
     reference = gradients_of(module_of(sample, dtype), wrt, outputs)
     expected = run(
         reference, {value.name: feeds[value.name].astype(value.dtype.numpy) for value in reference.graph.inputs}
@@ -79,7 +79,7 @@ def test_onnxruntime_computes_the_gradients(sample: Sample) -> None:
         assert error <= tolerance * largest + 1e-9, f"grad.{name} is off by {error}, its largest element is {largest}"
 
 
-@pytest.mark.parametrize("sample", [case for case in CASES if _in_float64(case) is not None], ids=str)
+@pytest.mark.parametrize("sample", [case for case in CASES if in_float64(case) is not None], ids=str)
 def test_gradients_of_float64_are_computed_in_float64(sample: Sample) -> None:
     module, feeds = module_of(sample), feeds_of(sample)
     wrt = [name for name, array in feeds.items() if is_float(array) and array.size]
@@ -105,7 +105,7 @@ def _read_or_used(node: Node) -> list[Any]:
     return [*(value for value in operands if value is not None), *(value for value in node.results if value.has_uses)]
 
 
-def _seeds(module: Module, whole: Sequence[Array]) -> dict[str, Array]:
+def seeds(module: Module, whole: Sequence[Array]) -> dict[str, Array]:
     """What the outputs are weighted with; outputs are named y0, y1 ..."""
     random = np.random.default_rng(0)
     return {
