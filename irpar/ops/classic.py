@@ -17,6 +17,16 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.classic import (
+    decompose_feature_vectorizer,
+    decompose_linear_regressor,
+    decompose_normalizer,
+    decompose_scaler,
+    of_feature_extractor,
+    of_imputer,
+)
+from .gradients.refused import CLASSIFIER
+from .gradients.zero import zero
 from .op_def import OpDef
 from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
@@ -102,16 +112,23 @@ def _rule_last(node: Node) -> FactorRule:
 
 for _name in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"):
     _cost = _cost_linear if _name == "LinearClassifier" else None
-    define(OpDef(DOMAIN, _name, _infer_classifier, _rule_rows, _cost))
+    _gradient = zero if _name.startswith("Tree") else CLASSIFIER
+    define(OpDef(DOMAIN, _name, _infer_classifier, _rule_rows, _cost, gradient=_gradient))
 define(
     OpDef(
-        DOMAIN, "LinearRegressor", _regressor(lambda node: int_attribute(node, "targets", 1)), _rule_rows, _cost_linear
+        DOMAIN,
+        "LinearRegressor",
+        _regressor(lambda node: int_attribute(node, "targets", 1)),
+        _rule_rows,
+        _cost_linear,
+        decompose=decompose_linear_regressor,
     )
 )
-define(OpDef(DOMAIN, "SVMRegressor", _regressor(lambda node: 1), _rule_rows))
-define(OpDef(DOMAIN, "TreeEnsembleRegressor", _regressor(lambda node: int_attribute(node, "n_targets")), _rule_rows))
-define(OpDef(DOMAIN, "TreeEnsemble", _infer_ensemble, _rule_rows))
-define(OpDef(DOMAIN, "Normalizer", _infer_normalizer, _rule_last, per_element(3)))
+define(OpDef(DOMAIN, "SVMRegressor", _regressor(lambda node: 1), _rule_rows, gradient=CLASSIFIER))
+_trees = _regressor(lambda node: int_attribute(node, "n_targets"))
+define(OpDef(DOMAIN, "TreeEnsembleRegressor", _trees, _rule_rows, gradient=zero))
+define(OpDef(DOMAIN, "TreeEnsemble", _infer_ensemble, _rule_rows, gradient=zero))
+define(OpDef(DOMAIN, "Normalizer", _infer_normalizer, _rule_last, per_element(3), decompose=decompose_normalizer))
 
 
 # -- elements -------------------------------------------------------------------------------------------------------
@@ -148,11 +165,11 @@ def _infer_category_mapper(node: Node) -> Sequence[Type]:
     return [TensorType(DType.I64 if data.dtype is DType.STR else DType.STR, data.shape)]
 
 
-define(OpDef(DOMAIN, "Binarizer", same_type, _rule_elements, per_element(1)))
-define(OpDef(DOMAIN, "LabelEncoder", _infer_label_encoder, _rule_elements))
-define(OpDef(DOMAIN, "CategoryMapper", _infer_category_mapper, _rule_elements))
-define(OpDef(DOMAIN, "Scaler", _infer_normalizer, _rule_columns, per_element(2)))
-define(OpDef(DOMAIN, "Imputer", same_type, _rule_columns, per_element(1)))
+define(OpDef(DOMAIN, "Binarizer", same_type, _rule_elements, per_element(1), gradient=zero))
+define(OpDef(DOMAIN, "LabelEncoder", _infer_label_encoder, _rule_elements, gradient=zero))
+define(OpDef(DOMAIN, "CategoryMapper", _infer_category_mapper, _rule_elements, gradient=zero))
+define(OpDef(DOMAIN, "Scaler", _infer_normalizer, _rule_columns, per_element(2), decompose=decompose_scaler))
+define(OpDef(DOMAIN, "Imputer", same_type, _rule_columns, per_element(1), gradient=of_imputer))
 
 
 def _infer_one_hot_encoder(node: Node) -> Sequence[Type]:
@@ -167,7 +184,7 @@ def _rule_one_hot_encoder(node: Node) -> FactorRule:
     return rule.done([dims], [[*dims, ()]])
 
 
-define(OpDef(DOMAIN, "OneHotEncoder", _infer_one_hot_encoder, _rule_one_hot_encoder))
+define(OpDef(DOMAIN, "OneHotEncoder", _infer_one_hot_encoder, _rule_one_hot_encoder, gradient=zero))
 
 
 # -- columns picked and joined --------------------------------------------------------------------------------------
@@ -206,5 +223,21 @@ def _rule_feature_vectorizer(node: Node) -> FactorRule:
     return rule.done([[rows, ()]] * len(shapes), [[rows, ()]])
 
 
-define(OpDef(DOMAIN, "ArrayFeatureExtractor", _infer_feature_extractor, _rule_feature_extractor))
-define(OpDef(DOMAIN, "FeatureVectorizer", _infer_feature_vectorizer, _rule_feature_vectorizer))
+define(
+    OpDef(
+        DOMAIN,
+        "ArrayFeatureExtractor",
+        _infer_feature_extractor,
+        _rule_feature_extractor,
+        gradient=of_feature_extractor,
+    )
+)
+define(
+    OpDef(
+        DOMAIN,
+        "FeatureVectorizer",
+        _infer_feature_vectorizer,
+        _rule_feature_vectorizer,
+        decompose=decompose_feature_vectorizer,
+    )
+)

@@ -20,6 +20,7 @@ from .facts import (
     text_attribute,
 )
 from .gradients.convolution import of_conv, of_conv_transpose
+from .gradients.sampling import decompose_deform_conv
 from .local import add_bias_once
 from .local_programs.transpose import TRANSPOSED
 from .local_programs.window import WINDOWS
@@ -307,4 +308,14 @@ def _cost_deform_conv(node: Node) -> int:
     return size * (2 * prod(shape_of(node, 1)[1:]) + (operand(node, 3) is not None)) + samples
 
 
-define(OpDef("", "DeformConv", _infer_deform_conv, _rule_deform_conv, _cost_deform_conv, _localize_deform_conv))
+define(
+    OpDef(
+        "",
+        "DeformConv",
+        _infer_deform_conv,
+        _rule_deform_conv,
+        _cost_deform_conv,
+        _localize_deform_conv,
+        decompose=decompose_deform_conv,
+    )
+)

@@ -129,7 +129,7 @@ def _rule_cast_like(node: Node) -> FactorRule:
 
 
 define(_elementwise("Cast", _infer_cast, rule_broadcast, gradient=gradients.of_cast))
-define(_elementwise("BitCast", _infer_cast, rule_broadcast))
+define(_elementwise("BitCast", _infer_cast, rule_broadcast, gradient=zero))
 define(OpDef("", "CastLike", _infer_cast_like, _rule_cast_like, gradient=gradients.of_cast))
 
 

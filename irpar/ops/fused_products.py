@@ -26,7 +26,7 @@ from .gradients.fused_products import (
     decompose_fused_matmul,
 )
 from .gradients.quantized import decompose_to_float
-from .gradients.refused import PACKED, ROUNDS
+from .gradients.refused import EXPERTS, PACKED, ROUNDS
 from .gradients.writer import GradientWriter
 from .local import add_bias_once
 from .matmul import cost_gemm, cost_matmul, cost_products, matmul_dims, matmul_factors
@@ -314,7 +314,7 @@ def _cost_moe(node: Node) -> int:
     return 2 * rows * int_attribute(node, "k", 1) * weights
 
 
-microsoft("MoE", same_type, _rule_moe, _cost_moe, _localize_moe)
+microsoft("MoE", same_type, _rule_moe, _cost_moe, _localize_moe, gradient=EXPERTS)
 
 
 def _rule_packed_moe(node: Node) -> FactorRule:

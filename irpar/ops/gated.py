@@ -16,6 +16,7 @@ from .facts import (
     tensor_of,
 )
 from .gradients.fused import decompose_router_projection, decompose_swiglu
+from .gradients.refused import EXPERTS
 from .microsoft import microsoft
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
@@ -129,4 +130,4 @@ def _cost_router(node: Node) -> int:
     return (6 + 2 * inner) * prod(result_shape(node))
 
 
-microsoft("MoEGroupRouter", _infer_router, _rule_router, _cost_router, dtypes=_router_dtypes)
+microsoft("MoEGroupRouter", _infer_router, _rule_router, _cost_router, dtypes=_router_dtypes, gradient=EXPERTS)

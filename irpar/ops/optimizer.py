@@ -6,6 +6,7 @@ from math import prod
 from irpar.ir import Node, Type
 
 from .facts import CannotTellError, needed, shape_of, shapes_of
+from .gradients.refused import OPTIMIZER
 from .op_def import OpDef
 from .registry import define
 from .rule import DimFactors, FactorRule, RuleBuilder, whole
@@ -52,4 +53,4 @@ def _cost_step(node: Node) -> int:
 
 
 for _name in KEPT:
-    define(OpDef("ai.onnx.preview.training", _name, _infer_step, _rule_step, _cost_step))
+    define(OpDef("ai.onnx.preview.training", _name, _infer_step, _rule_step, _cost_step, gradient=OPTIMIZER))

@@ -21,7 +21,7 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
-from .gradients.position import of_depth_to_space, of_space_to_depth, of_trilu
+from .gradients.position import of_depth_to_space, of_range, of_space_to_depth, of_trilu
 from .gradients.zero import zero
 from .local import set_target, typed_like
 from .microsoft import microsoft
@@ -90,7 +90,7 @@ def _infer_range(node: Node) -> Sequence[Type]:
 define(OpDef("", "Shape", _infer_shape, _rule_sizes, localize=_localize_sizes, reads_sizes=True, gradient=zero))
 define(OpDef("", "Size", _infer_size, _rule_sizes, localize=_localize_sizes, reads_sizes=True, gradient=zero))
 # A Range of constants is folded; what is left of them has no rule.
-define(OpDef("", "Range", _infer_range))
+define(OpDef("", "Range", _infer_range, gradient=of_range))
 define(
     OpDef(
         "",

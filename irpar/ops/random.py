@@ -5,6 +5,7 @@ from functools import partial
 from irpar.ir import Node
 
 from .facts import ints_operand, operand
+from .gradients.refused import RANDOM_MASK
 from .gradients.zero import zero
 from .microsoft import DOMAIN
 from .op_def import OpDef
@@ -20,4 +21,4 @@ def _may_train(node: Node, index: int) -> bool:
 for _name in ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"):
     define(OpDef("", _name, random=True, gradient=zero))
 for _name, _index in (("BiasDropout", 4), ("BitmaskBiasDropout", 4), ("BitmaskDropout", 2)):
-    define(OpDef(DOMAIN, _name, random=partial(_may_train, index=_index)))
+    define(OpDef(DOMAIN, _name, random=partial(_may_train, index=_index), gradient=RANDOM_MASK))

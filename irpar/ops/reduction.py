@@ -25,7 +25,7 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
-from .gradients.reduction import REDUCTIONS, of_cumsum, of_reduction, of_top_k
+from .gradients.reduction import REDUCTIONS, of_cumprod, of_cumsum, of_reduction, of_top_k
 from .gradients.zero import zero
 from .local import typed_like
 from .local_programs.integer_reductions import INTEGERS, integer_reduction
@@ -229,6 +229,6 @@ for _name in ("CumSum", "CumProd"):
             _rule_cumulative,
             _cost_input,
             local_program=LOCAL_PROGRAMS[_name],
-            gradient=of_cumsum if _name == "CumSum" else None,
+            gradient=of_cumsum if _name == "CumSum" else of_cumprod,
         )
     )

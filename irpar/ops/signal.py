@@ -20,6 +20,7 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
+from .gradients.signal import decompose_irfft, decompose_rfft, decompose_stft, of_dft
 from .microsoft import microsoft
 from .op_def import OpDef
 from .registry import define
@@ -94,7 +95,7 @@ def _fft_flops(elements: int, length: int) -> int:
     return 5 * elements * max(length - 1, 1).bit_length()
 
 
-define(OpDef("", "DFT", _infer_dft, _rule_dft, _cost_dft))
+define(OpDef("", "DFT", _infer_dft, _rule_dft, _cost_dft, gradient=of_dft))
 
 
 # -- STFT -----------------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def _cost_stft(node: Node) -> int:
     return _fft_flops(batch * frames * _frame(node), _frame(node))
 
 
-define(OpDef("", "STFT", _infer_stft, _rule_stft, _cost_stft))
+define(OpDef("", "STFT", _infer_stft, _rule_stft, _cost_stft, decompose=decompose_stft))
 
 
 # -- com.microsoft: Rfft, Irfft over the last dims ------------------------------------------------------------------
@@ -170,5 +171,5 @@ def _cost_rfft(node: Node) -> int:
     return _fft_flops(prod(shape), shape[-1])
 
 
-for _name in ("Rfft", "Irfft"):
-    microsoft(_name, _infer_rfft, _rule_rfft, _cost_rfft)
+for _name, _decompose in (("Rfft", decompose_rfft), ("Irfft", decompose_irfft)):
+    microsoft(_name, _infer_rfft, _rule_rfft, _cost_rfft, decompose=_decompose)

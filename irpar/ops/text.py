@@ -6,12 +6,13 @@ from irpar.ir import DType, Node, TensorType, Type
 
 from .elementwise import infer_broadcast, infer_comparison, rule_broadcast
 from .facts import CannotTellError, dims_of, ints_attribute, result_shape, shape_of
+from .gradients.zero import zero
 from .op_def import OpDef
 from .registry import define
 from .rule import FactorRule, Kind, RuleBuilder
 
-define(OpDef("", "StringConcat", infer_broadcast, rule_broadcast))
-define(OpDef("", "RegexFullMatch", infer_comparison, rule_broadcast))
+define(OpDef("", "StringConcat", infer_broadcast, rule_broadcast, gradient=zero))
+define(OpDef("", "RegexFullMatch", infer_comparison, rule_broadcast, gradient=zero))
 
 
 def _infer_tf_idf(node: Node) -> Sequence[Type]:
@@ -29,4 +30,4 @@ def _rule_tf_idf(node: Node) -> FactorRule:
     return rule.done([[*batch, *words]], [[*batch, *[()] * (len(result_shape(node)) - len(batch))]])
 
 
-define(OpDef("", "TfIdfVectorizer", _infer_tf_idf, _rule_tf_idf))
+define(OpDef("", "TfIdfVectorizer", _infer_tf_idf, _rule_tf_idf, gradient=zero))

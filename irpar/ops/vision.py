@@ -18,6 +18,9 @@ from .facts import (
     tensor_of,
     text_attribute,
 )
+from .gradients.matrices import decompose_inverse, of_center_crop_pad, of_col2im, of_det
+from .gradients.refused import ROUNDED_REGIONS
+from .gradients.sampling import decompose_crop_and_resize, decompose_grid_sample, decompose_roi_align, of_affine_grid
 from .local import set_target
 from .local_programs.shape import CENTER_CROP_PAD, crop_targets
 from .microsoft import microsoft
@@ -75,9 +78,21 @@ def _cost_grid_sample(node: Node) -> int:
     return 2 * prod(result_shape(node)) * prod([taps] * (len(shape_of(node, 0)) - 2))
 
 
-define(OpDef("", "AffineGrid", _infer_affine_grid, _rule_affine_grid, _cost_affine_grid, _localize_affine_grid))
-define(OpDef("", "GridSample", _infer_grid_sample, _rule_grid_sample, _cost_grid_sample))
-microsoft("GridSample", _infer_grid_sample, _rule_grid_sample, _cost_grid_sample)
+define(
+    OpDef(
+        "",
+        "AffineGrid",
+        _infer_affine_grid,
+        _rule_affine_grid,
+        _cost_affine_grid,
+        _localize_affine_grid,
+        gradient=of_affine_grid,
+    )
+)
+define(
+    OpDef("", "GridSample", _infer_grid_sample, _rule_grid_sample, _cost_grid_sample, decompose=decompose_grid_sample)
+)
+microsoft("GridSample", _infer_grid_sample, _rule_grid_sample, _cost_grid_sample, decompose=decompose_grid_sample)
 
 
 # -- RoiAlign, MaxRoiPool, CropAndResize ----------------------------------------------------------------------------
@@ -113,9 +128,9 @@ def _cost_regions(node: Node) -> int:
     return 8 * prod(result_shape(node))
 
 
-define(OpDef("", "RoiAlign", _infer_regions, _rule_regions, _cost_regions))
-define(OpDef("", "MaxRoiPool", _infer_regions, _rule_regions, _cost_regions))
-microsoft("CropAndResize", _infer_regions, _rule_regions, _cost_regions)
+define(OpDef("", "RoiAlign", _infer_regions, _rule_regions, _cost_regions, decompose=decompose_roi_align))
+define(OpDef("", "MaxRoiPool", _infer_regions, _rule_regions, _cost_regions, gradient=ROUNDED_REGIONS))
+microsoft("CropAndResize", _infer_regions, _rule_regions, _cost_regions, decompose=decompose_crop_and_resize)
 
 
 # -- Col2Im, CenterCropPad, Det -------------------------------------------------------------------------------------
@@ -141,7 +156,7 @@ def _rule_col2im(node: Node) -> FactorRule:
     return rule.done([[batch, (*channels, *inside), places], *others], [[batch, channels, *[()] * (rank - 2)]])
 
 
-define(OpDef("", "Col2Im", _infer_col2im, _rule_col2im, lambda node: prod(shape_of(node, 0))))
+define(OpDef("", "Col2Im", _infer_col2im, _rule_col2im, lambda node: prod(shape_of(node, 0)), gradient=of_col2im))
 
 
 def _infer_center_crop_pad(node: Node) -> Sequence[Type]:
@@ -172,6 +187,7 @@ define(
         _rule_center_crop_pad,
         localize=_localize_center_crop_pad,
         local_program=CENTER_CROP_PAD.local_program(),
+        gradient=of_center_crop_pad,
     )
 )
 
@@ -196,5 +212,5 @@ def _cost_matrices(node: Node) -> int:
     return prod(batch) * (2 * size**3 // 3)
 
 
-define(OpDef("", "Det", _infer_det, rule_matrices, _cost_matrices))
-microsoft("Inverse", same_type, rule_matrices, _cost_matrices)
+define(OpDef("", "Det", _infer_det, rule_matrices, _cost_matrices, gradient=of_det))
+microsoft("Inverse", same_type, rule_matrices, _cost_matrices, decompose=decompose_inverse)

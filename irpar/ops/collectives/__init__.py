@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from irpar.ir import DOMAIN, InflightType, Module, Node, Type, register_check
 from irpar.ops.facts import CannotTellError, needed, tensor_of
+from irpar.ops.gradients.refused import PARTITIONED
 from irpar.ops.op_def import OpDef, traits
 from irpar.ops.registry import define
 from irpar.sharding import Mesh, ceil_div
@@ -155,9 +156,12 @@ for _name, _collective in COLLECTIVES.items():
             collective=_collective.partners is None,
             communicates=_name in KINDS,
             point_to_point=_collective.partners is not None,
+            gradient=PARTITIONED,
         )
     )
     register_check(DOMAIN, _name, check_collective)
 for _name, _begun in STARTED.items():
-    define(OpDef(DOMAIN, _name, _infer_started(COLLECTIVES[_begun]), communicates=True, starts=True))
-define(OpDef(DOMAIN, WAIT, _infer_wait, communicates=True, waits=True))
+    define(
+        OpDef(DOMAIN, _name, _infer_started(COLLECTIVES[_begun]), communicates=True, starts=True, gradient=PARTITIONED)
+    )
+define(OpDef(DOMAIN, WAIT, _infer_wait, communicates=True, waits=True, gradient=PARTITIONED))

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from irpar.ir import Node, Value
+import numpy as np
+
+from irpar.ir import DType, Node, TensorType, Value
 
 from ..facts import int_attribute, needed, text_attribute
 from .writer import GradientWriter, Of
@@ -38,3 +40,17 @@ def of_depth_to_space(node: Node, of: Of, w: GradientWriter) -> Sequence[Value |
         return w.shaped_as(w.transpose(apart, [0, 1, 3, 5, 2, 4]), x)
 
     return w.each(data)
+
+
+def of_range(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """The start gets all gradients, the step each as often as it was taken; the limit none."""
+    g = of[0]
+    assert g is not None
+    count = w.squeeze(w.size_of(g, 0), [0])
+
+    def step() -> Value:
+        zero, one = (w.constant(np.int64(number), "number") for number in (0, 1))
+        taken = w.op("Range", [zero, count, one], type=TensorType(DType.I64, w.dims(g)))
+        return w.sum(w.mul(g, w.cast(taken, g.dtype)), [0], keep=False)
+
+    return w.each(lambda: w.sum(g, [0], keep=False), None, step)

@@ -6,8 +6,8 @@ import numpy as np
 
 from irpar.ir import Node, Value
 
-from ..facts import int_attribute, needed, operand
-from .writer import GradientWriter, Of, safe_result
+from ..facts import axis_of, int_attribute, ints_operand, needed, operand
+from .writer import GradientWriter, NoGradientError, Of, safe_result
 
 Axes = Sequence[int] | None
 """What is reduced; None where that is found when the model runs."""
@@ -146,6 +146,36 @@ def of_cumsum(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     back = 1 - int_attribute(node, "reverse", 0)
     attributes = {"exclusive": int_attribute(node, "exclusive", 0), "reverse": back}
     return w.each(lambda: w.op("CumSum", [g, needed(node, 1)], attributes))
+
+
+def of_cumprod(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """Each element by the product of all others before each result: no division, which zeros would not stand.
+
+    Raises:
+        NoGradientError: the axis is computed, or its size is not known.
+    """
+    x, g, axes = needed(node, 0), of[0], ints_operand(node, 1)
+    assert g is not None
+    rank = len(w.dims(x))
+    axis = axis_of(axes[0], rank) if axes is not None else -1
+    size = w.dims(x)[axis]
+    if axes is None or not isinstance(size, int):
+        raise NoGradientError("because its axis, or how many elements that has, is not known")
+    reverse, exclusive = (int_attribute(node, name, 0) for name in ("reverse", "exclusive"))
+    order = [*(dim for dim in range(rank) if dim != axis), axis]
+
+    def factors() -> Value:
+        given, gradient = (w.unsqueeze(w.transpose(value, order), [rank - 1]) for value in (x, g))
+        others = w.where(w.constant(np.eye(size, dtype=np.bool_), "itself"), 1.0, given)
+        attributes = {"reverse": reverse, "exclusive": exclusive}
+        products = w.op("CumProd", [others, w.constant(np.int64(rank), "axis")], attributes)
+        reached = (
+            np.triu(np.ones((size, size)), exclusive) if not reverse else np.tril(np.ones((size, size)), -exclusive)
+        )
+        counted = w.mul(w.mul(products, gradient), w.constant(reached.astype(x.dtype.numpy), "reached"))
+        return w.transpose(w.sum(counted, [rank], keep=False), [order.index(dim) for dim in range(rank)])
+
+    return w.each(factors)
 
 
 def of_top_k(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:

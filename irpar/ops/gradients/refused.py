@@ -31,3 +31,11 @@ ROUNDS = Refused("because it rounds floats to integers as it computes; different
 """Of operators that quantise their operands by themselves."""
 PACKED = Refused("because its weights are packed integers; differentiate the model before it was quantised")
 """Of operators on quantised weights, which no plain operators replace yet."""
+PARTITIONED = Refused("because the program is partitioned already; derive gradients before it is")
+"""Of communication."""
+OPTIMIZER = Refused("because it is a step of an optimizer, not of a model")
+CLASSIFIER = Refused("because a derivative by what a classic classifier or kernel regressor reads is not written yet")
+ROUNDED_REGIONS = Refused("because its regions are rounded to elements; export the model with RoiAlign")
+EXPERTS = Refused("because it is not replaced by plain operators yet; export the model with its experts as plain nodes")
+RANDOM_MASK = Refused("because its mask is drawn inside; export the model with plain Dropout")
+"""Of com.microsoft's fused forms of Dropout."""

@@ -24,7 +24,10 @@ Array = np.ndarray[Any, Any]
 TOLERANCE, TOLERANCE_OF_HALVES = 1e-4, 2e-3
 """Of the largest element."""
 ONNX_HAS_NO_FLOAT64 = frozenset(
-    ("CausalConvWithState", "Celu", "DequantizeLinear", "LinearAttention", "RotaryEmbedding")
+    (
+        *("CausalConvWithState", "Celu", "DequantizeLinear", "LinearAttention", "RotaryEmbedding"),
+        *("FeatureVectorizer", "LinearRegressor", "Normalizer", "Scaler"),
+    )
 )
 """Operators whose gradients are compared with irpar's kernels in float32."""
 NOT_IN_ONNX_RUNTIME: Mapping[str, str] = {}
