@@ -1,4 +1,6 @@
-"""Which operators can be sharded: a list by domain with what proves it; exit status 1 where an operator is in no list.
+"""Which operators can be sharded, and differentiated: a list by domain with what proves it.
+
+Exit status 1 where an operator is in no list, or has a rule and neither a gradient nor a reason why not.
 
     python benchmarks/rule_coverage.py [--prove]
 
@@ -13,7 +15,9 @@ from pathlib import Path
 import onnx.defs
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-from irpar.ops import OPEN_BODIES, Kind, definitions, factor_rule
+from irpar.ops import OPEN_BODIES, Kind, OpDef, definitions, factor_rule
+from irpar.ops.gradients.refused import Refused
+from irpar.ops.gradients.zero import zero
 from irpar.ops.replicate_only import REPLICATE_ONLY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,6 +74,17 @@ def proven(sample: Sample) -> tuple[int, int, int]:
     return allowed, empty, forbidden
 
 
+def gradient_of(known: OpDef) -> str:
+    """Whether an operator has a gradient: yes, zero, or missing with the reason."""
+    if known.gradient is zero:
+        return "zero"
+    if isinstance(known.gradient, Refused):
+        return f"missing, {known.gradient.why}"
+    if known.decompose is not None:
+        return "yes, as plain operators"
+    return "yes" if known.gradient is not None else "missing"
+
+
 def named(operator: Operator) -> str:
     """The operator as models write it."""
     return f"{operator[0]}.{operator[1]}" if operator[0] else operator[1]
@@ -79,13 +94,14 @@ def main() -> int:
     """Print the lists and counts."""
     known = known_operators()
     ruled = {(found.domain, found.name) for found in definitions() if found.rule is not None}
+    gradients = {(found.domain, found.name): gradient_of(found) for found in definitions() if not found.communicates}
     samples = Counter((sample.domain, sample.op) for sample in SAMPLES)
     unproven = sorted(ruled - set(samples))
     neither = sorted(set(known) - ruled - OPEN_BODIES - set(REPLICATE_ONLY))
     both = sorted(ruled & set(REPLICATE_ONLY))
     print("with a rule, and the number of nodes that prove it")
     for operator in sorted(ruled):
-        print(f"  {named(operator):50} {samples[operator]:3}")
+        print(f"  {named(operator):50} {samples[operator]:3}  gradient: {gradients.get(operator, 'missing')}")
     print("as their bodies are")
     for operator in sorted(OPEN_BODIES):
         print(f"  {named(operator)}")
@@ -106,10 +122,18 @@ def main() -> int:
         )
         print(f"{domain or 'ai.onnx':26} {columns[0]:5} {columns[1]:7} {columns[2]:15}")
     print(f"{'all':26} {len(ruled):5} {len(ruled & set(samples)):7} {len(REPLICATE_ONLY):15}")
-    for what, found in (("in neither list", neither), ("in both lists", both), ("not proven", unproven)):
+    kinds = Counter(kind.split(",")[0] for operator, kind in gradients.items() if operator in known)
+    print("gradients: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), reverse=True)))
+    unexplained = sorted(operator for operator, kind in gradients.items() if kind == "missing" and operator in ruled)
+    for what, found in (
+        ("without a gradient or a reason", unexplained),
+        ("in neither list", neither),
+        ("in both lists", both),
+        ("not proven", unproven),
+    ):
         if found:
             print(f"{what}: {', '.join(map(named, found))}")
-    return 1 if neither or both or unproven else 0
+    return 1 if neither or both or unproven or unexplained else 0
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def decompose_roi_align(node: Node, w: GradientWriter) -> list[Value]:
     scale = float_attribute(node, "spatial_scale", 1.0)
     bins = [int_attribute(node, name, 1) for name in ("output_height", "output_width")]
     left, top, right, bottom = (w.sub(w.mul(edge, scale), 0.5 * is_half) for edge in _edges(rois, range(4), w))
-    taps = []
+    taps: list[list[Tap]] = []
     spatial = _sizes(image, 2, w)
     for dim, (start, end, size) in enumerate(zip((top, left), (bottom, right), spatial, strict=True)):
         extent = w.op("Max", [w.sub(end, start), w.number(0.0 if is_half else 1.0, start)])
