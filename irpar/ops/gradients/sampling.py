@@ -133,7 +133,7 @@ def decompose_grid_sample(node: Node, w: GradientWriter) -> list[Value]:
     padding, is_aligned = text_attribute(node, "padding_mode", "zeros"), bool(int_attribute(node, "align_corners", 0))
     spatial = _sizes(image, 2, w)
     wide = w.cast(grid, DType.F32) if grid.dtype in (DType.F16, DType.BF16) else grid
-    taps = []
+    taps: list[list[Tap]] = []
     for dim, size in enumerate(spatial):
         # The last coordinate is the place along the first dim.
         unit = w.op("Gather", [wide, w.constant(np.int64(len(spatial) - 1 - dim), "number")], {"axis": -1})
@@ -274,7 +274,7 @@ def decompose_deform_conv(node: Node, w: GradientWriter) -> list[Value]:
     strides, dilations = (ints_attribute(node, name) or (1, 1) for name in ("strides", "dilations"))
     pads = ints_attribute(node, "pads") or (0, 0, 0, 0)
     apart = w.reshape(offsets, [batch * moved, elements, 2, *places])
-    taps = []
+    taps: list[list[Tap]] = []
     for dim, size in enumerate(spatial):
         along = np.arange(places[dim]) * strides[dim] - pads[dim]
         under = np.arange(kernel[dim]) * dilations[dim]
