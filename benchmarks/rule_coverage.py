@@ -17,7 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from irpar.ops import OPEN_BODIES, Kind, OpDef, definitions, factor_rule
 from irpar.ops.gradients.refused import Refused
-from irpar.ops.gradients.zero import zero
+from irpar.ops.gradients.zero import StraightThrough, zero
 from irpar.ops.replicate_only import REPLICATE_ONLY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,6 +78,8 @@ def gradient_of(known: OpDef) -> str:
     """Whether an operator has a gradient: yes, zero, or missing with the reason."""
     if known.gradient is zero:
         return "zero"
+    if isinstance(known.gradient, StraightThrough):
+        return "zero, or straight through by option"
     if isinstance(known.gradient, Refused):
         return f"missing, {known.gradient.why}"
     if known.decompose is not None:

@@ -1,6 +1,7 @@
 """Gradients of a model, as one more model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from irpar.ir import Module
@@ -9,6 +10,7 @@ from .api_arguments import check_names
 
 if TYPE_CHECKING:
     from irpar.onnx_io import Source
+    from irpar.passes.autodiff import Autodiff
 
 OPEN = "inline-functions,raise-opset,infer-types"
 """The passes before the weights are chosen."""
@@ -24,6 +26,7 @@ def gradients(
     outputs: Sequence[str] = (),
     wrt: Sequence[str] = (),
     keep_outputs: bool = False,
+    straight_through: bool = False,
     bind: Mapping[str, int] | None = None,
 ) -> Module:
     """The gradients of a model's outputs by its weights and inputs, in plain ONNX operators of opset 18 or newer.
@@ -36,6 +39,7 @@ def gradients(
         wrt: names or globs of weights and inputs by which; none: all initializers of floats that have dims (a single
             number is nearly always a constant of the exporter).
         keep_outputs: whether the results of the model itself come too, before the gradients.
+        straight_through: whether gradients pass QuantizeLinear as if it did not round, where it does not saturate.
         bind: sizes for symbolic dims, as for `load`; without, they stay symbolic.
 
     Returns:
@@ -50,16 +54,18 @@ def gradients(
     from irpar.api import module_of
     from irpar.ir import clone_module
     from irpar.ir.collector import collector_off
+    from irpar.passes.autodiff import Autodiff
 
     check_names("outputs", outputs)
     check_names("wrt", wrt)
     with collector_off():
-        return _gradients(clone_module(module_of(model, bind)), outputs, wrt, keep_outputs=keep_outputs)
+        work = clone_module(module_of(model, bind))
+        return _gradients(work, wrt, Autodiff(tuple(outputs), (), keep_outputs, straight_through))
 
 
-def _gradients(module: Module, outputs: Sequence[str], wrt: Sequence[str], *, keep_outputs: bool) -> Module:
+def _gradients(module: Module, wrt: Sequence[str], autodiff: "Autodiff") -> Module:
     from irpar.pass_manager import PassManager
-    from irpar.passes.autodiff import Autodiff, chosen_tensors
+    from irpar.passes.autodiff import chosen_tensors
 
     PassManager.parse(OPEN).run(module)
     _lift_weights(module)
@@ -71,7 +77,7 @@ def _gradients(module: Module, outputs: Sequence[str], wrt: Sequence[str], *, ke
     for value, data in weights.items():
         module.graph.input_to_constant(value, data)
     names = tuple(value.source_name for value in wanted)
-    PassManager([Autodiff(tuple(outputs), names, keep_outputs)]).run(module)
+    PassManager([replace(autodiff, wrt=names)]).run(module)
     PassManager.parse(CLEAN).run(module)
     _forget_domains(module)
     return module

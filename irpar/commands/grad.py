@@ -37,6 +37,13 @@ Wrt = Annotated[
 KeepOutputs = Annotated[
     bool, typer.Option("--keep-outputs", help="Write the model's own outputs too, before the gradients.")
 ]
+StraightThrough = Annotated[
+    bool,
+    typer.Option(
+        "--straight-through",
+        help="Let gradients pass QuantizeLinear as if it did not round, where it does not saturate.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace GRADS.onnx if it exists.")]
 
 
@@ -47,6 +54,7 @@ def grad_command(
     wrt: Wrt = None,
     bind: Bind = None,
     keep_outputs: KeepOutputs = False,
+    straight_through: StraightThrough = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +69,14 @@ def grad_command(
     _check_target(model, out, force)
     with ProgressReport(is_shown=not as_json):
         given = load(model)
-        made = gradients(given, outputs=outputs or (), wrt=wrt or (), bind=bind_of(bind), keep_outputs=keep_outputs)
+        made = gradients(
+            given,
+            outputs=outputs or (),
+            wrt=wrt or (),
+            keep_outputs=keep_outputs,
+            straight_through=straight_through,
+            bind=bind_of(bind),
+        )
         save(made, out)
     _report(given, made, out, as_json)
 

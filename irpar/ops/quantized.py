@@ -19,8 +19,8 @@ from .facts import (
     shapes_of,
     tensor_of,
 )
-from .gradients.quantized import decompose_dequantize, of_dequantize
-from .gradients.zero import zero
+from .gradients.quantized import decompose_dequantize, of_dequantize, of_quantize
+from .gradients.zero import StraightThrough, zero
 from .matmul import cost_matmul, cost_products, matmul_dims, matmul_factors
 from .microsoft import microsoft
 from .op_def import OpDef
@@ -106,7 +106,7 @@ def _localize_quantize(whole_node: Node, local: Node, builder: Builder) -> None:
 
 _QUANTIZE = (_infer_quantize, _rule_quantize, per_element(2), _localize_quantize)
 _DEQUANTIZE = (_infer_dequantize, _rule_quantize, per_element(2), _localize_quantize)
-define(OpDef("", "QuantizeLinear", *_QUANTIZE, gradient=zero))
+define(OpDef("", "QuantizeLinear", *_QUANTIZE, gradient=StraightThrough(of_quantize)))
 define(OpDef("", "DequantizeLinear", *_DEQUANTIZE, gradient=of_dequantize))
 microsoft("QuantizeLinear", *_QUANTIZE, gradient=zero)
 microsoft("DequantizeLinear", *_DEQUANTIZE, dtypes=1, decompose=decompose_dequantize)

@@ -31,12 +31,14 @@ class Autodiff(Pass):
         outputs: names or globs of the outputs that are differentiated; none: all of floats.
         wrt: names or globs of the weights and inputs by which; none: all initializers of floats that have dims.
         keep_outputs: whether the graph keeps its own results, before the gradients.
+        straight_through: whether gradients pass QuantizeLinear as if it did not round, where it does not saturate.
     """
 
     name = "autodiff"
     outputs: tuple[str, ...] = ()
     wrt: tuple[str, ...] = ()
     keep_outputs: bool = False
+    straight_through: bool = False
 
     def run(self, module: Module) -> PassResult:
         """Write the backward pass.
@@ -49,12 +51,13 @@ class Autodiff(Pass):
         graph = module.graph
         wanted = chosen_tensors(module, self.wrt)
         inference = Inference()
-        decompose(graph, module.opsets, wanted, inference.result_types)
+        straight = self.straight_through
+        decompose(graph, module.opsets, wanted, inference.result_types, straight_through=straight)
         outputs = chosen_outputs(graph, self.outputs)
         for node in graph.walk():
             node.phase = node.phase or "forward"
         seeds = [(value, graph.add_input(GRAD + name, value.type)) for value, name in outputs]
-        found = Reverse(graph, module.opsets, wanted, inference).run(seeds)
+        found = Reverse(graph, module.opsets, wanted, inference, straight_through=straight).run(seeds)
         results = _results(graph, module, wanted, found)
         kept = list(zip(graph.outputs, graph.output_names, strict=True)) if self.keep_outputs else []
         pairs = [*kept, *((value, GRAD + of.source_name) for of, value in results)]

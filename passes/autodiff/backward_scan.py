@@ -104,14 +104,14 @@ class BackwardScan:
 
     def _active(self) -> list[int]:
         """The carried values that depend on something whose gradient is asked for, from some trip on."""
-        looping, depends = self.looping, self.reverse.depends
+        looping, depends, straight = self.looping, self.reverse.depends, self.reverse.straight_through
         active = [
             index for index, (start, _, _) in enumerate(looping.carried) if start is not None and start in depends
         ]
         read = [slices.inside for slices in looping.read if slices.outside in depends]
         while True:
             inside = [looping.carried[index][1] for index in active]
-            found = dependents(looping.body, [*inside, *read, *self.captured])
+            found = dependents(looping.body, [*inside, *read, *self.captured], straight_through=straight)
             more = [
                 index
                 for index, (_, _, out) in enumerate(looping.carried)
@@ -123,10 +123,12 @@ class BackwardScan:
 
     def _with_gradient(self, active: Sequence[int]) -> list[int]:
         """Those of them that a result with a gradient depends on."""
-        looping = self.looping
+        looping, straight = self.looping, self.reverse.straight_through
         reached = {index for index in active if self.of.get(looping.finals[index]) is not None}
         ends = {slices.inside for slices in looping.collected if self.of.get(slices.outside) is not None}
-        reaches = {index: dependents(looping.body, [looping.carried[index][1]]) for index in active}
+        reaches = {
+            index: dependents(looping.body, [looping.carried[index][1]], straight_through=straight) for index in active
+        }
         while True:
             out = ends | {looping.carried[index][2] for index in reached}
             more = {index for index in active if index not in reached and reaches[index] & out}

@@ -9,12 +9,14 @@ from irpar.ops.effects import schema_of
 from irpar.ops.facts import CannotTellError
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
-from .dependence import is_flat, is_real
+from .dependence import is_flat, reached
 
 Infer = Callable[[Node], Sequence[Type]]
 
 
-def decompose(graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], infer: Infer) -> int:
+def decompose(
+    graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], infer: Infer, *, straight_through: bool = False
+) -> int:
     """Replace the nodes that depend on wanted values and have a decomposition instead of a gradient.
 
     Those in bodies are replaced where the node that holds them depends on such values. Operators that ONNX has not are
@@ -27,7 +29,8 @@ def decompose(graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], 
     count = 0
     for node in tuple(graph):
         known = definition(node)
-        if is_flat(node) or not any(value in found for value in captured_or_read(node)):
+        is_flat_here = is_flat(node, straight_through=straight_through)
+        if is_flat_here or not any(value in found for value in captured_or_read(node)):
             if known is not None and known.decompose is not None and _is_foreign(node):
                 count += bool(_replace(node, known, opsets, infer))
             continue
@@ -37,7 +40,7 @@ def decompose(graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], 
             count += bool(made)
         for nested in node.nested_graphs():
             count += decompose_all(nested, opsets, infer)
-        found.update(value for each in made or [node] for value in each.results if is_real(value.type))
+        found.update(value for each in made or [node] for value in reached(each))
     return count
 
 

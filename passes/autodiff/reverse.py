@@ -35,6 +35,7 @@ class Reverse:
         graph: the graph.
         opsets: domain to version for the new nodes.
         wanted: the values whose gradients are asked for; of this graph, or of one around it.
+        straight_through: whether rounding counts as the identity.
 
     Attributes:
         gradients: value to gradient, of all values that have one so far.
@@ -42,14 +43,21 @@ class Reverse:
     """
 
     def __init__(
-        self, graph: Graph, opsets: Mapping[str, int], wanted: Iterable[Value], inference: Inference | None = None
+        self,
+        graph: Graph,
+        opsets: Mapping[str, int],
+        wanted: Iterable[Value],
+        inference: Inference | None = None,
+        *,
+        straight_through: bool = False,
     ) -> None:
         self.graph = graph
         self.opsets = opsets
         self.inference = inference or Inference()
         self.wanted = tuple(wanted)
         self.nodes = tuple(graph)
-        self.depends = dependents(self.nodes, self.wanted)
+        self.straight_through = straight_through
+        self.depends = dependents(self.nodes, self.wanted, straight_through=straight_through)
         self.gradients: Gradients = {}
         self.seeds: tuple[Value, ...] = ()
 
@@ -84,7 +92,7 @@ class Reverse:
 
     def inner(self, graph: Graph, wanted: Iterable[Value]) -> "Reverse":
         """The backward pass of a graph that a node of this one holds."""
-        return Reverse(graph, self.opsets, wanted, self.inference)
+        return Reverse(graph, self.opsets, wanted, self.inference, straight_through=self.straight_through)
 
     def writer(self, like: Node | None = None, needs: Sequence[bool] | None = None) -> GradientWriter:
         """Writes behind the graph."""

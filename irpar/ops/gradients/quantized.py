@@ -1,6 +1,10 @@
 """Gradients of DequantizeLinear, and products with packed weights in plain operators: floats alone have gradients."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from irpar.ir import DType, Node, Value
 
@@ -8,21 +12,71 @@ from ..facts import CannotTellError, axis_attribute, int_attribute, needed, oper
 from .fused import cut
 from .writer import GradientWriter, NoGradientError, Of
 
+_EXPANDED = {DType.I4: DType.I8, DType.U4: DType.U8}
 _OF_OPSET_21 = (DType.I16, DType.U16, DType.I4, DType.U4)
 """Dtypes that DequantizeLinear has from opset 21 on."""
 
 
 def of_dequantize(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
-    """Of the scale: the sum of g * (x - zero point) over what it scales; the second factor is x at scales of 1."""
+    """Of the scale: the sum of g * (x - zero point) over what it scales; the second factor is x at scales of 1.
+
+    Of x, where its numbers count as floats (`of_quantize`), the scale.
+    """
     x, scale, g = needed(node, 0), needed(node, 1), of[0]
     assert g is not None
+
+    def steps() -> Value:
+        return w.cast(w.mul(g, _scales(node, x, w)), scale.dtype)
 
     def scales() -> Value:
         operands = [x, w.filled(1.0, scale), *node.operands[2:]]
         steps = w.op("DequantizeLinear", operands, node.attributes)
         return _summed(node, w.cast(w.mul(g, steps), scale.dtype), scale, w)
 
-    return w.each(None, scales)
+    return w.each(steps, scales)
+
+
+def _scales(node: Node, quantised: Value, w: GradientWriter) -> Value:
+    """The scale of each element."""
+    return w.op("DequantizeLinear", [_filled(1, DType.I8, quantised, w), needed(node, 1)], _placing(node))
+
+
+def _filled(number: int, dtype: DType, like: Value, w: GradientWriter) -> Value:
+    """A tensor of a number, in the shape of another."""
+    return w.op("Expand", [w.constant(np.asarray(number, dtype.numpy), "number"), w.shape_of(like)])
+
+
+def _placing(node: Node) -> dict[str, Any]:
+    """The attributes that say which elements a scale is of."""
+    return {name: node.attributes[name] for name in ("axis", "block_size") if name in node.attributes}
+
+
+def of_quantize(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """As if nothing were rounded: 1 / scale where the number is in the range of the type, else 0."""
+    x, scale, zero_point, g = needed(node, 0), needed(node, 1), operand(node, 2), of[0]
+    assert g is not None
+    quantised = node.results[0]
+    dtype = quantised.dtype
+
+    def data() -> Value:
+        scales = w.cast(_scales(node, quantised, w), x.dtype)
+        number = w.div(x, scales)
+        if dtype.is_integer:
+            number = w.op("Round", [number])
+            if zero_point is not None:
+                wide = _EXPANDED.get(dtype, dtype)  # Expand has no integers of 4 bits.
+                operands = [_filled(0, wide, quantised, w), w.filled(1.0, scale), w.cast(zero_point, wide)]
+                below = w.op("DequantizeLinear", operands, _placing(node))
+                number = w.sub(number, w.cast(below, x.dtype))
+            is_signed = dtype.text.startswith("i")
+            low, high = -(2 ** (dtype.bits - 1)) * is_signed, 2 ** (dtype.bits - is_signed) - 1
+        else:
+            high = float(ml_dtypes.finfo(dtype.numpy).max)
+            low = -high
+        inside = w.op("And", [w.compare("GreaterOrEqual", number, low), w.compare("LessOrEqual", number, high)])
+        return w.where(inside, w.div(w.cast(g, x.dtype), scales), 0.0)
+
+    return w.each(data)
 
 
 def _summed(node: Node, terms: Value, scale: Value, w: GradientWriter) -> Value:
