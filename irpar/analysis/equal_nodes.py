@@ -9,6 +9,7 @@ from irpar.ops.effects import is_deterministic
 MAX_ELEMENTS = 64
 """Elements up to which constants of indices, shapes and axes are compared by their numbers."""
 
+PhaseOf = Callable[[Node], Hashable]
 Same = dict[Value, Value]
 """A value to the earlier one that it equals."""
 
@@ -60,6 +61,7 @@ def equal_nodes(
     *,
     same: Mapping[Value, Value] | None = None,
     without: frozenset[str] = frozenset(),
+    phase_of: PhaseOf = lambda node: node.phase,
 ) -> list[tuple[Node, Node]]:
     """The nodes that compute what an earlier one computes, in order, each with that one.
 
@@ -71,9 +73,10 @@ def equal_nodes(
         may_merge: which nodes are compared.
         same: values that count as others.
         without: attributes that do not count.
+        phase_of: what stands for the phase of a node.
     """
     found: list[tuple[Node, Node]] = []
-    _find(graph, may_merge, without, {}, dict(same or {}), found)
+    _find(graph, may_merge, without, phase_of, {}, dict(same or {}), found)
     return found
 
 
@@ -81,6 +84,7 @@ def _find(
     graph: Graph,
     may_merge: Callable[[Node], bool],
     without: frozenset[str],
+    phase_of: PhaseOf,
     table: MutableMapping[Hashable, Node],
     same: Same,
     found: list[tuple[Node, Node]],
@@ -88,9 +92,9 @@ def _find(
     for node in graph:
         if node.attributes and any(True for _ in node.nested_graphs()):
             for nested in node.nested_graphs():
-                _find(nested, may_merge, without, ChainMap({}, table), same, found)  # type: ignore[arg-type]
+                _find(nested, may_merge, without, phase_of, ChainMap({}, table), same, found)  # type: ignore[arg-type]
             continue
-        key = _node_key(node, same, without) if may_merge(node) else None
+        key = _node_key(node, same, without, phase_of) if may_merge(node) else None
         if key is None:
             continue
         known = table.setdefault(key, node)
@@ -99,7 +103,7 @@ def _find(
             same.update(zip(node.results, known.results, strict=True))
 
 
-def _node_key(node: Node, same: Same, without: frozenset[str]) -> Hashable:
+def _node_key(node: Node, same: Same, without: frozenset[str], phase_of: PhaseOf) -> Hashable:
     """What makes two nodes one; None for a node that stays in any case."""
     if not node.results or not is_deterministic(node):
         return None
@@ -112,7 +116,7 @@ def _node_key(node: Node, same: Same, without: frozenset[str]) -> Hashable:
             return None
         attributes.append((name, key))
     operands = tuple(None if value is None else same.get(value, value) for value in node.operands)
-    facts = node.phase, node.stage, node.place, node.strategy
+    facts = phase_of(node), node.stage, node.place, node.strategy
     lies = tuple((value.sharding, value.memory) for value in node.results)
     return node.domain, node.op_type, node.version, node.callee, operands, tuple(attributes), facts, lies
 

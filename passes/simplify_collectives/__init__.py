@@ -14,6 +14,7 @@ from irpar.analysis.redistribution.rewriting import TreeWriter, follow_instead
 from irpar.analysis.redistribution.routes import routes
 from irpar.analysis.redistribution.trees import trees
 from irpar.ir import Graph, Module, Node, Value
+from irpar.ops import traits
 from irpar.ops.collectives import number_alike, number_collectives, sends
 from irpar.ops.effects import is_collective, is_communication
 from irpar.ops.facts import int_attribute
@@ -44,7 +45,7 @@ class SimplifyCollectives(Pass):
     readers need it, as far as devices then hold little more of it (`written_constants`). In both views a
     collective on what a Loop or Scan reads from outside stands before it, and a sum (or difference, or maximum) of
     reduced values is reduced once. In local view equal computations with equal collectives in them merge, in all
-    programs alike.
+    programs alike: what a backward pass would send again it keeps from the forward pass.
     """
 
     name = "simplify-collectives"
@@ -139,6 +140,12 @@ def _look(value: Value, steps: int) -> Hashable:
     return value.node.op_type, value.index, *(_look(operand, steps - 1) for operand in value.node.inputs)
 
 
+def _phase(node: Node) -> Hashable:
+    """What was sent in the forward pass is kept for the backward pass; what is computed again there is."""
+    feeds = traits(node).moves_elements and all(sends(user) for value in node.results for user in value.users)
+    return "either" if node.phase in ("forward", "backward") and (feeds or sends(node)) else node.phase
+
+
 class _Equal:
     """The equal nodes of one local graph.
 
@@ -155,7 +162,7 @@ class _Equal:
     def pairs(self) -> Pairs:
         """The collectives that merge with earlier ones."""
         same = dict(self.constants)
-        self.nodes = equal_nodes(self.graph, self._may_merge, same=same, without=frozenset({"id"}))
+        self.nodes = equal_nodes(self.graph, self._may_merge, same=same, without=frozenset({"id"}), phase_of=_phase)
         return frozenset(
             (int_attribute(node, "id"), int_attribute(known, "id"))
             for node, known in self.nodes

@@ -1,7 +1,10 @@
 """autodiff: golden text, what is chosen, what is refused."""
 
+import numpy as np
 import pytest
 
+import irpar
+from irpar.ir import ArrayTensor
 from irpar.ir.text.files import parse_module
 from irpar.passes.autodiff import Autodiff, GradientError
 from irpar.passes.autodiff.saved import saved_activations
@@ -123,3 +126,27 @@ def test_older_opsets_and_local_graphs_are_refused() -> None:
                 """
             )
         )
+
+
+def test_rows_that_a_convolution_got_are_kept_for_the_gradient_of_its_weight() -> None:
+    made = irpar.gradients(
+        parse_module(
+            """
+            graph @g(%x: f32[1, 3, 16, 8]) -> (%y) opset 21 {
+              %w = constant : f32[4, 3, 3, 3] data("#w", 0, 432) from "w"
+              %y = Conv(%x, %w) {pads=[1, 1, 1, 1]} : f32[1, 4, 16, 8]
+            }
+            """,
+            resources={"#w": ArrayTensor(np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32))},
+        ),
+        keep_outputs=True,
+    )
+    for name in ("x", "grad.y"):
+        made.shard(name, [None, None, "sp", None])
+    partition = irpar.partition(made, "sp=4")
+    sent = [(entry["kind"], entry["phase"]) for entry in partition.plan.collectives]
+    assert sent == [("permute", "forward"), ("permute", "forward"), ("reduce_scatter", "backward")]
+    random = np.random.default_rng(1)
+    sizes = {"x": 3, "grad.y": 4}
+    inputs = {name: random.standard_normal((1, size, 16, 8)).astype(np.float32) for name, size in sizes.items()}
+    assert partition.verify(inputs).is_equal
