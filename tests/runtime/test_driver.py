@@ -149,7 +149,7 @@ def test_only_the_driver_runs():
         lambda executor: executor.run(mlp_input()),
         seconds=0.5,
     )
-    assert "call run() in the process of rank 0" in str(raised[1])
+    assert "run, and begin sessions, where executor.is_driver" in str(raised[1])
 
 
 def check_started(outputs, log):

@@ -311,6 +311,17 @@ class RuleView:
         return flops(self.node)
 
     @cached_property
+    def sums_products(self) -> bool:
+        """Whether a factor that is summed is one of several operands of floats."""
+        floats = [
+            {factor for parts in dims for factor in parts}
+            for value, dims in zip(self.values, self.rule.operands, strict=False)
+            if value is not None and value.dtype.is_float
+        ]
+        summed = {factor for factor, kind in enumerate(self.rule.kinds) if kind is Kind.REDUCE}
+        return any(len([1 for factors in floats if factor in factors]) > 1 for factor in summed)
+
+    @cached_property
     def has_programs(self) -> bool:
         """Whether one of `ways` has a local program."""
         return any(way.program is not None or way.program_factors for way in self.ways)

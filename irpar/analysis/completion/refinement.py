@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from irpar.analysis.cost.model import Cost, CostModel
 from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value
-from irpar.ops import Kind
 from irpar.ops.effects import is_compute
 from irpar.ops.linear import carriers
 from irpar.sharding import Sharding
@@ -519,20 +518,9 @@ def _is_light(view: RuleView) -> bool:
     work = view.flops
     elements = sum(math.prod(value.shape) for value in view.values if value is not None)
     is_backward = view.node.phase == "backward"
-    return not work or (work <= LIGHT_FLOPS * elements and not (_sums_products(view) if is_backward else _sums(view)))
+    return not work or (work <= LIGHT_FLOPS * elements and not (view.sums_products if is_backward else _sums(view)))
 
 
 def _sums(view: RuleView) -> bool:
     given = {factor for dims in view.rule.results for parts in dims for factor in parts}
     return not given.issuperset(range(len(view.rule.sizes)))
-
-
-def _sums_products(view: RuleView) -> bool:
-    """Whether a factor that is summed is one of several operands of floats."""
-    floats = [
-        {factor for parts in dims for factor in parts}
-        for value, dims in zip(view.values, view.rule.operands, strict=False)
-        if value is not None and value.dtype.is_float
-    ]
-    summed = {factor for factor, kind in enumerate(view.rule.kinds) if kind is Kind.REDUCE}
-    return any(len([1 for factors in floats if factor in factors]) > 1 for factor in summed)

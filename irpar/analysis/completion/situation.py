@@ -145,7 +145,7 @@ class Situation:
         found = [self._cheapest(way, carried) for way in self.view.ways for carried in carriable]
         # Where it cannot run as was said, whoever runs it refuses it.
         as_said = [each for each in found if runs_as_said(self.view.node, each[1])]
-        return min(as_said or found, key=_price)
+        return min(self._most_split(as_said or found), key=_price)
 
     def price(self, placement: Placement) -> Price:
         """What it costs to bring the operands to where a node needs them, and its results to where they are wanted."""
@@ -199,7 +199,18 @@ class Situation:
             placement = view.placement(tuple(() for _ in view.rule.sizes))
             assert placement is not None
             priced = [(self.price(placement), placement)]
-        return min(as_said or priced, key=_price)  # To cut nothing is always possible.
+        return min(self._most_split(as_said or priced), key=_price)  # To cut nothing is always possible.
+
+    def _most_split(self, priced: list[tuple[Price, Placement]]) -> list[tuple[Price, Placement]]:
+        """Of products of a backward pass the ways that repeat no work, where computation has no price.
+
+        There a gradient may be larger than what it is made of, and it would send less to compute it everywhere.
+        """
+        if self.network.device is not None or self.view.node.phase != "backward" or not self.view.sums_products:
+            return priced
+        possible = [each for each in priced if each[0] < IMPOSSIBLE]
+        most = min((price[1] for price, _ in possible), default=0)
+        return [each for each in possible if each[0][1] == most] or priced
 
     def _one_after_the_other(self, view: RuleView, options: list[list[Axes]], carried: Carried) -> list[Placement]:
         """Fix each factor at its best option while the later ones are not cut: where that leads, and what is tried."""

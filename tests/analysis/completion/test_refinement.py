@@ -313,3 +313,16 @@ def test_the_gradient_of_a_weight_is_made_in_blocks_where_what_it_is_made_of_is_
 def test_a_product_of_a_forward_pass_is_reduced_at_once() -> None:
     text = PRODUCT.replace("FACTS ", "").replace("FACT", "")
     assert moved(text, "complete-sharding,insert-redistribution") == [("AllReduce", "g")]
+
+
+def test_a_product_of_a_backward_pass_is_not_repeated_to_send_less() -> None:
+    """Both operands together are smaller than the gradient, which is summed over dp all the same."""
+    text = """mesh @m = ["dp"=2, "tp"=2]
+graph @g(%x: f32[26, 8@dp], %d: f32[8@dp, 64@tp]) -> (%g) opset 21 {
+  %g = MatMul(%x, %d) {| phase=backward} : f32[26, 64]
+}
+"""
+    module = run("complete-sharding,insert-redistribution", text)
+    (node,) = [node for node in module.graph if node.op_type == "MatMul"]
+    parts = [module.mesh.group_size(value.sharding.all_axes) for value in node.inputs if value.sharding is not None]
+    assert max(parts) == 4 or {"dp"} == {axis.name for axis in node.result.sharding.partial}

@@ -297,7 +297,7 @@ def test_a_rank_that_hangs_at_its_end_is_named_once(library: Library, what: str,
         (("finalizing",), "went on"),
         (("many", "40"), "all joined"),
         pytest.param(("many", "2500"), "all joined", marks=pytest.mark.slow, id="more than MPI has communicators"),
-        pytest.param(("deaf", "1"), "it lived", marks=pytest.mark.slow),
+        pytest.param(("deaf", "4"), "it lived", marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
