@@ -16,6 +16,8 @@ from tests.ops.rule_proof import Sample
 Array = np.ndarray[Any, Any]
 
 MESHES = ({"x": 2}, {"x": 3}, {"x": 2, "y": 2})
+EACH = 4
+"""So many dims between the ends of a model are passed over for one that is sharded."""
 TOLERANCES = {np.dtype(np.float64): 1e-9}
 """Of the largest element; others: 1e-4."""
 
@@ -65,7 +67,9 @@ def test_some_sharding(sample: Sample) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", CASES, ids=str)
-def test_every_dim_of_every_tensor(sample: Sample) -> None:
+def test_every_dim_of_what_goes_in_and_comes_out_and_of_some_between(sample: Sample) -> None:
     module, feeds = made(sample)
-    for each in dims_of(module):
+    ends = {value.name for value in (*module.graph.inputs, *module.graph.outputs)}
+    choices = dims_of(module)
+    for each in [each for each in choices if each[0] in ends] + choices[::EACH]:
         check(module, feeds, [(*each, "x")], {"x": 2})
