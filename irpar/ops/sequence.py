@@ -41,7 +41,10 @@ def _collected(node: Node) -> Value | None:
         return None
     row = needed(insert, 1)
     found = tensor_type(row.type)
-    if needed(insert, 0) is not before or row.owner is not body or found is None or None in (found.shape or (None,)):
+    if needed(insert, 0) is not before or row.owner is not body or found is None or not found.shape:
+        return None
+    # Rows that are put together agree in all dims but that along which they are; there they must have one size too.
+    if not int_attribute(node, "new_axis", 0) and found.shape[int_attribute(node, "axis")] is None:
         return None
     body.set_outputs([*body.outputs, row], [*body.output_names, f"{row.name}_{len(body.outputs)}"])
     return loop.add_result(Value(f"{row.name}_rows", found.with_shape((None, *(found.shape or ())))))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from irpar.analysis.types.control_flow import FLAG
 from irpar.ir import Builder, Graph, Ints, Node, Value, tensor_type
+from irpar.ir.clone import clone_node
+from irpar.ops.effects import is_deterministic
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .dependence import dependents, is_real
@@ -26,8 +28,8 @@ class BackwardScan:
     """Writes it: the backward pass of one trip, behind the body first, then moved to a body of its own.
 
     What the backward pass reads of the trip becomes a result that the forward collects, and is scanned from the last
-    trip to the first. Carried are the gradients of what the forward carries, and the sums for what it reads from
-    outside.
+    trip to the first; what may have other sizes in each trip is computed again. Carried are the gradients of what the
+    forward carries, and the sums for what it reads from outside.
 
     Args:
         reverse: of the graph around it.
@@ -52,6 +54,7 @@ class BackwardScan:
         self.writer = writer
         self.body = Graph(f"{looping.body.name}_backward", names=looping.body.names)
         self.scanned: list[tuple[Value, int, bool]] = []
+        self.there: dict[Value, Value] = {}
 
     def write(self) -> Iterator[tuple[Value, Value | None]]:
         """Insert it.
@@ -153,17 +156,37 @@ class BackwardScan:
             self.body.append(node.detach())
         for value in tuple(forward.constants):
             self.reverse.graph.lift_constant(value)
-        known: dict[Value, Value] = {}
+        first = self.body.first
         for graph in (self.body, *(inner for node in self.body for inner in _graphs_in(node))):
             for node in (*graph, graph.return_node):
                 for index, value in enumerate(node.operands):
                     if value is not None and value.owner is forward:
-                        if value not in known:
-                            known[value] = self._saved(value)
-                        node.set_operand(index, known[value])
+                        node.set_operand(index, self._there(value, first))
+
+    def _there(self, value: Value, first: Node | None) -> Value:
+        """The same value of the same trip, in the backward's body: saved, or computed again before its first node."""
+        known = self.there.get(value)
+        if known is None:
+            made = value.node
+            if made is not None and first is not None and _may_vary(value) and _may_repeat(made):
+                self._compute_again(made, first)
+                return self.there[value]
+            known = self.there[value] = self._saved(value)
+        return known
+
+    def _compute_again(self, node: Node, first: Node) -> None:
+        """Put a copy of a node that gives other sizes in each trip, which cannot be collected, into the backward."""
+        forward = self.looping.body
+        values = {value: self._there(value, first) for value in node.inputs if value.owner is forward}
+        copy = clone_node(node, {value: values.get(value, value) for value in node.inputs})
+        copy.phase = "backward"
+        for result in copy.results:
+            result.source = None
+        self.body.insert_before(first, copy)
+        self.there.update(zip(node.results, copy.results, strict=True))
 
     def _saved(self, value: Value) -> Value:
-        """The same value of the same trip, in the backward's body."""
+        """The same value of the same trip, scanned."""
         looping = self.looping
         for slices in looping.read:
             if slices.inside is value:
@@ -285,6 +308,17 @@ class BackwardScan:
         body.set_outputs([still, *body.outputs], [still.name, *body.output_names])
         always = writer.constant(True, "always")
         return writer.node("Loop", [trips, always, *starts], {"body": body}, results=results)
+
+
+def _may_vary(value: Value) -> bool:
+    """Whether a value may have other sizes in each trip."""
+    found = tensor_type(value.type)
+    return found is None or found.shape is None or None in found.shape
+
+
+def _may_repeat(node: Node) -> bool:
+    """Whether a node gives the same when it runs again; those that hold graphs are not repeated."""
+    return is_deterministic(node) and not any(True for _ in node.nested_graphs())
 
 
 def _products_of(gradient: Value, body: Graph) -> list[Product] | None:

@@ -51,3 +51,32 @@ def test_a_list_that_is_written_out() -> None:
 
 def test_a_list_that_a_loop_appends_to() -> None:
     check_module(module_of(APPENDED), {"x": floats(2, 3), "w": floats(3, seed=1)}, ["x", "w"])
+
+
+BAGS = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    bags (double[6, 3] x, int64[5] ends) => (double[N, 3] y) {
+      trips = Constant <value = int64 {4}> ()
+      go = Constant <value = bool {1}> ()
+      empty = SequenceEmpty <dtype = 11> ()
+      rows = Loop (trips, go, empty) <
+        body = trip (int64 i, bool on, seq(double[1, K]) list) => (bool still, seq(double[1, K]) longer) {
+          still = Identity (on)
+          first = Constant <value = int64[1] {0}> ()
+          one = Constant <value = int64[1] {1}> ()
+          here = Reshape (i, one)
+          next = Add (here, one)
+          start = Gather (ends, here)
+          end = Gather (ends, next)
+          bag = Slice (x, start, end)
+          row = ReduceSum <keepdims = 1> (bag, first)
+          longer = SequenceInsert (list, row)
+        }>
+      y = ConcatFromSequence <axis = 0> (rows)
+    }"""
+
+
+def test_rows_of_which_the_types_tell_one_dim() -> None:
+    """Bags of an EmbeddingBag, of sizes that are computed; one of them is empty."""
+    feeds = {"x": np.random.default_rng(0).standard_normal((6, 3)), "ends": np.int64([0, 2, 2, 5, 6])}
+    check_module(module_of(BAGS), feeds, ["x"])
