@@ -10,6 +10,7 @@ from irpar.analysis.types.control_flow import FLAG
 from irpar.ir import Builder, Graph, Ints, Node, Value, tensor_type
 from irpar.ir.clone import clone_node
 from irpar.ops.effects import is_deterministic
+from irpar.ops.facts import text_attribute
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .dependence import dependents, is_real
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
     from .reverse import Reverse
 
 
-Product = tuple[Value | None, Value]
-"""Two matrices of a trip, [n, i] and [n, j], whose product over n is a part of a gradient [i, j]; with None in place of
-the first the sum over n, [j]."""
+Product = tuple[tuple[Value, ...], str]
+"""Tensors of a trip, and the equation of the Einsum that makes them a part of a gradient: two matrices of which it is
+the product over all rows, or the one that it is the sum of rows of."""
+
+
+TRIP = "T"
+"""The letter of trips in equations."""
 
 
 class BackwardScan:
@@ -85,7 +90,7 @@ class BackwardScan:
         collected = [slices for slices in elements if slices.inside in found]
         outputs += [found[slices.inside] for slices in collected]
         pairs = [pair for products in late.values() for pair in products]
-        rows = list(dict.fromkeys(value for pair in pairs for value in pair if value is not None))
+        rows = list(dict.fromkeys(value for factors, _ in pairs for value in factors))
         fresh = [value for value in rows if self._stacked(value) is None]
         outputs += fresh
         if not self.scanned:
@@ -239,7 +244,7 @@ class BackwardScan:
         late = {}
         for value in list(sums):
             products = _products_of(found[value], self.body) if value in found else None
-            if products is not None:
+            if products is not None and not any(_may_vary(factor) for factors, _ in products for factor in factors):
                 late[value] = products
                 self.body.remove_input(sums.pop(value))
         return late
@@ -256,12 +261,14 @@ class BackwardScan:
     def _products(self, products: Sequence[Product], stacks: dict[Value, Value]) -> Value:
         """The sum over trips and rows of the products of two stacks."""
         total: Value | None = None
-        for left, right in products:
-            factors = [self._stacked(value) or stacks[value] for value in (left, right) if value is not None]
-            if left is None:
+        for values, equation in products:
+            factors = [self._stacked(value) or stacks[value] for value in values]
+            if len(factors) == 1:
                 made = self.writer.sum(factors[0], [0, 1], keep=False)
             else:
-                made = self.writer.op("Einsum", factors, {"equation": "tni,tnj->ij"})
+                terms, result = equation.split("->")
+                over_trips = ",".join(f"{TRIP}{term}" for term in terms.split(","))
+                made = self.writer.op("Einsum", factors, {"equation": f"{over_trips}->{result}"})
             total = made if total is None else self.writer.add(total, made)
         assert total is not None
         return total
@@ -322,9 +329,9 @@ def _may_repeat(node: Node) -> bool:
 
 
 def _products_of(gradient: Value, body: Graph) -> list[Product] | None:
-    """The products of two matrices of a trip that a gradient is the sum of; None where it is something else.
+    """The products of two tensors of a trip that a gradient is the sum of; None where it is something else.
 
-    [n, i] and [n, j] of MatMul(Transpose([n, i]), [n, j]).
+    [n, i] and [n, j] of MatMul(Transpose([n, i]), [n, j]); [a, b, i] and [a, b, j] of Einsum "abi,abj->ij".
     """
     node = gradient.node
     if node is None or node.graph is not body:
@@ -334,6 +341,8 @@ def _products_of(gradient: Value, body: Graph) -> list[Product] | None:
         return None if None in parts else [pair for part in parts if part is not None for pair in part]
     if node.identity == ("", "ReduceSum"):
         return _sum_of_rows(node, body)
+    if node.identity == ("", "Einsum"):
+        return _einsum_of(node, body)
     if node.identity != ("", "MatMul"):
         return None
     turned, right = node.inputs
@@ -343,7 +352,15 @@ def _products_of(gradient: Value, body: Graph) -> list[Product] | None:
     left = source.inputs[0]
     found = [tensor_type(value.type) for value in (left, right)]
     are_matrices = all(type_ is not None and type_.rank == 2 for type_ in found)
-    return [(left, right)] if are_matrices and left.owner is body and right.owner is body else None
+    return [((left, right), "ni,nj->ij")] if are_matrices and left.owner is body and right.owner is body else None
+
+
+def _einsum_of(node: Node, body: Graph) -> list[Product] | None:
+    equation = text_attribute(node, "equation", "").replace(" ", "")
+    is_plain = "->" in equation and "." not in equation and TRIP not in equation
+    if len(node.inputs) != 2 or not is_plain or any(value.owner is not body for value in node.inputs):
+        return None
+    return [((node.inputs[0], node.inputs[1]), equation)]
 
 
 def _sum_of_rows(node: Node, body: Graph) -> list[Product] | None:
@@ -351,7 +368,7 @@ def _sum_of_rows(node: Node, body: Graph) -> list[Product] | None:
     found = tensor_type(rows.type)
     is_matrix = found is not None and found.rank == 2 and rows.owner is body
     is_first = axes.data is not None and axes.data.numpy().tolist() == [0] and not node.attributes.get("keepdims", 1)
-    return [(None, rows)] if is_matrix and is_first else None
+    return [((rows,), "")] if is_matrix and is_first else None
 
 
 def _graphs_in(node: Node) -> Iterator[Graph]:

@@ -7,7 +7,7 @@ import pytest
 from irpar.ir import Module
 from irpar.onnx_io.load import to_module
 from irpar.passes.infer_types import InferTypes
-from tests.ops.gradients.proof import check_module
+from tests.ops.gradients.proof import check_module, gradients_of
 
 
 def module_of(text: str) -> Module:
@@ -153,3 +153,13 @@ def test_loop_in_a_scan() -> None:
 @pytest.mark.parametrize("trips", [0, 3])
 def test_loop_whose_gradient_reads_nothing_of_a_trip(trips: int) -> None:
     check_module(module_of(LINEAR_LOOP), {"trips": np.array(trips), "x": floats(3)}, ["x"])
+
+
+def test_weights_of_batches_in_a_scan() -> None:
+    """The gradient of w is one product behind the backward Scan, over trips, batch and rows."""
+    text = SCAN.replace("double[2, 4]", "double[2, 3, 4]").replace("double[5, 2, 4]", "double[5, 2, 3, 4]")
+    feeds = {"s0": floats(2, 3, 4), "xs": floats(5, 2, 3, 4, seed=1), "w": floats(4, 4, seed=2)}
+    module = module_of(text)
+    check_module(module, feeds, ["s0", "xs", "w"])
+    equations = [node.attributes["equation"] for node in gradients_of(module, ["w"]).graph if node.op_type == "Einsum"]
+    assert equations == ["Taby,Tabz->yz"]
