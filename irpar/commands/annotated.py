@@ -28,8 +28,10 @@ def check_annotate(path: Path, out: Path, sources: list[Path], passes: "tuple[Pa
     Raises:
         IrparError: saying why.
     """
+    from irpar.onnx_io import data_file
+
     check_file(path, "the annotated model")
-    files = {path.resolve(), path.with_name(path.name + ".data").resolve()}
+    files = {path.resolve(), data_file(path).resolve()}
     problem = ""
     if files & {source.resolve() for source in sources}:
         problem = "it is one of the files that are read"

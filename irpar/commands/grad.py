@@ -88,16 +88,19 @@ def _check_target(model: Path, out: Path, force: bool) -> None:
         IrparError: saying why.
     """
     from irpar.files.atomic import check_file
+    from irpar.onnx_io import data_file
 
-    check_file(out, "the gradients")
     if model.exists() and out.resolve() == model.resolve():
         raise IrparError("the gradients would replace the model", where=str(out), do="give another file")
-    if out.exists() and not force:
-        raise IrparError("the file exists", where=str(out), do="give another file, or --force")
+    for target, what in ((out, "the gradients"), (data_file(out), "the weights of the gradients")):
+        check_file(target, what)
+        if target.exists() and not force:
+            raise IrparError("the file exists", where=str(target), do="give another file, or --force")
 
 
 def _report(given: "Module", made: "Module", out: Path, as_json: bool) -> None:
     """Say what was written."""
+    from irpar.onnx_io import data_file
     from irpar.passes.autodiff import GRAD
     from irpar.passes.autodiff.saved import saved_activations
     from irpar.units import bytes_text
@@ -135,7 +138,9 @@ def _report(given: "Module", made: "Module", out: Path, as_json: bool) -> None:
     )
     if opsets[0] < opsets[1]:
         print_line(f"opset {opsets[0]} became {opsets[1]}: older nodes are written otherwise, no weight is touched")
-    print_line(f"written: {out}", soft_wrap=True)
+    weights = data_file(out)
+    beside = f", with its weights in {weights.name} beside it" if weights.exists() else ""
+    print_line(f"written: {out}{beside}", soft_wrap=True)
 
 
 _MOST_SHOWN = 20

@@ -5,7 +5,7 @@ from .errors import OnnxError
 from .external import check_external
 from .load import Source, load, to_module
 from .proto import Constant, embedded, to_proto
-from .save import external_tensor, save, serialized
+from .save import data_file, external_tensor, save, serialized
 from .schemas import register
 
 register()
@@ -16,6 +16,7 @@ __all__ = [
     "OnnxError",
     "Source",
     "check_external",
+    "data_file",
     "embedded",
     "external_tensor",
     "load",

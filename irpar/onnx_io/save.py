@@ -34,7 +34,7 @@ def save(module: Module, path: str | Path, *, finish: Callable[[onnx.ModelProto]
         TensorError: the bytes of a constant cannot be read.
     """
     path = Path(path)
-    data_path = path.with_name(path.name + ".data")
+    data_path = data_file(path)
     _refuse_own_source(module, data_path)
     layout = DataFile()
     with new_pair(path, data_path, "the model", OnnxError) as (fresh, fresh_data):
@@ -44,6 +44,11 @@ def save(module: Module, path: str | Path, *, finish: Callable[[onnx.ModelProto]
         fresh.write_bytes(serialized(model))
         if layout.size:
             layout.write(fresh_data)
+
+
+def data_file(path: Path) -> Path:
+    """The file that holds the weights of the model that is written as `path`."""
+    return path.with_name(path.name + ".data")
 
 
 def serialized(model: onnx.ModelProto) -> bytes:

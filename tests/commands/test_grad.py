@@ -28,6 +28,7 @@ def test_gradients_run_in_onnx_runtime(model: Path, tmp_path: Path, capsys: Capt
     assert "grad.fc1.weight  f32[64, 256]" in printed
     assert "given as input: grad.y : f32[8, 64]" in printed
     assert "opset 17 became 18" in printed
+    assert "with its weights in grads.onnx.data beside it" in " ".join(printed.split())
     onnx.checker.check_model(str(out), full_check=True)
     assert {domain.domain for domain in onnx.load(out).opset_import} == {""}
     session = ort.InferenceSession(out)
@@ -59,5 +60,10 @@ def test_mistakes(model: Path, tmp_path: Path, capsys: Capture) -> None:
     out.write_text("mine")
     refused(capsys, "the file exists", "grad", model, "-o", out)
     assert out.read_text() == "mine"
+    out.unlink()
+    weights = tmp_path / "grads.onnx.data"
+    weights.write_text("mine")
+    refused(capsys, "the file exists", "grad", model, "-o", out)
+    assert weights.read_text() == "mine"
     refused(capsys, "cannot write the model", "grad", model, "-o", tmp_path / "none" / "grads.onnx")
     refused(capsys, "cannot read the model", "grad", tmp_path / "none.onnx", "-o", tmp_path / "other.onnx")
