@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from irpar.ir import Module
+from irpar.ir import Module, Value
 
 from .api_arguments import check_names
+from .arguments import require
 
 if TYPE_CHECKING:
     from irpar.onnx_io import Source
@@ -58,6 +59,8 @@ def gradients(
 
     check_names("outputs", outputs)
     check_names("wrt", wrt)
+    for name, given in (("keep_outputs", keep_outputs), ("straight_through", straight_through)):
+        require(name, given, bool, "give True or False")
     with collector_off():
         work = clone_module(module_of(model, bind))
         return _gradients(work, wrt, Autodiff(tuple(outputs), (), keep_outputs, straight_through))
@@ -68,32 +71,47 @@ def _gradients(module: Module, wrt: Sequence[str], autodiff: "Autodiff") -> Modu
     from irpar.passes.autodiff import chosen_tensors
 
     PassManager.parse(OPEN).run(module)
-    _lift_weights(module)
+    lift_weights(module)
     wanted = chosen_tensors(module, wrt)
+    normalise(module, wanted)
+    names = tuple(value.source_name for value in wanted)
+    PassManager([replace(autodiff, wrt=names)]).run(module)
+    PassManager.parse(CLEAN).run(module)
+    forget_domains(module)
+    module.source = None  # What is partitioned and verified is this model, and in no file yet.
+    return module
+
+
+def normalise(module: Module, wanted: Sequence[Value]) -> None:
+    """Fold and simplify, but for what depends on some weights."""
+    from irpar.pass_manager import PassManager
+
     weights = {value: value.data for value in wanted if value.data is not None}
     for value in weights:
         module.graph.constant_to_input(value)
     PassManager.parse(NORMALISE).run(module)
     for value, data in weights.items():
         module.graph.input_to_constant(value, data)
-    names = tuple(value.source_name for value in wanted)
-    PassManager([replace(autodiff, wrt=names)]).run(module)
-    PassManager.parse(CLEAN).run(module)
-    _forget_domains(module)
-    return module
 
 
-def _forget_domains(module: Module) -> None:
+def forget_domains(module: Module) -> None:
     """Leave out the operator sets of which no node is left: what ran in ONNX Runtime alone is plain ONNX now."""
     used = {node.domain for graph in module.graphs for node in graph.walk()}
     for domain in [domain for domain in module.opsets if domain and domain not in used]:
         del module.opsets[domain]
 
 
-def _lift_weights(module: Module) -> None:
-    """Give the main graph the initializers of bodies: there they are weights like others."""
+def lift_weights(module: Module) -> None:
+    """Give the main graph the initializers of bodies: there they are weights like others.
+
+    Bodies that stand beside each other may call theirs the same: all but the first are told apart.
+    """
+    names = {value.source_name for value in (*module.graph.inputs, *module.graph.constants)}
     for graph in tuple(module.graph.graphs()):
         if graph is not module.graph:
             for value in tuple(graph.constants):
                 if value.name not in module.literals:
                     module.graph.lift_constant(value)
+                    if value.source_name in names:
+                        value.source = value.name
+                    names.add(value.source_name)

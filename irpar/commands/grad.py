@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.sharding import IrparError
+from irpar.errors import IrparError, listed
 from irpar.tables.display import output, print_json, table
 
 from .options import Bind, Json, ModelFile, bind_of
@@ -92,8 +92,9 @@ def _check_target(model: Path, out: Path, force: bool) -> None:
 
     if model.exists() and out.resolve() == model.resolve():
         raise IrparError("the gradients would replace the model", where=str(out), do="give another file")
-    for target, what in ((out, "the gradients"), (data_file(out), "the weights of the gradients")):
-        check_file(target, what)
+    check_file(out, "the gradients")
+    for target in (out, data_file(out)):
+        check_file(target, "the gradients")
         if target.exists() and not force:
             raise IrparError("the file exists", where=str(target), do="give another file, or --force")
 
@@ -102,8 +103,8 @@ def _report(given: "Module", made: "Module", out: Path, as_json: bool) -> None:
     """Say what was written."""
     from irpar.onnx_io import data_file
     from irpar.passes.autodiff import GRAD
-    from irpar.passes.autodiff.saved import saved_activations
-    from irpar.units import bytes_text
+    from irpar.passes.autodiff.saved import saved_activations, zero_gradients
+    from irpar.units import bytes_text, count_text
 
     graph = made.graph
     saved = saved_activations(graph)
@@ -111,31 +112,36 @@ def _report(given: "Module", made: "Module", out: Path, as_json: bool) -> None:
     opsets = given.opsets.get("", 0), made.opsets.get("", 0)
     seeds = [value for value in graph.inputs if value.name.startswith(GRAD)]
     results = [(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)]
+    zeros = zero_gradients(graph)
     known = [count for count in saved.values() if count is not None]
     if as_json:
         facts: dict[str, Any] = {
             "model": str(out),
             "inputs": {value.name: str(value.type) for value in seeds},
             "outputs": {name: str(value.type) for name, value in results},
+            "zero": zeros,
             "nodes": nodes,
             "opset": {"before": opsets[0], "after": opsets[1]},
             "saved_activations": {"tensors": len(saved), "bytes": sum(known) if len(known) == len(saved) else None},
         }
         print_json(facts)
         return
-    made_table = table("gradient", "type")
+    made_table = table("result", "type")
     for name, value in results[:_MOST_SHOWN]:
         made_table.add_row(name, str(value.type))
     if len(results) > _MOST_SHOWN:
-        made_table.add_row(f"... {len(results) - _MOST_SHOWN} more", "")
+        made_table.add_row(f"... {len(results) - _MOST_SHOWN} more (--json has all)", "")
     output().print(made_table)
     print_line = output().print
     print_line(f"given as input: {', '.join(f'{value.name} : {value.type}' for value in seeds)}", highlight=False)
     size = f", {bytes_text(sum(known))}" if known and len(known) == len(saved) else ""
     print_line(
         f"{nodes['forward']:,} nodes forward, {nodes['backward']:,} backward, "
-        f"{len(saved):,} activations saved between them{size}"
+        f"{count_text(len(saved), 'activation')} saved between them{size}"
     )
+    if zeros:
+        shown = listed([name.removeprefix(GRAD) for name in zeros], _MOST_NAMED)
+        print_line(f"zeros, since no output depends on it in a way that has a derivative: {shown}", highlight=False)
     if opsets[0] < opsets[1]:
         print_line(f"opset {opsets[0]} became {opsets[1]}: older nodes are written otherwise, no weight is touched")
     weights = data_file(out)
@@ -144,4 +150,6 @@ def _report(given: "Module", made: "Module", out: Path, as_json: bool) -> None:
 
 
 _MOST_SHOWN = 20
-"""Gradients in the table."""
+"""Results in the table."""
+_MOST_NAMED = 5
+"""Tensors in a line."""

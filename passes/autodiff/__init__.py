@@ -2,14 +2,14 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.types.inference import Inference
+from irpar.errors import listed, nearest_names
 from irpar.ir import Graph, Module, Value, tensor_type
 from irpar.ops.gradients.writer import OLDEST_OPSET, GradientWriter
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import nearest_names
 
 from .decomposition import decompose
 from .dependence import is_real
@@ -32,6 +32,7 @@ class Autodiff(Pass):
         wrt: names or globs of the weights and inputs by which; none: all initializers of floats that have dims.
         keep_outputs: whether the graph keeps its own results, before the gradients.
         straight_through: whether gradients pass QuantizeLinear as if it did not round, where it does not saturate.
+        only_reached: whether tensors that no output depends on get no gradient, instead of zeros.
     """
 
     name = "autodiff"
@@ -39,6 +40,7 @@ class Autodiff(Pass):
     wrt: tuple[str, ...] = ()
     keep_outputs: bool = False
     straight_through: bool = False
+    only_reached: bool = False
 
     def run(self, module: Module) -> PassResult:
         """Write the backward pass.
@@ -58,12 +60,15 @@ class Autodiff(Pass):
             node.phase = node.phase or "forward"
         seeds = [(value, graph.add_input(GRAD + name, value.type)) for value, name in outputs]
         found = Reverse(graph, module.opsets, wanted, inference, straight_through=straight).run(seeds)
+        zeros = len(wanted) - len(found)
+        if self.only_reached:
+            wanted = [value for value in wanted if value in found]
         results = _results(graph, module, wanted, found)
         kept = list(zip(graph.outputs, graph.output_names, strict=True)) if self.keep_outputs else []
         pairs = [*kept, *((value, GRAD + of.source_name) for of, value in results)]
         graph.set_outputs([value for value, _ in pairs], [name for _, name in pairs])
-        zeros = len(wanted) - len(found)
-        notes = (f"{zeros} of {len(wanted)} gradients are zero: no output depends on these tensors",) if zeros else ()
+        total = len(found) + zeros
+        notes = (f"{zeros} of {total} gradients are zero: no output depends on these tensors",) if zeros else ()
         return PassResult(True, notes, {"gradients": len(wanted)})
 
 
@@ -163,15 +168,14 @@ def _matching(pattern: str, known: Mapping[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in known.items() if matches(name)}
 
 
-def _require(pattern: str, what: str, matched: dict[str, Value], names: Iterable[str]) -> None:
+def _require(pattern: str, what: str, matched: dict[str, Value], known: Mapping[str, Value]) -> None:
+    floats = [name for name, value in known.items() if is_real(value.type)]
     if not matched:
         raise GradientError(
             f'"{pattern}" matches no {what} of floats',
-            notes=nearest_names(pattern, names),
-            do=f"name a{'n' if what[0] in 'aeiou' else ''} {what} of the model",
+            notes=nearest_names(pattern, floats),
+            do=f"name one of {listed(floats, 5)}" if floats else f"there is no {what} of floats",
         )
     for name, value in matched.items():
         if not is_real(value.type):
-            raise GradientError(
-                f'"{name}" is {value.type}: only floats have gradients', do=f"leave it out of the {what}s"
-            )
+            raise GradientError(f'"{name}" is {value.type}: only floats have gradients', do="leave it out")

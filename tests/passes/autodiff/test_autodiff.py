@@ -1,13 +1,15 @@
 """autodiff: golden text, what is chosen, what is refused."""
 
 import numpy as np
+import onnx
 import pytest
 
 import irpar
+from irpar import models
 from irpar.ir import ArrayTensor
 from irpar.ir.text.files import parse_module
 from irpar.passes.autodiff import Autodiff, GradientError
-from irpar.passes.autodiff.saved import saved_activations
+from irpar.passes.autodiff.saved import saved_activations, zero_gradients
 
 TIED = """
 graph @tied(%x: f32[8, 4]) -> (%y, %n) opset 21 {
@@ -150,3 +152,36 @@ def test_rows_that_a_convolution_got_are_kept_for_the_gradient_of_its_weight() -
     sizes = {"x": 3, "grad.y": 4}
     inputs = {name: random.standard_normal((1, size, 16, 8)).astype(np.float32) for name, size in sizes.items()}
     assert partition.verify(inputs).is_equal
+
+
+def test_weights_of_the_same_name_in_two_branches_each_get_a_gradient():
+    module = irpar.load(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 18]> g (bool p, double[4] x) => (double[4] y) {
+              y = If(p) <
+                then_branch = t () => (double[4] a) <double[4] w = {1.0, 2.0, 3.0, 4.0}> { a = Mul(x, w) },
+                else_branch = e () => (double[4] c) <double[4] w = {4.0, 3.0, 2.0, 1.0}> { c = Sub(x, w) }
+              > }"""
+        )
+    )
+    gradients = irpar.gradients(module)
+    assert gradients.graph.output_names == ["grad.w", "grad.w_1"]
+    feeds = {"x": np.arange(4.0), "grad.y": np.ones(4)}
+    partition = irpar.partition(gradients, "d=1")
+    expected = {True: ([0, 1, 2, 3], [0, 0, 0, 0]), False: ([0, 0, 0, 0], [-1, -1, -1, -1])}
+    for taken, arrays in expected.items():
+        found = partition.run({**feeds, "p": np.array(taken)}, engine="numpy")
+        for name, array in zip(gradients.graph.output_names, arrays, strict=True):
+            np.testing.assert_array_equal(found[name], array)
+
+
+def test_gradients_of_a_file_are_verified_against_themselves(tmp_path):
+    models.save(tmp_path / "mlp.onnx", "mlp")
+    gradients = irpar.gradients(tmp_path / "mlp.onnx")
+    gradients.shard("x", ["d", None])
+    irpar.partition(gradients, "d=2").verify().check()
+
+
+def test_zeros_are_named():
+    gradients = irpar.gradients(parse_module(TIED))
+    assert zero_gradients(gradients.graph) == ["grad.u"]
