@@ -19,7 +19,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,9 @@ def as_float64(module: Module) -> Module:
                 value.type = TensorType(DType.F64, value.type.shape)
             if value.data is not None and value.data.dtype.is_float:
                 value.data = ArrayTensor(value.data.numpy().astype(np.float64))
+        for value, state in graph.states.items():
+            if state.data is not None and state.data.dtype.is_float:
+                graph.states[value] = replace(state, data=ArrayTensor(state.data.numpy().astype(np.float64)))
         for node in graph:
             for name, attribute in node.attributes.items():
                 if name == "to" and attribute in (DType.F16.value, DType.BF16.value, DType.F32.value):

@@ -26,10 +26,12 @@ class Interpreter:
 
     Args:
         dtype: of all floats.
+        trains: whether BatchNormalization takes the statistics of its batch.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, trains: bool = False) -> None:
         self.dtype = dtype
+        self.trains = trains
 
     def tensor(self, array: Any) -> Tensor:
         """An array, floats in the interpreter's dtype."""
@@ -71,6 +73,8 @@ class Interpreter:
                 found = self._cast(values[node.input[0]], attributes["to"])
             else:
                 operands = [values[name] for name in node.input]
+                if node.op_type == "BatchNormalization":
+                    attributes["training_mode"] = int(self.trains)
                 found = _OPERATORS[node.op_type](*operands, **_decoded(attributes))
             found = found if isinstance(found, (tuple, list)) and node.op_type not in _LISTS else (found,)
             values.update(zip(node.output, found, strict=False))
@@ -291,8 +295,18 @@ def _group_norm(
 
 
 def _batch_norm(
-    x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float = 1e-5, **rest: Any
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    training_mode: int = 0,
+    **rest: Any,
 ) -> Tensor:
+    if training_mode:
+        return functional.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon)
     around = (-1, *[1] * (x.dim() - 2))
     made = (x - mean.reshape(around)) / torch.sqrt(var.reshape(around) + epsilon)
     return made * scale.reshape(around) + bias.reshape(around)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .ir import Module
     from .overview import inspect, suggest
     from .sharding import IrparError, Mesh, Sharding
+    from .training.step import train_step
 
     __version__: str
 
@@ -37,6 +38,7 @@ __all__ = [
     "load",
     "partition",
     "suggest",
+    "train_step",
 ]
 
 _HOMES = {
@@ -54,6 +56,7 @@ _HOMES = {
     "gradients": "differentiation",
     "inspect": "overview",
     "suggest": "overview",
+    "train_step": "training.step",
 }
 
 

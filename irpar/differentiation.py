@@ -106,12 +106,20 @@ def lift_weights(module: Module) -> None:
 
     Bodies that stand beside each other may call theirs the same: all but the first are told apart.
     """
-    names = {value.source_name for value in (*module.graph.inputs, *module.graph.constants)}
-    for graph in tuple(module.graph.graphs()):
-        if graph is not module.graph:
-            for value in tuple(graph.constants):
+    for name, value in weights_by_name(module).items():
+        if value.graph is not module.graph and value.is_constant:
+            module.graph.lift_constant(value)
+            if value.source_name != name:
+                value.source = name
+
+
+def weights_by_name(module: Module) -> dict[str, Value]:
+    """The inputs and initializers of a module, those of bodies too, as gradients and training call them."""
+    main = module.graph
+    found = {value.source_name: value for value in (*main.inputs, *main.constants)}
+    for graph in main.graphs():
+        if graph is not main:
+            for value in graph.constants:
                 if value.name not in module.literals:
-                    module.graph.lift_constant(value)
-                    if value.source_name in names:
-                        value.source = value.name
-                    names.add(value.source_name)
+                    found[value.source_name if value.source_name not in found else value.name] = value
+    return found

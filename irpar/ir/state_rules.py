@@ -1,6 +1,6 @@
 """What may be state of a graph, and making it so."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -145,6 +145,18 @@ def _problems(graph: Graph, value: Value, state: State) -> list[str]:
     if any(other.output == state.output for known, other in graph.states.items() if known is not value):
         found.append(f"is not the only state that %{after.name} replaces")
     return found
+
+
+def replace_outputs(graph: Graph, outputs: Sequence[tuple[str, Value]]) -> None:
+    """Give a graph other results, by name, among them those that replace its states, under the names that they had.
+
+    Raises:
+        StateError: one of those is not there.
+    """
+    names = {value: graph.output_names[s.output] for value, s in graph.states.items() if s.output is not None}
+    graph.set_outputs([value for _, value in outputs], [name for name, _ in outputs])
+    for value, name in names.items():
+        graph.states[value] = replace(graph.states[value], output=_output(graph, name))
 
 
 def states_of(graph: Graph, values: dict[Value, Value]) -> dict[Value, State]:

@@ -1,7 +1,7 @@
-"""BatchNormalization in training, for ONNX Runtime written out in other operators.
+"""BatchNormalization in training, written out in other operators.
 
-ONNX Runtime (1.31) writes the running mean and variance over the ones that it reads: over constants of a session that
-several ranks and runs share, and over arrays of whoever calls. Without a name for one of them it writes anywhere.
+ONNX Runtime (1.31) has it in its training builds alone, or writes the running mean and variance over the ones that it
+reads: over constants of a session that several ranks and runs share, and over arrays of whoever calls.
 """
 
 from collections.abc import Mapping

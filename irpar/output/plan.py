@@ -42,6 +42,7 @@ from .entries import known_times
 from .parts import Part
 from .plan_schema import misfit
 from .prediction import predict
+from .training_facts import facts_of
 
 FORMAT = "irpar-plan/1"
 LEAST_NAMED_BYTES = 1024
@@ -73,6 +74,7 @@ class Plan:
     not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
     state: list[dict[str, Any]] = field(default_factory=list)
     copies: list[dict[str, Any]] = field(default_factory=list)
+    training: dict[str, Any] | None = None
     id: str | None = None
     format: str = FORMAT
 
@@ -116,8 +118,9 @@ def source_of(module: Module) -> dict[str, Any]:
     """What plan.json says of the model file: name, sha256 of the .onnx file, external files with size and mtime."""
     files: dict[Path, str] = {}
     for graph in module.all_graphs():
-        for value in graph.constants:
-            for tensor in value.data.bases if value.data is not None else ():
+        constants = [value.data for value in graph.constants]
+        for data in (*constants, *(state.data for state in graph.states.values())):
+            for tensor in data.bases if data is not None else ():
                 if isinstance(tensor, ExternalTensor):
                     files.setdefault(tensor.path, tensor.name)
     external = []
@@ -221,6 +224,7 @@ def make_plan(
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
         not_as_annotated=not_as_annotated,
         state=_states(graph),
+        training=facts_of(module.metadata),  # type: ignore[arg-type]
     )
 
 

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from irpar.files.records import MisfitError, fields_of, options_of, read_record, type_at, value_at
 
+from .training_facts import TrainingFacts
+
 Count = Annotated[int, Meta(ge=0)]
 """A number of things, of bytes, of FLOPs."""
 Shardings = list[list[str] | None]
@@ -251,6 +253,7 @@ class PlanFields(TypedDict):
     not_as_annotated: NotRequired[list[AnnotationEntry]]
     state: NotRequired[list[StateEntry]]
     copies: NotRequired[list[CopyEntry]]
+    training: NotRequired[TrainingFacts | None]
 
 
 def misfit(data: Any) -> str | None:

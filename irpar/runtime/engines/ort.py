@@ -32,6 +32,7 @@ from irpar.kernels import has_kernel
 from irpar.onnx_io import external_tensor, to_proto
 from irpar.onnx_io.tensors import write_tensor
 from irpar.ops.effects import schema_of
+from irpar.ops.training_batch_norm import trains, write_out
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
@@ -41,7 +42,6 @@ from .arena import Arena
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
-from .ort_batch_norm import trains, write_out
 from .ort_bindings import Bindings, are_small
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .ort_versions import ALWAYS_LOADED, newest_opset

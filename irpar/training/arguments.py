@@ -1,0 +1,37 @@
+"""The options of a training step, checked."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from irpar.arguments import ArgumentError, described
+from irpar.errors import nearest_names
+
+from .settings import Settings
+
+_LISTS = ("no_decay", "trainable", "freeze")
+
+
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """Settings of the arguments of `train_step`.
+
+    Raises:
+        ArgumentError: there is no such option, or it has the wrong type.
+    """
+    known = [field.name for field in fields(Settings)]
+    for name, given in options.items():
+        if name not in known:
+            raise ArgumentError(
+                f"train_step has no option {name}", notes=nearest_names(name, known), do=f"use {', '.join(known)}"
+            )
+        if name in _LISTS and isinstance(given, str):
+            raise ArgumentError(f"{name} is {described(given)}", do=f'write a list of names or globs: {name}=["h.*"]')
+    try:
+        return msgspec.convert(dict(options), Settings)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at ")
+        name = where.strip("`").removeprefix("$.") or "an option"
+        given = options.get(name.split("[")[0])
+        raise ArgumentError(f"{name} is {described(given)}", notes=(what,), do="give what it takes") from None

@@ -1,0 +1,228 @@
+"""A training step of a model, as one more model."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from irpar.errors import IrparError
+from irpar.ir import DType, Graph, Module, TensorType, Value
+from irpar.output.training_facts import TrainingFacts, metadata_of
+from irpar.units import count_text
+
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from irpar.onnx_io import Source
+
+CLEAN = "infer-types,cse,dce"
+"""The passes after the updates are written."""
+
+
+def train_step(
+    model: "Module | Source",
+    *,
+    loss: str = "cross_entropy",
+    optimizer: str = "adamw",
+    bind: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Module:
+    """One step of training as a model: the loss of a batch, its gradients, and the parameters after an update.
+
+    Args:
+        model: from `load`, or what `load` takes; it stays as it is.
+        loss: cross_entropy, mse, bce, or output:NAME; see the pass `add-loss`.
+        optimizer: sgd, momentum, adam, adamw or lamb; see the pass `optimizer`.
+        bind: sizes for symbolic dims, as for `load`; without, they stay symbolic.
+        output: the output that the loss is taken of; "": the first of floats.
+        learning_rate: what runs take where they are not told otherwise.
+        momentum, nesterov, betas, eps, weight_decay, no_decay, lr_scale, clip_norm: of the optimizer.
+        trainable: names or globs of the initializers and inputs that are trained; none: all initializers of floats that
+            have dims, and are no running statistics.
+        freeze: names or globs of those that are not.
+        freeze_statistics: leave BatchNormalization as it is, with the statistics of the model.
+        dropout: name or glob of values to the share of their elements that each step drops.
+        seed: what the masks of dropout begin with.
+        class_axis, ignore_index, label_smoothing: of cross_entropy.
+        loss_scale: "dynamic" for gradients of float16.
+
+    Returns:
+        A module with the model's inputs, `target` and `learning_rate`, the result `loss`, and the parameters and what
+        the optimizer keeps of them as state. `irpar.partition` takes it; `irpar.onnx_io.save` writes it.
+
+    Raises:
+        IrparError: the model is no valid one, an option does not fit, or an operator on the way has no gradient.
+        ArgumentError: an argument has the wrong type.
+    """
+    from irpar.api import module_of
+
+    from .arguments import settings_of
+
+    settings = settings_of({"loss": loss, "optimizer": optimizer, **options})
+    return make_step(module_of(model, bind), settings, bind or {})[0]
+
+
+def make_step(model: Module, settings: Settings, bind: Mapping[str, int]) -> tuple[Module, tuple[str, ...]]:
+    """As `train_step`, with what there is to say of the step.
+
+    Args:
+        model: it stays as it is.
+        settings: what is asked for.
+        bind: the sizes that its symbolic dims were given.
+    """
+    from irpar.ir import clone_module
+    from irpar.ir.collector import collector_off
+
+    with collector_off():
+        work = clone_module(model)
+        return work, tuple(_train_step(work, settings, bind))
+
+
+def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> list[str]:
+    """Make a step of a model, in its place; lines about it."""
+    from irpar.differentiation import OPEN, forget_domains, lift_weights, normalise
+    from irpar.pass_manager import PassManager
+    from irpar.passes.add_loss import LOSS, AddLoss
+    from irpar.passes.autodiff import Autodiff
+    from irpar.passes.training_mode import TrainingMode, running_statistics
+
+    PassManager.parse(OPEN).run(module)
+    lift_weights(module)
+    graph = module.graph
+    parameters = _parameters(module, settings, running_statistics(module))
+    notes: list[str] = []
+    loss = AddLoss(settings.loss, settings.output, settings.class_axis, settings.ignore_index, settings.label_smoothing)
+    notes += loss.run(module).notes
+    classes = _classes(graph, settings)
+    _keep_loss(graph)
+    TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module)
+    normalise(module, parameters)
+    names = tuple(value.source_name for value in parameters)
+    differentiate = Autodiff((LOSS,), names, keep_outputs=True, only_reached=True)
+    notes += PassManager([differentiate]).run(module).notes
+    _seed(module, settings)
+    PassManager([_optimizer(settings)]).run(module)
+    _write_out(module)
+    PassManager.parse(CLEAN).run(module)
+    forget_domains(module)
+    module.metadata |= metadata_of(_facts(module, settings, classes, bind))
+    return [_trained(module), *notes]
+
+
+def _trained(module: Module) -> str:
+    """How many parameters there are, and what is not trained."""
+    graph = module.graph
+    trained = [value for value, state in graph.states.items() if state.kind == "parameter" and state.output is not None]
+    numbers = sum(math.prod(value.tensor_type.static_shape) for value in trained if value.is_static)
+    return f"trains {count_text(len(trained), 'tensor')} of {numbers:,} numbers"
+
+
+def _keep_loss(graph: Graph) -> None:
+    """Give the graph the loss as its only result."""
+    from irpar.passes.add_loss import LOSS
+
+    pairs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    graph.set_outputs([pairs[LOSS]], [LOSS])
+
+
+def _parameters(module: Module, settings: Settings, statistics: set[Value]) -> list[Value]:
+    """What is trained.
+
+    Raises:
+        GradientError: a name matches nothing of floats.
+        TrainingError: nothing is left, or a statistic is named.
+    """
+    from irpar.passes.autodiff import chosen_tensors
+
+    found = [value for value in chosen_tensors(module, settings.trainable) if value not in statistics]
+    if settings.freeze:
+        frozen = set(chosen_tensors(module, settings.freeze))
+        found = [value for value in found if value not in frozen]
+    if not found:
+        raise TrainingError("no parameter is left to train", do="name parameters: --trainable GLOB, or freeze fewer")
+    return found
+
+
+def _seed(module: Module, settings: Settings) -> None:
+    """Let gradients begin with 1, or with the scale of the loss."""
+    from irpar.ops.gradients.writer import GradientWriter
+    from irpar.passes.add_loss import LOSS
+    from irpar.passes.autodiff import GRAD
+    from irpar.passes.optimizer.names import SCALE
+
+    graph = module.graph
+    seed = graph.value(GRAD + LOSS)
+    first = graph.first
+    writer = GradientWriter(graph, module.opsets, before=first)
+    if settings.loss_scale == "dynamic":
+        scale = graph.add_input(SCALE, TensorType(DType.F32, ()), SCALE)
+        begin = writer.cast(scale, seed.dtype)
+    else:
+        begin = writer.constant(np.ones((), seed.dtype.numpy), "one")
+    seed.replace_uses(begin)
+    graph.remove_input(seed)
+
+
+def _optimizer(settings: Settings) -> Any:
+    from irpar.passes.optimizer import Optimizer
+
+    return Optimizer(
+        kind=settings.optimizer,  # type: ignore[arg-type]
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        no_decay=settings.no_decay,
+        clip_norm=settings.clip_norm,
+        loss_scale=settings.loss_scale,  # type: ignore[arg-type]
+        lr_scale=settings.lr_scale,
+    )
+
+
+def _write_out(module: Module) -> None:
+    """Say BatchNormalization in training in operators that stock ONNX Runtime has."""
+    from irpar.ops.training_batch_norm import trains, write_out
+
+    for node in module.graph:
+        if trains(node):
+            write_out(node, module.opsets)
+
+
+class TrainingError(IrparError):
+    """A training step that cannot be made."""
+
+
+def _classes(graph: Graph, settings: Settings) -> int | None:
+    """How many classes the loss takes its targets from, where that is known."""
+    from irpar.passes.add_loss import CROSS_ENTROPY
+
+    if settings.loss != CROSS_ENTROPY:
+        return None
+    node = next((node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss"), None)
+    found = None if node is None else node.inputs[0].tensor_type.shape
+    size = found[1] if found is not None else None
+    return size if isinstance(size, int) else None
+
+
+def _facts(module: Module, settings: Settings, classes: int | None, bind: Mapping[str, int]) -> TrainingFacts:
+    """What runs are to know of a step."""
+    from irpar.passes.add_loss import TARGET
+    from irpar.passes.optimizer.names import LEARNING_RATE
+
+    graph = module.graph
+    given = [value for value in graph.inputs if value not in graph.states and value.source_name not in module.fixed]
+    names = [value.source_name for value in given if value.source_name != LEARNING_RATE]
+    return {
+        "loss": settings.loss,
+        "optimizer": settings.optimizer,
+        "learning_rate": settings.learning_rate,
+        "target": TARGET if TARGET in names else None,
+        "classes": classes,
+        "ignore_index": settings.ignore_index,
+        "inputs": names,
+        "settings": asdict(settings),
+        "bind": dict(bind),
+    }

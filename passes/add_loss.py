@@ -1,0 +1,194 @@
+"""add-loss: the loss of a model's output as one more result."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from irpar.errors import IrparError, listed, nearest_names
+from irpar.ir import Dim, DType, Graph, Module, TensorType, Value, tensor_type
+from irpar.ops.gradients.writer import GradientWriter
+from irpar.pass_manager import Pass, PassResult
+
+LOSS = "loss"
+"""The name of the result."""
+TARGET = "target"
+"""The name of the input that the output is compared with."""
+LossKind = Literal["cross_entropy", "mse", "bce"]
+LOSSES: tuple[str, ...] = get_args(LossKind)
+CROSS_ENTROPY = "cross_entropy"
+_PROBABILITIES = {CROSS_ENTROPY: ("Softmax", "LogSoftmax"), "bce": ("Sigmoid",)}
+"""What an output may come from that is no score any more: the loss takes what went in there."""
+
+
+class LossError(IrparError):
+    """A loss that does not fit the model."""
+
+
+@dataclass(frozen=True)
+class AddLoss(Pass):
+    """Compare an output of the model with a new input `target`, or take it as the loss that it is.
+
+    Before: global view, types are inferred, no function is called, ONNX's operators are of opset 18 or newer. After:
+    the last result is `loss`, one number: the mean over all targets.
+
+    Attributes:
+        kind: `cross_entropy` of scores and class numbers (int64, of the output's shape without its classes); `mse`,
+            the mean of squared differences; `bce`, binary cross entropy of scores and targets from 0 to 1; or
+            `output:NAME`, a result that is the loss already. Where the output is a Softmax's, a LogSoftmax's or a
+            Sigmoid's result, the scores are what went in there.
+        output: the result that is compared; "": the only one of floats, or the first of them.
+        class_axis: of the output, where its classes are.
+        ignore_index: the class number of targets that do not count; None: all count.
+        label_smoothing: how much of each target is spread over all classes.
+    """
+
+    name = "add-loss"
+    kind: str = CROSS_ENTROPY
+    output: str = ""
+    class_axis: int = -1
+    ignore_index: int | None = None
+    label_smoothing: float = 0.0
+
+    def run(self, module: Module) -> PassResult:
+        """Write the loss.
+
+        Raises:
+            LossError: there is no such loss or output, or they do not fit each other.
+        """
+        graph = module.graph
+        self._check(graph)
+        writer = GradientWriter(graph, module.opsets)
+        writer.phase = "forward"
+        notes: tuple[str, ...] = ()
+        if self.kind.startswith("output:"):
+            loss = _single(_output(graph, self.kind.removeprefix("output:")))
+        else:
+            loss, notes = self._compared(graph, writer)
+        if loss.node in writer.made:
+            loss.rename(LOSS)
+        graph.set_outputs([*graph.outputs, loss], [*graph.output_names, LOSS])
+        return PassResult(True, notes)
+
+    def _check(self, graph: Graph) -> None:
+        if self.kind not in LOSSES and not self.kind.startswith("output:"):
+            raise LossError(
+                f'there is no loss "{self.kind}"',
+                notes=nearest_names(self.kind, LOSSES),
+                do=f"use {listed(LOSSES, 5)}, or output:NAME where the model computes its loss itself",
+            )
+        taken = {name for name in graph.output_names if name == LOSS and self.kind != f"output:{LOSS}"}
+        if not self.kind.startswith("output:"):
+            taken |= {value.source_name for value in graph.inputs} & {TARGET}
+        if taken:
+            raise LossError(
+                f'the model has a tensor called "{taken.pop()}" already, which is what training adds',
+                do=f"rename it, or use --loss output:{LOSS} if it is the loss",
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise LossError(f"label smoothing of {self.label_smoothing}", do="give a number from 0 to below 1")
+        if self.kind != CROSS_ENTROPY and (self.label_smoothing or self.ignore_index is not None):
+            raise LossError(
+                f"{self.kind} has no label smoothing and ignores no targets", do="leave them out, or use cross_entropy"
+            )
+
+    def _compared(self, graph: Graph, w: GradientWriter) -> tuple[Value, tuple[str, ...]]:
+        output = _output(graph, self.output)
+        scores = _scores(output, self.kind)
+        notes: tuple[str, ...] = ()
+        if scores is not output and output.node is not None:
+            name = output.node.op_type
+            notes = (f"the loss is taken of what goes into the {name} that makes {_name(graph, output)}",)
+        dims = w.dims(scores)
+        dtype = scores.dtype
+        wide = w.cast(scores, DType.F32) if dtype in (DType.F16, DType.BF16) else scores
+        if self.kind == CROSS_ENTROPY:
+            return self._cross_entropy(graph, wide, dims, w), notes
+        target = graph.add_input(TARGET, TensorType(dtype, dims), TARGET)
+        wanted = w.cast(target, wide.dtype)
+        if self.kind == "mse":
+            difference = w.sub(wide, wanted)
+            each = w.mul(difference, difference)
+        else:
+            each = w.sub(w.op("Softplus", [wide]), w.mul(wide, wanted))
+        return w.op("ReduceMean", [each], {"keepdims": 0}), notes
+
+    def _cross_entropy(self, graph: Graph, scores: Value, dims: tuple[Dim, ...], w: GradientWriter) -> Value:
+        rank = len(dims)
+        if not rank or not -rank <= self.class_axis < rank:
+            raise LossError(
+                f"the scores have {rank} dims, and no axis {self.class_axis} of classes",
+                do="give the axis of the classes: --class-axis",
+            )
+        axis = self.class_axis % rank
+        rest = [dim for dim in range(rank) if dim != axis]
+        target = graph.add_input(TARGET, TensorType(DType.I64, tuple(dims[dim] for dim in rest)), TARGET)
+        if not rest:  # One row of scores.
+            scores, labels = w.unsqueeze(scores, [0]), w.unsqueeze(target, [0])
+        else:
+            scores, labels = w.transpose(scores, [rest[0], axis, *rest[1:]]), target
+        ignored = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
+        loss = w.op("SoftmaxCrossEntropyLoss", [scores, labels], ignored)
+        if not self.label_smoothing:
+            return loss
+        smooth = w.op("ReduceMean", [w.op("LogSoftmax", [scores], {"axis": 1}), w.ints([1])], {"keepdims": 0})
+        if self.ignore_index is None:
+            spread = w.op("ReduceMean", [smooth], {"keepdims": 0})
+        else:
+            ignored_rows = w.op("Equal", [labels, w.constant(self.ignore_index)])
+            counted = w.where(ignored_rows, w.number(0, scores), w.number(1, scores))
+            total = w.op("ReduceSum", [w.mul(smooth, counted)], {"keepdims": 0})
+            spread = w.div(total, w.op("ReduceSum", [counted], {"keepdims": 0}))
+        return w.sub(w.mul(loss, 1 - self.label_smoothing), w.mul(spread, self.label_smoothing))
+
+
+def _output(graph: Graph, name: str) -> Value:
+    """The result of that name; of none the first one of floats.
+
+    Raises:
+        LossError: there is none.
+    """
+    named = dict(zip(graph.output_names, graph.outputs, strict=True))
+    floats = {known: value for known, value in named.items() if _is_float(value)}
+    if not name:
+        if not floats:
+            raise LossError("no output of the model is of floats", do="train a model with an output of floats")
+        return next(iter(floats.values()))
+    if name not in named:
+        raise LossError(
+            f'the model has no output "{name}"',
+            notes=nearest_names(name, named),
+            do=f"name one of {listed(list(floats), 5)}",
+        )
+    if name not in floats:
+        raise LossError(f'the output "{name}" is {named[name].type}', do="name an output of floats")
+    return named[name]
+
+
+def _is_float(value: Value) -> bool:
+    found = tensor_type(value.type)
+    return found is not None and found.dtype.is_float
+
+
+def _name(graph: Graph, output: Value) -> str:
+    return graph.output_names[graph.outputs.index(output)]
+
+
+def _single(value: Value) -> Value:
+    """A result that is the loss already.
+
+    Raises:
+        LossError: it is no single number.
+    """
+    if value.tensor_type.shape != ():
+        raise LossError(
+            f"the loss {value.source_name} is {value.type}, and no single number",
+            do="let the model take its mean or sum",
+        )
+    return value
+
+
+def _scores(output: Value, kind: str) -> Value:
+    """The scores behind an output: what went into the operator that made probabilities of them."""
+    node = output.node
+    if node is not None and node.domain == "" and node.op_type in _PROBABILITIES.get(kind, ()):
+        return node.inputs[0]
+    return output

@@ -1,0 +1,269 @@
+"""optimizer: what an update makes of each parameter and its gradient."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from irpar.errors import IrparError, nearest_names
+from irpar.ir import DType, Graph, Module, Tensor, TensorType, Value
+from irpar.ir.state_rules import replace_outputs
+from irpar.ops.gradients.writer import GradientWriter
+from irpar.pass_manager import Pass, PassResult
+from irpar.passes.add_loss import LOSS
+from irpar.passes.autodiff import GRAD
+
+from .gradients import Prepared, prepare
+from .names import LEARNING_RATE, MASTER, NEXT, STEP
+from .rules import RULES, Numbers, Parameter
+
+__all__ = ["OPTIMIZERS", "Optimizer", "OptimizerError", "OptimizerKind"]
+
+OptimizerKind = Literal["sgd", "momentum", "adam", "adamw", "lamb"]
+OPTIMIZERS: tuple[str, ...] = tuple(RULES)
+_NARROW = (DType.F16, DType.BF16)
+
+
+class OptimizerError(IrparError):
+    """An optimizer that cannot be, or a graph that it cannot work on."""
+
+
+@dataclass(frozen=True)
+class Optimizer(Pass):
+    """Turn gradients into updates: parameters, and what the optimizer keeps of each, become state.
+
+    Before: global view; the results are `loss` and `grad.<parameter>`, of initializers and inputs of floats. After:
+    the gradients are no results any more; each parameter is state, with `<parameter>.m` and `.v` as the optimizer has
+    them, and `<parameter>.master`, float32, where it is of narrower floats; new nodes are of the phase optimizer; the
+    input `learning_rate` is a single number.
+
+    Attributes:
+        kind: sgd; momentum (Sutskever et al., 2013, as PyTorch has it); adam (Kingma and Ba, 2015); adamw (Loshchilov
+            and Hutter, 2019); lamb (You et al., 2020).
+        momentum: how much of the last update goes on, of momentum.
+        nesterov: whether momentum looks ahead.
+        betas: how much of the means of gradients and of their squares goes on, of adam, adamw and lamb.
+        eps: what keeps divisors from 0; None: 1e-8, of lamb 1e-6.
+        weight_decay: adamw and lamb take this part of the learning rate off each parameter; the others add this
+            multiple of it to its gradient. None: 0.01 of adamw and lamb, else 0.
+        no_decay: names or globs of parameters without weight decay.
+        clip_norm: the most that the norm of all gradients together may be; None: any.
+        loss_scale: "dynamic" (Micikevicius et al., 2018): the loss is multiplied by state that doubles after
+            `growth_interval` updates and halves, without an update, where a gradient is not finite.
+        growth_interval: see above.
+        lr_scale: name or glob of parameters to what their learning rate is multiplied by; the last that fits counts.
+    """
+
+    name = "optimizer"
+    kind: OptimizerKind = "adamw"
+    momentum: float = 0.9
+    nesterov: bool = False
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float | None = None
+    weight_decay: float | None = None
+    no_decay: tuple[str, ...] = ()
+    clip_norm: float | None = None
+    loss_scale: Literal["none", "dynamic"] = "none"
+    growth_interval: int = 2000
+    lr_scale: Mapping[str, float] = field(default_factory=dict)
+
+    def run(self, module: Module) -> PassResult:
+        """Write the updates.
+
+        Raises:
+            OptimizerError: a number or a name does not fit, or the graph has no gradients.
+        """
+        self._check()
+        graph = module.graph
+        pairs = _pairs(graph)
+        names = [value.source_name for value, _ in pairs]
+        _check_names(graph, names, self.no_decay, self.lr_scale)
+        writer = GradientWriter(graph, module.opsets)
+        writer.phase = "optimizer"
+        rate = graph.add_input(LEARNING_RATE, TensorType(_rate_dtype(pairs), ()), LEARNING_RATE)
+        states = _States(graph)
+        parameters = [self._parameter(value, gradient, states, writer) for value, gradient in pairs]
+        prepared = prepare(graph, parameters, self, states, writer)
+        rule = RULES[self.kind]
+        step = states.add(STEP, "counter", TensorType(DType.I64, ()), None) if rule.counts else None
+        count = None if step is None else writer.add(step, writer.constant(1))
+        numbers = Numbers(self, rate, count, writer)
+        for parameter in parameters:
+            self._update(parameter, rule.update(parameter, numbers), states, prepared, writer)
+        if step is not None:
+            assert count is not None
+            states.replace(step, prepared.kept(count, step, writer))
+        _set_results(module, graph, states, prepared)
+        return PassResult(True, (), {"parameters": len(pairs)})
+
+    @property
+    def decay(self) -> float:
+        """The weight decay."""
+        return (0.01 if self.kind in ("adamw", "lamb") else 0.0) if self.weight_decay is None else self.weight_decay
+
+    @property
+    def epsilon(self) -> float:
+        """What keeps divisors from 0."""
+        return (1e-6 if self.kind == "lamb" else 1e-8) if self.eps is None else self.eps
+
+    def _check(self) -> None:
+        """Refuse numbers that mean nothing.
+
+        Raises:
+            OptimizerError: see there.
+        """
+        problems = [
+            (
+                "betas",
+                self.betas,
+                len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+                "two from 0 to 1",
+            ),
+            ("momentum", self.momentum, 0 <= self.momentum < 1, "a number from 0 to below 1"),
+            ("eps", self.epsilon, self.epsilon >= 0, "a number of 0 or more"),
+            ("weight decay", self.decay, self.decay >= 0, "a number of 0 or more"),
+            ("clip norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0, "a number above 0"),
+            ("growth interval", self.growth_interval, self.growth_interval > 0, "a number above 0"),
+        ]
+        for what, value, is_right, wanted in problems:
+            if not is_right:
+                raise OptimizerError(f"{what} of {value}", do=f"give {wanted}")
+        if self.nesterov and self.kind != "momentum":
+            raise OptimizerError(f"{self.kind} has no Nesterov momentum", do="use momentum")
+
+    def _parameter(self, value: Value, gradient: Value, states: "_States", w: GradientWriter) -> Parameter:
+        name = value.source_name
+        states.adopt(value, "parameter")
+        wide = value
+        if value.dtype in _NARROW:
+            data = states.data(value)
+            first = None if data is None else _widened(data)
+            type_ = TensorType(DType.F32, value.tensor_type.shape)
+            wide = states.add(name + MASTER, "master", type_, first, parameter=name)
+        scale = 1.0
+        for pattern, factor in self.lr_scale.items():
+            scale = factor if _fits(name, pattern) else scale
+        decay = 0.0 if any(_fits(name, pattern) for pattern in self.no_decay) else self.decay
+        moments = {
+            suffix: states.add(f"{name}.{suffix}", "moment", wide.tensor_type, None, parameter=name)
+            for suffix in RULES[self.kind].moments
+        }
+        return Parameter(name, value, wide, w.cast(gradient, wide.dtype), moments, scale, decay)
+
+    def _update(
+        self,
+        parameter: Parameter,
+        updated: Mapping[str, Value],
+        states: "_States",
+        prepared: Prepared,
+        w: GradientWriter,
+    ) -> None:
+        for suffix, moment in parameter.moments.items():
+            states.replace(moment, prepared.kept(updated[suffix], moment, w))
+        wide = prepared.kept(updated["w"], parameter.wide, w)
+        if parameter.wide is not parameter.value:
+            states.replace(parameter.wide, wide)
+        states.replace(parameter.value, w.cast(wide, parameter.value.dtype))
+
+
+class _States:
+    """The states that the pass makes of values of a graph, and what replaces them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kinds: dict[Value, tuple[str, Tensor | None, str | None]] = {}
+        self.after: dict[Value, Value] = {}
+
+    def add(
+        self, name: str, kind: str, type_: TensorType, data: Tensor | None, *, parameter: str | None = None
+    ) -> Value:
+        """A new input that is state.
+
+        Raises:
+            OptimizerError: the graph has a tensor of that name.
+        """
+        taken = {value.source_name for value in (*self.graph.inputs, *self.graph.constants)}
+        if name in taken:
+            raise OptimizerError(
+                f'the model has a tensor called "{name}" already, which is what training adds', do="rename it"
+            )
+        value = self.graph.add_input(name, type_, name)
+        self.kinds[value] = (kind, data, parameter)
+        return value
+
+    def adopt(self, value: Value, kind: str) -> None:
+        """Let an initializer or input be state."""
+        data = value.data
+        if value.is_constant:
+            self.graph.constant_to_input(value)
+        elif value in self.graph.states:
+            data = self.graph.states.pop(value).data
+        self.kinds[value] = (kind, data, None)
+
+    def data(self, value: Value) -> Tensor | None:
+        """What a state begins with."""
+        return self.kinds[value][1]
+
+    def replace(self, state: Value, value: Value) -> None:
+        """Say what is there after a run."""
+        self.after[state] = value
+
+
+def _pairs(graph: Graph) -> list[tuple[Value, Value]]:
+    """The parameters of a graph with their gradients.
+
+    Raises:
+        OptimizerError: there are none, or no loss.
+    """
+    named = {value.source_name: value for value in (*graph.inputs, *graph.constants)}
+    results = dict(zip(graph.output_names, graph.outputs, strict=True))
+    pairs = [
+        (named[name.removeprefix(GRAD)], value)
+        for name, value in results.items()
+        if name.startswith(GRAD) and name.removeprefix(GRAD) in named
+    ]
+    if not pairs or LOSS not in results:
+        raise OptimizerError(
+            "the graph has no gradients of a loss among its results",
+            do=f"run add-loss and autodiff{{outputs=[{LOSS}],keep-outputs=true}} before",
+        )
+    return pairs
+
+
+def _check_names(graph: Graph, names: Sequence[str], no_decay: Sequence[str], scales: Mapping[str, float]) -> None:
+    for what, pattern in [("no-decay", each) for each in no_decay] + [("lr-scale", each) for each in scales]:
+        if not any(_fits(name, pattern) for name in names):
+            raise OptimizerError(
+                f'{what} "{pattern}" matches no parameter that is trained',
+                notes=nearest_names(pattern, names),
+                do="name a parameter of the model, by name or glob",
+            )
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def _rate_dtype(pairs: Sequence[tuple[Value, Value]]) -> DType:
+    return DType.F64 if any(value.dtype is DType.F64 for value, _ in pairs) else DType.F32
+
+
+def _widened(data: Tensor) -> Tensor:
+    from irpar.ir import LazyTensor
+
+    return LazyTensor(DType.F32, data.shape, lambda: data.numpy().astype("float32"))
+
+
+def _set_results(module: Module, graph: Graph, states: _States, prepared: Prepared) -> None:
+    """Results that are no gradients, then what replaces each state."""
+    kept = [
+        (name, value)
+        for name, value in zip(graph.output_names, graph.outputs, strict=True)
+        if not name.startswith(GRAD)
+    ]
+    kept += prepared.results
+    kept += [(state.source_name + NEXT, value) for state, value in states.after.items()]
+    replace_outputs(graph, kept)
+    for state, (kind, data, parameter) in states.kinds.items():
+        output = state.source_name + NEXT if state in states.after else None
+        module.add_state(state.source_name, output, kind=kind, data=data, parameter=parameter)  # type: ignore[arg-type]
