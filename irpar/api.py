@@ -9,7 +9,7 @@ from irpar.ir import Module, clone_module
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan, make_plan, original_of, read_plan, source_of
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISING
-from irpar.sharding import ArgumentError, IrparError, Mesh, require
+from irpar.sharding import ArgumentError, IrparError, Mesh, require, spelled
 from irpar.units import count_text
 
 from .api_arguments import (
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from irpar.runtime.executor import Executor
     from irpar.runtime.launch.environment import World
     from irpar.runtime.session import Session
+    from irpar.training.schedule import Schedule
+    from irpar.training.trainer import Trainer
     from irpar.verification import Bisection, Original, Verification
 
 Engine = Literal["ort", "numpy", "cupy"]
@@ -384,6 +386,38 @@ class Partition:
             )
         return Session(self.executor(engine, group, timeout))
 
+    def trainer(
+        self,
+        *,
+        schedule: "Schedule | None" = None,
+        learning_rate: float | None = None,
+        engine: Engine | None = None,
+        group: str = "threads",
+        timeout: float | None = None,
+    ) -> "Trainer":
+        """Begin training; it begins as the program says.
+
+        Args:
+            schedule: of the learning rate; None: `learning_rate` throughout.
+            learning_rate: None: what `train_step` was told.
+            engine, group, timeout: see `executor`.
+
+        Raises:
+            IrparError: the program is no training step, or the parts cannot be run.
+        """
+        from irpar.training.schedule import Schedule
+        from irpar.training.trainer import Trainer
+
+        facts = self.plan.training
+        if facts is None:
+            raise IrparError(
+                "the program is no training step",
+                do=spelled("make one: irpar train MODEL ...", "make one: irpar.train_step(module, ...)"),
+            )
+        if schedule is None:
+            schedule = Schedule(facts["learning_rate"] if learning_rate is None else learning_rate)
+        return Trainer(self.executor(engine, group, timeout), facts, schedule)  # type: ignore[arg-type]
+
     def original(self, path: str | Path | None = None) -> "Original":
         """The model that the partition was made of, as ONNX Runtime can run it.
 
@@ -392,8 +426,13 @@ class Partition:
         """
         from irpar.verification import Original
 
-        if path is None and self._whole is not None and self._whole.source is None:
+        is_step = self.plan.training is not None
+        if path is None and self._whole is not None and (is_step or self._whole.source is None):
             return Original.of_module(self._whole)
+        if is_step:
+            from irpar.training.again import original_step
+
+            return original_step(self.plan, path)
         state = [entry["input"] for entry in self.plan.state]
         return Original.of_file(path, self.plan.source, state)
 

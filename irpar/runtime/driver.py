@@ -26,6 +26,9 @@ RUN = "run"
 CLOSE = "close"
 
 
+StateRequest = Literal["write", "read", "drop", "undo", "save", "load"]
+
+
 @dataclass(frozen=True)
 class Request:
     """What a rank is to run.
@@ -36,7 +39,11 @@ class Request:
         all_copies: give back all blocks, those too that a rank before it gives.
         partition: the id of the partition that the driver opened; empty where it was not opened from a folder.
         session: whose state it runs with and keeps; 0: none, all inputs are given.
-        what: run; write, read or drop the state of the session, `inputs` being blocks and `fetch` names of states.
+        what: run; write, read or drop the state of the session, `inputs` being blocks and `fetch` names of states;
+            undo its last run; save it to or load it from the checkpoint in the folder `path`.
+        batch: samples of which the rank reads its own part, as `irpar.inputs.dataset.Batch.message` has it; empty:
+            none.
+        path: see `what`.
     """
 
     inputs: Mapping[str, Any]
@@ -44,7 +51,9 @@ class Request:
     all_copies: bool = False
     partition: str = ""
     session: int = 0
-    what: Literal["run", "write", "read", "drop"] = "run"
+    what: StateRequest | Literal["run"] = "run"
+    batch: Sequence[Any] = ()
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,12 @@ class Answer:
     Attributes:
         blocks: name of an output or fetched value, to the rank's block of it.
         log: what it logged, see `CollectiveLog.text`.
+        read_bytes: what it has read of samples, for this run.
     """
 
     blocks: Mapping[str, Any]
     log: str
+    read_bytes: int = 0
 
 
 class Driver:
@@ -101,13 +112,14 @@ class Driver:
         """Let a rank run."""
         inputs, fetch = dict(request.inputs), dict(request.fetch)
         told = [inputs, fetch, request.all_copies, request.partition, request.session, request.what]
+        told += [list(request.batch), request.path]
         self._messenger.send(rank, encode([RUN, *told]))
 
-    def answer(self, rank: int, log: CollectiveLog) -> Mapping[str, Any]:
-        """The blocks that a rank computed; what it logged goes into `log`."""
-        blocks, logged = decode(self._messenger.receive(rank))
-        log.add_text(rank, logged)
-        return blocks  # type: ignore[no-any-return]
+    def answer(self, rank: int, log: CollectiveLog) -> Answer:
+        """What a rank answers; what it logged goes into `log`."""
+        answer = Answer(*decode(self._messenger.receive(rank)))
+        log.add_text(rank, answer.log)
+        return answer
 
     def close(self) -> None:
         """Let the others end; a rank that is gone is no reason to fail now."""
@@ -152,7 +164,7 @@ def serve(messenger: Messenger, run: Callable[[Request], Answer]) -> None:
             if what == CLOSE:
                 return
             answer = run(Request(*rest))
-            messenger.send(DRIVER, encode([dict(answer.blocks), answer.log]))
+            messenger.send(DRIVER, encode([dict(answer.blocks), answer.log, answer.read_bytes]))
     except BaseException as error:
         abort(messenger, error)
         raise

@@ -6,26 +6,30 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
 from irpar.analysis.engines import unknown_nodes
+from irpar.inputs.dataset import Batch
 from irpar.ir import Module
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan
 from irpar.sharding import Mesh
 
-from .driver import DRIVER, Answer, Driver, Request, abort, serve
+from .checkpointing import load_blocks, save_blocks
+from .driver import DRIVER, Answer, Driver, Request, StateRequest, abort, serve
 from .engines.arena import Arenas
 from .engines.base import EngineSettings, make_engine
 from .errors import EngineError, ProgramError
+from .given import Given
 from .groups import Group, Messenger, make_group
 from .held_state import HeldState, first_states, state_specs
 from .launch.environment import World, threads_of_rank
-from .layout import TensorSpec, check_replicas, gather, is_first_holder, scatter
+from .layout import TensorSpec, check_replicas, gather, is_first_holder
 from .lockstep import Lockstep
 from .log import CollectiveLog
 from .memory import run_bytes
@@ -61,6 +65,7 @@ class Executor:
         is_open: it has not been closed.
         is_strict: as `strict` was given.
         states: the inputs that may stay on their ranks from run to run.
+        read_bytes: what each rank read of the batch of the last run.
 
     Raises:
         IrparError: the program cannot be run; says what to do.
@@ -102,6 +107,7 @@ class Executor:
         self.states = state_specs(graph)
         self._check_parts_agree()
         self.log = CollectiveLog()
+        self.read_bytes: dict[int, int] = {}
         self._held = HeldState(self.parts, {rank: mesh.coords(rank) for rank in ranks})
         self._sessions = itertools.count(1)
         world = World.of_environment() if len(ranks) < mesh.size else None
@@ -186,6 +192,7 @@ class Executor:
         fetch: Iterable[str] = (),
         check_replicas: bool = False,
         session: int = 0,
+        batch: Batch | None = None,
     ) -> dict[str, Any]:
         """Compute the outputs from full inputs.
 
@@ -195,6 +202,7 @@ class Executor:
             fetch: source names of further values to give back whole.
             check_replicas: compare what several ranks hold of one result.
             session: from `new_session`: its state is read and kept, and is neither input nor output.
+            batch: further inputs, of which each rank reads its own block.
 
         Returns:
             Name to full array: the outputs, then what was fetched.
@@ -207,14 +215,15 @@ class Executor:
             ReplicaError: with `check_replicas`, ranks hold different copies.
         """
         self._check_driver()
-        kept = {state.spec.name for state in self.states} if session else ()
+        kept = {state.spec.name for state in self.states} if session else set()
+        kept |= set(batch.names) if batch is not None else set()
         wanted = [spec for spec in self.inputs if spec.name not in kept]
         begun = inputs if session else {**first_states(self.parts[0].graph, inputs), **inputs}
         given = check_inputs(wanted, with_fixed(self.fixed, begun))
         with self._turn:
             if self._driver is not None:
                 self._driver.check_open()
-            return self._run_whole(given, fetch, check_replicas, session)
+            return self._run_whole(Given(given, batch), fetch, check_replicas, session)
 
     def _check_driver(self) -> None:
         """Refuse what only rank 0 may ask for.
@@ -229,9 +238,7 @@ class Executor:
             )
         self._check_open()
 
-    def _run_whole(
-        self, given: Mapping[str, Any], fetch: Iterable[str], with_check: bool, session: int
-    ) -> dict[str, Any]:
+    def _run_whole(self, given: Given, fetch: Iterable[str], with_check: bool, session: int) -> dict[str, Any]:
         outputs = {spec.name for spec in self.outputs}
         prepared = self._for_fetch(tuple(name for name in dict.fromkeys(fetch) if name not in outputs))
         try:
@@ -254,18 +261,20 @@ class Executor:
 
     def ask_state(
         self,
-        what: Literal["write", "read", "drop"],
+        what: StateRequest,
         session: int,
         blocks: Mapping[int, Mapping[str, Any]] | None = None,
         names: Sequence[str] = (),
+        path: str = "",
     ) -> dict[int, Mapping[str, Any]]:
-        """Let all ranks write, read or drop the state of a session.
+        """Let all ranks do something with the state of a session.
 
         Args:
-            what: that.
+            what: write, read or drop it; undo its last run; save or load it.
             session: from `new_session`.
             blocks: of each rank by name, where they are written.
             names: of the states that are read.
+            path: of the checkpoint that is saved or loaded: a folder that all ranks see.
 
         Returns:
             What each rank gives back: name to block.
@@ -277,7 +286,7 @@ class Executor:
         with self._turn:
             if self._driver is not None:
                 self._driver.check_open()
-            told: dict[str, Any] = {"partition": self._partition, "session": session, "what": what}
+            told: dict[str, Any] = {"partition": self._partition, "session": session, "what": what, "path": path}
             requests = {
                 rank: Request((blocks or {}).get(rank, {}), dict.fromkeys(names, ""), **told)
                 for rank in range(self.mesh.size)
@@ -289,7 +298,7 @@ class Executor:
             found = {rank: self._do_with_state(rank, requests[rank]) for rank in self._group.ranks}
             for rank in others:
                 assert self._driver is not None
-                found[rank] = self._driver.answer(rank, self.log)
+                found[rank] = self._driver.answer(rank, self.log).blocks
         return found
 
     def forget(self, session: int) -> None:
@@ -304,6 +313,18 @@ class Executor:
         if request.what == "write":
             self._held.write(request.session, rank, request.inputs)
             return {}
+        if request.what == "undo":
+            self._held.undo(request.session, rank)
+            return {}
+        coords = self.mesh.coords(rank)
+        if request.what == "load":
+            self._held.write(request.session, rank, load_blocks(request.path, self.states, coords))
+            return {}
+        if request.what == "save":
+            edge = self._engine.edge(rank)
+            held = self._held.read(request.session, rank, [state.spec.name for state in self.states])
+            on_host = {name: edge.outside(block) for name, block in held.items()}
+            return save_blocks(request.path, rank, self.states, self.mesh, on_host)
         edge = self._engine.edge(rank)
         held = self._held.read(request.session, rank, request.fetch)
         return {name: edge.outside(block) for name, block in held.items()}
@@ -364,23 +385,30 @@ class Executor:
         replacing = {state.output for state in self.states} if session else set()
         return [spec for spec in self.outputs if spec.name not in replacing]
 
-    def _run(self, prepared: Prepared, given: Mapping[str, Any], with_check: bool, session: int) -> dict[str, Any]:
+    def _run(self, prepared: Prepared, given: Given, with_check: bool, session: int) -> dict[str, Any]:
         """Run here, and wherever else there are ranks; full results by name."""
         self.log = log = CollectiveLog(self.log)
         outputs, fetched = self._given_by(session), prepared.specs(self.parts[0].graph)
         fetch = {spec.name: str(spec.sharding) for spec in fetched}
         others = self._driver.others if self._driver is not None else ()
+        coords = self.mesh.coords
         for rank in others:
             assert self._driver is not None
-            self._driver.ask(rank, Request(self._blocks(given, rank), fetch, with_check, self._partition, session))
-        states = self._start(prepared, {rank: self._blocks(given, rank) for rank in self._group.ranks}, session)
+            request = Request(given.scattered(self.inputs, coords(rank)), fetch, with_check, self._partition, session)
+            self._driver.ask(rank, replace(request, batch=given.message()))
+        blocks = {rank: given.blocks(self.inputs, coords(rank)) for rank in self._group.ranks}
+        self.read_bytes = dict.fromkeys(range(self.mesh.size), 0)
+        for rank in self._group.ranks:
+            self.read_bytes[rank] = given.read_bytes(blocks[rank])
+        states = self._start(prepared, blocks, session)
         self._walk(states, log)
         computed: dict[int, Mapping[str, Any]] = {
             state.rank: self._computed(prepared, state, session) for state in states
         }
         for rank in others:
             assert self._driver is not None
-            computed[rank] = self._driver.answer(rank, log)
+            answer = self._driver.answer(rank, log)
+            computed[rank], self.read_bytes[rank] = answer.blocks, answer.read_bytes
         results: dict[str, Any] = {}
         # Of copies that differ the first are reported: what is fetched is computed before the outputs.
         for spec in (*fetched, *outputs):
@@ -403,14 +431,17 @@ class Executor:
         fetch = [name for name, sharding in request.fetch.items() if holds(graphs, name, sharding)]
         prepared = self._for_fetch(tuple(fetch))
         self.log = log = CollectiveLog(self.log)
-        (state,) = states = self._start(prepared, dict.fromkeys(self._group.ranks, request.inputs), request.session)
+        given = Given({}, Batch(*request.batch) if request.batch else None)
+        (rank,) = self._group.ranks
+        own = given.blocks(self.inputs, self.mesh.coords(rank))
+        (state,) = states = self._start(prepared, {rank: {**request.inputs, **own}}, request.session)
         self._walk(states, log)
         computed = self._computed(prepared, state, request.session)
         if not request.all_copies:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
             first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
             computed = {name: block for name, block in computed.items() if name in first}
-        return Answer(computed, log.text())
+        return Answer(computed, log.text(), given.read_bytes(own))
 
     def _walk(self, states: Sequence[RankState], log: CollectiveLog) -> None:
         """Bring ranks to the ends of their programs; others may then use their memory."""
@@ -426,17 +457,6 @@ class Executor:
                 notes=(f"it has {self._partition}, rank {DRIVER} has {request.partition}",),
                 do="give all ranks the folder of one partition, or packs of one",
             )
-
-    def _blocks(self, given: Mapping[str, Any], rank: int) -> dict[str, Any]:
-        """What a rank takes of the full inputs."""
-        coords = self.mesh.coords(rank)
-        return {
-            spec.name: scatter(given[spec.name], spec.sharding, coords)
-            if isinstance(given[spec.name], np.ndarray)
-            else given[spec.name]
-            for spec in self.inputs
-            if spec.name in given
-        }
 
     def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]], session: int) -> list[RankState]:
         states = [
@@ -455,7 +475,7 @@ class Executor:
         ]
         states.sort(key=lambda state: state.rank)
         for state in states:
-            held = self._held.blocks(session, state.rank) if session else {}
+            held = self._held.begin(session, state.rank) if session else {}
             state.start({**blocks[state.rank], **held})
         return states
 
@@ -464,7 +484,7 @@ class Executor:
         results = {spec.name: value for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
         if session:
             kept = {known.spec.name: state.read(results[known.output]) for known in self.states if known.output}
-            self._held.write(session, state.rank, kept)
+            self._held.replace(session, state.rank, kept)
         wanted = {spec.name: results[spec.name] for spec in self._given_by(session)}
         wanted |= {name: values[state.graph] for name, values in prepared.fetched.items() if state.graph in values}
         return {name: state.read_on_host(value) for name, value in wanted.items()}

@@ -73,6 +73,7 @@ class HeldState:
         self._graphs = {rank: part.graph for part in parts for rank in part.ranks if rank in coords}
         self._coords = coords
         self._held: dict[int, dict[int, Blocks]] = {}
+        self._before: dict[tuple[int, int], Blocks] = {}
 
     def blocks(self, session: int, rank: int) -> Blocks:
         """What a rank holds by name; at the beginning of a session what the program begins with."""
@@ -85,6 +86,11 @@ class HeldState:
             }
         return held[rank]
 
+    def begin(self, session: int, rank: int) -> Blocks:
+        """As `blocks`, for a run: what was there before the last one is let go."""
+        self._before.pop((session, rank), None)
+        return self.blocks(session, rank)
+
     def _first(self, value: Value, rank: int) -> Any:
         data = self._graphs[rank].states[value].data
         if data is None:
@@ -96,6 +102,15 @@ class HeldState:
     def write(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
         """Let a rank hold other blocks; what may change outside, such as a view of an input, is copied."""
         self.blocks(session, rank).update((name, _own(block)) for name, block in blocks.items())
+
+    def replace(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
+        """As `write`, by a run, which can be undone until the next one begins: that takes no memory more than a run."""
+        self._before[session, rank] = dict(self.blocks(session, rank))
+        self.write(session, rank, blocks)
+
+    def undo(self, session: int, rank: int) -> None:
+        """Let a rank hold what it held before the last run, which can be undone once."""
+        self.blocks(session, rank).update(self._before.pop((session, rank), {}))
 
     def apart(self, session: int, result: Any) -> Any:
         """A result that its caller may write to: a copy where it shares memory with what is held here."""
@@ -110,6 +125,8 @@ class HeldState:
     def drop(self, session: int) -> None:
         """Let go of what a session holds."""
         self._held.pop(session, None)
+        for key in [key for key in self._before if key[0] == session]:
+            del self._before[key]
 
     def read(self, session: int, rank: int, names: Iterable[str]) -> Blocks:
         """The blocks of some states."""

@@ -14,6 +14,7 @@ import numpy as np
 from irpar.arguments import require
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.files.atomic import new_file
+from irpar.inputs.dataset import Batch
 from irpar.ir import LazyTensor, Tensor
 from irpar.output.safetensors import read_safetensors, write_safetensors
 
@@ -59,12 +60,15 @@ class Session:
         self.states: dict[str, StateSpec] = {state.spec.name: state for state in executor.states}
         self.steps = 0
 
-    def run(self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = ()) -> dict[str, Any]:
+    def run(
+        self, inputs: Mapping[str, Any], *, fetch: Iterable[str] = (), batch: Batch | None = None
+    ) -> dict[str, Any]:
         """Compute the results from full inputs and the state, which the ranks then replace.
 
         Args:
             inputs: name to full array, of the inputs that are no state.
             fetch: source names of further values to give back whole.
+            batch: further inputs, of which each rank reads its own block.
 
         Returns:
             Name to full array: the results that replace no state, then what was fetched.
@@ -82,9 +86,16 @@ class Session:
             )
         with self._turn:
             self._check_open()
-            found = self._executor.run(inputs, fetch=fetch, session=self._number)
+            found = self._executor.run(inputs, fetch=fetch, session=self._number, batch=batch)
             self.steps += 1
         return found
+
+    def undo(self) -> None:
+        """Let the state be what it was before the last run, once."""
+        with self._turn:
+            self._check_open()
+            self._executor.ask_state("undo", self._number)
+            self.steps -= 1
 
     def read(self, name: str) -> Array:
         """A state as a full array, gathered from the ranks that hold it.

@@ -1,0 +1,249 @@
+"""Checkpoints: the state of a run in safetensors files, one for each rank that holds blocks, and an index.
+
+steps/step-00000020/model.safetensors.index.json   {"metadata": {...}, "weight_map": {name: file}, "tensors": {...}}
+steps/step-00000020/rank0.safetensors              the blocks that rank 0 holds first
+
+A tensor that a rank holds in full stands under its name, as in checkpoints of Hugging Face; a block of one that is
+sharded stands under its name and region, `w[0:64,128:256]`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irpar.errors import IrparError
+from irpar.ir import ArrayTensor, LazyTensor, Tensor, dtype_of_text
+
+from .safetensors import read_safetensors, write_safetensors
+
+Array = np.ndarray[Any, Any]
+Region = Sequence[tuple[int, int]]
+
+INDEX = "model.safetensors.index.json"
+FORMAT = "irpar-checkpoint/1"
+_STEP = re.compile(r"step-(\d{8,})")
+_BLOCK = re.compile(r"(?P<name>.*)\[(?P<region>\d+:\d+(,\d+:\d+)*)\]")
+
+
+class CheckpointError(IrparError):
+    """A checkpoint that cannot be read, or is not of this program."""
+
+
+def folder_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [
+        (int(match[1]), path)
+        for path in folder.iterdir()
+        if (match := _STEP.fullmatch(path.name)) and (path / INDEX).is_file()
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def block_name(name: str, region: Region, shape: Sequence[int]) -> str:
+    """What a block is called."""
+    if all((start, stop) == (0, size) for (start, stop), size in zip(region, shape, strict=True)):
+        return name
+    return f"{name}[{','.join(f'{start}:{stop}' for start, stop in region)}]"
+
+
+def write_blocks(folder: Path, rank: int, blocks: Mapping[str, Array]) -> None:
+    """Write the blocks of a rank, by their names.
+
+    Raises:
+        CheckpointError: the system refuses.
+    """
+    tensors = {name: ArrayTensor(np.asarray(block, order="C")) for name, block in blocks.items()}
+    path = folder / f"rank{rank}.safetensors"
+    try:
+        write_safetensors(path, tensors)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> CheckpointError:
+    """What is said where the system refuses to write a checkpoint."""
+    return CheckpointError(
+        f"cannot write the checkpoint: {error.strerror or error}",
+        where=str(path),
+        notes=("the checkpoints before this one are whole",),
+        do="make room there, or give another folder, and go on with --resume",
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        dtype: as text.
+        shape: of the full tensor.
+        kind: of state.
+        parameter: what a moment belongs to.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
+    parameter: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk, of which only the index is read.
+
+    Attributes:
+        path: its folder.
+        metadata: the step, the seed, the place in the data, the schedule.
+        tensors: by name.
+        files: name of a block to its file.
+    """
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Entry]
+    files: Mapping[str, str]
+
+    @property
+    def step(self) -> int:
+        """How many steps had been made."""
+        return int(self.metadata["step"])
+
+    @classmethod
+    def open(cls, path: Path) -> "Checkpoint":
+        """Read an index; of a folder with several checkpoints that of the newest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        if not (path / INDEX).is_file():
+            several = checkpoints(path)
+            if not several:
+                raise CheckpointError(
+                    "there is no checkpoint", where=str(path), do="give the folder of --checkpoint, or one in it"
+                )
+            path = several[-1]
+        where = path / INDEX
+        try:
+            data = json.loads(where.read_text(encoding="utf-8"))
+            if data["metadata"]["format"] != FORMAT:
+                raise ValueError(f"its format is {data['metadata']['format']!r}, this irpar reads {FORMAT!r}")
+            tensors = {
+                name: Entry(each["dtype"], tuple(each["shape"]), each["kind"], each["parameter"])
+                for name, each in data["tensors"].items()
+            }
+            made = cls(path, data["metadata"], tensors, dict(data["weight_map"]))
+            int(made.metadata["step"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"cannot read the checkpoint: {error}", where=str(where), do="give another checkpoint"
+            ) from None
+        return made
+
+    def write_index(self) -> None:
+        """Write the index, last of all: what has none is no checkpoint."""
+        data = {
+            "metadata": {"format": FORMAT, "total_size": self.total_bytes, **self.metadata},
+            "weight_map": dict(self.files),
+            "tensors": {
+                name: {"dtype": each.dtype, "shape": list(each.shape), "kind": each.kind, "parameter": each.parameter}
+                for name, each in self.tensors.items()
+            },
+        }
+        (self.path / INDEX).write_text(json.dumps(data, indent=1), encoding="utf-8")
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(_bytes(each) for each in self.tensors.values())
+
+    def full(self, name: str) -> Tensor:
+        """A tensor, read when its numbers are needed."""
+        entry = self.tensors[name]
+        dtype = dtype_of_text(entry.dtype)
+        assert dtype is not None
+        return LazyTensor(dtype, entry.shape, lambda: self.read([name], {})[name])
+
+    def read(self, names: Sequence[str], regions: Mapping[str, Region]) -> dict[str, Array]:
+        """Blocks of tensors, put together of what the files have; nothing else is read.
+
+        Args:
+            names: of tensors.
+            regions: name to the block of it; without, the full tensor.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or blocks are missing.
+        """
+        opened: dict[str, Mapping[str, Tensor]] = {}
+        parts: dict[str, list[tuple[Region, str, str]]] = {name: [] for name in names}
+        for block, file in self.files.items():
+            name, region = self._place(block)
+            if name in parts:
+                parts[name].append((region, block, file))
+        found = {}
+        for name in names:
+            region = regions.get(name) or [(0, size) for size in self.tensors[name].shape]
+            found[name] = self._assembled(name, region, parts[name], opened)
+        return found
+
+    def _place(self, block: str) -> tuple[str, Region]:
+        """The tensor that a block is of, and which block it is."""
+        match = None if block in self.tensors else _BLOCK.fullmatch(block)
+        if match is None:
+            return block, [(0, size) for size in self.tensors[block].shape] if block in self.tensors else ()
+        pairs = (pair.split(":") for pair in match["region"].split(","))
+        return match["name"], [(int(start), int(stop)) for start, stop in pairs]
+
+    def _assembled(
+        self,
+        name: str,
+        region: Region,
+        parts: Sequence[tuple[Region, str, str]],
+        opened: dict[str, Mapping[str, Tensor]],
+    ) -> Array:
+        entry = self.tensors[name]
+        dtype = dtype_of_text(entry.dtype)
+        assert dtype is not None
+        made = np.empty([stop - start for start, stop in region], dtype.numpy)
+        filled = 0
+        for held, block, file in parts:
+            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(region, held, strict=True)]
+            if any(start >= stop for start, stop in common):
+                continue
+            if file not in opened:
+                opened[file] = read_safetensors(self.path / file)
+            if block not in opened[file]:
+                raise self._damaged(f"{file} has no {block}")
+            source = opened[file][block].slice(
+                [(start - begin, stop - begin) for (start, stop), (begin, _) in zip(common, held, strict=True)]
+            )
+            target = tuple(
+                slice(start - begin, stop - begin) for (start, stop), (begin, _) in zip(common, region, strict=True)
+            )
+            made[target] = source.numpy()
+            filled += math.prod(stop - start for start, stop in common)
+        if filled != made.size:
+            raise self._damaged(f"blocks of {name} are missing")
+        return made
+
+    def _damaged(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint is damaged: {what}", where=str(self.path), do="go on with an older one of the same folder"
+        )
+
+
+def _bytes(entry: Entry) -> int:
+    dtype = dtype_of_text(entry.dtype)
+    return 0 if dtype is None else dtype.nbytes(math.prod(entry.shape))

@@ -1,0 +1,288 @@
+"""A run of many steps: batches in order, metrics, checkpoints, and going on where another run ended."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irpar.errors import IrparError
+from irpar.files.atomic import new_file
+from irpar.inputs.dataset import Batch, dataset_of
+from irpar.inputs.order import Order
+from irpar.output.checkpoint import Checkpoint, checkpoints
+
+from .schedule import Schedule
+from .trainer import Trainer
+
+METRICS = "metrics.jsonl"
+
+
+class LoopError(IrparError):
+    """A run that cannot be made, or cannot go on."""
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """What a run is asked for.
+
+    Attributes:
+        data: the samples: an .npz file, or a folder of .npy files.
+        steps: how many steps the run has, those before a checkpoint that it goes on from included.
+        schedule: fields of the schedule that are given; others are those of the checkpoint, or the program's.
+        seed: of the order of samples; None: that of the checkpoint, or 0.
+        is_shuffled: whether samples come in another order in each epoch.
+        values: inputs that are no samples, and are the same in all steps.
+        checkpoint: the folder of checkpoints; None: none are written.
+        every: steps between checkpoints; 0: one at the end.
+        keep: how many are kept; 0: all.
+        resume: go on from the newest checkpoint, where there is one.
+        metrics: the file of metrics; None: in the folder of checkpoints, if there is one.
+    """
+
+    data: Path
+    steps: int
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    is_shuffled: bool = True
+    values: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    every: int = 0
+    keep: int = 0
+    resume: bool = False
+    metrics: Path | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is told of a step: a line of metrics.jsonl.
+
+    Attributes:
+        step: from 1.
+        epoch: from 0.
+        loss: before the update.
+        learning_rate: of the step.
+        seconds: that it took.
+        read_bytes: the most that a rank read of the samples.
+        others: single numbers that the program gives besides, such as the norm of the gradients.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    read_bytes: int
+    others: Mapping[str, float]
+
+    def line(self) -> str:
+        """The line, without an end."""
+        fields = asdict(self)
+        others = fields.pop("others")
+        return json.dumps({**fields, **others})
+
+
+@dataclass
+class Summary:
+    """What a run came to.
+
+    Attributes:
+        first: how many steps there were before it.
+        steps: how many there are now.
+        losses: of the first and the last step of it.
+        read_bytes: the most that a rank read, of all steps.
+        checkpoint: the last one.
+    """
+
+    first: int
+    steps: int
+    losses: list[float]
+    read_bytes: int = 0
+    checkpoint: Path | None = None
+
+
+Report = Callable[[Step], None]
+
+
+def run_loop(
+    trainer: Trainer, inputs: Mapping[str, Mapping[str, Any]], options: LoopOptions, report: Report | None = None
+) -> Summary:
+    """Make the steps.
+
+    Args:
+        trainer: whose state is as the program begins.
+        inputs: the entry of plan.json's `inputs`, by name.
+        options: of the run.
+        report: told after each step.
+
+    Raises:
+        LoopError: options that mean nothing, or a checkpoint that is not of this run.
+        DataError: samples that do not fit.
+        NotFiniteError: a loss is not finite.
+        CheckpointError: a checkpoint cannot be read or written.
+    """
+    _check(options)
+    names = [name for name in trainer.facts["inputs"] if name not in options.values]
+    data = dataset_of(str(options.data))
+    samples, batch = data.check({name: inputs[name] for name in names})
+    before = _resumed(trainer, options)
+    order = _order(options, before, samples, batch)
+    trainer.schedule = _schedule(trainer, options, before)
+    summary = Summary(trainer.steps, trainer.steps, [])
+    limits = {name: limit for name, limit in trainer.limits().items() if name in names}
+    with _metrics(options, trainer.steps) as write:
+        while trainer.steps < options.steps:
+            number = trainer.steps
+            start = time.perf_counter()
+            taken = Batch(str(options.data), order.rows(number), names, limits)
+            loss = trainer.step(options.values, batch=taken)
+            step = Step(
+                number + 1,
+                order.place(number)[0],
+                loss,
+                trainer.schedule.rate(number),
+                time.perf_counter() - start,
+                trainer.read_bytes,
+                _singles(trainer.results),
+            )
+            write(step.line())
+            _note(summary, step)
+            if report is not None:
+                report(step)
+            if options.checkpoint is not None and _is_due(trainer.steps, options):
+                summary.checkpoint = _save(trainer, options, order, samples)
+    return summary
+
+
+def _check(options: LoopOptions) -> None:
+    if options.steps < 1:
+        raise LoopError(f"a run of {options.steps} steps", do="give --steps 1 or more")
+    if options.checkpoint is None and (options.every or options.keep or options.resume):
+        raise LoopError("checkpoints are asked for, and there is no folder for them", do="give --checkpoint DIR")
+    if options.every < 0 or options.keep < 0:
+        raise LoopError(
+            f"a checkpoint every {options.every} steps, of which {options.keep} are kept",
+            do="give numbers of 0 or more",
+        )
+    if options.checkpoint is not None and not options.resume and checkpoints(options.checkpoint):
+        raise LoopError(
+            "the folder has checkpoints of another run",
+            where=str(options.checkpoint),
+            do="go on from them with --resume, or give another folder",
+        )
+
+
+def _resumed(trainer: Trainer, options: LoopOptions) -> Checkpoint | None:
+    if not options.resume or options.checkpoint is None or not checkpoints(options.checkpoint):
+        return None
+    return trainer.load_checkpoint(options.checkpoint)
+
+
+def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch: int) -> Order:
+    """The order of the samples.
+
+    Raises:
+        LoopError: it is not that of the run that is gone on with.
+    """
+    known: Mapping[str, Any] = {} if before is None else before.metadata.get("data", {})
+    given = {"samples": samples, "batch": batch, "seed": options.seed, "is_shuffled": options.is_shuffled}
+    for name, value in given.items():
+        if name in known and value is not None and known[name] != value:
+            raise LoopError(
+                f"the run before had {name.replace('_', ' ')} {known[name]}, and this one has {value}",
+                where=str(options.checkpoint),
+                do="go on with the same data and seed, or begin anew in another folder",
+            )
+    seed = options.seed if options.seed is not None else known.get("seed", 0)
+    return Order(samples, batch, seed, options.is_shuffled)
+
+
+def _schedule(trainer: Trainer, options: LoopOptions, before: Checkpoint | None) -> Schedule:
+    base = trainer.schedule
+    if before is not None:
+        base = Schedule(**before.metadata["schedule"])
+    return replace(base, **{**options.schedule, "steps": options.steps})
+
+
+def _is_due(step: int, options: LoopOptions) -> bool:
+    return step == options.steps or bool(options.every and step % options.every == 0)
+
+
+def _save(trainer: Trainer, options: LoopOptions, order: Order, samples: int) -> Path:
+    epoch, place = order.place(trainer.steps)
+    assert options.checkpoint is not None
+    data = {"samples": samples, "batch": order.batch, "seed": order.seed, "is_shuffled": order.is_shuffled}
+    facts = {"epoch": epoch, "batch_of_epoch": place, "data": data}
+    return trainer.save_checkpoint(options.checkpoint, keep=options.keep, facts=facts)
+
+
+def _note(summary: Summary, step: Step) -> None:
+    summary.steps = step.step
+    summary.losses = [*summary.losses[:1], step.loss]
+    summary.read_bytes += step.read_bytes
+
+
+def _singles(results: Mapping[str, Any]) -> dict[str, float]:
+    """The results that are single numbers, but for the loss."""
+    return {
+        name: float(np.asarray(value).reshape(-1)[0])
+        for name, value in results.items()
+        if name != "loss" and isinstance(value, (np.ndarray, np.generic)) and np.size(value) == 1
+    }
+
+
+@contextmanager
+def _metrics(options: LoopOptions, first: int) -> Iterator[Callable[[str], None]]:
+    """Writes lines to the file of metrics, behind those of the steps before."""
+    path = options.metrics
+    if path is None and options.checkpoint is not None:
+        path = options.checkpoint / METRICS
+    if path is None:
+        yield lambda _: None
+        return
+    if path.exists() and not options.resume:
+        raise LoopError(
+            "the file has the metrics of another run", where=str(path), do="give another --metrics FILE, or --resume"
+        )
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _lines_until(path, first)
+        with new_file(path, "the metrics", LoopError) as fresh:
+            fresh.write_text("".join(kept), encoding="utf-8")
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed below
+    with file:
+
+        def write(line: str) -> None:
+            with _told(path):
+                file.write(line + "\n")
+                file.flush()
+
+        yield write
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tell what the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise LoopError(
+            f"cannot write the metrics: {error.strerror or error}", where=str(path), do="give another --metrics FILE"
+        ) from None
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    """The lines of a file of metrics about steps up to one; what was cut short is left out."""
+    found = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    found.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                break
+    return found

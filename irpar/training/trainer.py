@@ -1,0 +1,221 @@
+"""Training: a session that takes batches, and says what went wrong."""
+
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from irpar.errors import IrparError
+from irpar.files.atomic import new_folder
+from irpar.inputs.dataset import Batch, check_range
+from irpar.ir import Value, tensor_type
+from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, checkpoints, folder_of, unwritable
+from irpar.passes.add_loss import LOSS
+from irpar.passes.optimizer.names import LEARNING_RATE
+from irpar.runtime.session import Session
+
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from irpar.output.training_facts import TrainingFacts
+    from irpar.runtime.executor import Executor
+
+_AT_ONCE = 32
+"""Values that are looked at in one run."""
+
+
+class NotFiniteError(IrparError):
+    """A loss that is not finite: training cannot go on."""
+
+
+class Trainer(Session):
+    """Steps of training, whose state stays on its ranks; made by `Partition.trainer`.
+
+    with partition.trainer() as trainer:
+        for batch in batches:
+            loss = trainer.step(batch)
+        trainer.save_checkpoint("steps")
+
+    Attributes:
+        facts: of the step.
+        schedule: of the learning rate.
+        results: of the last step: the loss, and what else the program gives.
+    """
+
+    def __init__(self, executor: "Executor", facts: "TrainingFacts", schedule: Schedule | None = None) -> None:
+        super().__init__(executor)
+        self.facts = facts
+        self.schedule = schedule or Schedule(facts["learning_rate"])
+        self.results: dict[str, Any] = {}
+        self._rate_dtype = next(
+            (spec.dtype.numpy for spec in executor.inputs if spec.name == LEARNING_RATE and spec.dtype is not None),
+            np.float32,
+        )
+
+    def step(
+        self, inputs: Mapping[str, Any] | None = None, *, batch: Batch | None = None, learning_rate: float | None = None
+    ) -> float:
+        """Make one step.
+
+        Args:
+            inputs: name to full array, of the inputs that are no state; without the learning rate.
+            batch: samples of which each rank reads its own part.
+            learning_rate: of this step; None: that of the schedule.
+
+        Returns:
+            The loss, before the update.
+
+        Raises:
+            InputError: inputs that do not fit.
+            DataError: a target that is no class.
+            NotFiniteError: the loss is not finite; the state is that before the step.
+            RunError: a rank failed; all ranks have stopped.
+        """
+        given = dict(inputs or {})
+        self._check_target(given)
+        rate = self.schedule.rate(self.steps) if learning_rate is None else learning_rate
+        given[LEARNING_RATE] = np.asarray(rate, self._rate_dtype)
+        self.results = self.run(given, batch=batch)
+        loss = float(self.results[LOSS])
+        if not math.isfinite(loss):
+            self.undo()
+            raise self._not_finite(loss, given, batch)
+        return loss
+
+    @property
+    def read_bytes(self) -> int:
+        """The most that a rank read of the samples of the last step."""
+        return max(self._executor.read_bytes.values(), default=0)
+
+    def limits(self) -> dict[str, tuple[int, int, int | None]]:
+        """What numbers the targets may be."""
+        target, classes = self.facts["target"], self.facts["classes"]
+        return {} if target is None or classes is None else {target: (0, classes - 1, self.facts["ignore_index"])}
+
+    def _check_target(self, given: Mapping[str, Any]) -> None:
+        for name, (low, high, other) in self.limits().items():
+            if name in given:
+                check_range(name, np.asarray(given[name]), low, high, other, f"step {self.steps + 1}")
+
+    # -- what is not finite -----------------------------------------------------------------------------------------
+
+    def _not_finite(self, loss: float, given: Mapping[str, Any], batch: Batch | None) -> NotFiniteError:
+        first = self._first_not_finite(given, batch)
+        notes = () if first is None else (f"the first tensor that is not finite: {first}",)
+        return NotFiniteError(
+            f"the loss of step {self.steps + 1} is {loss}",
+            notes=(*notes, "the state is that before this step"),
+            do="go on from a checkpoint with a lower learning rate, bound gradients (--clip-norm), or look at the data",
+        )
+
+    def _first_not_finite(self, given: Mapping[str, Any], batch: Batch | None) -> str | None:
+        """The first tensor of the step, state and inputs included, that holds NaN; of none the first with infinity."""
+        infinite = None
+        for name, array in self._looked_at(given, batch):
+            numbers = np.asarray(array)
+            if numbers.dtype.kind not in "fV" and numbers.dtype.name != "bfloat16":
+                continue
+            wide = numbers.astype(np.float32)
+            if np.isnan(wide).any():
+                return f"{name}, which holds NaN"
+            if infinite is None and np.isinf(wide).any():
+                infinite = f"{name}, which holds infinity"
+        return infinite
+
+    def _looked_at(self, given: Mapping[str, Any], batch: Batch | None) -> Iterator[tuple[str, Any]]:
+        for name in self.states:
+            yield name, self.read(name)
+        yield from given.items()
+        graph = self._executor.parts[0].graph
+        names = dict.fromkeys(
+            value.source_name
+            for node in graph
+            for value in node.results
+            if (found := tensor_type(value.type)) is not None and found.dtype.is_float and not _is_partial(value)
+        )
+        waiting = list(names)
+        while waiting:
+            some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            try:
+                found_values = self._executor.run(given, fetch=some, session=self._number, batch=batch)
+            except IrparError:
+                return  # A value that cannot be fetched; what is known so far is told.
+            self._executor.ask_state("undo", self._number)
+            yield from ((name, found_values[name]) for name in some if name in found_values)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, folder: str | os.PathLike[str], *, keep: int = 0, facts: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write the state after the last step, which takes its place when it is complete.
+
+        Each rank writes the blocks that no rank before it holds: the folder must be one that all ranks see.
+
+        Args:
+            folder: where checkpoints are; each gets a folder of its own.
+            keep: how many are kept, the newest; 0: all.
+            facts: what else it is to hold: the seed, the place in the data.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: the system refuses; those before it are whole.
+        """
+        target = folder_of(Path(folder), self.steps)
+        with self._turn:
+            self._check_open()
+            try:
+                with new_folder(target) as fresh:
+                    self._write_checkpoint(fresh, facts or {})
+            except OSError as error:
+                raise unwritable(target, error) from None
+        for old in checkpoints(Path(folder))[:-keep] if keep else ():
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def _write_checkpoint(self, fresh: Path, facts: Mapping[str, Any]) -> None:
+        written = self._executor.ask_state("save", self._number, path=str(fresh.absolute()))
+        files = {name: f"rank{rank}.safetensors" for rank, names in sorted(written.items()) for name in names}
+        tensors = {
+            name: Entry(str(state.spec.dtype), tuple(state.spec.shape or ()), state.kind, state.parameter)  # type: ignore[arg-type]
+            for name, state in self.states.items()
+        }
+        mesh = {"mesh": dict(self._executor.mesh.axes), "optimizer": self.facts["optimizer"]}
+        metadata = {"step": self.steps, **mesh, "schedule": self.schedule.facts(), **facts}
+        Checkpoint(fresh, metadata, tensors, files).write_index()
+
+    def load_checkpoint(self, folder: str | os.PathLike[str]) -> Checkpoint:
+        """Let the ranks hold what a checkpoint has, of any mesh: the newest, of a folder with several.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it is not of this program.
+        """
+        found = Checkpoint.open(Path(folder))
+        wanted = {name: (str(state.spec.dtype), tuple(state.spec.shape or ())) for name, state in self.states.items()}
+        held = {name: (entry.dtype, entry.shape) for name, entry in found.tensors.items()}
+        wrong = [name for name in wanted if held.get(name) != wanted[name]]
+        if wrong:
+            first = wrong[0]
+            said = "nothing of that name" if first not in held else f"{held[first][0]}{list(held[first][1])}"
+            raise CheckpointError(
+                "the checkpoint is not of this program",
+                where=str(found.path),
+                notes=(f"{first}: {said}, expected {wanted[first][0]}{list(wanted[first][1])}",),
+                do="resume the program that it was written by; on another mesh, partition the same model with the same "
+                "options",
+            )
+        with self._turn:
+            self._check_open()
+            self._executor.ask_state("load", self._number, path=str(found.path.absolute()))
+            self.steps = found.step
+        return found
+
+
+def _is_partial(value: Value) -> bool:
+    return value.sharding is not None and bool(value.sharding.partial)
