@@ -1,8 +1,8 @@
 """irpar partition: a model cut over a mesh, written to a folder."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +34,7 @@ from .options import (
 from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
+    from irpar.api import Partition
     from irpar.ir import Module
     from irpar.output.plan import Plan
     from irpar.pass_manager import PipelineResult
@@ -100,6 +101,79 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
+    asked = Asked(
+        out=out,
+        pipeline=pipeline,
+        network=network,
+        weights=weights,
+        force=force,
+        collectives=collectives,
+        annotate=annotate,
+        max_redistribution_mb=max_redistribution_mb,
+        dump_ir=dump_ir,
+        print_ir_before=tuple(print_ir_before or ()),
+        print_ir_after=tuple(print_ir_after or ()),
+        print_ir_after_all=print_ir_after_all,
+        print_ir_after_change=print_ir_after_change,
+        verify_each=verify_each,
+        timing=timing,
+        statistics=statistics,
+        as_json=as_json,
+    )
+    sources = checked_sources(asked, model, shardings)
+    made = write_partition(asked, sources, lambda: _annotated_model(model, bind, set_, configuration, mesh, shardings))
+    report(asked, made)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `irpar partition`, and every other command that writes a partition, is asked for besides the model."""
+
+    out: Path
+    pipeline: str | None
+    network: str | None
+    weights: str
+    force: bool
+    collectives: str
+    annotate: Path | None
+    max_redistribution_mb: float | None
+    dump_ir: Path | None
+    print_ir_before: tuple[str, ...]
+    print_ir_after: tuple[str, ...]
+    print_ir_after_all: bool
+    print_ir_after_change: bool
+    verify_each: bool
+    timing: bool
+    statistics: bool
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class Made:
+    """A partition that was written.
+
+    Attributes:
+        partition: it.
+        annotated: how many annotations the model had.
+        told: what the annotated model says.
+    """
+
+    partition: "Partition"
+    annotated: int
+    told: Sequence[str]
+
+
+def write_partition(asked: Asked, sources: list[Path], read: "Callable[[], tuple[Module, int]]") -> Made:
+    """Shard a model and write its programs.
+
+    Args:
+        asked: the options.
+        sources: the files that are read, from `checked_sources`.
+        read: gives the module, on its mesh, and how many annotations it has.
+
+    Raises:
+        IrparError: the model, an annotation or the target does not fit.
+    """
     from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
     from irpar.pass_manager import Instrumentation, PassManager
@@ -107,46 +181,58 @@ def partition_command(
 
     from .annotated import check_annotate, write_annotated
 
-    choice("--collectives", collectives, COLLECTIVES)
-    kept: Any = choice("--weights", weights, ("copy", "none"))
-    sources = _checked_sources(model, shardings, network, out, force)
-    with ProgressReport(is_shown=not as_json) as report:
+    kept: Any = asked.weights
+    with ProgressReport(is_shown=not asked.as_json) as progress:
         decided = DecidedShardings()
         watch = Instrumentation(
-            print_ir_before=print_ir_before or (),
-            print_ir_after=print_ir_after or (),
-            print_ir_after_all=print_ir_after_all,
-            print_ir_after_change=print_ir_after_change,
-            dump_ir=dump_ir,
-            verify_each=verify_each,
-            progress=report.passes,
-            observe=None if annotate is None else decided.observe,
+            print_ir_before=asked.print_ir_before,
+            print_ir_after=asked.print_ir_after,
+            print_ir_after_all=asked.print_ir_after_all,
+            print_ir_after_change=asked.print_ir_after_change,
+            dump_ir=asked.dump_ir,
+            verify_each=asked.verify_each,
+            progress=progress.passes,
+            observe=None if asked.annotate is None else decided.observe,
         )
-        manager = PassManager.parse(DEFAULT_PIPELINE if pipeline is None else pipeline, watch)
-        if annotate is not None:
-            check_annotate(annotate, out, sources, manager.passes, force)
-        module, annotated = _annotated_model(model, bind, set_, configuration, mesh, shardings)
-        made = partition(module, pipeline=manager, network=network, max_redistribution_mb=max_redistribution_mb)
-        made.save(out, weights=kept, force=force, progress=report.bytes)
-        told = write_annotated(annotate, module, made, decided) if annotate is not None else []
-    assert made.passes is not None
-    if as_json:
-        _print_json(made.plan, out, made.passes, annotated)
-    else:
-        print_tables(made.passes, timing, statistics)
-        _print(made.plan, out, made.passes, annotated, told)
+        manager = PassManager.parse(DEFAULT_PIPELINE if asked.pipeline is None else asked.pipeline, watch)
+        if asked.annotate is not None:
+            check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
+        module, annotated = read()
+        made = partition(
+            module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb
+        )
+        made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes)
+        told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
+    return Made(made, annotated, told)
 
 
-def _checked_sources(model: Path, shardings: Path | None, network: str | None, out: Path, force: bool) -> list[Path]:
-    """The files that are read. What is wrong with the network or the target is reported before the model is read."""
+def report(asked: Asked, made: Made, notes: Sequence[str] = ()) -> None:
+    """Say what was written, after some lines of what it was made of."""
+    plan, passes = made.partition.plan, made.partition.passes
+    assert passes is not None
+    if asked.as_json:
+        _print_json(plan, asked.out, passes, made.annotated)
+        return
+    print_tables(passes, asked.timing, asked.statistics)
+    _print(plan, asked.out, passes, made, notes)
+
+
+def checked_sources(asked: Asked, model: Path, shardings: Path | None) -> list[Path]:
+    """The files that are read. What is wrong with options or the target is reported before the model is read.
+
+    Raises:
+        IrparError: see there.
+    """
     from irpar.output.target import check_target
 
-    if network is not None:
+    choice("--collectives", asked.collectives, COLLECTIVES)
+    choice("--weights", asked.weights, ("copy", "none"))
+    if asked.network is not None:
         from irpar.analysis.cost.network_file import find_network
 
-        find_network(network)
-    sources = [path for path in (model, shardings, network and Path(network)) if path]
-    check_target(out, force, sources)
+        find_network(asked.network)
+    sources = [path for path in (model, shardings, asked.network and Path(asked.network)) if path]
+    check_target(asked.out, asked.force, sources)
     return sources
 
 
@@ -163,11 +249,11 @@ def _annotated_model(
 
     file, agreed = shardings_of(mesh, shardings)
     module = load_model(model, bind, set_=set_, configuration=configuration, mesh=agreed)
-    _refuse_parts(module, model)
+    refuse_parts(module, model)
     return module, len(module.annotated) + annotate_by(module, file, agreed)
 
 
-def _refuse_parts(module: "Module", path: Path) -> None:
+def refuse_parts(module: "Module", path: Path) -> None:
     """Refuse a model that communicates already.
 
     Raises:
@@ -190,19 +276,22 @@ def _print_json(plan: "Plan", out: Path, passes: "PipelineResult", annotated: in
     print_json({"out": str(out), "annotations": annotated, "passes": passes_json(passes), **entries})
 
 
-def _print(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int, told: Sequence[str]) -> None:
+def _print(plan: "Plan", out: Path, passes: "PipelineResult", made: Made, notes: Sequence[str]) -> None:
     from irpar.output.tables import print_summary
 
     console = output()
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
     print_summary(console, plan, f"irpar explain {shlex.quote(str(out))}")
     console.print()
     for note in passes.notes:
         console.print(note)
-    if not annotated:
+    if not made.annotated and plan.mesh_of_ranks.size > 1:
         console.print("no tensor was annotated (--shardings FILE), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
-    console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}", soft_wrap=True)
-    for line in told:
+    run = f", irpar run {folder} --data DATA --steps N" if plan.training is not None else ""
+    console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}{run}", soft_wrap=True)
+    for line in made.told:
         console.print(line, soft_wrap=True)
 
 

@@ -58,6 +58,10 @@ class ProgressReport:
         """Weights are written; for `Partition.save`."""
         self._tell("weights", "writing weights", done, total, f"{bytes_text(done)} of {bytes_text(total)}")
 
+    def steps(self, done: int, total: int, amount: str) -> None:
+        """Steps of training are made."""
+        self._tell("steps", "training", done, total, amount)
+
     def _tell(self, task: str, what: str, done: int, total: int, amount: str) -> None:
         if not self._is_shown:
             return

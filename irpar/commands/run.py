@@ -13,10 +13,104 @@ from irpar.units import bytes_text, count_text
 
 from .options import Engine, Input, Inputs, Json, Out, Strict
 from .ranks import GroupName, Timeout, on_ranks
+from .training_run import TrainingRun
 
 if TYPE_CHECKING:
     from irpar.api import Partition
 
+_TRAINING = "Train"
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DATA",
+        help="Samples to train on: an .npz file, or a folder with an .npy file for each input.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        help="How many steps, those before a resumed checkpoint included.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+Epochs = Annotated[
+    float | None,
+    typer.Option("--epochs", metavar="X", help="Instead of --steps.", rich_help_panel=_TRAINING, show_default=False),
+]
+CheckpointFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="The folder for checkpoints: one at the end, and those of --every.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+Every = Annotated[
+    int, typer.Option("--every", metavar="K", help="Steps between checkpoints.", rich_help_panel=_TRAINING)
+]
+Keep = Annotated[
+    int,
+    typer.Option("--keep", metavar="K", help="How many checkpoints are kept; 0: all.", rich_help_panel=_TRAINING),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on from the newest checkpoint of DIR, where there is one.", rich_help_panel=_TRAINING
+    ),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option("--lr", metavar="X", help="The learning rate.", rich_help_panel=_TRAINING, show_default=False),
+]
+ScheduleName = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        metavar="NAME",
+        help="Of the learning rate: constant, linear or cosine, down to --lr-end at the last step.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+Warmup = Annotated[
+    int | None,
+    typer.Option(
+        "--warmup",
+        metavar="N",
+        help="Steps in which the learning rate rises.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+RateEnd = Annotated[
+    float | None,
+    typer.Option("--lr-end", metavar="X", help="See --schedule.", rich_help_panel=_TRAINING, show_default=False),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Of the order of samples.", rich_help_panel=_TRAINING, show_default=False),
+]
+InOrder = Annotated[
+    bool, typer.Option("--in-order", help="Samples come as they lie; else shuffled.", rich_help_panel=_TRAINING)
+]
+Metrics = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics",
+        metavar="FILE",
+        help="A line of JSON for each step; metrics.jsonl in DIR if not given.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
 Outputs = Annotated[
     Path | None,
     typer.Option("--outputs", metavar="FILE", help="The .npz file to write the outputs to.", show_default=False),
@@ -33,13 +127,43 @@ def run_command(
     group: GroupName = None,
     timeout: Timeout = None,
     strict: Strict = False,
+    data: Data = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    checkpoint: CheckpointFolder = None,
+    every: Every = 0,
+    keep: Keep = 0,
+    resume: Resume = False,
+    lr: Rate = None,
+    schedule: ScheduleName = None,
+    warmup: Warmup = None,
+    lr_end: RateEnd = None,
+    seed: Seed = None,
+    in_order: InOrder = False,
+    metrics: Metrics = None,
     as_json: Json = False,
 ) -> None:
-    """Run all ranks of a partition, on full inputs, and give back full outputs.
+    """Run all ranks of a partition, on full inputs, and give back full outputs; or train (--data).
 
     All ranks run in this process, unless a launcher (irpar launch, torchrun, mpiexec, srun) started one for each: then
-    rank 0 reads the inputs, writes the outputs and prints.
+    rank 0 reads the inputs, writes the outputs and prints. Samples are read by each rank itself, as far as it computes
+    with them.
     """
+    fields = {"learning_rate": lr, "kind": schedule, "warmup": warmup, "least": lr_end}
+    asked = TrainingRun(
+        data,
+        steps,
+        epochs,
+        checkpoint,
+        every,
+        keep,
+        resume,
+        {name: value for name, value in fields.items() if value is not None},
+        seed,
+        in_order,
+        metrics,
+    )
+    asked.check(inputs, outputs)
 
     def work(partition: "Partition", options: dict[str, Any]) -> None:
         from .input_values import given_inputs
@@ -48,6 +172,9 @@ def run_command(
             state = [entry["input"] for entry in partition.plan.state]
             return given_inputs(partition.plan.inputs, inputs, given, state)
 
+        if asked.data is not None:
+            asked.run(partition, options, given, as_json)
+            return
         _run(partition, options, read, outputs, as_json)
 
     on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)

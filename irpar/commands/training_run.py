@@ -1,0 +1,161 @@
+"""irpar run --data: the steps of a training step."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from irpar.errors import IrparError
+from irpar.tables.display import output, print_json
+from irpar.units import bytes_text, count_text, seconds_text
+
+from .progress_report import ProgressReport
+
+if TYPE_CHECKING:
+    from irpar.api import Partition
+    from irpar.training.loop import LoopOptions, Step, Summary
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What `irpar run` is asked for about training."""
+
+    data: Path | None
+    steps: int | None
+    epochs: float | None
+    checkpoint: Path | None
+    every: int
+    keep: int
+    resume: bool
+    schedule: Mapping[str, Any]
+    seed: int | None
+    in_order: bool
+    metrics: Path | None
+
+    def check(self, inputs: Path | None, outputs: Path | None) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            IrparError: saying which.
+        """
+        if self.data is None:
+            given = {
+                "--steps": self.steps is not None,
+                "--epochs": self.epochs is not None,
+                "--checkpoint": self.checkpoint is not None,
+                "--every": self.every,
+                "--keep": self.keep,
+                "--resume": self.resume,
+                "--lr, --schedule, --warmup or --lr-end": self.schedule,
+                "--seed": self.seed is not None,
+                "--in-order": self.in_order,
+                "--metrics": self.metrics is not None,
+            }
+            wrong = next((name for name, is_given in given.items() if is_given), None)
+            if wrong is not None:
+                raise IrparError(f"{wrong} is for training, and there is no --data", do="give the samples: --data DATA")
+            return
+        if inputs is not None or outputs is not None:
+            raise IrparError(
+                "--data trains, and --inputs and --outputs are for a single run",
+                do="leave them out; --input NAME=VALUE gives an input that is the same in all steps",
+            )
+        if (self.steps is None) == (self.epochs is None):
+            raise IrparError("how long to train is not said, or twice", do="give --steps N, or --epochs X")
+
+    def run(
+        self, partition: "Partition", options: Mapping[str, Any], given: Sequence[str] | None, as_json: bool
+    ) -> None:
+        """Train, and say how it went."""
+        from irpar.training.loop import run_loop
+
+        with partition.trainer(**options) as trainer, ProgressReport(is_shown=not as_json) as progress:
+            specs = {spec["name"]: spec for spec in partition.plan.inputs}
+            asked = self._loop_options(specs, given, trainer.facts["inputs"])
+            teller = _Teller(progress, asked.steps)
+            start = time.perf_counter()
+            summary = run_loop(trainer, specs, asked, teller.tell)
+            seconds = time.perf_counter() - start
+        _report(partition, summary, seconds, asked, as_json)
+
+    def _loop_options(
+        self, specs: Mapping[str, Mapping[str, Any]], given: Sequence[str] | None, samples: Sequence[str]
+    ) -> "LoopOptions":
+        from irpar.inputs.dataset import dataset_of
+        from irpar.inputs.values import settings, value_of
+        from irpar.ir import dtype_of_text
+        from irpar.training.loop import LoopOptions
+
+        assert self.data is not None
+        values = {
+            name: value_of(name, text, dtype_of_text(specs[name]["dtype"] or ""), specs[name]["shape"])
+            for name, text in settings("--input", given or (), specs).items()
+        }
+        steps = self.steps
+        if steps is None:
+            assert self.epochs is not None
+            names = [name for name in samples if name not in values]
+            count, batch = dataset_of(str(self.data)).check({name: specs[name] for name in names})
+            steps = math.ceil(self.epochs * (count // batch))
+        return LoopOptions(
+            self.data.absolute(),
+            steps,
+            self.schedule,
+            self.seed,
+            not self.in_order,
+            values,
+            self.checkpoint,
+            self.every,
+            self.keep,
+            self.resume,
+            self.metrics,
+        )
+
+
+class _Teller:
+    """Tells how far a run is: the loss, steps a second, and when it ends."""
+
+    def __init__(self, progress: ProgressReport, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._start = time.perf_counter()
+        self._made = 0
+
+    def tell(self, step: "Step") -> None:
+        """After a step."""
+        self._made += 1
+        seconds = (time.perf_counter() - self._start) / self._made
+        left = (self._total - step.step) * seconds
+        amount = f"step {step.step:,} of {self._total:,}, loss {step.loss:.4f}, {1 / seconds:.3g} steps/s"
+        self._progress.steps(step.step, self._total, f"{amount}, {seconds_text(left)} left")
+
+
+def _report(partition: "Partition", summary: "Summary", seconds: float, asked: "LoopOptions", as_json: bool) -> None:
+    made = summary.steps - summary.first
+    if as_json:
+        print_json(
+            {
+                "steps": summary.steps,
+                "first_step": summary.first + 1,
+                "losses": summary.losses,
+                "seconds": seconds,
+                "read_bytes": summary.read_bytes,
+                "checkpoint": None if summary.checkpoint is None else str(summary.checkpoint),
+            }
+        )
+        return
+    console = output()
+    if not made:
+        console.print(f"nothing to do: the checkpoint is of step {summary.steps:,}, and --steps is {asked.steps:,}")
+        return
+    ranks = count_text(len(partition.plan.ranks), "rank")
+    first = f" after {summary.first:,}" if summary.first else ""
+    console.print(f"{count_text(made, 'step')}{first} on {ranks} in {seconds:.3f} s ({made / seconds:.3g} steps/s)")
+    losses = " to ".join(f"{loss:.4f}" for loss in summary.losses)
+    console.print(
+        f"loss {losses}; each rank read at most {bytes_text(summary.read_bytes)} of {asked.data}", soft_wrap=True
+    )
+    if summary.checkpoint is not None:
+        console.print(f"checkpoint: {summary.checkpoint}", soft_wrap=True)
