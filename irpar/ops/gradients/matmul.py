@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from string import ascii_letters
 
-from irpar.ir import DType, Node, Value
+from irpar.ir import Dim, DType, Node, Value
 
-from ..facts import float_attribute, int_attribute, needed, operand
+from ..facts import CannotTellError, broadcast_dims, float_attribute, int_attribute, needed, operand
 from .writer import GradientWriter, NoGradientError, Of
 
 
@@ -80,7 +80,8 @@ def of_gemm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
 def of_einsum(node: Node, of: Of, w: GradientWriter, terms: Sequence[str], result: str) -> Sequence[Value | None]:
     """Each operand gets the Einsum of the gradient with the other operands, in its own letters.
 
-    A letter that stands in this operand alone was summed there: the gradient is repeated along it.
+    A letter that stands in this operand alone was summed there: the gradient is repeated along it, and along one of
+    which the others have size 1. Where this operand has size 1 of a letter, the gradient is summed.
     """
     g = of[0]
     assert g is not None
@@ -93,13 +94,23 @@ def of_einsum(node: Node, of: Of, w: GradientWriter, terms: Sequence[str], resul
         known = set(result).union(*(terms[number] for number in others))
         kept = "".join(letter for letter in term if letter in known)
         equation = ",".join([result, *(terms[number] for number in others)]) + "->" + kept
-        made = w.op("Einsum", [g, *(node.operands[number] for number in others)], {"equation": equation})
+        operands = [g, *(node.operands[number] for number in others)]
+        dims = tuple(
+            _size(letter, node, terms, range(len(terms)) if letter in result else others, w) for letter in kept
+        )
+        made = w.op("Einsum", operands, {"equation": equation}, type=g.tensor_type.with_shape(dims))
         missing = [dim for dim, letter in enumerate(term) if letter not in known]
-        made = w.unsqueeze(made, missing)
-        pairs = zip(w.dims(made), w.dims(value), strict=True)
-        made = w.sum(made, [dim for dim, (more, one) in enumerate(pairs) if one == 1 and more != 1])
-        found.append(w.broadcast_to(made, value) if missing else made)
+        found.append(w.fit_to(w.unsqueeze(made, missing), value))
     return found
+
+
+def _size(letter: str, node: Node, terms: Sequence[str], places: Sequence[int], w: GradientWriter) -> Dim:
+    """How large a letter is in some operands together; None where that cannot be told."""
+    found = [(w.dims(needed(node, place))[terms[place].index(letter)],) for place in places if letter in terms[place]]
+    try:
+        return broadcast_dims(found)[0]
+    except CannotTellError:
+        return None
 
 
 def latin(terms: Sequence[str], result: str) -> tuple[list[str], str]:

@@ -290,10 +290,26 @@ class GradientWriter(Builder):
         ranks = [self.op("Shape", [self.op("Shape", [each])]) for each in (value, like)]
         ones = self.op("Expand", [self.ints([1]), self.op("Sub", ranks)])
         padded = self.op("Concat", [ones, self.op("Shape", [like])], {"axis": 0})
-        single = self.op("NonZero", [self.op("Equal", [padded, self.ints([1])])])
+        return self.reshape(self._summed_where_one(value, padded), self.op("Shape", [like]), like.type)
+
+    def _summed_where_one(self, value: Value, sizes: Value) -> Value:
+        """The sum over the dims for which a list of sizes has 1; they stay."""
+        single = self.op("NonZero", [self.op("Equal", [sizes, self.ints([1])])])
         axes = self.op("Squeeze", [single, self.ints([0])])
-        total = self.op("ReduceSum", [value, axes], {"keepdims": 1, "noop_with_empty_axes": 1})
-        return self.reshape(total, self.op("Shape", [like]), like.type)
+        return self.op("ReduceSum", [value, axes], {"keepdims": 1, "noop_with_empty_axes": 1})
+
+    def fit_to(self, value: Value, like: Value) -> Value:
+        """The sum over dims of which the other has size 1, repeated along those of which the value has; of one rank.
+
+        Which dims these are is found when the model runs, where the types do not tell.
+        """
+        pairs = list(enumerate(zip(self.dims(value), self.dims(like), strict=True)))
+        value = self.sum(value, [dim for dim, (more, one) in pairs if one == 1 and more != 1])
+        if all(more is not None and one in (1, more) for _, (more, one) in pairs):
+            return value
+        if any(more is None or more not in (1, one) for _, (more, one) in pairs if not isinstance(one, int)):
+            value = self._summed_where_one(value, self.op("Shape", [like]))
+        return self.op("Expand", [value, self.shape_of(like)], type=like.type)
 
     def broadcast_to(self, value: Value, like: Value) -> Value:
         """The value repeated to the shape of another."""
