@@ -31,6 +31,15 @@ def of_first(slope: Slope) -> Callable[[Node, Of, GradientWriter], Sequence[Valu
     return gradient
 
 
+def _of_squares(slope: Slope) -> Slope:
+    """A slope that squares its operand: of narrow floats it is computed in float32."""
+
+    def wide(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
+        return w.cast(slope(node, w.widened(x), w.widened(g), w), x.dtype)
+
+    return wide
+
+
 def _abs(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.mul(g, w.op("Sign", [x]))
 
@@ -39,6 +48,7 @@ def _acos(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.neg(_asin(node, x, g, w))
 
 
+@_of_squares
 def _acosh(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.div(g, w.op("Sqrt", [w.mul(w.sub(x, 1), w.add(x, 1))]))
 
@@ -47,10 +57,12 @@ def _asin(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.div(g, w.op("Sqrt", [w.mul(w.sub(1, x), w.add(1, x))]))
 
 
+@_of_squares
 def _asinh(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.div(g, w.op("Sqrt", [w.add(w.mul(x, x), 1)]))
 
 
+@_of_squares
 def _atan(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.div(g, w.add(w.mul(x, x), 1))
 
@@ -86,6 +98,7 @@ def _exp(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.mul(g, safe_result(node))
 
 
+@_of_squares
 def _gelu(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     """x * P(x): P + x * P'; with tanh, P = (1 + tanh(u)) / 2, u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
     square = w.mul(x, x)
@@ -168,6 +181,7 @@ def _softplus(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     return w.mul(g, w.op("Sigmoid", [x]))
 
 
+@_of_squares
 def _softsign(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
     size = w.add(w.op("Abs", [x]), 1)
     return w.div(g, w.mul(size, size))

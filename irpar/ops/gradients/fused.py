@@ -52,10 +52,11 @@ def decompose_gelu(node: Node, w: GradientWriter) -> list[Value]:
 def decompose_fast_gelu(node: Node, w: GradientWriter) -> list[Value]:
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))."""
     x, bias = needed(node, 0), operand(node, 1)
-    x = x if bias is None else w.add(x, bias)
+    given = x if bias is None else w.add(x, bias)
+    x = w.widened(given)  # Its cubes overflow in float16.
     cubic = w.mul(x, w.add(w.mul(w.mul(x, x), 0.044715), 1.0))
     bent = w.op("Tanh", [w.mul(cubic, math.sqrt(2 / math.pi))])
-    return [w.mul(w.mul(x, 0.5), w.add(bent, 1.0))]
+    return [w.cast(w.mul(w.mul(x, 0.5), w.add(bent, 1.0)), given.dtype)]
 
 
 def decompose_quick_gelu(node: Node, w: GradientWriter) -> list[Value]:
@@ -116,8 +117,8 @@ def decompose_complex_product(node: Node, w: GradientWriter) -> list[Value]:
 def clamped_swiglu(gate: Value, up: Value, alpha: float, beta: float, limit: float, w: GradientWriter) -> Value:
     """gate * sigmoid(alpha * gate) * (up + beta), both sides clamped where there is a limit."""
     if limit > 0:
-        gate = w.op("Clip", [gate, None, w.number(limit, gate)])
-        up = w.op("Clip", [up, w.number(-limit, up), w.number(limit, up)])
+        gate = w.op("Clip", [gate, None, w.bound(limit, gate)])
+        up = w.op("Clip", [up, w.bound(-limit, up), w.bound(limit, up)])
     return w.mul(swish(gate, alpha, w), w.add(up, beta) if beta else up)
 
 

@@ -4,7 +4,7 @@ from irpar.ir import DType, Node, Value
 
 from ..facts import CannotTellError, axis_attribute, float_attribute, int_attribute, needed, operand, text_attribute
 from .fused import swish
-from .normalization import normalised, widened
+from .normalization import normalised
 from .writer import GradientWriter, NoGradientError
 
 
@@ -14,7 +14,7 @@ def _sum(node: Node, places: tuple[int, ...], w: GradientWriter) -> Value:
     for place in places:
         value = operand(node, place)
         if value is not None:
-            wide = widened(value, w)
+            wide = w.widened(value)
             total = wide if total is None else w.add(total, wide)
     assert total is not None
     return total
@@ -24,7 +24,7 @@ def decompose_skip_layer_norm(node: Node, w: GradientWriter) -> list[Value]:
     """LayerNormalization of x + skip + bias, which is the last result."""
     x, gamma, beta = needed(node, 0), needed(node, 2), operand(node, 3)
     total = _sum(node, (0, 1, 4), w)
-    operands = [total, widened(gamma, w), *([] if beta is None else [widened(beta, w)])]
+    operands = [total, w.widened(gamma), *([] if beta is None else [w.widened(beta)])]
     made = w.node(
         "LayerNormalization",
         operands,
@@ -40,7 +40,7 @@ def decompose_skip_rms_norm(node: Node, w: GradientWriter) -> list[Value]:
     x, gamma = needed(node, 0), needed(node, 2)
     total = _sum(node, (0, 1, 3), w)
     found = normalised(total, [len(w.dims(total)) - 1], _epsilon(node, 1e-12), w, is_centred=False)
-    y = w.cast(w.mul(found.hat, widened(gamma, w)), x.dtype)
+    y = w.cast(w.mul(found.hat, w.widened(gamma)), x.dtype)
     results = [y]
     if len(node.results) > 1:
         inverse = w.cast(found.inverse, DType.F32)
@@ -62,8 +62,8 @@ def decompose_rms_norm(node: Node, w: GradientWriter) -> list[Value]:
     x, scale = needed(node, 0), needed(node, 1)
     rank = len(w.dims(x))
     axes = range(axis_attribute(node, rank, -1), rank)
-    found = normalised(widened(x, w), axes, _epsilon(node, 1e-5), w, is_centred=False)
-    results = [w.cast(w.mul(found.hat, widened(scale, w)), scale.dtype)]
+    found = normalised(w.widened(x), axes, _epsilon(node, 1e-5), w, is_centred=False)
+    results = [w.cast(w.mul(found.hat, w.widened(scale)), scale.dtype)]
     if len(node.results) > 1:
         results.append(w.cast(found.inverse, DType.F32))
     return results
@@ -75,10 +75,10 @@ def decompose_gated_rms_norm(node: Node, w: GradientWriter) -> list[Value]:
     rank, size, count = len(w.dims(x)), w.dims(x)[-1], w.dims(scale)[0]
     if not isinstance(size, int) or not isinstance(count, int):
         raise CannotTellError("the size of a head")
-    apart = w.reshaped(widened(x, w), [*((x, dim) for dim in range(rank - 1)), size // count, count])
-    scaled = w.mul(normalised(apart, [rank], _epsilon(node, 1e-5), w, is_centred=False).hat, widened(scale, w))
+    apart = w.reshaped(w.widened(x), [*((x, dim) for dim in range(rank - 1)), size // count, count])
+    scaled = w.mul(normalised(apart, [rank], _epsilon(node, 1e-5), w, is_centred=False).hat, w.widened(scale))
     joined = w.reshaped(scaled, [(x, dim) for dim in range(rank)])
-    wide = widened(gate, w)
+    wide = w.widened(gate)
     activation = text_attribute(node, "activation", "silu")
     if activation not in ("silu", "swish", "sigmoid"):
         raise NoGradientError(f'because its activation is "{activation}"')
@@ -90,7 +90,7 @@ def decompose_branch_rms_norm(node: Node, w: GradientWriter) -> list[Value]:
     """Unit root mean square over the last dim of [..., branches, size], or of [..., branches * size]."""
     x, scale = needed(node, 0), operand(node, 1)
     count, rank = int_attribute(node, "num_branches", 0), len(w.dims(x))
-    data = widened(x, w)
+    data = w.widened(x)
     if count:
         size = w.dims(x)[-1]
         if not isinstance(size, int):
@@ -101,7 +101,7 @@ def decompose_branch_rms_norm(node: Node, w: GradientWriter) -> list[Value]:
     if scale is not None:
         if not isinstance(branches, int) or not isinstance(inside, int):
             raise CannotTellError("the size of a branch")
-        wide = widened(scale, w)
+        wide = w.widened(scale)
         if w.dims(scale) == (branches * inside,) and branches > 1:
             wide = w.reshape(wide, [branches, inside])
         made = w.mul(made, wide)
@@ -117,7 +117,7 @@ def decompose_group_norm(node: Node, w: GradientWriter) -> list[Value]:
     """GroupNorm and SkipGroupNorm: zero mean and unit variance of groups of channels; then SiLU, if asked for."""
     x = needed(node, 0)
     rank, is_last = len(w.dims(x)), bool(int_attribute(node, "channels_last", 1))
-    total = _with_skip(node, w) if node.op_type == "SkipGroupNorm" else widened(x, w)
+    total = _with_skip(node, w) if node.op_type == "SkipGroupNorm" else w.widened(x)
     channel = rank - 1 if is_last else 1
     count, groups = w.dims(x)[channel], int_attribute(node, "groups")
     if not isinstance(count, int) or count % groups:
@@ -136,19 +136,19 @@ def decompose_group_norm(node: Node, w: GradientWriter) -> list[Value]:
 
 def _per_channel(node: Node, place: int, w: GradientWriter) -> Value:
     """An operand of a number for each channel, as it broadcasts to the data."""
-    value = widened(needed(node, place), w)
+    value = w.widened(needed(node, place))
     behind = len(w.dims(needed(node, 0))) - 2
     return value if int_attribute(node, "channels_last", 1) else w.unsqueeze(value, range(1, 1 + behind))
 
 
 def _with_skip(node: Node, w: GradientWriter) -> Value:
     """x + skip + bias; the skip has all dims, or only batch and channels."""
-    x, skip = needed(node, 0), widened(needed(node, 3), w)
+    x, skip = needed(node, 0), w.widened(needed(node, 3))
     rank = len(w.dims(x))
     if len(w.dims(skip)) == 2:
         start = 1 if int_attribute(node, "channels_last", 1) else 2
         skip = w.unsqueeze(skip, range(start, start + rank - 2))
-    total = w.add(widened(x, w), skip)
+    total = w.add(w.widened(x), skip)
     return total if operand(node, 4) is None else w.add(total, _per_channel(node, 4, w))
 
 
@@ -168,7 +168,7 @@ def decompose_embed(node: Node, w: GradientWriter) -> list[Value]:
     total = w.add(total, rows)
     if segments is not None:
         total = w.add(total, w.op("Gather", [needed(node, 4), segments], {"axis": 0}))
-    operands = [widened(value, w) for value in (total, needed(node, 5), needed(node, 6))]
+    operands = [w.widened(value) for value in (total, needed(node, 5), needed(node, 6))]
     y = w.op("LayerNormalization", operands, {"axis": -1, "epsilon": _epsilon(node, 1e-12)})
     results = [w.cast(y, total.dtype)]
     if len(node.results) > 1:

@@ -37,7 +37,7 @@ def _activated(x: Value, name: str, numbers: Sequence[float], w: GradientWriter)
     if not name:
         return x
     if name == "Clip" and len(numbers) == 2:
-        return w.op("Clip", [x, *(w.number(number, x) for number in numbers)])
+        return w.op("Clip", [x, *(w.bound(number, x) for number in numbers)])
     if name in _PLAIN or name in _PARAMETERS:
         return w.op(name, [x], dict(zip(_PARAMETERS.get(name, ()), numbers, strict=False)))
     raise NoGradientError(f'because its activation is "{name}"')

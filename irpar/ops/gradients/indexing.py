@@ -144,7 +144,7 @@ def _of_extremes(scatter: _Scatter, y: Value, g: Value, w: GradientWriter) -> Se
     """Data and updates that are the extreme at their place share its gradient."""
     data_is = w.cast(w.compare("Equal", scatter.data, y), g.dtype)
     update_is = w.cast(w.compare("Equal", scatter.updates, scatter.read(y)), g.dtype)
-    share = w.div(g, scatter.write(data_is, update_is, "add"))
+    share = w.share(g, scatter.write(w.widened(data_is), w.widened(update_is), "add"))
     return w.each(lambda: w.mul(share, data_is), None, lambda: w.mul(scatter.read(share), update_is))
 
 

@@ -6,7 +6,6 @@ from irpar.ir import Graph, Node, Value
 
 from ..facts import CannotTellError, float_attribute, int_attribute, needed, operand, text_attribute
 from .fused import cut, swish
-from .normalization import widened
 from .writer import GradientWriter, NoGradientError
 
 
@@ -22,7 +21,7 @@ def decompose_causal_conv(node: Node, w: GradientWriter) -> list[Value]:
     if not isinstance(channels, int) or not isinstance(reach, int):
         raise CannotTellError("the number of channels, or the size of the kernel")
     longer = w.pad(x, {2: (reach - 1, 0)}) if past is None else w.op("Concat", [past, x], {"axis": 2})
-    operands = [widened(value, w) for value in (longer, kernel, bias) if value is not None]
+    operands = [w.widened(value) for value in (longer, kernel, bias) if value is not None]
     total = w.op("Conv", operands, {"group": channels})
     activation = text_attribute(node, "activation", "none")
     if activation not in ("none", "silu", "swish"):
@@ -40,7 +39,7 @@ def _steps(value: Value, heads: int, w: GradientWriter, group: int = 1) -> Value
     wide = w.dims(value)[2]
     if not isinstance(wide, int) or heads < 1 or wide % (heads * group):
         raise CannotTellError("the size of a head")
-    apart = w.reshaped(widened(value, w), [(value, 0), (value, 1), heads, group, wide // heads // group])
+    apart = w.reshaped(w.widened(value), [(value, 0), (value, 1), heads, group, wide // heads // group])
     return w.transpose(apart, [1, 0, 2, 3, 4])
 
 
@@ -81,7 +80,7 @@ def decompose_linear_attention(node: Node, w: GradientWriter) -> list[Value]:
 def _start(past: Value | None, k: Value, v: Value, w: GradientWriter) -> Value:
     """The state before the first step: [batch, heads, size, value size]."""
     if past is not None:
-        return widened(past, w)
+        return w.widened(past)
     sizes = [(k, 1), (k, 2), (k, 4), (v, 4)]
     shape = w.listed([w.size_of(value, dim) for value, dim in sizes])
     dims = tuple(w.dims(value)[dim] for value, dim in sizes)

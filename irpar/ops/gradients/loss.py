@@ -44,7 +44,7 @@ def of_loss(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
         if rows.counted is not None:
             terms = w.mul(terms, rows.counted)
         flat, places = w.reshape(terms, [-1]), w.reshape(w.cast(rows.labels, DType.I64), [-1])
-        return w.op("ScatterElements", [w.zeros(weights), places, flat], {"axis": 0, "reduction": "add"})
+        return w.scattered("ScatterElements", w.shape_of(weights), places, flat, {"axis": 0}, type=weights.type)
 
     return w.each(data, None, of_weights if weights is not None else None)
 
@@ -91,10 +91,10 @@ class _Rows:
         if self.reduction != "mean":
             return g
         if self.each is not None:
-            return w.div(g, w.op("ReduceSum", [self.each], {"keepdims": 0}))
+            return w.share(g, w.op("ReduceSum", [w.widened(self.each)], {"keepdims": 0}))
         if self.labels.is_static:
-            return w.div(g, float(np.prod(self.labels.shape)))
-        return w.div(g, w.cast(w.op("Size", [self.labels]), g.dtype))
+            return w.share(g, float(np.prod(self.labels.shape)))
+        return w.share(g, w.op("Size", [self.labels]))
 
     def weighted(self, g: Value) -> Value:
         """The same with its weight: of the shape of the labels."""

@@ -12,8 +12,6 @@ from irpar.ir import DType, Node, TensorType, Value
 from ..facts import CannotTellError, axis_attribute, float_attribute, int_attribute, ints_attribute, needed, operand
 from .writer import GradientWriter, NoGradientError, Of, safe_result
 
-_NARROW = (DType.F16, DType.BF16)
-
 
 def _gradient(of: Of) -> Value:
     g = of[0]
@@ -40,7 +38,7 @@ def of_log_softmax(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | No
 
 def of_lp_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """(g - d * sum(g * y)) / norm, with d = y for p = 2 and sign(x) for p = 1; nothing where the norm is 0."""
-    x, y, g = needed(node, 0), node.result, _gradient(of)
+    x, y, g = (w.widened(value) for value in (needed(node, 0), node.result, _gradient(of)))
     axis = axis_attribute(node, len(w.dims(x)), -1)
 
     def data() -> Value:
@@ -51,7 +49,7 @@ def of_lp_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
         is_zero = w.compare("Equal", norm, 0)
         slope = w.op("Sign", [x]) if is_one else y
         bent = w.sub(g, w.mul(slope, w.sum(w.mul(g, y), [axis])))
-        return w.where(is_zero, 0.0, w.div(bent, w.where(is_zero, 1.0, norm)))
+        return w.cast(w.where(is_zero, 0.0, w.div(bent, w.where(is_zero, 1.0, norm))), needed(node, 0).dtype)
 
     return w.each(data)
 
@@ -96,23 +94,18 @@ def normalised(x: Value, axes: Sequence[int], epsilon: float, w: GradientWriter,
     return Normalised(w.mul(centred, inverse), inverse, axes, is_centred)
 
 
-def widened(value: Value, w: GradientWriter) -> Value:
-    """Narrow floats as float32, in which normalisations compute."""
-    return w.cast(value, DType.F32) if value.dtype in _NARROW else value
-
-
 def of_layer_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """Of the operand, and the sums of dy * xhat and of dy over what scale and bias were repeated along."""
     x, scale, bias = needed(node, 0), needed(node, 1), operand(node, 2)
     rank = len(w.dims(x))
     axes = range(axis_attribute(node, rank, -1), rank)
     found = _layer_statistics(node, x, axes, w)
-    g = None if of[0] is None else widened(of[0], w)
+    g = None if of[0] is None else w.widened(of[0])
 
     def data() -> Value:
         total = None
         if g is not None:
-            total = found.gradient(w.mul(g, widened(scale, w)), w)
+            total = found.gradient(w.mul(g, w.widened(scale)), w)
         for extra in _of_statistics(node, of, found, w):
             total = extra if total is None else w.add(total, extra)
         assert total is not None
@@ -134,7 +127,7 @@ def _layer_statistics(node: Node, x: Value, axes: Sequence[int], w: GradientWrit
         type_ = TensorType(DType.F32, (*dims[: axes[0]], *[1] * len(axes)))
         node.add_result(Value(("mean", "inverse_deviation")[len(node.results) - 1], type_))
     mean, inverse = node.results[1:]
-    return Normalised(w.mul(w.sub(widened(x, w), mean), inverse), inverse, axes)
+    return Normalised(w.mul(w.sub(w.widened(x), mean), inverse), inverse, axes)
 
 
 def _of_statistics(node: Node, of: Of, found: Normalised, w: GradientWriter) -> list[Value]:
@@ -164,19 +157,19 @@ def _shared(value: Value, x: Value, axes: Sequence[int], w: GradientWriter) -> V
 
 def of_rms_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """As LayerNormalization, without a mean."""
-    x, scale, g = needed(node, 0), needed(node, 1), widened(_gradient(of), w)
+    x, scale, g = needed(node, 0), needed(node, 1), w.widened(_gradient(of))
     rank = len(w.dims(x))
     axes = range(axis_attribute(node, rank, -1), rank)
-    found = normalised(widened(x, w), axes, float_attribute(node, "epsilon", 1e-5), w, is_centred=False)
+    found = normalised(w.widened(x), axes, float_attribute(node, "epsilon", 1e-5), w, is_centred=False)
     return w.each(
-        lambda: w.cast(found.gradient(w.mul(g, widened(scale, w)), w), x.dtype),
+        lambda: w.cast(found.gradient(w.mul(g, w.widened(scale)), w), x.dtype),
         lambda: w.cast(w.sum_to(w.mul(g, found.hat), scale), scale.dtype),
     )
 
 
 def of_mean_variance(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """(x - mean) / (deviation + 1e-9): nothing is repaired where the deviation is 0."""
-    x, g = needed(node, 0), _gradient(of)
+    x, g = w.widened(needed(node, 0)), w.widened(_gradient(of))
     axes = [axis % len(w.dims(x)) for axis in ints_attribute(node, "axes") or (0, 2, 3)]
 
     def data() -> Value:
@@ -185,14 +178,14 @@ def of_mean_variance(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | 
         inverse = w.op("Reciprocal", [w.add(deviation, 1e-9)])
         along = w.div(w.mul(_mean(w.mul(g, centred), axes, w), w.mul(inverse, inverse)), deviation)
         straight = w.sub(w.mul(g, inverse), w.mul(centred, along))
-        return w.sub(straight, _mean(straight, axes, w))
+        return w.cast(w.sub(straight, _mean(straight, axes, w)), needed(node, 0).dtype)
 
     return w.each(data)
 
 
 def of_lrn(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """y = x * s^-beta, s = bias + alpha / size * (sum of squares of neighbouring channels)."""
-    x, g = needed(node, 0), _gradient(of)
+    x, g = w.widened(needed(node, 0)), w.widened(_gradient(of))
     size = int_attribute(node, "size")
     alpha, beta = float_attribute(node, "alpha", 1e-4), float_attribute(node, "beta", 0.75)
 
@@ -202,7 +195,8 @@ def of_lrn(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
         power = w.op("Pow", [scale, w.number(-beta, x)])
         inner = w.div(w.mul(w.mul(g, x), power), scale)
         around = _window(inner, size - 1 - before, size, w)
-        return w.sub(w.mul(g, power), w.mul(w.mul(x, around), 2 * alpha * beta / size))
+        made = w.sub(w.mul(g, power), w.mul(w.mul(x, around), 2 * alpha * beta / size))
+        return w.cast(made, needed(node, 0).dtype)
 
     return w.each(data)
 
@@ -235,10 +229,10 @@ def _sum_channels(value: Value, like: Value, w: GradientWriter) -> Value:
 
 def of_instance_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """As LayerNormalization, over the places of each channel."""
-    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), widened(_gradient(of), w)
+    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), w.widened(_gradient(of))
     rank = len(w.dims(x))
-    found = normalised(widened(x, w), range(2, rank), float_attribute(node, "epsilon", 1e-5), w)
-    factor = _per_channel(widened(scale, w), rank, w)
+    found = normalised(w.widened(x), range(2, rank), float_attribute(node, "epsilon", 1e-5), w)
+    factor = _per_channel(w.widened(scale), rank, w)
     return w.each(
         lambda: w.cast(found.gradient(w.mul(g, factor), w), x.dtype),
         lambda: _sum_channels(w.mul(g, found.hat), scale, w),
@@ -248,7 +242,7 @@ def of_instance_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | 
 
 def of_group_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """As LayerNormalization, over the channels of a group and their places."""
-    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), widened(_gradient(of), w)
+    x, scale, bias, g = needed(node, 0), needed(node, 1), needed(node, 2), w.widened(_gradient(of))
     rank, groups = len(w.dims(x)), int_attribute(node, "num_groups")
     channels = w.dims(x)[1]
     if not isinstance(channels, int):
@@ -259,8 +253,8 @@ def of_group_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
         places = [(value, dim) for dim in range(2, rank)]
         return w.reshaped(value, [(value, 0), groups, channels // groups, *places])
 
-    split, g5 = grouped(widened(x, w)), grouped(g)
-    factor = widened(scale, w)
+    split, g5 = grouped(w.widened(x)), grouped(g)
+    factor = w.widened(scale)
     factor = w.unsqueeze(factor, range(1, rank)) if per_group else w.reshape(factor, [groups, -1, *[1] * (rank - 2)])
     found = normalised(split, range(2, rank + 1), float_attribute(node, "epsilon", 1e-5), w)
 
@@ -281,14 +275,14 @@ def of_batch_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
     if int_attribute(node, "training_mode", 0):
         return _of_batch_norm_training(node, of, w)
     x, scale, bias, mean, variance = (needed(node, index) for index in range(5))
-    g = widened(_gradient(of), w)
+    g = w.widened(_gradient(of))
     rank = len(w.dims(x))
-    deviation = w.op("Sqrt", [w.add(widened(variance, w), float_attribute(node, "epsilon", 1e-5))])
+    deviation = w.op("Sqrt", [w.add(w.widened(variance), float_attribute(node, "epsilon", 1e-5))])
     inverse = w.op("Reciprocal", [deviation])
-    factor = w.mul(widened(scale, w), inverse)
+    factor = w.mul(w.widened(scale), inverse)
 
     def along_x() -> Value:
-        centred = w.sub(widened(x, w), _per_channel(widened(mean, w), rank, w))
+        centred = w.sub(w.widened(x), _per_channel(w.widened(mean), rank, w))
         return w.sum(w.mul(g, centred), [dim for dim in range(rank) if dim != 1], keep=False)
 
     def of_variance() -> Value:
@@ -314,14 +308,14 @@ def _of_batch_norm_training(node: Node, of: Of, w: GradientWriter) -> Sequence[V
         raise NoGradientError(f"its training mode of opset {node.version} is another one")
     rank, momentum = len(w.dims(x)), float_attribute(node, "momentum", 0.9)
     axes = [dim for dim in range(rank) if dim != 1]
-    found = normalised(widened(x, w), axes, float_attribute(node, "epsilon", 1e-5), w)
-    g = None if of[0] is None else widened(of[0], w)
+    found = normalised(w.widened(x), axes, float_attribute(node, "epsilon", 1e-5), w)
+    g = None if of[0] is None else w.widened(of[0])
     of_mean, of_variance = (of[index] if len(of) > index else None for index in (1, 2))
 
     def data() -> Value:
         parts = []
         if g is not None:
-            parts.append(found.gradient(w.mul(g, _per_channel(widened(scale, w), rank, w)), w))
+            parts.append(found.gradient(w.mul(g, _per_channel(w.widened(scale), rank, w)), w))
         if of_mean is not None:
             share = _per_channel(w.mul(w.cast(of_mean, found.hat.dtype), 1 - momentum), rank, w)
             parts.append(_shared(share, x, axes, w))

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from irpar.ir import DType, Node, TensorType, Value
@@ -63,7 +65,7 @@ def of_max_pool(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]
 
 
 def _compared(x: Value, y: Value, g: Value, window: Window, w: GradientWriter) -> Value:
-    lowest = w.number(float(np.finfo(_numpy_float(x)).min), x)
+    lowest = w.number(float(ml_dtypes.finfo(x.dtype.numpy).min), x)
     taken: Value | None = None
     parts = []
     for each in shifted(x, y, window, w, filler=lowest):
@@ -75,10 +77,6 @@ def _compared(x: Value, y: Value, g: Value, window: Window, w: GradientWriter) -
             taken = w.op("Or", [taken, is_maximum])
         parts.append(w.where(first, g, 0.0))
     return _put_back(parts, x, window, w)
-
-
-def _numpy_float(x: Value) -> "np.dtype[np.floating]":
-    return np.dtype(np.float32) if x.dtype is DType.BF16 else np.dtype(x.dtype.numpy)
 
 
 def _put_back(parts: Sequence[Value], x: Value, window: Window, w: GradientWriter) -> Value:
@@ -168,13 +166,12 @@ def of_average_pool(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | N
 
     def data() -> Value:
         window = _window_of(node, x, node.results[0], w)
-        counts = _counts(node, x, window, w)
-        return _on_all_places(w.div(g, counts), x, window, w)
+        return _on_all_places(w.share(g, _counts(node, x, window, w)), x, window, w)
 
     return w.each(data)
 
 
-def _counts(node: Node, x: Value, window: Window, w: GradientWriter) -> Value:
+def _counts(node: Node, x: Value, window: Window, w: GradientWriter) -> "float | np.ndarray[Any, Any]":
     """How many places each window counts: those of the data, and of the padding where that is asked for."""
     pads = ints_attribute(node, "pads") if text_attribute(node, "auto_pad", "NOTSET") == "NOTSET" else None
     found = np.ones(())
@@ -192,8 +189,8 @@ def _counts(node: Node, x: Value, window: Window, w: GradientWriter) -> Value:
         offsets = np.arange(window.kernel[dim]) * window.dilations[dim]
         found = found[..., None] * line[starts[:, None] + offsets].sum(axis=1)
     if (found == found.flat[0]).all():
-        return w.number(float(found.flat[0]), x)
-    return w.constant(found.astype(x.dtype.numpy), "counts")
+        return float(found.flat[0])
+    return found
 
 
 def _on_all_places(g: Value, x: Value, window: Window, w: GradientWriter) -> Value:
@@ -211,9 +208,9 @@ def of_global_average(node: Node, of: Of, w: GradientWriter) -> Sequence[Value |
     def data() -> Value:
         sizes = w.dims(x)[2:]
         if all(isinstance(size, int) for size in sizes):
-            share = w.div(g, float(prod(size for size in sizes if isinstance(size, int))))
+            share = w.share(g, float(prod(size for size in sizes if isinstance(size, int))))
         else:
-            share = w.div(g, w.cast(w.div(w.op("Size", [x]), w.op("Size", [g])), g.dtype))
+            share = w.share(g, w.share(*(w.cast(w.op("Size", [value]), w.wide(g.dtype)) for value in (x, g))))
         return w.broadcast_to(share, x)
 
     return w.each(data)

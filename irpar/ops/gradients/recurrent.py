@@ -47,7 +47,7 @@ def _activation(name: str, alpha: float, beta: float, clip: float | None) -> Act
 
     def apply(x: Value, w: GradientWriter) -> Value:
         if clip is not None:
-            x = w.op("Clip", [x, w.number(-clip, x), w.number(clip, x)])
+            x = w.op("Clip", [x, w.bound(-clip, x), w.bound(clip, x)])
         if name in _PLAIN:
             return w.op(_PLAIN[name], [x])
         if name in _WITH_ALPHA:

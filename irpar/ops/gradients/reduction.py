@@ -1,6 +1,7 @@
 """Gradients of reductions; where several elements are the extreme, they share."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 
@@ -53,15 +54,14 @@ def _with_dims(value: Value, x: Value, axes: Value, w: GradientWriter) -> Value:
     return w.reshape(value, shape)
 
 
-def _count(x: Value, axes: Axes, y: Value, w: GradientWriter) -> Value:
-    """How many elements make one of the result, as a number of the operand's dtype."""
+def _count(x: Value, axes: Axes, y: Value, w: GradientWriter) -> float | Value:
+    """How many elements make one of the result; a value where that is found when the model runs."""
     if axes is not None:
         dims = w.dims(x)
         sizes = [dims[axis] for axis in axes]
         if all(isinstance(size, int) for size in sizes):
-            return w.number(float(np.prod([int(size) for size in sizes if isinstance(size, int)])), x)
-    counts = [w.cast(w.op("Size", [value]), x.dtype) for value in (x, y)]
-    return w.div(*counts)
+            return float(prod(size for size in sizes if isinstance(size, int)))
+    return w.share(*(w.cast(w.op("Size", [value]), w.wide(x.dtype)) for value in (x, y)))
 
 
 def _sum(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
@@ -69,12 +69,12 @@ def _sum(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter
 
 
 def _mean(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
-    return w.div(g, _count(x, axes, y, w))
+    return w.share(g, _count(x, axes, y, w))
 
 
 def _extreme(node: Node, x: Value, y: Value, g: Value, axes: Axes, w: GradientWriter) -> Value:
     are = w.cast(w.compare("Equal", x, y), x.dtype)
-    return w.mul(are, w.div(g, _again(node, are, axes, w)))
+    return w.mul(are, w.share(g, _again(node, w.widened(are), axes, w)))
 
 
 def _again(node: Node, value: Value, axes: Axes, w: GradientWriter) -> Value:

@@ -132,7 +132,7 @@ def decompose_grid_sample(node: Node, w: GradientWriter) -> list[Value]:
     kind = _KINDS[text_attribute(node, "mode", "linear")]
     padding, is_aligned = text_attribute(node, "padding_mode", "zeros"), bool(int_attribute(node, "align_corners", 0))
     spatial = _sizes(image, 2, w)
-    wide = w.cast(grid, DType.F32) if grid.dtype in (DType.F16, DType.BF16) else grid
+    wide = w.widened(grid)
     taps: list[list[Tap]] = []
     for dim, size in enumerate(spatial):
         # The last coordinate is the place along the first dim.

@@ -3,9 +3,11 @@
 y = Mul(a : [8, 64], b : [64])     a gets Mul(dy, b); b gets ReduceSum(Mul(dy, a), [0]), since it was broadcast
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from irpar.ir import UNKNOWN, Builder, Dim, DType, Graph, Node, TensorType, Type, Value, tensor_type
@@ -17,12 +19,22 @@ from ..op_def import definition
 OLDEST_OPSET = 18
 """Of ONNX's operators: the first in which all reductions take their axes as an operand."""
 
+NARROW = (DType.F16, DType.BF16)
+"""Floats in which sums, squares and counts overflow or lose digits."""
+
 Of = Sequence[Value | None]
 """Gradients: of the results of a node, or of its operands; None where there is none."""
 
 
 class NoGradientError(Exception):
     """A node has no gradient that irpar can write; the message says why, as part of a sentence."""
+
+
+def fits(number: "float | np.ndarray[Any, Any]", dtype: DType) -> bool:
+    """Whether no number that is finite becomes infinite in a dtype."""
+    with np.errstate(over="ignore"):
+        made = np.asarray(number).astype(dtype.numpy).astype(np.float64)
+    return bool((np.isfinite(made) | ~np.isfinite(number)).all())
 
 
 class GradientWriter(Builder):
@@ -91,8 +103,20 @@ class GradientWriter(Builder):
     # -- numbers ----------------------------------------------------------------------------------------------------
 
     def number(self, number: float, like: Value) -> Value:
-        """A scalar of another value's dtype."""
+        """A scalar of another value's dtype.
+
+        Raises:
+            NoGradientError: it is too large for that.
+        """
+        if not fits(number, like.dtype):
+            raise NoGradientError(f"it takes the number {number:g}, which is infinite as {like.dtype}")
         return self.constant(np.asarray(number).astype(like.dtype.numpy), "number")
+
+    def bound(self, number: float, like: Value) -> Value:
+        """A scalar of another value's dtype that is compared with it: of that dtype's greatest, where it is beyond."""
+        if not fits(number, like.dtype):
+            number = math.copysign(float(ml_dtypes.finfo(like.dtype.numpy).max), number)
+        return self.number(number, like)
 
     def ints(self, numbers: Sequence[int]) -> Value:
         """A list of int64."""
@@ -136,13 +160,35 @@ class GradientWriter(Builder):
         """yes where the condition holds, else no; at least one of them a value."""
         return self.op("Where", [condition, *self._operands([yes, no])])
 
+    def share(self, value: Value, count: "float | np.ndarray[Any, Any] | Value") -> Value:
+        """value / count; where the dtype of the value is too narrow for the count, divided in float32.
+
+        A mean of 65520 numbers of float16 has a count that is infinite there.
+        """
+        if not isinstance(count, Value) and fits(count, value.dtype):
+            return self.op("Div", [value, self.constant(np.asarray(count).astype(value.dtype.numpy), "count")])
+        wide = self.widened(value)
+        if not isinstance(count, Value):
+            count = self.constant(np.asarray(count).astype(wide.dtype.numpy), "count")
+        return self.cast(self.div(wide, self.cast(count, wide.dtype)), value.dtype)
+
     def compare(self, op_type: str, left: Value | float, right: Value | float) -> Value:
         """A comparison (Greater, Equal, LessOrEqual ...)."""
-        return self.op(op_type, self._operands([left, right]))
+        like = next(value for value in (left, right) if isinstance(value, Value))
+        return self.op(op_type, [v if isinstance(v, Value) else self.bound(v, like) for v in (left, right)])
 
     def cast(self, value: Value, dtype: DType) -> Value:
         """The value in another dtype."""
         return value if value.dtype is dtype else self.op("Cast", [value], {"to": dtype.value})
+
+    def widened(self, value: Value) -> Value:
+        """Narrow floats as float32: squares of float16 are infinite from 256 on, sums of many are inexact."""
+        return self.cast(value, self.wide(value.dtype))
+
+    @staticmethod
+    def wide(dtype: DType) -> DType:
+        """The dtype in which sums and squares of one are computed."""
+        return DType.F32 if dtype in NARROW else dtype
 
     def sum(self, value: Value, axes: Sequence[int], keep: bool = True) -> Value:
         """The sum over axes; over none the value itself."""
@@ -229,7 +275,7 @@ class GradientWriter(Builder):
     ) -> Value:
         """Zeros with updates added by ScatterND or ScatterElements; narrow floats are added up as float32."""
         dtype = updates.dtype
-        wide = DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
+        wide = self.wide(dtype)
         zeros = self.op("Expand", [self.constant(np.zeros((), wide.numpy), "number"), shape])
         made = self.op(op_type, [zeros, index, self.cast(updates, wide)], {**(attributes or {}), "reduction": "add"})
         found = tensor_type(type)
