@@ -38,7 +38,7 @@ def _of_data(
         if not int_attribute(node, "keepdims", 1):
             g, y = w.unsqueeze(g, axes), w.unsqueeze(y, axes)
     elif not int_attribute(node, "keepdims", 1):
-        g, y = (_with_dims(value, x, needed(node, 1), w) for value in (g, y))
+        g, y = (_with_dims(node, value, x, w) for value in (g, y))
     return w.broadcast_to(slope(node, x, y, g, axes, w), x)
 
 
@@ -47,10 +47,18 @@ def _are_known(node: Node) -> bool:
     return axes is None or axes.data is not None
 
 
-def _with_dims(value: Value, x: Value, axes: Value, w: GradientWriter) -> Value:
-    """The reduced dims put back with size 1; which they are, an operand says, of which an empty one means all."""
+def _with_dims(node: Node, value: Value, x: Value, w: GradientWriter) -> Value:
+    """The reduced dims put back with size 1; which they are, an operand says.
+
+    Where that is empty all dims are reduced, or none, which an attribute says.
+    """
+    axes = needed(node, 1)
+    whole = w.op("Shape", [x])
     ones = w.op("Expand", [w.ints([1]), w.op("Shape", [axes])])
-    shape = w.op("ScatterElements", [w.op("Shape", [x]), w.op("Mod", [axes, w.size_of(w.op("Shape", [x]), 0)]), ones])
+    shape = w.op("ScatterElements", [whole, w.op("Mod", [axes, w.size_of(whole, 0)]), ones])
+    if not int_attribute(node, "noop_with_empty_axes", 0):
+        is_empty = w.compare("Equal", w.op("Size", [axes]), 0)
+        shape = w.where(is_empty, w.ints([1]), shape)
     return w.reshape(value, shape)
 
 
@@ -149,7 +157,9 @@ def of_cumsum(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
 
 
 def of_cumprod(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
-    """Each element by the product of all others before each result: no division, which zeros would not stand.
+    """Of y[i] = x[0] * ... * x[i]: p[i] * s[i], no division, which zeros would not stand.
+
+    p[i] is the product of all before i, s[i] = g[i] + x[i + 1] * s[i + 1] what the results from i on give.
 
     Raises:
         NoGradientError: the axis is computed, or its size is not known.
@@ -162,20 +172,44 @@ def of_cumprod(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     if axes is None or not isinstance(size, int):
         raise NoGradientError("because its axis, or how many elements that has, is not known")
     reverse, exclusive = (int_attribute(node, name, 0) for name in ("reverse", "exclusive"))
-    order = [*(dim for dim in range(rank) if dim != axis), axis]
 
     def factors() -> Value:
-        given, gradient = (w.unsqueeze(w.transpose(value, order), [rank - 1]) for value in (x, g))
-        others = w.where(w.constant(np.eye(size, dtype=np.bool_), "itself"), 1.0, given)
-        attributes = {"reverse": reverse, "exclusive": exclusive}
-        products = w.op("CumProd", [others, w.constant(np.int64(rank), "axis")], attributes)
-        reached = (
-            np.triu(np.ones((size, size)), exclusive) if not reverse else np.tril(np.ones((size, size)), -exclusive)
-        )
-        counted = w.mul(w.mul(products, gradient), w.constant(reached.astype(x.dtype.numpy), "reached"))
-        return w.transpose(w.sum(counted, [rank], keep=False), [order.index(dim) for dim in range(rank)])
+        given, gradient = (_flipped(value, axis, w) if reverse else value for value in (x, g))
+        if exclusive:  # Results are those of one place before.
+            gradient = w.pad(_from(gradient, axis, 1, w), {axis: (0, 1)}) if size else gradient
+        before = w.op("CumProd", [given, w.constant(np.int64(axis), "axis")], {"exclusive": 1})
+        made = w.mul(before, _sums_of_products(given, gradient, axis, size, w))
+        made = w.where(w.compare("Equal", before, 0), 0.0, made)  # What comes behind a zero may be infinite.
+        return _flipped(made, axis, w) if reverse else made
 
     return w.each(factors)
+
+
+def _flipped(value: Value, axis: int, w: GradientWriter) -> Value:
+    return w.op("Slice", [value, *(w.ints([number]) for number in (-1, -(2**62), axis, -1))])
+
+
+def _from(value: Value, axis: int, start: int, w: GradientWriter, end: int = 2**62) -> Value:
+    return w.op("Slice", [value, *(w.ints([number]) for number in (start, end, axis))])
+
+
+def _sums_of_products(x: Value, g: Value, axis: int, size: int, w: GradientWriter) -> Value:
+    """s[i] = g[i] + x[i + 1] * s[i + 1] in log2(size) steps, each of which doubles how far sums and products reach.
+
+    After reach 2: s[i] = g[i] + x[i + 1] * g[i + 1], products[i] = x[i + 1] * x[i + 2]
+    After reach 4: s[i] += products[i] * s[i + 2] ...
+
+    Hillis and Steele, Data Parallel Algorithms (1986).
+    """
+    sums, reach = g, 1
+    products = _from(x, axis, 1, w) if size > 1 else x
+    while reach < size:
+        more = w.mul(products, _from(sums, axis, reach, w))
+        sums = w.add(sums, w.pad(more, {axis: (0, reach)}))
+        if 2 * reach < size:
+            products = w.mul(_from(products, axis, 0, w, size - 2 * reach), _from(products, axis, reach, w))
+        reach *= 2
+    return sums
 
 
 def of_top_k(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:

@@ -196,10 +196,12 @@ def _folded(
     """The gradient of padding with elements: what lies outside is added to where it came from, axis by axis.
 
     Raises:
-        NoGradientError: a padded dim has no known size, or elements are taken away.
+        NoGradientError: a padded dim has no elements or no known size, or elements are taken away.
     """
     for axis, (before, behind) in pads.items():
         size = w.dims(x)[axis]
+        if size == 0:
+            raise NoGradientError(f"its mode is {mode}, along a dim of no elements that it could repeat")
         if not isinstance(size, int) or min(before, behind) < 0:
             raise NoGradientError(f"its mode is {mode}, along a dim that is cut or of unknown size")
         places = np.pad(np.arange(size), (before, behind), mode=mode)
