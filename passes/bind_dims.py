@@ -20,6 +20,9 @@ from irpar.ir import (
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError, nearest_names
 
+MOST = 2**63 - 1
+"""The greatest size that ONNX has."""
+
 
 class BindError(IrparError):
     """A size for a symbol that the model does not have, or a size that cannot be."""
@@ -42,6 +45,10 @@ class BindDims(Pass):
         for symbol, size in self.sizes.items():
             if size <= 0:
                 raise BindError(f"{symbol} is given the size {size}", do="give every symbol a size of 1 or more")
+            if size > MOST:
+                raise BindError(
+                    f"{symbol} is given a size above {MOST}, the greatest there is", do="give a smaller one"
+                )
 
     def run(self, module: Module) -> PassResult:
         """Bind in all graphs.
@@ -111,8 +118,12 @@ def _bind_dim(dim: Dim, sizes: Mapping[str, int]) -> Dim:
 
 
 def _check(value: Value, bound: Type) -> None:
-    if isinstance(bound, TensorType) and any(type(dim) is int and dim < 0 for dim in bound.shape or ()):
-        raise BindError(f"%{value.name} {value.type} becomes {bound}", do="give sizes for which every dim is 0 or more")
+    sizes = [dim for dim in bound.shape or () if isinstance(dim, int)] if isinstance(bound, TensorType) else []
+    what = f"%{value.name} {value.type} becomes {bound}"
+    if any(size < 0 for size in sizes):
+        raise BindError(what, do="give sizes for which every dim is 0 or more")
+    if any(size > MOST for size in sizes):
+        raise BindError(f"{what}; the greatest size is {MOST}", do="give smaller sizes")
 
 
 def _set_dim(value: Value, index: int, size: int) -> None:

@@ -114,11 +114,15 @@ Timing = Annotated[bool, typer.Option("--timing", help="Print the time of every 
 Statistics = Annotated[bool, typer.Option("--statistics", help="Print what passes counted.", rich_help_panel=_PASSES)]
 
 
+_MOST_DIGITS = 19
+"""Of 2**63 - 1, the greatest size there is; int() reads no number of thousands of digits."""
+
+
 def bind_of(texts: Sequence[str] | None) -> dict[str, int]:
     """Sizes of symbolic dims from `batch=8` and the like.
 
     Raises:
-        IrparError: a text has another form, or a symbol comes twice.
+        IrparError: a text has another form, or a symbol comes twice, or a size has too many digits.
     """
     sizes: dict[str, int] = {}
     for text in (part for given in texts or () for part in given.split(",")):
@@ -127,6 +131,8 @@ def bind_of(texts: Sequence[str] | None) -> dict[str, int]:
             raise IrparError(f'cannot read --bind "{text}"', do="write NAME=SIZE, such as --bind batch=8")
         if name in sizes:
             raise IrparError(f"--bind gives {name} twice", do="give each symbol once")
+        if len(size.lstrip("0")) > _MOST_DIGITS:
+            raise IrparError(f"--bind gives {name} a size of {len(size)} digits", do="give one below 2**63")
         sizes[name] = int(size)
     return sizes
 

@@ -56,6 +56,8 @@ def test_mistakes(model: Path, tmp_path: Path, capsys: Capture) -> None:
     refused(capsys, '"fc9*" matches no weight or input of floats', "grad", model, "-o", out, "--wrt", "fc9*")
     refused(capsys, '"z" matches no output of floats', "grad", model, "-o", out, "--output", "z")
     refused(capsys, "would replace the model", "grad", model, "-o", model)
+    refused(capsys, "a size above 9223372036854775807", "grad", model, "-o", out, "--bind", f"b={2**63}")
+    refused(capsys, "a size of 5000 digits", "grad", model, "-o", out, "--bind", "b=" + "9" * 5000)
     assert not out.exists()
     out.write_text("mine")
     refused(capsys, "the file exists", "grad", model, "-o", out)

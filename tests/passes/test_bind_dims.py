@@ -96,3 +96,12 @@ def test_require_static_lists_what_is_open_and_how_to_bind_it():
     assert "2 sizes are not known: batch, x.1" in message
     assert 'bind={"batch": ..., "x.1": ...}' in message
     require_static(parse_module("graph @g(%x: f32[2, 3]) -> (%x) opset 21 {\n}"))
+
+
+def test_sizes_that_onnx_does_not_have_are_refused():
+    most = 2**63 - 1
+    with pytest.raises(BindError, match=f"n is given a size above {most}"):
+        BindDims(sizes={"n": 10**5000})
+    module = parse_module("graph @g(%x: f32[n]) -> (%y) opset 21 {\n  %y = Tile(%x) : f32[2*n]\n}\n")
+    with pytest.raises(BindError, match=rf"becomes f32\[{2 * most}\]; the greatest size is {most}"):
+        BindDims(sizes={"n": most}).run(module)
