@@ -46,8 +46,8 @@ class Autodiff(Pass):
         """Write the backward pass.
 
         Raises:
-            GradientError: a name matches nothing that has a gradient, an operator on the way has none, or the graph is
-                not what is needed before.
+            GradientError: a name matches nothing that has a gradient, or an output and a tensor that is asked for; an
+                operator on the way has no gradient, or the graph is not what is needed before.
         """
         _check(module, self.keep_outputs)
         graph = module.graph
@@ -56,6 +56,7 @@ class Autodiff(Pass):
         straight = self.straight_through
         decompose(graph, module.opsets, wanted, inference.result_types, straight_through=straight)
         outputs = chosen_outputs(graph, self.outputs)
+        _check_names(outputs, wanted)
         for node in graph.walk():
             node.phase = node.phase or "forward"
         seeds = [(value, graph.add_input(GRAD + name, value.type)) for value, name in outputs]
@@ -107,6 +108,26 @@ def _check(module: Module, keep_outputs: bool) -> None:
                 raise GradientError(
                     f"{node.operator} calls a function", where=f"node {node.label}", do="run inline-functions before"
                 )
+
+
+def _check_names(outputs: Sequence[tuple[Value, str]], wanted: Sequence[Value]) -> None:
+    """Refuse outputs of the name of what is asked for, such as inputs that the graph returns.
+
+    The gradient that comes in and the one that goes out would both be `grad.<name>`.
+
+    Raises:
+        GradientError: naming one.
+    """
+    asked = {value.source_name for value in wanted}
+    for _, name in outputs:
+        if name in asked:
+            others = [other for _, other in outputs if other not in asked]
+            take = f"differentiate {listed(others, 5)} alone" if others else "differentiate another output"
+            raise GradientError(
+                f'"{name}" is an output and a tensor whose gradient is asked for: '
+                f'"{GRAD}{name}" would be an input and a result',
+                do=f'leave "{name}" out of what gradients are asked for (--wrt), or {take} (--output)',
+            )
 
 
 def chosen_outputs(graph: Graph, patterns: Sequence[str]) -> list[tuple[Value, str]]:

@@ -94,6 +94,27 @@ def test_names_that_mean_nothing_are_refused(options: Autodiff, told: str) -> No
     assert caught.value.do
 
 
+def test_a_tensor_that_is_an_output_too_is_refused() -> None:
+    text = """
+        graph @g(%x: f32[4]) -> (%x, %y) opset 21 {
+          %w = constant : f32[4] [1.0, 2.0, 3.0, 4.0] from "w"
+          %y = Mul(%x, %w) : f32[4]
+        }
+        """
+    with pytest.raises(GradientError, match="would be an input and a result") as caught:
+        Autodiff(wrt=("x",)).run(parse_module(text))
+    assert caught.value.do == (
+        'leave "x" out of what gradients are asked for (--wrt), or differentiate y alone (--output)'
+    )
+    with pytest.raises(GradientError, match='"x" is an output') as caught:
+        Autodiff(wrt=("x",), outputs=("x",)).run(parse_module(text))
+    assert "another output" in caught.value.do
+    for options in (Autodiff(wrt=("x",), outputs=("y",)), Autodiff(wrt=("w",))):
+        module = parse_module(text)
+        options.run(module)
+        assert len(module.graph.outputs) == 1
+
+
 def test_an_operator_without_gradient_is_refused_with_the_path() -> None:
     module = parse_module(
         """
