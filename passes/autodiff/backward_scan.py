@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from irpar.analysis.types.control_flow import FLAG
 from irpar.ir import Builder, Graph, Ints, Node, Value, tensor_type
 from irpar.ir.clone import clone_node
+from irpar.ir.graph import captured_or_read
 from irpar.ops.effects import is_deterministic
 from irpar.ops.facts import text_attribute
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .dependence import dependents, is_real
-from .looping import Looping, Slices
+from .looping import Looping, Slices, runs_alike
 
 if TYPE_CHECKING:
     from .reverse import Reverse
@@ -33,8 +34,8 @@ class BackwardScan:
     """Writes it: the backward pass of one trip, behind the body first, then moved to a body of its own.
 
     What the backward pass reads of the trip becomes a result that the forward collects, and is scanned from the last
-    trip to the first; what may have other sizes in each trip is computed again. Carried are the gradients of what the
-    forward carries, and the sums for what it reads from outside.
+    trip to the first; what may have other sizes in each trip is computed again, Loops in there as a whole. Carried are
+    the gradients of what the forward carries, and the sums for what it reads from outside.
 
     Args:
         reverse: of the graph around it.
@@ -173,21 +174,35 @@ class BackwardScan:
         known = self.there.get(value)
         if known is None:
             made = value.node
-            if made is not None and first is not None and _may_vary(value) and _may_repeat(made):
+            if made is not None and first is not None and self._varies(value) and is_deterministic(made):
                 self._compute_again(made, first)
                 return self.there[value]
             known = self.there[value] = self._saved(value)
         return known
 
+    def _varies(self, value: Value) -> bool:
+        """Whether a value may have other sizes in each trip: what a Loop in there collects has one for each of its."""
+        node = value.node
+        if node is None or node.identity != ("", "Loop"):
+            return _may_vary(value)
+        (body,) = node.nested_graphs()
+        is_collected = node.results.index(value) >= len(body.inputs) - 2
+        if not is_collected or not runs_alike(node, self.looping.body):
+            return is_collected or _may_vary(value)
+        shape = value.tensor_type.shape
+        return shape is None or None in shape[1:]
+
     def _compute_again(self, node: Node, first: Node) -> None:
         """Put a copy of a node that gives other sizes in each trip, which cannot be collected, into the backward."""
         forward = self.looping.body
-        values = {value: self._there(value, first) for value in node.inputs if value.owner is forward}
-        copy = clone_node(node, {value: values.get(value, value) for value in node.inputs})
-        copy.phase = "backward"
+        read = dict.fromkeys(captured_or_read(node))
+        values = {value: self._there(value, first) for value in read if value.owner is forward}
+        copy = clone_node(node, values, self.body.names)
         for result in copy.results:
             result.source = None
         self.body.insert_before(first, copy)
+        for inner in (copy, *(inner for graph in _graphs_in(copy) for inner in graph)):
+            inner.phase = "backward"
         self.there.update(zip(node.results, copy.results, strict=True))
 
     def _saved(self, value: Value) -> Value:
@@ -321,11 +336,6 @@ def _may_vary(value: Value) -> bool:
     """Whether a value may have other sizes in each trip."""
     found = tensor_type(value.type)
     return found is None or found.shape is None or None in found.shape
-
-
-def _may_repeat(node: Node) -> bool:
-    """Whether a node gives the same when it runs again; those that hold graphs are not repeated."""
-    return is_deterministic(node) and not any(True for _ in node.nested_graphs())
 
 
 def _products_of(gradient: Value, body: Graph) -> list[Product] | None:

@@ -117,6 +117,36 @@ class Looping:
         return Slices(outside, value)
 
 
+def runs_alike(node: Node, around: Graph) -> bool:
+    """Whether a Loop in a body has the same number of trips each time that this body runs.
+
+    Its limit and its condition come from outside, and its own body goes on as it began.
+    """
+    if trip_count(node) is not None:
+        return True
+    limit, flag = (*node.operands, None, None)[:2]
+    (body,) = node.nested_graphs()
+    goes_on = _copied(body.outputs[0])
+    is_kept = goes_on is body.inputs[1] or goes_on.owner not in (body, around)
+    return is_kept and _is_same(limit, around) and _is_same(flag, around)
+
+
+def _is_same(value: Value | None, around: Graph) -> bool:
+    """Whether a value is the same each time that a body runs; the condition of its Loop is true whenever it does."""
+    if value is None:
+        return True
+    source = _copied(value)
+    is_condition = around.parent is not None and around.parent.op_type == "Loop" and source is around.inputs[1]
+    return is_condition or source.owner is not around
+
+
+def _copied(value: Value) -> Value:
+    """What a value is a copy of."""
+    while value.node is not None and value.node.identity == ("", "Identity"):
+        value = value.node.inputs[0]
+    return value
+
+
 def _slices(node: Node, prefix: str, outside: list[Value], inside: list[Value], count: int) -> tuple[Slices, ...]:
     axes = scan_axes(node, f"{prefix}_axes", count)
     directions = scan_axes(node, f"{prefix}_directions", count)

@@ -115,6 +115,50 @@ LINEAR_LOOP = """
     }"""
 
 
+UNEVEN = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    triangle (int64 trips, double[3] x, double[3] w) => (double[3] y) {
+      go = Constant <value = bool {1}> ()
+      y = Loop (trips, go, x) <
+        body = outer (int64 i, bool on, double[3] before) => (bool still, double[3] after) {
+          still = Identity (on)
+          begins = Identity (on)
+          last, each = Loop (LIMIT, begins, before) <
+            body = inner (int64 j, bool runs, double[3] u) => (bool goes_on, double[3] v, double[3] square) {
+              goes_on = CONDITION
+              a = Mul (u, w)
+              b = Add (a, before)
+              v = Sin (b)
+              square = Mul (v, u)
+            }>
+          first = Constant <value = int64[1] {0}> ()
+          total = ReduceSum <keepdims = 0> (each, first)
+          after = Add (last, total)
+        }>
+    }"""
+
+DEEP = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    pyramid (int64 trips, double[3] x, double[3] w) => (double[3] y) {
+      go = Constant <value = bool {1}> ()
+      y = Loop (trips, go, x) <
+        body = outer (int64 i, bool on, double[3] a) => (bool still, double[3] b) {
+          still = Identity (on)
+          b = Loop (i, on, a) <
+            body = middle (int64 j, bool on2, double[3] c) => (bool still2, double[3] d) {
+              still2 = Identity (on2)
+              scaled = Mul (c, a)
+              d = Loop (j, on2, scaled) <
+                body = inner (int64 k, bool on3, double[3] e) => (bool still3, double[3] f) {
+                  still3 = Identity (on3)
+                  g = Mul (e, w)
+                  f = Sin (g)
+                }>
+            }>
+        }>
+    }"""
+
+
 @pytest.mark.parametrize("condition", [True, False])
 def test_if(condition: bool) -> None:
     feeds = {"c": np.array(condition), "x": floats(3, 4), "b": floats(4, seed=1)}
@@ -163,3 +207,23 @@ def test_weights_of_batches_in_a_scan() -> None:
     check_module(module, feeds, ["s0", "xs", "w"])
     equations = [node.attributes["equation"] for node in gradients_of(module, ["w"]).graph if node.op_type == "Einsum"]
     assert equations == ["Taby,Tabz->yz"]
+
+
+@pytest.mark.parametrize("trips", [1, 3])
+@pytest.mark.parametrize(
+    ("limit", "condition"),
+    [("i", "Identity (runs)"), ("trips", "Less (j, i)"), ("trips", "Identity (runs)")],
+    ids=["limit", "condition", "alike"],
+)
+def test_loop_in_a_loop_of_other_trips_each_time(limit: str, condition: str, trips: int) -> None:
+    """What the inner one collects is of another size each time: it is computed again instead of being saved."""
+    module = module_of(UNEVEN.replace("LIMIT", limit).replace("CONDITION", condition))
+    check_module(module, {"trips": np.array(trips), "x": floats(3), "w": floats(3, seed=1)}, ["x", "w"])
+    loops = [node for node in gradients_of(module, ["x", "w"]).graph.walk() if node.op_type == "Loop"]
+    is_alike = limit == "trips" and condition == "Identity (runs)"
+    assert len(loops) == (4 if is_alike else 5)
+
+
+@pytest.mark.parametrize("trips", [1, 2, 4])
+def test_three_loops_of_other_trips_each_time(trips: int) -> None:
+    check_module(module_of(DEEP), {"trips": np.array(trips), "x": floats(3), "w": floats(3, seed=1)}, ["x", "w"])
