@@ -1,13 +1,12 @@
 """What irpar sends in one training step, beside XLA's two partitioners and the best plans known.
 
-    python benchmarks/training_anchors.py              all cases that are one step without ZeRO and micro-batches
+    python benchmarks/training_anchors.py              all cases without micro-batches
     python benchmarks/training_anchors.py mlp_dp2tp4   some
     python benchmarks/training_anchors.py --no-run     plans only: nothing is computed
     python benchmarks/training_anchors.py --list       and every collective of each
 
 The cases are a folder of ONNX models with annotations, and what a step sends: ../shared/anchors/training beside the
-repository, or --anchors FOLDER. The step is put together here: the model, the loss, its gradients (irpar.gradients),
-and the update of each parameter, which leaves with the sharding that it came with.
+repository, or --anchors FOLDER. irpar.train_step makes the step, whose parameters and moments are state.
 
 `x` is irpar's bytes over the best known. Exit code 1 where a case sends more than the better of GSPMD and Shardy, or
 computes other parameters than the reference says.
@@ -24,72 +23,32 @@ from typing import Any
 import numpy as np
 
 import irpar
-from irpar.ir import Builder, DType, Module, TensorType, Value
-from irpar.ops.gradients.writer import GradientWriter
-from irpar.passes.autodiff import GRAD
+from irpar.ir import Module
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from anchors import DEFAULT_FOLDER, inputs_of
 
-LOSS = "loss"
 TARGET = "target"
-BETAS, EPSILON, DECAY = (0.9, 0.999), 1e-8, 0.01
+DECAY = 0.01
 
 
 def step_of(case: dict[str, Any], folder: Path) -> Module:
     """The module of one step: the loss, and each parameter after it."""
-    module = irpar.load(folder / case["model"])
-    irpar.PassManager.parse("inline-functions,raise-opset,infer-types").run(module)
-    _add_loss(module, case)
-    made = irpar.gradients(module, outputs=[LOSS], wrt=case["parameters"], keep_outputs=True)
-    graph = made.graph
-    seed = graph.value(GRAD + LOSS)
-    one = Builder(graph, made.opsets).constant(np.float32(1), "one")
-    seed.replace_uses(one)
-    graph.remove_input(seed)
-    values = dict(zip(graph.output_names, graph.outputs, strict=True))
-    named = {value.source_name: value for value in (*graph.constants, *graph.inputs)}
-    writer = GradientWriter(graph, made.opsets)
-    outputs = {LOSS: values[LOSS]}
-    for name in case["parameters"]:
-        outputs[f"{name}.new"] = _updated(named[name], values[GRAD + name], case["optimizer"], writer)
-    for name, value in outputs.items():
-        value.rename(name)
-    graph.set_outputs(list(outputs.values()), list(outputs))
-    return made
-
-
-def _add_loss(module: Module, case: dict[str, Any]) -> None:
-    graph = module.graph
-    spec = case["inputs"][TARGET]
-    dtype = DType.F32 if spec["dtype"] == "f32" else DType.I64
-    target = graph.add_input(TARGET, TensorType(dtype, tuple(spec["shape"])), TARGET)
-    y = dict(zip(graph.output_names, graph.outputs, strict=True))[case["output"]]
-    writer = GradientWriter(graph, module.opsets)
-    if case["loss"] == "mse":
-        difference = writer.sub(y, target)
-        loss = writer.op("ReduceMean", [writer.mul(difference, difference)], {"keepdims": 0})
-    else:
-        rank = len(writer.dims(y))
-        scores = writer.transpose(y, [0, rank - 1, *range(1, rank - 1)])
-        loss = writer.op("SoftmaxCrossEntropyLoss", [scores, target])
-    loss.rename(LOSS)
-    for node in graph:
-        node.phase = None
-    graph.set_outputs([*graph.outputs, loss], [*graph.output_names, LOSS])
-
-
-def _updated(value: Value, gradient: Value, optimizer: dict[str, Any], writer: GradientWriter) -> Value:
-    """A parameter after the step; moments begin as zeros, so that Adam's are the gradient and its square."""
-    rate = optimizer["lr"]
+    optimizer = case["optimizer"]
+    options: dict[str, Any] = {"learning_rate": optimizer["lr"]}
     if optimizer["name"] == "adamw":
-        size = writer.op("Sqrt", [writer.mul(gradient, gradient)])
-        gradient = writer.div(gradient, writer.add(size, optimizer.get("eps", EPSILON)))
-        gradient = writer.add(gradient, writer.mul(value, optimizer.get("weight_decay", DECAY)))
-    made = writer.sub(value, writer.mul(gradient, rate))
-    assert made.node is not None
-    return made
+        options |= {"eps": optimizer.get("eps", 1e-8), "weight_decay": optimizer.get("weight_decay", DECAY)}
+        options["betas"] = [optimizer.get("b1", 0.9), optimizer.get("b2", 0.999)]
+    return irpar.train_step(
+        folder / case["model"],
+        loss=case["loss"],
+        output=case["output"],
+        optimizer=optimizer["name"],
+        trainable=case["parameters"],
+        freeze_statistics=True,
+        **options,
+    )
 
 
 def partition_of(case: dict[str, Any], folder: Path, network: str) -> irpar.Partition:
@@ -97,8 +56,10 @@ def partition_of(case: dict[str, Any], folder: Path, network: str) -> irpar.Part
     module = step_of(case, folder)
     for name, spec in case["annotations"].items():
         module.shard(name, spec)
-        if name in case["parameters"]:
-            module.shard(f"{name}.new", spec)
+    for name, spec in (case.get("optimizer_state") or {}).items():
+        for moment in (f"{name}.m", f"{name}.v"):
+            if any(value.source_name == moment for value in module.graph.inputs):
+                module.shard(moment, spec)
     mesh = irpar.Mesh(dict(zip(case["mesh"]["axes"], case["mesh"]["sizes"], strict=True)))
     return irpar.partition(module, mesh, network=network)
 
@@ -109,13 +70,15 @@ def fault_of(partition: irpar.Partition, case: dict[str, Any]) -> str:
         name: array.astype(np.int64) if array.dtype.kind == "i" and name == TARGET else array
         for name, array in inputs_of(case).items()
     }
-    found = partition.run(inputs)
+    with partition.trainer() as trainer:
+        loss = trainer.step(inputs)
+        found = trainer.read_all()
     expected = case["expected"]
-    if abs(float(found[LOSS]) - expected["loss"]) > 1e-4 * abs(expected["loss"]):
-        return f"loss {float(found[LOSS])}, not {expected['loss']}"
+    if abs(loss - expected["loss"]) > 1e-4 * abs(expected["loss"]):
+        return f"loss {loss}, not {expected['loss']}"
     tolerance = 0.05 * case["optimizer"]["lr"] if case["optimizer"]["name"] == "adamw" else 1e-5
     for name, (total, *first) in expected["params_after_1_step"].items():
-        array = found[f"{name}.new"].astype(np.float64)
+        array = found[name].astype(np.float64)
         if np.abs(array.ravel()[: len(first)] - first).max() > tolerance:
             return f"{name} is {array.ravel()[: len(first)]}, not {first}"
         if abs(array.sum() - total) > tolerance * max(1.0, np.abs(array).sum()):
@@ -147,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report(case: dict[str, Any], folder: Path, options: argparse.Namespace) -> bool:
     """Print the line of one case; whether it is at most what XLA sends, and right."""
-    if case["zero"] or case["micro_batches"] > 1 or case["recompute"]:
-        print(f"{case['name']:20}  left out: ZeRO, micro-batches or recompute")
+    if case["micro_batches"] > 1 or case["recompute"]:
+        print(f"{case['name']:20}  left out: micro-batches or recompute")
         return True
     start = time.perf_counter()
     try:
