@@ -1,6 +1,7 @@
 """What people call from Python: load a model, partition it, run, verify and save the partition."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -263,10 +264,12 @@ class Partition:
         weights: Literal["copy", "none"] = "copy",
         force: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        evaluation: "Partition | None" = None,
     ) -> None:
         """Write plan.json and the parts; see `irpar.output.writer.write_partition`.
 
-        The plan gets the id and the facts about weights that were written.
+        The plan gets the id and the facts about weights that were written. Beside a training step stands its
+        evaluation program, where one is given.
 
         Raises:
             IrparError: the folder exists, or the weights cannot be read.
@@ -277,8 +280,20 @@ class Partition:
         check_weights(weights)
         if self.module is None:
             raise IrparError("a partition opened from disk is saved already", do="copy its folder")
+        beside = None
+        if evaluation is not None:
+            from irpar.output.target import EVALUATION
+
+            beside = partial(_save_beside, evaluation, EVALUATION)
         self.plan = write_partition(
-            Path(folder), self.module, self.parts, self.plan, weights=weights, force=force, progress=progress
+            Path(folder),
+            self.module,
+            self.parts,
+            self.plan,
+            weights=weights,
+            force=force,
+            progress=progress,
+            beside=beside,
         )
 
     def default_engine(self, world: "World | None" = None) -> Engine:
@@ -485,6 +500,10 @@ class Partition:
         original = self.original(model)
         check_fits(self.plan)
         return bisect(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
+
+
+def _save_beside(partition: Partition, name: str, folder: Path) -> None:
+    partition.save(folder / name)
 
 
 def annotate(module: Module, annotations: Mapping[str, Sequence[Any] | Mapping[str, Any]]) -> None:

@@ -163,13 +163,19 @@ class Made:
     told: Sequence[str]
 
 
-def write_partition(asked: Asked, sources: list[Path], read: "Callable[[], tuple[Module, int]]") -> Made:
+def write_partition(
+    asked: Asked,
+    sources: list[Path],
+    read: "Callable[[], tuple[Module, int]]",
+    evaluation: "Callable[[Plan], Module] | None" = None,
+) -> Made:
     """Shard a model and write its programs.
 
     Args:
         asked: the options.
         sources: the files that are read, from `checked_sources`.
         read: gives the module, on its mesh, and how many annotations it has.
+        evaluation: gives the evaluation program of a training step, for its plan.
 
     Raises:
         IrparError: the model, an annotation or the target does not fit.
@@ -201,7 +207,8 @@ def write_partition(asked: Asked, sources: list[Path], read: "Callable[[], tuple
         made = partition(
             module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb
         )
-        made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes)
+        beside = None if evaluation is None else partition(evaluation(made.plan), network=asked.network)
+        made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside)
         told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
     return Made(made, annotated, told)
 

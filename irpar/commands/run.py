@@ -111,6 +111,22 @@ Metrics = Annotated[
         show_default=False,
     ),
 ]
+EvaluationData = Annotated[
+    Path | None,
+    typer.Option(
+        "--eval-data",
+        metavar="DATA",
+        help="Samples to evaluate on, by the model as it is used, on the state as it is.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+EvaluateEvery = Annotated[
+    int,
+    typer.Option(
+        "--eval-every", metavar="K", help="Steps between evaluations; 0: at the end.", rich_help_panel=_TRAINING
+    ),
+]
 Outputs = Annotated[
     Path | None,
     typer.Option("--outputs", metavar="FILE", help="The .npz file to write the outputs to.", show_default=False),
@@ -141,6 +157,8 @@ def run_command(
     seed: Seed = None,
     in_order: InOrder = False,
     metrics: Metrics = None,
+    eval_data: EvaluationData = None,
+    eval_every: EvaluateEvery = 0,
     as_json: Json = False,
 ) -> None:
     """Run all ranks of a partition, on full inputs, and give back full outputs; or train (--data).
@@ -162,6 +180,8 @@ def run_command(
         seed,
         in_order,
         metrics,
+        eval_data,
+        eval_every,
     )
     asked.check(inputs, outputs)
 

@@ -46,6 +46,7 @@ from .partition import (
 if TYPE_CHECKING:
     from irpar.annotations.shardings_file import ShardingsFile
     from irpar.ir import Module
+    from irpar.output.plan import Plan
     from irpar.sharding import Mesh
 
 _LOSS, _UPDATE, _WHAT = "The loss", "The update", "What is trained"
@@ -321,7 +322,7 @@ def train_command(
         _write_model(step_of, asked, agreed)
         return
     sources = checked_sources(asked, model, shardings)
-    made = write_partition(asked, sources, lambda: step_of.annotated(file, agreed))
+    made = write_partition(asked, sources, lambda: step_of.annotated(file, agreed), step_of.evaluation)
     report(asked, made, step_of.notes)
 
 
@@ -348,6 +349,7 @@ class _Maker:
         self.options = options
         self.dataset_sharding = dataset_sharding
         self.notes: tuple[str, ...] = ()
+        self._module: Module | None = None
 
     def plain(self, mesh: "Mesh | None" = None, file: "ShardingsFile | None" = None) -> "tuple[Module, int]":
         """The step, and how many annotations the model has; those of a file that name tensors of the model are set."""
@@ -362,8 +364,17 @@ class _Maker:
             module.set_mesh(mesh)
         if file is not None:
             file.annotate(module)
+        self._module = module
         made, self.notes = make_step(module, settings_of(self.options), bind_of(self.bind))
         return made, len(made.annotated)
+
+    def evaluation(self, plan: "Plan") -> "Module":
+        """The evaluation program of the step, once that is partitioned."""
+        from irpar.training.arguments import settings_of
+        from irpar.training.evaluation import make_evaluation
+
+        assert self._module is not None
+        return make_evaluation(self._module, settings_of(self.options), plan)
 
     def annotated(self, file: "ShardingsFile", mesh: "Mesh | None") -> "tuple[Module, int]":
         """The step on its mesh, annotated; and how many annotations there are."""

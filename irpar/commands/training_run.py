@@ -33,6 +33,8 @@ class TrainingRun:
     seed: int | None
     in_order: bool
     metrics: Path | None
+    evaluation: Path | None
+    evaluate_every: int
 
     def check(self, inputs: Path | None, outputs: Path | None) -> None:
         """Refuse options that do not go together.
@@ -52,6 +54,8 @@ class TrainingRun:
                 "--seed": self.seed is not None,
                 "--in-order": self.in_order,
                 "--metrics": self.metrics is not None,
+                "--eval-data": self.evaluation is not None,
+                "--eval-every": self.evaluate_every,
             }
             wrong = next((name for name, is_given in given.items() if is_given), None)
             if wrong is not None:
@@ -111,6 +115,8 @@ class TrainingRun:
             self.keep,
             self.resume,
             self.metrics,
+            None if self.evaluation is None else self.evaluation.absolute(),
+            self.evaluate_every,
         )
 
 
@@ -142,6 +148,7 @@ def _report(partition: "Partition", summary: "Summary", seconds: float, asked: "
                 "losses": summary.losses,
                 "seconds": seconds,
                 "read_bytes": summary.read_bytes,
+                "evaluations": summary.evaluations,
                 "checkpoint": None if summary.checkpoint is None else str(summary.checkpoint),
             }
         )
@@ -157,5 +164,7 @@ def _report(partition: "Partition", summary: "Summary", seconds: float, asked: "
     console.print(
         f"loss {losses}; each rank read at most {bytes_text(summary.read_bytes)} of {asked.data}", soft_wrap=True
     )
+    for step, loss in summary.evaluations.items():
+        console.print(f"evaluation after step {step:,}: loss {loss:.4f}")
     if summary.checkpoint is not None:
         console.print(f"checkpoint: {summary.checkpoint}", soft_wrap=True)

@@ -18,6 +18,8 @@ from .plan import FORMAT
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
 STATE_FILE = "state.safetensors"
 """Whole tensors that state begins with; each rank reads its blocks."""
+EVALUATION = "evaluation"
+"""The folder of a training step's evaluation program: a partition over the same ranks."""
 _PART = re.compile(r"part\d+")
 _SUMS = re.compile(r"part\d+\.sha256")
 """What `irpar pack` puts beside the parts."""
@@ -155,15 +157,22 @@ def _others(folder: Path) -> Iterator[str]:
     for entry in os.scandir(folder):
         if _is_part(entry):
             yield from _unexpected(Path(entry.path), (MODEL_FILE, WEIGHTS_FILE), f"{entry.name}/")
+        elif _is_evaluation(entry):
+            yield from (f"{entry.name}/{name}" for name in _others(Path(entry.path)))
 
 
 def _unexpected(folder: Path, files: Sequence[str], prefix: str) -> Iterator[str]:
     for entry in os.scandir(folder):
         is_named = entry.name in files or (not prefix and _SUMS.fullmatch(entry.name) is not None)
         is_known = is_named and entry.is_file(follow_symlinks=False)
-        if not (is_known or is_leftover(entry.name) or (not prefix and _is_part(entry))):
+        is_folder = not prefix and (_is_part(entry) or _is_evaluation(entry))
+        if not (is_known or is_leftover(entry.name) or is_folder):
             yield prefix + entry.name
 
 
 def _is_part(entry: "os.DirEntry[str]") -> bool:
     return _PART.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
+
+
+def _is_evaluation(entry: "os.DirEntry[str]") -> bool:
+    return entry.name == EVALUATION and entry.is_dir(follow_symlinks=False)

@@ -48,6 +48,7 @@ def write_partition(
     weights: Weights = "copy",
     force: bool = False,
     progress: Progress | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> Plan:
     """Write plan, programs and weights of a local module.
 
@@ -62,6 +63,7 @@ def write_partition(
         weights: "copy" writes each part's slices, "none" writes plan and programs only.
         force: replace a target that holds a partition and nothing else.
         progress: told about written bytes.
+        beside: writes what belongs to it into the folder, before that takes its name.
 
     Returns:
         The plan as written: with the partition's id, and the size and digest of each part's program and weights.
@@ -96,6 +98,8 @@ def write_partition(
             for entry, path, fact in zip(plan.parts, models, facts, strict=True)
         ]
         (fresh / PLAN_FILE).write_text(written.to_json(), encoding="utf-8")
+        if beside is not None:
+            beside(fresh)
         # Others may have written to the target in the meantime.
         check_target(folder, force, sources)
     return written

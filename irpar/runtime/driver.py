@@ -44,6 +44,7 @@ class Request:
         batch: samples of which the rank reads its own part, as `irpar.inputs.dataset.Batch.message` has it; empty:
             none.
         path: see `what`.
+        program: which program runs: that of the partition, or `EVALUATION` beside it.
     """
 
     inputs: Mapping[str, Any]
@@ -54,6 +55,7 @@ class Request:
     what: StateRequest | Literal["run"] = "run"
     batch: Sequence[Any] = ()
     path: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Driver:
         """Let a rank run."""
         inputs, fetch = dict(request.inputs), dict(request.fetch)
         told = [inputs, fetch, request.all_copies, request.partition, request.session, request.what]
-        told += [list(request.batch), request.path]
+        told += [list(request.batch), request.path, request.program]
         self._messenger.send(rank, encode([RUN, *told]))
 
     def answer(self, rank: int, log: CollectiveLog) -> Answer:

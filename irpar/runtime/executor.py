@@ -5,7 +5,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from irpar.inputs.dataset import Batch
 from irpar.ir import Module
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan
+from irpar.output.target import EVALUATION
 from irpar.sharding import Mesh
 
 from .checkpointing import load_blocks, save_blocks
@@ -27,7 +28,7 @@ from .engines.base import EngineSettings, make_engine
 from .errors import EngineError, ProgramError
 from .given import Given
 from .groups import Group, Messenger, make_group
-from .held_state import HeldState, first_states, state_specs
+from .held_state import BorrowedState, HeldState, first_states, state_specs
 from .launch.environment import World, threads_of_rank
 from .layout import TensorSpec, check_replicas, gather, is_first_holder
 from .lockstep import Lockstep
@@ -56,6 +57,7 @@ class Executor:
         timeout: seconds that a rank waits for others at a collective; None: `irpar.runtime.groups.TIMEOUT`.
         strict: refuse nodes that an engine with a device would compute on the host.
         fixed: arrays by name of inputs that take no other value, and may be left out.
+        beside: the executor of a program of the same ranks: this one has its group, and reads the state that it holds.
 
     Attributes:
         inputs: what `run` takes.
@@ -82,8 +84,12 @@ class Executor:
         timeout: float | None = None,
         strict: bool = False,
         fixed: Mapping[str, Any] | None = None,
+        beside: "Executor | None" = None,
     ) -> None:
         self.mesh = mesh
+        self._beside = beside
+        self._folder: Path | None = None
+        self._evaluation: Executor | None = None
         self.fixed = dict(fixed or {})
         self.is_strict = strict
         self.is_open = True
@@ -108,7 +114,10 @@ class Executor:
         self._check_parts_agree()
         self.log = CollectiveLog()
         self.read_bytes: dict[int, int] = {}
-        self._held = HeldState(self.parts, {rank: mesh.coords(rank) for rank in ranks})
+        if self._beside is None:
+            self._held: HeldState = HeldState(self.parts, {rank: mesh.coords(rank) for rank in ranks})
+        else:
+            self._held = BorrowedState(self._beside._held, [state.spec.name for state in self.states])
         self._sessions = itertools.count(1)
         world = World.of_environment() if len(ranks) < mesh.size else None
         settings = EngineSettings(
@@ -130,6 +139,11 @@ class Executor:
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._lockstep = Lockstep(self._group, mesh, self._threads)
+        self._driver: Driver | None
+        self._turn: AbstractContextManager[Any]
+        if self._beside is not None:
+            self._driver, self._turn = self._beside._driver, self._beside._turn
+            return
         others = [rank for rank in range(mesh.size) if rank not in ranks]
         self._driver = Driver(self._messenger, others) if self.is_driver and others else None
         # Threads that share a driver take turns: the other ranks run one thing at a time.
@@ -159,12 +173,13 @@ class Executor:
         timeout: float | None = None,
         strict: bool = False,
         plan: Plan | None = None,
+        beside: "Executor | None" = None,
     ) -> "Executor":
         """The program that `irpar partition` wrote to a folder; only the parts of this process's ranks are opened.
 
         Args:
             folder: that.
-            engine, group, timeout, strict: as the class has them.
+            engine, group, timeout, strict, beside: as the class has them.
             plan: its plan.json, where that was read.
 
         Raises:
@@ -181,9 +196,32 @@ class Executor:
             own = None if len(joined.ranks) == mesh.size else joined.ranks
             _, _, parts, modules = open_parts(folder, own, plan)
             fixed = fixed_of_plan(plan.inputs)
-        executor = cls(modules[0], mesh, engine=engine, group=joined, parts=parts, strict=strict, fixed=fixed)
+        options: dict[str, Any] = {"engine": engine, "group": joined, "strict": strict, "beside": beside}
+        executor = cls(modules[0], mesh, parts=parts, fixed=fixed, **options)
         executor._partition = str(plan.id)
+        executor._folder = Path(folder)
         return executor
+
+    @property
+    def evaluation(self) -> "Executor":
+        """Runs the evaluation program of a training step, on the state that this executor holds.
+
+        Raises:
+            ProgramError: there is none.
+        """
+        if self._evaluation is None:
+            folder = None if self._folder is None else self._folder / EVALUATION
+            if folder is None or not folder.is_dir():
+                raise ProgramError(
+                    "the partition has no evaluation program",
+                    where="" if folder is None else str(folder),
+                    do="make the training step with irpar train, which writes one beside it",
+                )
+            engine = self._engine.name
+            self._evaluation = Executor.open(
+                folder, engine=engine, group=self._group, strict=self.is_strict, beside=self
+            )
+        return self._evaluation
 
     def run(
         self,
@@ -347,6 +385,11 @@ class Executor:
         if not self.is_open or os.getpid() != self._process:
             return  # A process that was forked from this rank's holds nothing of it, and ends nothing.
         self.is_open = False
+        if self._evaluation is not None:
+            self._evaluation.close()
+        if self._beside is not None:
+            self._lockstep.close()
+            return
         atexit.unregister(self.close)
         if not self.is_driver and not self._has_served:
             # The driver waits for a rank that will never be ready.
@@ -395,7 +438,8 @@ class Executor:
         for rank in others:
             assert self._driver is not None
             request = Request(given.scattered(self.inputs, coords(rank)), fetch, with_check, self._partition, session)
-            self._driver.ask(rank, replace(request, batch=given.message()))
+            program = "" if self._beside is None else EVALUATION
+            self._driver.ask(rank, replace(request, batch=given.message(), program=program))
         blocks = {rank: given.blocks(self.inputs, coords(rank)) for rank in self._group.ranks}
         self.read_bytes = dict.fromkeys(range(self.mesh.size), 0)
         for rank in self._group.ranks:
@@ -423,6 +467,8 @@ class Executor:
         Raises:
             IrparError: the driver has another partition, or the rank failed.
         """
+        if request.program:
+            return self.evaluation._run_request(replace(request, program=""))
         self._check_partition(request)
         if request.what != "run":
             (rank,) = self._group.ranks

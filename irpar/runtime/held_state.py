@@ -132,3 +132,28 @@ class HeldState:
         """The blocks of some states."""
         held = self.blocks(session, rank)
         return {name: held[name] for name in names}
+
+
+class BorrowedState(HeldState):
+    """What another program's ranks hold, for one that reads some of it and replaces none.
+
+    Args:
+        lender: holds it.
+        names: of the states that the program has.
+    """
+
+    def __init__(self, lender: HeldState, names: Sequence[str]) -> None:
+        super().__init__((), {})
+        self._lender = lender
+        self._names = names
+
+    def begin(self, session: int, rank: int) -> Blocks:
+        """See `HeldState.begin`."""
+        return self._lender.read(session, rank, self._names)
+
+    def replace(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
+        """See `HeldState.replace`; there is nothing to replace."""
+
+    def apart(self, session: int, result: Any) -> Any:
+        """See `HeldState.apart`."""
+        return self._lender.apart(session, result)

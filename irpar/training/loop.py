@@ -42,6 +42,8 @@ class LoopOptions:
         keep: how many are kept; 0: all.
         resume: go on from the newest checkpoint, where there is one.
         metrics: the file of metrics; None: in the folder of checkpoints, if there is one.
+        evaluation: samples to evaluate on; None: none.
+        evaluate_every: steps between evaluations; 0: one at the end.
     """
 
     data: Path
@@ -55,6 +57,8 @@ class LoopOptions:
     keep: int = 0
     resume: bool = False
     metrics: Path | None = None
+    evaluation: Path | None = None
+    evaluate_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Summary:
         losses: of the first and the last step of it.
         read_bytes: the most that a rank read, of all steps.
         checkpoint: the last one.
+        evaluations: step to the mean loss of the samples to evaluate on.
     """
 
     first: int
@@ -103,6 +108,7 @@ class Summary:
     losses: list[float]
     read_bytes: int = 0
     checkpoint: Path | None = None
+    evaluations: dict[int, float] = field(default_factory=dict)
 
 
 Report = Callable[[Step], None]
@@ -134,6 +140,7 @@ def run_loop(
     trainer.schedule = _schedule(trainer, options, before)
     summary = Summary(trainer.steps, trainer.steps, [])
     limits = {name: limit for name, limit in trainer.limits().items() if name in names}
+    evaluation = _evaluation(trainer, inputs, options, limits)
     with _metrics(options, trainer.steps) as write:
         while trainer.steps < options.steps:
             number = trainer.steps
@@ -153,7 +160,11 @@ def run_loop(
             _note(summary, step)
             if report is not None:
                 report(step)
-            if options.checkpoint is not None and _is_due(trainer.steps, options):
+            if evaluation and _is_due(trainer.steps, options.evaluate_every, options.steps):
+                mean = trainer.evaluate(evaluation)
+                summary.evaluations[trainer.steps] = mean
+                write(json.dumps({"step": trainer.steps, "evaluation_loss": mean}))
+            if options.checkpoint is not None and _is_due(trainer.steps, options.every, options.steps):
                 summary.checkpoint = _save(trainer, options, order, samples)
     return summary
 
@@ -208,8 +219,34 @@ def _schedule(trainer: Trainer, options: LoopOptions, before: Checkpoint | None)
     return replace(base, **{**options.schedule, "steps": options.steps})
 
 
-def _is_due(step: int, options: LoopOptions) -> bool:
-    return step == options.steps or bool(options.every and step % options.every == 0)
+def _is_due(step: int, every: int, last: int) -> bool:
+    return step == last or bool(every and step % every == 0)
+
+
+def _evaluation(
+    trainer: Trainer,
+    inputs: Mapping[str, Mapping[str, Any]],
+    options: LoopOptions,
+    limits: Mapping[str, tuple[int, int, int | None]],
+) -> list[Batch | dict[str, Any]]:
+    """The batches to evaluate on, in order; what is left over at the end makes no batch.
+
+    Raises:
+        DataError: samples that do not fit.
+        LoopError: inputs are given by value.
+    """
+    if options.evaluation is None:
+        return []
+    if options.values:
+        raise LoopError(
+            f"{next(iter(options.values))} is the same in all steps, which evaluation cannot take",
+            do="give it in the data, one for each sample",
+        )
+    names = trainer.facts["inputs"]
+    path = str(options.evaluation)
+    samples, batch = dataset_of(path).check({name: inputs[name] for name in names})
+    order = Order(samples, batch, is_shuffled=False)
+    return [Batch(path, order.rows(number), names, limits) for number in range(order.steps_per_epoch)]
 
 
 def _save(trainer: Trainer, options: LoopOptions, order: Order, samples: int) -> Path:

@@ -82,21 +82,15 @@ def make_step(model: Module, settings: Settings, bind: Mapping[str, int]) -> tup
 
 def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> list[str]:
     """Make a step of a model, in its place; lines about it."""
-    from irpar.differentiation import OPEN, forget_domains, lift_weights, normalise
+    from irpar.differentiation import forget_domains, normalise
     from irpar.pass_manager import PassManager
-    from irpar.passes.add_loss import LOSS, AddLoss
+    from irpar.passes.add_loss import LOSS
     from irpar.passes.autodiff import Autodiff
-    from irpar.passes.training_mode import TrainingMode, running_statistics
+    from irpar.passes.training_mode import TrainingMode
 
-    PassManager.parse(OPEN).run(module)
-    lift_weights(module)
-    graph = module.graph
-    parameters = _parameters(module, settings, running_statistics(module))
-    notes: list[str] = []
-    loss = AddLoss(settings.loss, settings.output, settings.class_axis, settings.ignore_index, settings.label_smoothing)
-    notes += loss.run(module).notes
-    classes = _classes(graph, settings)
-    _keep_loss(graph)
+    parameters, found = with_loss(module, settings)
+    notes = list(found)
+    classes = _classes(module.graph, settings)
     TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module)
     normalise(module, parameters)
     names = tuple(value.source_name for value in parameters)
@@ -109,6 +103,26 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     forget_domains(module)
     module.metadata |= metadata_of(_facts(module, settings, classes, bind))
     return [_trained(module), *notes]
+
+
+def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[str, ...]]:
+    """Open a model's functions and give it the loss as its only result.
+
+    Returns:
+        What is trained; lines about the loss.
+    """
+    from irpar.differentiation import OPEN, lift_weights
+    from irpar.pass_manager import PassManager
+    from irpar.passes.add_loss import AddLoss
+    from irpar.passes.training_mode import running_statistics
+
+    PassManager.parse(OPEN).run(module)
+    lift_weights(module)
+    parameters = _parameters(module, settings, running_statistics(module))
+    loss = AddLoss(settings.loss, settings.output, settings.class_axis, settings.ignore_index, settings.label_smoothing)
+    notes = loss.run(module).notes
+    _keep_loss(module.graph)
+    return parameters, notes
 
 
 def _trained(module: Module) -> str:

@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,28 @@ class Trainer(Session):
         for name, (low, high, other) in self.limits().items():
             if name in given:
                 check_range(name, np.asarray(given[name]), low, high, other, f"step {self.steps + 1}")
+
+    def evaluate(self, batches: Iterable[Batch | Mapping[str, Any]]) -> float:
+        """The mean loss of some batches as the model is used, on the state as it is; nothing is updated or copied.
+
+        Args:
+            batches: samples of which each rank reads its own part, or full arrays by name.
+
+        Raises:
+            ProgramError: the partition has no evaluation program.
+            InputError: inputs that do not fit.
+            RunError: a rank failed; all ranks have stopped.
+        """
+        program = self._executor.evaluation
+        losses = []
+        with self._turn:
+            self._check_open()
+            for batch in batches:
+                given: Mapping[str, Any] = {} if isinstance(batch, Batch) else batch
+                self._check_target(given)
+                samples = batch if isinstance(batch, Batch) else None
+                losses.append(float(program.run(given, session=self._number, batch=samples)[LOSS]))
+        return sum(losses) / len(losses) if losses else math.nan
 
     # -- what is not finite -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,60 @@
+"""The evaluation program of a training step: the loss of a batch as the model is used, on the state of the step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from irpar.ir import Module
+from irpar.output.plan import Plan
+from irpar.sharding import Sharding
+
+from .settings import Settings
+from .step import CLEAN, with_loss
+
+WEIGHTS = ("parameter", "statistic")
+"""Kinds of state that the model computes with."""
+
+
+def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
+    """The program, on the mesh of a training step and sharded as that is.
+
+    Args:
+        model: what the step was made of, with its annotations; it stays as it is.
+        settings: of the step.
+        plan: of the step. What it holds as parameters and statistics is state here, which no result replaces.
+    """
+    from irpar.differentiation import forget_domains, normalise
+    from irpar.ir import clone_module
+    from irpar.ir.collector import collector_off
+    from irpar.pass_manager import PassManager
+
+    with collector_off():
+        module = clone_module(model)
+        module.set_mesh(plan.mesh_of_ranks)
+        with_loss(module, settings)
+        graph = module.graph
+        held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
+        known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}
+        normalise(module, [known[name] for name in held if name in known])
+        for name, entry in held.items():
+            if name in known:
+                module.add_state(name, kind=entry["kind"])
+                # Its numbers are those of the step, which holds them.
+                graph.states[known[name]] = replace(graph.states[known[name]], data=None)
+        PassManager.parse(CLEAN).run(module)
+        forget_domains(module)
+        _shard_as(module, [*held.values(), *plan.inputs])
+        return module
+
+
+def _shard_as(module: Module, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Shard inputs as plan.json says of another program."""
+    named = {value.source_name: value for value in module.graph.inputs}
+    for entry in entries:
+        value = named.get(entry["name"])
+        if value is None or entry["sharding"] is None:
+            continue
+        if value.sharding is None:
+            module.shard(entry["name"], entry["sharding"])
+        else:
+            value.sharding = Sharding.of_spec(module.mesh, entry["sharding"])

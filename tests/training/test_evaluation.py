@@ -1,0 +1,64 @@
+"""Evaluation beside training: the model as it is used, on the state of the step, in every group that runs here."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import irpar
+from irpar import models
+from tests.command_line import Capture, call, refused
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """12 images with their classes."""
+    random = np.random.default_rng(0)
+    model = models.build("resnet", preset="tiny")
+    dims = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    classes = model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+    images = random.standard_normal((12, *dims[1:])).astype(np.float32)
+    arrays = {model.graph.input[0].name: images, "target": random.integers(0, classes, 12)}
+    np.savez(tmp_path / "data.npz", **arrays)
+    return tmp_path / "data.npz"
+
+
+@pytest.mark.parametrize("group", ["threads", "processes"])
+def test_evaluation_is_the_loss_of_the_exported_model(
+    group: str, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.save(tmp_path / "resnet.onnx", "resnet", preset="tiny")
+    batch = irpar.load(tmp_path / "resnet.onnx").graph.inputs[0].tensor_type.static_shape[0]
+    out, folder = tmp_path / "out", tmp_path / "steps"
+    options = ["--mesh", "dp=2", "--optimizer", "momentum", "--lr", "0.05", "--dataset-sharding", "data_parallel"]
+    assert call(capsys, "train", tmp_path / "resnet.onnx", "-o", out, *options)[0] == 0
+    run = ["run", out, "--data", data, "--steps", "3", "--checkpoint", folder, "--eval-data", data, "--group", group]
+    code, printed, _ = call(capsys, *run, "--json")
+    assert code == 0
+    (loss,) = json.loads(printed)["evaluations"].values()
+    assert call(capsys, "checkpoint", "export", folder, tmp_path / "resnet.onnx", "-o", tmp_path / "new.onnx")[0] == 0
+    session = ort.InferenceSession(tmp_path / "new.onnx")
+    arrays = np.load(data)
+    name = session.get_inputs()[0].name
+    losses = []
+    for first in range(0, 12 - batch + 1, batch):
+        (scores,) = session.run(None, {name: arrays[name][first : first + batch]})
+        wide = scores.astype(np.float64)
+        logs = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+        losses.append(-logs[np.arange(batch), arrays["target"][first : first + batch]].mean())
+    assert loss == pytest.approx(np.mean(losses), rel=1e-4)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1] == {"step": 3, "evaluation_loss": loss}
+
+
+def test_mistakes(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    models.save(tmp_path / "mlp.onnx", "mlp")
+    step = irpar.train_step(tmp_path / "mlp.onnx", loss="mse")
+    irpar.partition(step, "one=1").save(tmp_path / "bare")
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "mlp.npz", x=random.random((8, 64), np.float32), target=random.random((8, 64), np.float32))
+    run = ("run", tmp_path / "bare", "--data", tmp_path / "mlp.npz", "--steps", "1")
+    refused(capsys, "the partition has no evaluation program", *run, "--eval-data", tmp_path / "mlp.npz")
+    refused(capsys, "--eval-every is for training", "run", tmp_path / "bare", "--eval-every", "2")
