@@ -74,7 +74,7 @@ def pad(
 ) -> Array:
     """Pad some axes by amounts before and after; negative ones crop."""
     pairs = _pairs(to_ints(pads), None if axes is None else to_ints(axes), x.ndim)
-    fill = x.dtype.type() if value is None else value.reshape(())
+    fill = xp.zeros((), x.dtype) if value is None else value.reshape(())
     return pad_array(xp, x, pairs, mode, fill)
 
 
@@ -88,4 +88,4 @@ def center_crop_pad(xp: ArrayModule, x: Array, shape: HostArray, *, axes: Ints |
         # a crop starts at the rounded-down centre, and a pad leaves its odd element on the right
         before = missing // 2 if missing >= 0 else -(-missing // 2)
         pairs[axis] = (before, missing - before)
-    return pad_array(xp, x, pairs, "constant", x.dtype.type())
+    return pad_array(xp, x, pairs, "constant", xp.zeros((), x.dtype))

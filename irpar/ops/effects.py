@@ -21,6 +21,14 @@ def schema_of(domain: str, op_type: str, version: int) -> "onnx.defs.OpSchema | 
         return None
 
 
+def has_fixed_dtype(node: Node, index: int) -> bool:
+    """Whether an operand can be of one dtype alone: a setting of the operator, such as the scales of a Resize."""
+    schema = schema_of(node.domain, node.op_type, node.version)
+    if schema is None or not schema.inputs:
+        return False
+    return len(schema.inputs[min(index, len(schema.inputs) - 1)].types) == 1
+
+
 def is_deterministic(node: Node) -> bool:
     """True where equal operands always give equal results; False for ops that draw random numbers, and where unknown.
 

@@ -8,9 +8,11 @@ import msgspec
 
 from irpar.arguments import ArgumentError, described
 from irpar.errors import nearest_names
+from irpar.passes.optimizer import OPTIMIZERS
 
 from .settings import Settings
 
+_CHOICES = {"precision": ("f32", "bf16", "fp16"), "loss_scale": ("none", "dynamic"), "optimizer": OPTIMIZERS}
 _LISTS = ("no_decay", "trainable", "freeze")
 
 
@@ -28,6 +30,8 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
             )
         if name in _LISTS and isinstance(given, str):
             raise ArgumentError(f"{name} is {described(given)}", do=f'write a list of names or globs: {name}=["h.*"]')
+        if name in _CHOICES and given not in _CHOICES[name]:
+            raise ArgumentError(f"{name} is {described(given)}", do=f"use {', '.join(_CHOICES[name])}")
     try:
         return msgspec.convert(dict(options), Settings)
     except msgspec.ValidationError as error:

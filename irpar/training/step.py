@@ -17,6 +17,8 @@ from .settings import Settings
 if TYPE_CHECKING:
     from irpar.onnx_io import Source
 
+FULL = "f32"
+"""The precision of the model itself."""
 CLEAN = "infer-types,cse,dce"
 """The passes after the updates are written."""
 
@@ -122,6 +124,11 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
     loss = AddLoss(settings.loss, settings.output, settings.class_axis, settings.ignore_index, settings.label_smoothing)
     notes = loss.run(module).notes
     _keep_loss(module.graph)
+    if settings.precision != FULL:
+        from irpar.passes.lower_precision import LowerPrecision
+
+        names = tuple(value.source_name for value in parameters)
+        LowerPrecision(settings.precision, names).run(module)  # type: ignore[arg-type]
     return parameters, notes
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from irpar.analysis.types.inference import Inference
 from irpar.errors import listed, nearest_names
 from irpar.ir import Graph, Module, Value, tensor_type
+from irpar.ops.effects import has_fixed_dtype
 from irpar.ops.gradients.writer import OLDEST_OPSET, GradientWriter
 from irpar.pass_manager import Pass, PassResult
 
@@ -157,7 +158,8 @@ def chosen_outputs(graph: Graph, patterns: Sequence[str]) -> list[tuple[Value, s
 def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
     """The weights and inputs whose gradients are asked for; by default all initializers of floats that have dims.
 
-    A single number is a constant of the exporter (a mask's -3.4e38, a root) far more often than a weight.
+    A single number is a constant of the exporter (a mask's -3.4e38, a root) far more often than a weight; the scales of
+    a Resize are none.
 
     Raises:
         GradientError: a pattern matches none, or one that is not of floats; there is none of floats.
@@ -166,7 +168,7 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
     weights = [value for value in graph.constants if value.source is not None]
     if not patterns:
         given = (value for value in weights if value.name not in module.literals)
-        found = [value for value in given if is_real(value.type) and tensor_type(value.type) and value.tensor_type.rank]
+        found = [value for value in given if _is_weight(value)]
         if not found:
             raise GradientError("the model has no weight of floats", do="name inputs of floats: --wrt NAME")
         return found
@@ -179,6 +181,14 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
         _require(pattern, "weight or input", matched, named)
         chosen |= matched
     return [value for name, value in named.items() if name in chosen]
+
+
+def _is_weight(value: Value) -> bool:
+    """Whether an initializer is of floats, has dims, and is more than a setting of the operators that read it."""
+    if not is_real(value.type) or not tensor_type(value.type) or not value.tensor_type.rank:
+        return False
+    uses = tuple(value.uses)
+    return not uses or not all(has_fixed_dtype(node, index) for node, index in uses)
 
 
 def _matching(pattern: str, known: Mapping[str, Value]) -> dict[str, Value]:

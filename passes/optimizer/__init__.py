@@ -249,7 +249,12 @@ def _rate_dtype(pairs: Sequence[tuple[Value, Value]]) -> DType:
 
 
 def _widened(data: Tensor) -> Tensor:
+    """The numbers that a master begins with: those before they were narrowed, where that is known."""
     from irpar.ir import LazyTensor
+    from irpar.passes.lower_precision import NarrowedTensor
+
+    if isinstance(data, NarrowedTensor):
+        return data.wide
 
     return LazyTensor(DType.F32, data.shape, lambda: data.numpy().astype("float32"))
 
