@@ -4,13 +4,14 @@ A model that irpar wrote reads back with meshes, shardings, global shape, source
 """
 
 import json
-from collections.abc import Callable
-from typing import Annotated, Any, TypedDict, get_args
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NotRequired, TypedDict, get_args
 
+import numpy as np
 from msgspec import Meta
 
 from irpar.files.records import read_record
-from irpar.ir import Graph, InflightType, JoinedTensor, Module, Node, State, Tensor, Value, tensor_type
+from irpar.ir import Graph, InflightType, JoinedTensor, LazyTensor, Module, Node, State, Tensor, Value, tensor_type
 from irpar.ir.graph import Phase, Place
 from irpar.ir.state import StateKind
 from irpar.ir.state_rules import state_problems
@@ -81,10 +82,7 @@ class _StateEntry(TypedDict):
     kind: StateKind
     output: _Place | None
     parameter: str | None
-
-
-_BEGINNING = "irpar.state."
-"""Names of initializers that nothing reads: what a state of a whole model begins with."""
+    is_zero: NotRequired[bool]
 
 
 def state_facts(graph: Graph) -> dict[str, str]:
@@ -92,37 +90,72 @@ def state_facts(graph: Graph) -> dict[str, str]:
     if not graph.states:
         return {}
     listed = [
-        {"input": value.index, "kind": state.kind, "output": state.output, "parameter": state.parameter}
+        {
+            "input": value.index,
+            "kind": state.kind,
+            "output": state.output,
+            "parameter": state.parameter,
+            **({"is_zero": True} if state.data is None else {}),
+        }
         for value, state in graph.states.items()
     ]
     return {STATES: json.dumps(listed)}
 
 
-def beginnings(graph: Graph) -> dict[str, Tensor]:
-    """What states begin with, by the names of initializers that hold it in a model of its own."""
-    return {f"{_BEGINNING}{value.index}": state.data for value, state in graph.states.items() if state.data is not None}
+def beginnings(graph: Graph, *, zeros: bool) -> dict[Value, Tensor]:
+    """What states begin with, which a model of its own has as defaults of its inputs.
+
+    Args:
+        graph: of the model.
+        zeros: whether those that begin as zeros are among them.
+    """
+    found = {value: state.data or (_zeros(value) if zeros else None) for value, state in graph.states.items()}
+    return {value: data for value, data in found.items() if data is not None}
 
 
-def take_states(graph: Graph, text: str) -> None:
-    """Set the states of a graph that was read, and take out the constants with which they begin.
+def _zeros(value: Value) -> Tensor | None:
+    found = tensor_type(value.type)
+    if found is None or not found.is_static:
+        return None
+    shape, dtype = found.static_shape, found.dtype
+    return LazyTensor(dtype, shape, lambda: np.zeros(shape, dtype.numpy))
+
+
+def take_states(graph: Graph, text: str, names: Sequence[str]) -> None:
+    """Set the states of a graph that was read, and let the constants with which they begin be inputs again.
+
+    Args:
+        graph: the graph.
+        text: the entry.
+        names: of the model's inputs, in order, those with a default included.
 
     Raises:
         OnnxError: the entry cannot be read, or does not fit the graph.
     """
 
     def parse(text: str) -> None:
+        known = {value.name: value for value in (*graph.inputs, *graph.constants)}
         for entry in read_record(json.loads(text), list[_StateEntry]):
-            value, output = graph.inputs[entry["input"]], entry["output"]
+            value, output = known[names[entry["input"]]], entry["output"]
             if value in graph.states or (output is not None and output >= len(graph.outputs)):
                 raise ValueError(entry)
-            first = graph.names.table.get(f"{_BEGINNING}{value.index}")
-            data = None if first is None else first.data
-            if first is not None and first in graph.constants:
-                graph.remove_constant(first)
+            data = None if entry.get("is_zero") else value.data
+            if value.is_constant:
+                graph.constant_to_input(value)
+                value.metadata = _without_default(value)
             graph.states[value] = State(entry["kind"], output, data, entry["parameter"])
 
     _parsed(STATES, text, parse)
     _check_states(graph)
+    places = {name: place for place, name in enumerate(names)}
+    graph.inputs.sort(key=lambda value: places.get(value.name, len(places)))
+    for index, value in enumerate(graph.inputs):
+        value.index = index
+
+
+def _without_default(value: Value) -> dict[str, str] | None:
+    kept = {key: text for key, text in (value.metadata or {}).items() if key != INPUT_DEFAULT}
+    return kept or None
 
 
 def _check_states(graph: Graph) -> None:

@@ -124,7 +124,7 @@ def _to_module(model: onnx.ModelProto, folder: Path | None, devices: DeviceAnnot
     GraphReader(module, module.opsets, types, external, devices=devices).read(model.graph, module.graph, Scope())
     states = module.metadata.pop(STATES, None)
     if states is not None:
-        take_states(module.graph, states)
+        take_states(module.graph, states, [info.name for info in model.graph.input])
     if module.functions:
         check_calls(module)
     return module

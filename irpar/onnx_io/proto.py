@@ -18,6 +18,7 @@ from irpar.ir import (
     Node,
     OptionalType,
     SequenceType,
+    Tensor,
     TensorType,
     Type,
     Value,
@@ -32,6 +33,8 @@ from .tensors import write_tensor
 from .types import write_type
 from .versions import MAX_PROTOBUF, ir_version
 
+Beginning = Callable[[Tensor, TensorProto], None]
+"""Fills the TensorProto of what a state begins with; its name is set after that."""
 Constant = Callable[[Value], TensorProto]
 """Gives the TensorProto of a constant: its numbers, or where they lie. Name, doc and metadata are added to it."""
 
@@ -46,13 +49,19 @@ class Output(NamedTuple):
     is_copy: bool
 
 
-def to_proto(module: Module, graph: Graph | None = None, *, constant: Constant | None = None) -> onnx.ModelProto:
+def to_proto(
+    module: Module, graph: Graph | None = None, *, constant: Constant | None = None, state: Beginning | None = None
+) -> onnx.ModelProto:
     """A module as an ONNX model.
+
+    What state begins with is the default of its input, in a model of its own.
 
     Args:
         module: the module.
         graph: which of its graphs; its first by default.
         constant: gives the tensors of constants (function bodies excepted); by default all numbers go into the model.
+        state: fills the tensors of what state begins with, zeros included; None: those that are no zeros go into the
+            model where all numbers do, else none.
 
     Raises:
         OnnxError: the module has no form in ONNX: names that clash, constants that are not cut to their local type, or
@@ -63,10 +72,10 @@ def to_proto(module: Module, graph: Graph | None = None, *, constant: Constant |
     if constant is None:
         _refuse_large(graph)
     with collector_off():
-        return _to_proto(module, graph, constant)
+        return _to_proto(module, graph, constant, state)
 
 
-def _to_proto(module: Module, graph: Graph, constant: Constant | None) -> onnx.ModelProto:
+def _to_proto(module: Module, graph: Graph, constant: Constant | None, state: Beginning | None) -> onnx.ModelProto:
     writer = ModelWriter(module, constant or embedded)
     model = onnx.ModelProto()
     writer.graph(graph, model.graph)
@@ -77,10 +86,11 @@ def _to_proto(module: Module, graph: Graph, constant: Constant | None) -> onnx.M
     model.producer_name, model.producer_version = module.producer
     model.doc_string = module.doc
     set_metadata(model, module.metadata | model_facts(module, graph) | state_facts(graph))
-    for name, data in beginnings(graph).items() if constant is None else ():
-        proto = model.graph.initializer.add()
-        write_tensor(data, proto)
-        proto.name = name
+    if constant is None or state is not None:
+        for value, data in beginnings(graph, zeros=state is not None).items():
+            proto = model.graph.initializer.add()
+            (state or write_tensor)(data, proto)
+            proto.name = writer.name(value)
     opsets = _opsets(module, graph)
     for domain, version in opsets.items():
         model.opset_import.add(domain=domain, version=version)

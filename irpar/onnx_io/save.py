@@ -11,7 +11,7 @@ from irpar.ir import DType, ExternalTensor, Module, Tensor, Value
 
 from .data_file import DataFile
 from .errors import OnnxError
-from .proto import Constant, to_proto
+from .proto import to_proto
 from .tensors import write_tensor
 from .versions import MAX_PROTOBUF
 
@@ -38,7 +38,8 @@ def save(module: Module, path: str | Path, *, finish: Callable[[onnx.ModelProto]
     _refuse_own_source(module, data_path)
     layout = DataFile()
     with new_pair(path, data_path, "the model", OnnxError) as (fresh, fresh_data):
-        model = to_proto(module, constant=_external_constant(layout, data_path.name))
+        place = _Placer(layout, data_path.name)
+        model = to_proto(module, constant=place.constant, state=place.tensor)
         if finish is not None:
             finish(model)
         fresh.write_bytes(serialized(model))
@@ -66,18 +67,26 @@ def serialized(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _external_constant(layout: DataFile, location: str) -> Constant:
-    def constant(value: Value) -> TensorProto:
-        tensor = value.data
-        assert tensor is not None
+class _Placer:
+    """Puts small tensors into a model, and others into its data file."""
+
+    def __init__(self, layout: DataFile, location: str) -> None:
+        self.layout = layout
+        self.location = location
+
+    def constant(self, value: Value) -> TensorProto:
+        """The tensor of a constant."""
+        assert value.data is not None
         proto = TensorProto()
+        self.tensor(value.data, proto)
+        return proto
+
+    def tensor(self, tensor: Tensor, proto: TensorProto) -> None:
+        """Fill a TensorProto."""
         if tensor.nbytes <= EXTERNAL_BYTES or tensor.dtype is DType.STR:
             write_tensor(tensor, proto)
         else:
-            external_tensor(proto, tensor, location, layout.place(tensor))
-        return proto
-
-    return constant
+            external_tensor(proto, tensor, self.location, self.layout.place(tensor))
 
 
 def external_tensor(proto: TensorProto, tensor: Tensor, location: str, offset: int) -> None:
@@ -94,8 +103,9 @@ def _refuse_own_source(module: Module, data_path: Path) -> None:
     if not data_path.exists():
         return
     for graph in module.all_graphs():
-        for value in graph.constants:
-            bases = value.data.bases if value.data is not None else ()
+        held = [value.data for value in graph.constants] + [state.data for state in graph.states.values()]
+        for data in held:
+            bases = data.bases if data is not None else ()
             files = {base.path for base in bases if isinstance(base, ExternalTensor)}
             if any(path.exists() and path.samefile(data_path) for path in files):
                 raise OnnxError(
