@@ -199,6 +199,28 @@ def test_commands_print_what_the_page_shows(
         assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
 
 
+def test_training_is_as_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    data, trainer, loop = code("training.md", "python")
+    exec(data, {})
+    found = transcripts(DOCS / "training.md")
+    assert len(found) == 5
+    for _, command, shown in found:
+        program, *words = shlex.split(command)
+        assert (models_main(words[2:]) if program == "python" else main(words)) == 0
+        printed = capsys.readouterr().out
+        assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
+    assert main(["train", "gpt.onnx", "-o", "step.onnx"]) == 0
+    for name, program in (("trainer.py", trainer), ("loop.py", loop)):
+        (tmp_path / name).write_text(program)
+        loss = re.fullmatch(r"loss (\d\.\d)\n", python(name, folder=tmp_path))
+        assert loss is not None
+        assert float(loss[1]) < 1
+
+
 def test_the_program_of_the_readme_runs_after_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _, command, _ in transcripts(ROOT / "README.md")[:2]:

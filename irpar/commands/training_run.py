@@ -82,7 +82,7 @@ class TrainingRun:
             start = time.perf_counter()
             summary = run_loop(trainer, specs, asked, teller.tell)
             seconds = time.perf_counter() - start
-        _report(partition, summary, seconds, asked, as_json)
+        self._report(partition, summary, seconds, asked.steps, as_json)
 
     def _loop_options(
         self, specs: Mapping[str, Mapping[str, Any]], given: Sequence[str] | None, samples: Sequence[str]
@@ -119,6 +119,37 @@ class TrainingRun:
             self.evaluate_every,
         )
 
+    def _report(self, partition: "Partition", summary: "Summary", seconds: float, steps: int, as_json: bool) -> None:
+        made = summary.steps - summary.first
+        if as_json:
+            print_json(
+                {
+                    "steps": summary.steps,
+                    "first_step": summary.first + 1,
+                    "losses": summary.losses,
+                    "seconds": seconds,
+                    "read_bytes": summary.read_bytes,
+                    "evaluations": summary.evaluations,
+                    "checkpoint": None if summary.checkpoint is None else str(summary.checkpoint),
+                }
+            )
+            return
+        console = output()
+        if not made:
+            console.print(f"nothing to do: the checkpoint is of step {summary.steps:,}, and --steps is {steps:,}")
+            return
+        ranks = count_text(len(partition.plan.ranks), "rank")
+        first = f" after {summary.first:,}" if summary.first else ""
+        console.print(f"{count_text(made, 'step')}{first} on {ranks} in {seconds:.3f} s ({made / seconds:.3g} steps/s)")
+        losses = " to ".join(f"{loss:.4f}" for loss in summary.losses)
+        console.print(
+            f"loss {losses}; each rank read at most {bytes_text(summary.read_bytes)} of {self.data}", soft_wrap=True
+        )
+        for step, loss in summary.evaluations.items():
+            console.print(f"evaluation after step {step:,}: loss {loss:.4f}")
+        if summary.checkpoint is not None:
+            console.print(f"checkpoint: {summary.checkpoint}", soft_wrap=True)
+
 
 class _Teller:
     """Tells how far a run is: the loss, steps a second, and when it ends."""
@@ -136,35 +167,3 @@ class _Teller:
         left = (self._total - step.step) * seconds
         amount = f"step {step.step:,} of {self._total:,}, loss {step.loss:.4f}, {1 / seconds:.3g} steps/s"
         self._progress.steps(step.step, self._total, f"{amount}, {seconds_text(left)} left")
-
-
-def _report(partition: "Partition", summary: "Summary", seconds: float, asked: "LoopOptions", as_json: bool) -> None:
-    made = summary.steps - summary.first
-    if as_json:
-        print_json(
-            {
-                "steps": summary.steps,
-                "first_step": summary.first + 1,
-                "losses": summary.losses,
-                "seconds": seconds,
-                "read_bytes": summary.read_bytes,
-                "evaluations": summary.evaluations,
-                "checkpoint": None if summary.checkpoint is None else str(summary.checkpoint),
-            }
-        )
-        return
-    console = output()
-    if not made:
-        console.print(f"nothing to do: the checkpoint is of step {summary.steps:,}, and --steps is {asked.steps:,}")
-        return
-    ranks = count_text(len(partition.plan.ranks), "rank")
-    first = f" after {summary.first:,}" if summary.first else ""
-    console.print(f"{count_text(made, 'step')}{first} on {ranks} in {seconds:.3f} s ({made / seconds:.3g} steps/s)")
-    losses = " to ".join(f"{loss:.4f}" for loss in summary.losses)
-    console.print(
-        f"loss {losses}; each rank read at most {bytes_text(summary.read_bytes)} of {asked.data}", soft_wrap=True
-    )
-    for step, loss in summary.evaluations.items():
-        console.print(f"evaluation after step {step:,}: loss {loss:.4f}")
-    if summary.checkpoint is not None:
-        console.print(f"checkpoint: {summary.checkpoint}", soft_wrap=True)
