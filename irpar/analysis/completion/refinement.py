@@ -16,7 +16,7 @@ from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value
 from irpar.ops.effects import is_compute
 from irpar.ops.linear import carriers
-from irpar.sharding import Sharding
+from irpar.sharding import Axis, Sharding
 
 from . import situation
 from .flow import Flow
@@ -38,6 +38,8 @@ MOST_TRIED = 20_000
 """Changes, to which each node adds a few."""
 LOOK_AROUND = 2
 """Steps around a node up to which others must be alike for what was found of one to hold for the other."""
+MOST_BACK = 3
+"""Nodes between a value and what it is made of."""
 LIGHT_FLOPS = 10
 """For each element that a node reads or gives: up to there, to compute it on more devices is less than to send it."""
 
@@ -118,6 +120,7 @@ class Refinement:
         self.hopeless: set[int] = set()
         self.known: dict[tuple[Node | None, int], int] = {}
         self.light: dict[RuleView, bool] = {}
+        self.order = {node: place for place, node in enumerate(placements)}
         self.left = 0
         for node, placement in placements.items():
             self._take(node, placement)
@@ -264,7 +267,78 @@ class Refinement:
             found = self._carried(value, (0, 0), {}) if self._is_partial(value) and self._is_moved(value) else None
             if found is not None and found[0] < (0, 0):
                 return found[1]
-        return None
+        return next(self._handed_to_wholes(node), None)
+
+    def _handed_to_wholes(self, node: Node) -> Iterator[Change]:
+        """Such changes where a reader has another operand, cut over the same axis, that is made of one value alone.
+
+        dy : partial(sum: tp)   x : [8@tp, 64]   y = LayerNorm(x) is needed in full   dscale = ReduceSum(Mul(dy, xhat))
+        With x gathered instead of y, all that is made of x is there in full, and only vectors are reduced, not dy.
+        """
+        for value in node.results:
+            if not self._is_partial(value) or not self._is_moved(value):
+                continue
+            lies = self._lies(value)
+            assert lies is not None
+            others = (other for reader in value.users for other in reader.inputs if other is not value)
+            for other, axis in itertools.product(dict.fromkeys(others), lies.partial):
+                for source in self._sources(other, axis):
+                    found = self._in_full(source, axis)
+                    found = None if found is None else self._carried(value, *found)
+                    if found is not None and found[0] < (0, 0):
+                        yield found[1]
+
+    def _sources(self, value: Value, axis: Axis) -> list[Value]:
+        """What a value that is cut by an axis is made of, a few nodes back, and is cut by it too; static values."""
+        found: list[Value] = []
+        waiting = [value]
+        for _ in range(MOST_BACK):
+            nodes = dict.fromkeys(each.node for each in waiting if each.node in self.placements)
+            waiting = [
+                each for node in nodes if node is not None for each in node.inputs if self._is_cut_by(each, axis)
+            ]
+            found += waiting
+        return list(dict.fromkeys(found))
+
+    def _is_cut_by(self, value: Value, axis: Axis) -> bool:
+        lies = self._lies(value)
+        return value.is_static and lies is not None and axis in lies.all_axes
+
+    def _in_full(self, source: Value, axis: Axis) -> tuple[Cost, Change] | None:
+        """The change of all light nodes that a value alone goes into, which take it in full along an axis."""
+        cost: Cost = 0, 0
+        change: Change = {}
+        for node in self._made_of(source, axis):
+            able = [
+                found
+                for found in self._with(node, cost, change)
+                if not any(lies is not None and axis in lies.all_axes for lies in found[1][node].results)
+            ]
+            if able:
+                cost, change = min(able, key=lambda found: found[0])
+        return (cost, change) if change else None
+
+    def _made_of(self, source: Value, axis: Axis) -> list[Node]:
+        """Nodes that read a value, or what they make of it, and nothing else that is cut by an axis; in order.
+
+        They are light, or give what is needed in full.
+        """
+        found: dict[Node, None] = {}
+        waiting, made = [source], {source}
+        while waiting and len(found) < MOST_NODES:
+            for node in dict.fromkeys(waiting.pop().users):
+                if node in found or not self._may_join(node, {}):
+                    continue
+                view = self.flow.rule(node)
+                assert view is not None
+                is_able = self._is_light(view) or any(
+                    value.is_static and self._is_moved(value) for value in node.results
+                )
+                if is_able and not any(self._is_cut_by(value, axis) for value in node.inputs if value not in made):
+                    found[node] = None
+                    made.update(node.results)
+                    waiting += node.results
+        return sorted(found, key=lambda node: self.order[node])
 
     def _carried(self, value: Value, cost: Cost, change: Change) -> tuple[Cost, Change] | None:
         """The change with all readers of a value taking it in parts; None where one cannot.
