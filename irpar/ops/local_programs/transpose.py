@@ -3,9 +3,14 @@
 y = ConvTranspose(x : [1, 8, 16@sp, 16], w : [8, 4, 3, 3], strides 2)     of 33 rows 4 devices make 9, 9, 9 and 6: each
                                                                         spreads its rows and one of a neighbour, and
                                                                         keeps those of its block
+
+Where blocks are even and the result has fewer channels, each device spreads what it holds, and sends what falls beyond
+its block to the neighbour, who adds it: a gradient of a convolution, of which the operand has fewer channels.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,10 +19,10 @@ from irpar.ir import Node, Value
 from irpar.sharding import block_range, ceil_div
 from irpar.sharding.exchange import FILL, Indices
 
-from ..facts import ints_attribute, result_shape, shape_of, text_attribute
+from ..facts import int_attribute, ints_attribute, result_shape, shape_of, text_attribute
 from ..local import add_bias_once
 from .exchange import Moving, blocks_of, is_small
-from .program import ProgramWriter, with_size
+from .program import Cuts, ProgramWriter, Sent, Shape, with_size
 from .window import flat_pads, place_pads, stride_and_reach
 
 
@@ -87,4 +92,98 @@ def _kept(program: ProgramWriter, value: Value, dim: int) -> Value:
     return program.op("Slice", [value, start, stop, program.ints([dim])], shape=with_size(value.shape, dim, size))
 
 
-TRANSPOSED = Moving(_dims, _wanted, _write)
+@dataclass(frozen=True)
+class _Borders:
+    """What a device's own places spread beyond its block of the result.
+
+    Attributes:
+        dim: along which.
+        before, after: how many places of the result, before the block and behind it.
+        size: of the block.
+    """
+
+    dim: int
+    before: int
+    after: int
+    size: int
+
+
+def _borders(node: Node, dim: int, parts: int) -> _Borders | None:
+    """That, where it is the same on all devices and falls into the blocks beside; None where it is not."""
+    size, made = shape_of(node, 0)[dim], result_shape(node)[dim]
+    stride, reach, before = _numbers(node, dim)
+    after, block = reach - stride - before, size // parts * stride
+    is_even = not size % parts and made == size * stride and int_attribute(node, "group", 1) == 1
+    if not is_even or len(node.inputs) > 2 or not (0 <= before <= block and 0 <= after <= block):
+        return None
+    return _Borders(dim, before, after, block)
+
+
+@dataclass(frozen=True)
+class _Spreading(Moving):
+    """Sends places of the operand, or of the result, whichever is less."""
+
+    def _spread(self, node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> tuple[_Borders, list[Sent]] | None:
+        """The borders of the result that are sent, where that is less than to send places of the operand."""
+        cut = [(dim, parts) for dim, parts in cuts.items() if parts > 1]
+        if len(cut) != 1 or blocks[0] is None or blocks[1] is None:
+            return None
+        (dim, parts) = cut[0]
+        found = _borders(node, dim, parts)
+        if found is None:
+            return None
+        others = prod(size for at, size in enumerate(result_shape(node)) if at > 1 and at != dim)
+        row = blocks[0][0] * blocks[1][1] * others
+        bits = node.inputs[0].dtype.bits
+        sent = [Sent("permute", rows * row, bits, dim) for rows in (found.before, found.after) if rows]
+        moved = Moving._sends(self, node, blocks, cuts)
+        return (found, sent) if sum(each.bytes for each in sent) < sum(each.bytes for each in moved) else None
+
+    def _sends(self, node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
+        found = self._spread(node, blocks, cuts)
+        return super()._sends(node, blocks, cuts) if found is None else found[1]
+
+    def _write(self, program: ProgramWriter) -> Sequence[Value] | None:
+        cuts = {dim: program.lies.dim_parts(dim) for dim in program.dims}
+        found = self._spread(program.whole, [value.shape for value in program.local.inputs], cuts)
+        return super()._write(program) if found is None else [_write_spread(program, found[0])]
+
+
+def _write_spread(program: ProgramWriter, borders: _Borders) -> Value:
+    """Spread what the device holds without padding, exchange what is beyond the block, and add it."""
+    whole, local, dim = program.whole, program.local, borders.dim
+    rank = len(local.inputs[0].shape) - 2
+    attributes: dict[str, Any] = {name: found for name, found in local.attributes.items() if name != "auto_pad"}
+    pads = place_pads(whole)
+    extra = list(ints_attribute(whole, "output_padding") or (0,) * rank)
+    pads[dim - 2], extra[dim - 2] = (0, 0), 0
+    attributes |= {"pads": flat_pads(pads), "output_padding": tuple(extra)}
+    total = borders.before + borders.size + borders.after
+    shape = with_size(local.result.shape, dim, total)
+    made = program.op("ConvTranspose", list(local.operands), attributes, shape=shape)
+
+    def rows(start: int, stop: int) -> Value:
+        ends = [program.ints([number]) for number in (start, stop, dim)]
+        return program.op("Slice", [made, *ends], shape=with_size(shape, dim, stop - start))
+
+    result = rows(borders.before, borders.before + borders.size)
+    devices = program.lies.dim_parts(dim)
+    if borders.after:
+        pairs = [(at, at + 1) for at in range(devices - 1)]
+        got = program.permute(rows(total - borders.after, total), dim, pairs, whole.result)
+        result = _added(program, result, [got], borders.size - borders.after, dim, is_first=True)
+    if borders.before:
+        pairs = [(at + 1, at) for at in range(devices - 1)]
+        got = program.permute(rows(0, borders.before), dim, pairs, whole.result)
+        result = _added(program, result, [got], borders.size - borders.before, dim, is_first=False)
+    return result
+
+
+def _added(program: ProgramWriter, value: Value, got: list[Value], rest: int, dim: int, *, is_first: bool) -> Value:
+    """The value with what came added to its first, or last, places along a dim."""
+    nothing = [program.filled(value, dim, rest, 0)] if rest else []
+    other = program.joined([*got, *nothing] if is_first else [*nothing, *got], dim)
+    return program.op("Add", [value, other], shape=value.shape)
+
+
+TRANSPOSED = _Spreading(_dims, _wanted, _write)
