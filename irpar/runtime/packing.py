@@ -14,7 +14,7 @@ from typing import BinaryIO
 from irpar.files.atomic import check_file, new_file
 from irpar.output.checksums import sums_file, sums_text
 from irpar.output.plan import Plan, sha256_of
-from irpar.output.target import MODEL_FILE, PLAN_FILE, WEIGHTS_FILE
+from irpar.output.target import EVALUATION, MODEL_FILE, PLAN_FILE, WEIGHTS_FILE
 from irpar.sharding import IrparError, option, spelled
 
 _DIGEST = "0" * 64
@@ -128,7 +128,7 @@ def write_pack(
     path = Path(target) if target is not None else default_target(folder, ranks)
     _check_target(path, folder, force)
     parts = tuple(part.index for part in opened.parts)
-    members = [_member(folder, name) for name in _names(opened.plan, parts)]
+    members = [_member(folder, name) for name in (*_names(opened.plan, parts), *_names_beside(folder, ranks))]
     with new_file(path, "the pack", PackError) as fresh:
         _check_room(fresh, members)
         with open(fresh, "r+b") as file:
@@ -163,6 +163,16 @@ def _names(plan: Plan, parts: Sequence[int]) -> list[str]:
         if entry["weights"] is not None:
             names.append(f"part{index}/{WEIGHTS_FILE}")
     return names
+
+
+def _names_beside(folder: Path, ranks: Sequence[int]) -> list[str]:
+    """The files of the evaluation program of a training step that these ranks need."""
+    from .pieces import open_parts
+
+    if not (folder / EVALUATION / PLAN_FILE).is_file():
+        return []
+    opened = open_parts(folder / EVALUATION, ranks)
+    return [f"{EVALUATION}/{name}" for name in _names(opened.plan, [part.index for part in opened.parts])]
 
 
 def _member(folder: Path, name: str) -> PackedFile:

@@ -10,6 +10,7 @@ from irpar.arguments import ArgumentError, described
 from irpar.errors import nearest_names
 from irpar.passes.optimizer import OPTIMIZERS
 
+from .schedule import Schedule
 from .settings import Settings
 
 _CHOICES = {"precision": ("f32", "bf16", "fp16"), "loss_scale": ("none", "dynamic"), "optimizer": OPTIMIZERS}
@@ -21,6 +22,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
 
     Raises:
         ArgumentError: there is no such option, or it has the wrong type.
+        ScheduleError: the learning rate is no number of 0 or more.
     """
     known = [field.name for field in fields(Settings)]
     for name, given in options.items():
@@ -33,9 +35,11 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
         if name in _CHOICES and given not in _CHOICES[name]:
             raise ArgumentError(f"{name} is {described(given)}", do=f"use {', '.join(_CHOICES[name])}")
     try:
-        return msgspec.convert(dict(options), Settings)
+        settings = msgspec.convert(dict(options), Settings)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at ")
         name = where.strip("`").removeprefix("$.") or "an option"
         given = options.get(name.split("[")[0])
         raise ArgumentError(f"{name} is {described(given)}", notes=(what,), do="give what it takes") from None
+    Schedule(settings.learning_rate)
+    return settings

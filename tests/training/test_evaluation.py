@@ -1,6 +1,7 @@
 """Evaluation beside training: the model as it is used, on the state of the step, in every group that runs here."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +63,19 @@ def test_mistakes(data: Path, tmp_path: Path, capsys: Capture) -> None:
     run = ("run", tmp_path / "bare", "--data", tmp_path / "mlp.npz", "--steps", "1")
     refused(capsys, "the partition has no evaluation program", *run, "--eval-data", tmp_path / "mlp.npz")
     refused(capsys, "--eval-every is for training", "run", tmp_path / "bare", "--eval-every", "2")
+
+
+def test_a_pack_has_the_evaluation_program(tmp_path: Path, capsys: Capture) -> None:
+    models.save(tmp_path / "mlp.onnx", "mlp")
+    assert (
+        call(capsys, "train", tmp_path / "mlp.onnx", "-o", tmp_path / "out", "--mesh", "dp=2", "--loss", "mse")[0] == 0
+    )
+    assert call(capsys, "pack", tmp_path / "out", "--rank", "0-1", "-o", tmp_path / "out.tar")[0] == 0
+    with tarfile.open(tmp_path / "out.tar") as pack:
+        pack.extractall(tmp_path / "there", filter="data")
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "mlp.npz", x=random.random((8, 64), np.float32), target=random.random((8, 64), np.float32))
+    data = tmp_path / "mlp.npz"
+    run = ("run", tmp_path / "there" / "out", "--data", data, "--steps", "1", "--eval-data", data)
+    code, printed, _ = call(capsys, *run)
+    assert (code, "evaluation after step 1: loss" in printed) == (0, True)
