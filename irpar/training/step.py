@@ -170,6 +170,7 @@ def _seed(module: Module, settings: Settings) -> None:
     """Let gradients begin with 1, or with the scale of the loss."""
     from irpar.ops.gradients.writer import GradientWriter
     from irpar.passes.add_loss import LOSS
+    from irpar.passes.added_input import add_named_input
     from irpar.passes.autodiff import GRAD
     from irpar.passes.optimizer.names import SCALE
 
@@ -178,7 +179,7 @@ def _seed(module: Module, settings: Settings) -> None:
     first = graph.first
     writer = GradientWriter(graph, module.opsets, before=first)
     if settings.loss_scale == "dynamic":
-        scale = graph.add_input(SCALE, TensorType(DType.F32, ()), SCALE)
+        scale = add_named_input(graph, SCALE, TensorType(DType.F32, ()))
         begin = writer.cast(scale, seed.dtype)
     else:
         begin = writer.constant(np.ones((), seed.dtype.numpy), "one")

@@ -11,6 +11,7 @@ from irpar.ir.state_rules import replace_outputs
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.add_loss import LOSS
+from irpar.passes.added_input import add_named_input
 from irpar.passes.autodiff import GRAD
 
 from .gradients import Prepared, prepare
@@ -72,6 +73,7 @@ class Optimizer(Pass):
 
         Raises:
             OptimizerError: a number or a name does not fit, or the graph has no gradients.
+            TakenNameError: the graph has a tensor that is called as what is added.
         """
         self._check()
         graph = module.graph
@@ -80,7 +82,7 @@ class Optimizer(Pass):
         _check_names(graph, names, self.no_decay, self.lr_scale)
         writer = GradientWriter(graph, module.opsets)
         writer.phase = "optimizer"
-        rate = graph.add_input(LEARNING_RATE, TensorType(_rate_dtype(pairs), ()), LEARNING_RATE)
+        rate = add_named_input(graph, LEARNING_RATE, TensorType(_rate_dtype(pairs), ()))
         states = _States(graph)
         parameters = [self._parameter(value, gradient, states, writer) for value, gradient in pairs]
         prepared = prepare(graph, parameters, self, states, writer)
@@ -180,14 +182,9 @@ class _States:
         """A new input that is state.
 
         Raises:
-            OptimizerError: the graph has a tensor of that name.
+            TakenNameError: the graph has a tensor of that name.
         """
-        taken = {value.source_name for value in (*self.graph.inputs, *self.graph.constants)}
-        if name in taken:
-            raise OptimizerError(
-                f'the model has a tensor called "{name}" already, which is what training adds', do="rename it"
-            )
-        value = self.graph.add_input(name, type_, name)
+        value = add_named_input(self.graph, name, type_)
         self.kinds[value] = (kind, data, parameter)
         return value
 

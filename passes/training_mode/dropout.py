@@ -15,6 +15,7 @@ import numpy as np
 from irpar.errors import IrparError, nearest_names
 from irpar.ir import DType, Module, Node, TensorType, Value, tensor_type
 from irpar.ops.gradients.writer import GradientWriter
+from irpar.passes.added_input import add_named_input
 from irpar.passes.optimizer.names import NEXT
 
 SEED = "seed"
@@ -98,8 +99,8 @@ def _own_share(node: Node) -> float:
 def _drop(module: Module, shares: Mapping[Value, float], begin: int) -> None:
     """Multiply each value by its mask, before all that reads it."""
     graph = module.graph
-    seed = graph.add_input(SEED, TensorType(DType.I64, ()), SEED)
-    count = graph.add_input(COUNT, TensorType(DType.I64, ()), COUNT)
+    seed = add_named_input(graph, SEED, TensorType(DType.I64, ()))
+    count = add_named_input(graph, COUNT, TensorType(DType.I64, ()))
     module.add_state(SEED, kind="seed", data=np.asarray(begin, np.int64))
     ends = GradientWriter(graph, module.opsets)
     ends.phase = "forward"
