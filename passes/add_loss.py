@@ -5,8 +5,10 @@ from typing import Literal, get_args
 
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.ir import Dim, DType, Graph, Module, TensorType, Value, tensor_type
+from irpar.ops.facts import int_attribute
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
+from irpar.passes.added_input import add_named_input
 
 LOSS = "loss"
 """The name of the result."""
@@ -33,8 +35,8 @@ class AddLoss(Pass):
     Attributes:
         kind: `cross_entropy` of scores and class numbers (int64, of the output's shape without its classes); `mse`,
             the mean of squared differences; `bce`, binary cross entropy of scores and targets from 0 to 1; or
-            `output:NAME`, a result that is the loss already. Where the output is a Softmax's, a LogSoftmax's or a
-            Sigmoid's result, the scores are what went in there.
+            `output:NAME`, a result that is the loss already. Where the output is a Sigmoid's result, or that
+            of a Softmax or LogSoftmax over the classes, the scores are what went in there.
         output: the result that is compared; "": the only one of floats, or the first of them.
         class_axis: of the output, where its classes are.
         ignore_index: the class number of targets that do not count; None: all count.
@@ -53,6 +55,7 @@ class AddLoss(Pass):
 
         Raises:
             LossError: there is no such loss or output, or they do not fit each other.
+            TakenNameError: the model has a tensor called `target`.
         """
         graph = module.graph
         self._check(graph)
@@ -75,12 +78,9 @@ class AddLoss(Pass):
                 notes=nearest_names(self.kind, LOSSES),
                 do=f"use {listed(LOSSES, 5)}, or output:NAME where the model computes its loss itself",
             )
-        taken = {name for name in graph.output_names if name == LOSS and self.kind != f"output:{LOSS}"}
-        if not self.kind.startswith("output:"):
-            taken |= {value.source_name for value in graph.inputs} & {TARGET}
-        if taken:
+        if LOSS in graph.output_names and self.kind != f"output:{LOSS}":
             raise LossError(
-                f'the model has a tensor called "{taken.pop()}" already, which is what training adds',
+                f'the model has an output called "{LOSS}" already, which is what training adds',
                 do=f"rename it, or use --loss output:{LOSS} if it is the loss",
             )
         if not 0 <= self.label_smoothing < 1:
@@ -92,7 +92,7 @@ class AddLoss(Pass):
 
     def _compared(self, graph: Graph, w: GradientWriter) -> tuple[Value, tuple[str, ...]]:
         output = _output(graph, self.output)
-        scores = _scores(output, self.kind)
+        scores = _scores(output, self.kind, self.class_axis)
         notes: tuple[str, ...] = ()
         if scores is not output and output.node is not None:
             name = output.node.op_type
@@ -102,7 +102,7 @@ class AddLoss(Pass):
         wide = w.cast(scores, DType.F32) if dtype in (DType.F16, DType.BF16) else scores
         if self.kind == CROSS_ENTROPY:
             return self._cross_entropy(graph, wide, dims, w), notes
-        target = graph.add_input(TARGET, TensorType(dtype, dims), TARGET)
+        target = add_named_input(graph, TARGET, TensorType(dtype, dims))
         wanted = w.cast(target, wide.dtype)
         if self.kind == "mse":
             difference = w.sub(wide, wanted)
@@ -120,7 +120,7 @@ class AddLoss(Pass):
             )
         axis = self.class_axis % rank
         rest = [dim for dim in range(rank) if dim != axis]
-        target = graph.add_input(TARGET, TensorType(DType.I64, tuple(dims[dim] for dim in rest)), TARGET)
+        target = add_named_input(graph, TARGET, TensorType(DType.I64, tuple(dims[dim] for dim in rest)))
         if not rest:  # One row of scores.
             scores, labels = w.unsqueeze(scores, [0]), w.unsqueeze(target, [0])
         else:
@@ -186,9 +186,13 @@ def _single(value: Value) -> Value:
     return value
 
 
-def _scores(output: Value, kind: str) -> Value:
-    """The scores behind an output: what went into the operator that made probabilities of them."""
+def _scores(output: Value, kind: str, class_axis: int) -> Value:
+    """The scores behind an output: what went into the operator that made probabilities of them, class by class."""
     node = output.node
-    if node is not None and node.domain == "" and node.op_type in _PROBABILITIES.get(kind, ()):
-        return node.inputs[0]
-    return output
+    if node is None or node.domain != "" or node.op_type not in _PROBABILITIES.get(kind, ()):
+        return output
+    rank = output.tensor_type.rank
+    axis = int_attribute(node, "axis", -1)
+    if kind == CROSS_ENTROPY and (not rank or axis % rank != class_axis % rank):
+        return output
+    return node.inputs[0]
