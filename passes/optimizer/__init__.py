@@ -1,11 +1,12 @@
 """optimizer: what an update makes of each parameter and its gradient."""
 
 import fnmatch
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from irpar.errors import IrparError, nearest_names
+from irpar.errors import IrparError, listed, nearest_names
 from irpar.ir import DType, Graph, Module, Tensor, TensorType, Value
 from irpar.ir.state_rules import replace_outputs
 from irpar.ops.gradients.writer import GradientWriter
@@ -15,13 +16,15 @@ from irpar.passes.added_input import add_named_input
 from irpar.passes.autodiff import GRAD
 
 from .gradients import Prepared, prepare
-from .names import LEARNING_RATE, MASTER, NEXT, STEP
+from .names import LEARNING_RATE, MASTER, NEXT, SCALE, STEP
 from .rules import RULES, Numbers, Parameter
 
 __all__ = ["OPTIMIZERS", "Optimizer", "OptimizerError", "OptimizerKind"]
 
 OptimizerKind = Literal["sgd", "momentum", "adam", "adamw", "lamb"]
 OPTIMIZERS: tuple[str, ...] = tuple(RULES)
+LossScale = Literal["none", "dynamic"]
+LOSS_SCALES: tuple[str, ...] = get_args(LossScale)
 _NARROW = (DType.F16, DType.BF16)
 
 
@@ -64,7 +67,7 @@ class Optimizer(Pass):
     weight_decay: float | None = None
     no_decay: tuple[str, ...] = ()
     clip_norm: float | None = None
-    loss_scale: Literal["none", "dynamic"] = "none"
+    loss_scale: LossScale = "none"
     growth_interval: int = 2000
     lr_scale: Mapping[str, float] = field(default_factory=dict)
 
@@ -80,6 +83,8 @@ class Optimizer(Pass):
         pairs = _pairs(graph)
         names = [value.source_name for value, _ in pairs]
         _check_names(graph, names, self.no_decay, self.lr_scale)
+        if self.loss_scale == "dynamic":
+            _check_scale(graph)
         writer = GradientWriter(graph, module.opsets)
         writer.phase = "optimizer"
         rate = add_named_input(graph, LEARNING_RATE, TensorType(_rate_dtype(pairs), ()))
@@ -114,6 +119,11 @@ class Optimizer(Pass):
         Raises:
             OptimizerError: see there.
         """
+        for what, value, known in [("optimizer", self.kind, OPTIMIZERS), ("loss scale", self.loss_scale, LOSS_SCALES)]:
+            if value not in known:
+                raise OptimizerError(
+                    f'there is no {what} "{value}"', notes=nearest_names(value, known), do=f"use {listed(known, 5)}"
+                )
         problems = [
             (
                 "betas",
@@ -122,10 +132,14 @@ class Optimizer(Pass):
                 "two from 0 to 1",
             ),
             ("momentum", self.momentum, 0 <= self.momentum < 1, "a number from 0 to below 1"),
-            ("eps", self.epsilon, self.epsilon >= 0, "a number of 0 or more"),
-            ("weight decay", self.decay, self.decay >= 0, "a number of 0 or more"),
+            ("eps", self.epsilon, 0 <= self.epsilon < math.inf, "a number of 0 or more"),
+            ("weight decay", self.decay, 0 <= self.decay < math.inf, "a number of 0 or more"),
             ("clip norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0, "a number above 0"),
             ("growth interval", self.growth_interval, self.growth_interval > 0, "a number above 0"),
+            *(
+                (f"lr-scale {pattern}", factor, 0 <= factor < math.inf, "a number of 0 or more")
+                for pattern, factor in self.lr_scale.items()
+            ),
         ]
         for what, value, is_right, wanted in problems:
             if not is_right:
@@ -225,6 +239,18 @@ def _pairs(graph: Graph) -> list[tuple[Value, Value]]:
             do=f"run add-loss and autodiff{{outputs=[{LOSS}],keep-outputs=true}} before",
         )
     return pairs
+
+
+def _check_scale(graph: Graph) -> None:
+    """Refuse a graph whose loss is not multiplied by a scale.
+
+    Raises:
+        OptimizerError: it has no such input.
+    """
+    if not any(value.source_name == SCALE for value in graph.inputs):
+        raise OptimizerError(
+            f'the graph has no input "{SCALE}"', do="let the gradient of the loss begin with an input of that name"
+        )
 
 
 def _check_names(graph: Graph, names: Sequence[str], no_decay: Sequence[str], scales: Mapping[str, float]) -> None:

@@ -69,7 +69,7 @@ def _unscale(
     w: GradientWriter,
 ) -> None:
     """Micikevicius et al., 2018, section 3.2: divide by the scale, see whether all is finite, and adapt the scale."""
-    (scale,) = (value for value in graph.inputs if value.source_name == SCALE)
+    scale = next(value for value in graph.inputs if value.source_name == SCALE)
     states.kinds[scale] = ("scale", ArrayTensor(np.float32(FIRST_SCALE)), None)
     good = states.add(GOOD, "counter", TensorType(DType.I64, ()), None)
     inverse = w.div(1.0, scale)
