@@ -1,0 +1,155 @@
+"""optimizer: golden text, what becomes state, what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irpar.errors import IrparError
+from irpar.ir.text.files import parse_module
+from irpar.pass_manager import PassManager
+from irpar.passes.optimizer import OPTIMIZERS, Optimizer
+
+GRADIENTS = """
+graph @step(%x: f32[4], %g: f32[4], %l: f32[]) -> (%l as "loss", %g as "grad.w") opset 21 {
+  %w = constant : f32[4] [1.0, 2.0, 3.0, 4.0] from "w"
+}
+"""
+
+
+def test_sgd(check_golden):
+    check_golden(
+        "optimizer{kind=sgd}",
+        GRADIENTS,
+        """
+        graph @step(%x: f32[4], %g: f32[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w") -> (%l as "loss", %optimizer_3 as "w.next" replaces %w) opset 21 {
+          %optimizer = Cast(%learning_rate) {to=11 | phase=optimizer} : f64[]
+          %optimizer_1 = Cast(%optimizer) {to=1 | phase=optimizer} : f32[]
+          %optimizer_2 = Mul(%optimizer_1, %g) {| phase=optimizer} : f32[4]
+          %optimizer_3 = Sub(%w, %optimizer_2) {| phase=optimizer} : f32[4]
+        }
+        """,
+    )
+
+
+def test_nesterov_momentum_with_decay_and_a_scale(check_golden):
+    check_golden(
+        "optimizer{kind=momentum, nesterov=true, weight-decay=0.5, w=2}",
+        GRADIENTS,
+        """
+        graph @step(%x: f32[4], %g: f32[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w", state moment of "w" %w.m: f32[4] from "w.m") -> (%l as "loss", %optimizer_3 as "w.m.next" replaces %w.m, %optimizer_10 as "w.next" replaces %w) opset 21 {
+          %number = constant : f32[] 0.5
+          %number_1 = constant : f32[] 0.9
+          %number_2 = constant : f32[] 0.9
+          %number_3 = constant : f64[] 2.0
+          %optimizer = Mul(%w, %number) {| phase=optimizer} : f32[4]
+          %optimizer_1 = Add(%g, %optimizer) {| phase=optimizer} : f32[4]
+          %optimizer_2 = Mul(%w.m, %number_1) {| phase=optimizer} : f32[4]
+          %optimizer_3 = Add(%optimizer_2, %optimizer_1) {| phase=optimizer} : f32[4]
+          %optimizer_4 = Mul(%optimizer_3, %number_2) {| phase=optimizer} : f32[4]
+          %optimizer_5 = Add(%optimizer_1, %optimizer_4) {| phase=optimizer} : f32[4]
+          %optimizer_6 = Cast(%learning_rate) {to=11 | phase=optimizer} : f64[]
+          %optimizer_7 = Mul(%optimizer_6, %number_3) {| phase=optimizer} : f64[]
+          %optimizer_8 = Cast(%optimizer_7) {to=1 | phase=optimizer} : f32[]
+          %optimizer_9 = Mul(%optimizer_8, %optimizer_5) {| phase=optimizer} : f32[4]
+          %optimizer_10 = Sub(%w, %optimizer_9) {| phase=optimizer} : f32[4]
+        }
+        """,
+    )
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_what_is_state(kind: str) -> None:
+    module = parse_module(GRADIENTS)
+    Optimizer(kind=kind).run(module)  # type: ignore[arg-type]
+    moments = {"sgd": [], "momentum": ["w.m"]}.get(kind, ["w.m", "w.v"])
+    counters = [] if kind in ("sgd", "momentum") else ["step"]
+    states = module.graph.states
+    assert {value.source_name: state.kind for value, state in states.items()} == (
+        {"w": "parameter"} | dict.fromkeys(moments, "moment") | dict.fromkeys(counters, "counter")
+    )
+    assert all(state.output is not None for state in states.values())
+    assert {state.parameter for value, state in states.items() if state.kind == "moment"} <= {"w"}
+    assert {node.phase for node in module.graph} == {"optimizer"}
+    assert module.graph.output_names[0] == "loss"
+    assert not any(name.startswith("grad.") for name in module.graph.output_names)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_narrow_parameter_has_a_master(dtype: str) -> None:
+    module = parse_module(GRADIENTS.replace("f32[4]", f"{dtype}[4]"))
+    Optimizer(kind="momentum").run(module)
+    found = {
+        value.source_name: (str(value.type), state.kind, state.parameter)
+        for value, state in module.graph.states.items()
+    }
+    assert found == {
+        "w": (f"{dtype}[4]", "parameter", None),
+        "w.master": ("f32[4]", "master", "w"),
+        "w.m": ("f32[4]", "moment", "w"),
+    }
+    (master,) = (state for value, state in module.graph.states.items() if value.source_name == "w.master")
+    assert master.data is not None
+    np.testing.assert_array_equal(master.data.numpy(), np.arange(1, 5, dtype=np.float32))
+
+
+def test_the_learning_rate_of_float64_is_float64() -> None:
+    module = parse_module(GRADIENTS.replace("f32[4]", "f64[4]"))
+    Optimizer(kind="sgd").run(module)
+    (rate,) = (value for value in module.graph.inputs if value.source_name == "learning_rate")
+    assert str(rate.type) == "f64[]"
+
+
+def test_options_are_read_back() -> None:
+    made = Optimizer(kind="lamb", betas=(0.8, 0.9), no_decay=("*.bias",), lr_scale={"h.*": 0.5}, clip_norm=1.0)
+    assert PassManager.parse(str(made)).passes == (made,)
+
+
+SCALED = GRADIENTS.replace("%l: f32[])", '%l: f32[], %s: f32[] from "loss_scale")')
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "told"),
+    [
+        ({"betas": (0.9,)}, GRADIENTS, "betas of (0.9,)"),
+        ({"betas": (0.9, 1.0)}, GRADIENTS, "betas of (0.9, 1.0)"),
+        ({"betas": (-0.1, 0.9)}, GRADIENTS, "betas of (-0.1, 0.9)"),
+        ({"betas": (0.9, float("nan"))}, GRADIENTS, "betas of (0.9, nan)"),
+        ({"momentum": 1.0}, GRADIENTS, "momentum of 1.0"),
+        ({"eps": -1e-8}, GRADIENTS, "eps of -1e-08"),
+        ({"weight_decay": -1.0}, GRADIENTS, "weight decay of -1.0"),
+        ({"weight_decay": float("inf")}, GRADIENTS, "weight decay of inf"),
+        ({"clip_norm": 0.0}, GRADIENTS, "clip norm of 0.0"),
+        ({"clip_norm": float("nan")}, GRADIENTS, "clip norm of nan"),
+        ({"growth_interval": 0}, GRADIENTS, "growth interval of 0"),
+        ({"kind": "adam", "nesterov": True}, GRADIENTS, "adam has no Nesterov momentum"),
+        ({"kind": "adagrad"}, GRADIENTS, 'there is no optimizer "adagrad"'),
+        ({"loss_scale": "static"}, SCALED, 'there is no loss scale "static"'),
+        ({"loss_scale": "dynamic"}, GRADIENTS, 'the graph has no input "loss_scale"'),
+        ({"no_decay": ("b*",)}, GRADIENTS, 'no-decay "b*" matches no parameter that is trained'),
+        ({"lr_scale": {"b": 0.5}}, GRADIENTS, 'lr-scale "b" matches no parameter that is trained'),
+        ({"lr_scale": {"w": float("nan")}}, GRADIENTS, "lr-scale w of nan"),
+        ({"lr_scale": {"w": -1.0}}, GRADIENTS, "lr-scale w of -1.0"),
+        (
+            {},
+            GRADIENTS.replace('%g as "grad.w"', '%g as "g"'),
+            "the graph has no gradients of a loss among its results",
+        ),
+        ({}, GRADIENTS.replace('%l as "loss"', '%l as "l"'), "the graph has no gradients of a loss among its results"),
+        (
+            {},
+            GRADIENTS.replace("%x: f32[4]", '%x: f32[4] from "w.m"'),
+            'the model has a tensor called "w.m" already, which is what training adds',
+        ),
+        (
+            {},
+            GRADIENTS.replace("%x: f32[4]", '%x: f32[4] from "learning_rate"'),
+            'the model has a tensor called "learning_rate" already, which is what training adds',
+        ),
+    ],
+)
+def test_refusals(options: dict[str, Any], text: str, told: str) -> None:
+    with pytest.raises(IrparError) as caught:
+        Optimizer(**options).run(parse_module(text))
+    assert caught.value.what == told
+    assert caught.value.do
