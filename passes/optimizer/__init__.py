@@ -119,10 +119,14 @@ class Optimizer(Pass):
         Raises:
             OptimizerError: see there.
         """
-        for what, value, known in [("optimizer", self.kind, OPTIMIZERS), ("loss scale", self.loss_scale, LOSS_SCALES)]:
-            if value not in known:
+        named: dict[str, tuple[str, Sequence[str]]] = {
+            "optimizer": (self.kind, OPTIMIZERS),
+            "loss scale": (self.loss_scale, LOSS_SCALES),
+        }
+        for what, (name, known) in named.items():
+            if name not in known:
                 raise OptimizerError(
-                    f'there is no {what} "{value}"', notes=nearest_names(value, known), do=f"use {listed(known, 5)}"
+                    f'there is no {what} "{name}"', notes=nearest_names(name, known), do=f"use {listed(known, 5)}"
                 )
         problems = [
             (
