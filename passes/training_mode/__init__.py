@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from irpar.errors import IrparError
-from irpar.ir import Graph, Module, Node, Value
+from irpar.ir import Module, Node, Value
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.optimizer.names import NEXT
@@ -73,6 +73,11 @@ def _train(module: Module, node: Node) -> bool:
         )
     running = [node.inputs[index] for index in (_MEAN, _VARIANCE)]
     for value in running:
+        if value in graph.states:
+            raise TrainingModeError(
+                f"two BatchNormalization share the running statistic {value.source_name}",
+                do="freeze the statistics: --freeze-statistics",
+            )
         if not value.is_constant:
             raise TrainingModeError(
                 f"the running statistic {value.source_name} is computed by the model: nothing can replace it",
@@ -85,17 +90,7 @@ def _train(module: Module, node: Node) -> bool:
     for value in running[len(results) - 1 :]:
         results.append(node.add_result(Value(f"{value.name}{NEXT}", value.type)))
     for value, result in zip(running, results[1:], strict=True):
-        _keep(module, graph, value, result)
+        name = value.source_name + NEXT
+        graph.set_outputs([*graph.outputs, result], [*graph.output_names, name])
+        module.add_state(value.source_name, name, kind="statistic")
     return is_new
-
-
-def _keep(module: Module, graph: Graph, value: Value, result: Value) -> None:
-    """Let what a node makes of a running statistic replace it."""
-    if value in graph.states:
-        raise TrainingModeError(
-            f"two BatchNormalization share the running statistic {value.source_name}",
-            do="freeze the statistics: --freeze-statistics",
-        )
-    name = value.source_name + NEXT
-    graph.set_outputs([*graph.outputs, result], [*graph.output_names, name])
-    module.add_state(value.source_name, name, kind="statistic")
