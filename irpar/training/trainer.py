@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from irpar.arguments import require
 from irpar.errors import IrparError
 from irpar.files.atomic import new_folder
 from irpar.inputs.dataset import Batch, check_range
@@ -75,6 +76,8 @@ class Trainer(Session):
             NotFiniteError: the loss is not finite; the state is that before the step.
             RunError: a rank failed; all ranks have stopped.
         """
+        if inputs is not None:
+            require("inputs", inputs, Mapping, "give a dict of arrays by the names of inputs")
         given = dict(inputs or {})
         self._check_target(given)
         rate = self.schedule.rate(self.steps) if learning_rate is None else learning_rate
@@ -98,8 +101,9 @@ class Trainer(Session):
 
     def _check_target(self, given: Mapping[str, Any]) -> None:
         for name, (low, high, other) in self.limits().items():
-            if name in given:
-                check_range(name, np.asarray(given[name]), low, high, other, f"step {self.steps + 1}")
+            numbers = np.asarray(given.get(name))
+            if numbers.dtype.kind in "iu":  # Others do not fit, which a run refuses.
+                check_range(name, numbers, low, high, other, f"step {self.steps + 1}")
 
     def evaluate(self, batches: Iterable[Batch | Mapping[str, Any]]) -> float:
         """The mean loss of some batches as the model is used, on the state as it is; nothing is updated or copied.
