@@ -3,7 +3,9 @@
 import math
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +16,18 @@ from irpar.errors import IrparError, listed, nearest_names
 from irpar.sharding import Sharding, local_region
 
 Array = np.ndarray[Any, Any]
+_UNREADABLE = (
+    ValueError,
+    EOFError,
+    KeyError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    NotImplementedError,  # Another compression, or a password.
+    RuntimeError,
+    MemoryError,  # A shape that the file does not hold.
+)
+"""What reading a damaged file ends with."""
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 """Of a member of a zip file; its last two fields are the lengths of its name and of what is extra."""
 
@@ -51,7 +65,7 @@ class Dataset:
             arrays = _folder(path) if path.is_dir() else _mapped(path)
         except OSError as error:
             raise DataError(f"cannot read the data: {error.strerror or error}", where=str(path), do=do) from None
-        except (ValueError, EOFError, KeyError, zipfile.BadZipFile, struct.error) as error:
+        except _UNREADABLE as error:
             raise DataError(f"cannot read the data: {error}", where=str(path), do=do) from None
         if not arrays:
             raise DataError("the data have no arrays", where=str(path), do=do)
@@ -131,10 +145,23 @@ class Dataset:
         return made
 
 
-@lru_cache(maxsize=8)
 def dataset_of(path: str) -> Dataset:
-    """The samples at a path, opened once in this process."""
+    """The samples at a path, opened once in this process, and again where the files are others."""
+    return _opened(path, _files(Path(path)))
+
+
+@lru_cache(maxsize=8)
+def _opened(path: str, files: tuple[tuple[str, int, int, int], ...]) -> Dataset:
     return Dataset.open(path)
+
+
+def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What tells the files at a path from others."""
+    with suppress(OSError):
+        parts = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+        found = [(part.name, part.stat()) for part in parts]
+        return tuple((name, facts.st_ino, facts.st_size, facts.st_mtime_ns) for name, facts in found)
+    return ()
 
 
 class Batch:
@@ -220,18 +247,19 @@ def _mapped(path: Path) -> dict[str, Array]:
         for member in members.infolist():
             name = member.filename.removesuffix(".npy")
             if member.compress_type == zipfile.ZIP_STORED:
-                found[name] = _member(path, file, member.header_offset)
+                found[name] = _member(path, file, member)
             else:
                 with members.open(member) as entry:
                     found[name] = np.lib.format.read_array(entry, allow_pickle=False)
     return found
 
 
-def _member(path: Path, file: IO[bytes], offset: int) -> Array:
+def _member(path: Path, file: IO[bytes], member: zipfile.ZipInfo) -> Array:
     """An array of an .npz file where it lies."""
-    file.seek(offset)
+    file.seek(member.header_offset)
     *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    file.seek(offset + _LOCAL_HEADER.size + name_length + extra_length)
+    first = member.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+    file.seek(first)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(file)
@@ -239,5 +267,7 @@ def _member(path: Path, file: IO[bytes], offset: int) -> Array:
         raise ValueError("it holds Python objects, which are not read")
     if not math.prod(shape):
         return np.empty(shape, dtype)
+    if file.tell() + math.prod(shape) * dtype.itemsize != first + member.file_size:
+        raise ValueError(f"{member.filename} is to be {dtype}{list(shape)}, and has {member.file_size} bytes")
     order: Any = "F" if is_fortran else "C"
     return np.memmap(path, dtype, "r", file.tell(), shape, order)
