@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from irpar.errors import IrparError
-from irpar.ir import ArrayTensor, LazyTensor, Tensor, dtype_of_text
+from irpar.ir import ArrayTensor, LazyTensor, Tensor, TensorType, dtype_of_text
 
 from .safetensors import read_safetensors, write_safetensors
 
@@ -140,12 +140,11 @@ class Checkpoint:
             data = json.loads(where.read_text(encoding="utf-8"))
             if data["metadata"]["format"] != FORMAT:
                 raise ValueError(f"its format is {data['metadata']['format']!r}, this irpar reads {FORMAT!r}")
-            tensors = {
-                name: Entry(each["dtype"], tuple(each["shape"]), each["kind"], each["parameter"])
-                for name, each in data["tensors"].items()
-            }
+            tensors = {name: _entry(name, each) for name, each in data["tensors"].items()}
             made = cls(path, data["metadata"], tensors, dict(data["weight_map"]))
             int(made.metadata["step"])
+            for block, file in made.files.items():
+                made._check_block(block, file)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"cannot read the checkpoint: {error}", where=str(where), do="give another checkpoint"
@@ -198,6 +197,22 @@ class Checkpoint:
             found[name] = self._assembled(name, region, parts[name], opened)
         return found
 
+    def _check_block(self, block: str, file: Any) -> None:
+        """Refuse what is no block of a tensor.
+
+        Raises:
+            ValueError: saying why.
+        """
+        name, region = self._place(block)
+        shape = self.tensors[name].shape if name in self.tensors else ()
+        is_within = len(region) == len(shape) and all(
+            0 <= start <= stop <= size for (start, stop), size in zip(region, shape, strict=True)
+        )
+        if name not in self.tensors or not is_within:
+            raise ValueError(f"{block} is a block of no tensor")
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ValueError(f"the file of {block} is {file!r}, and no name of a file beside the index")
+
     def _place(self, block: str) -> tuple[str, Region]:
         """The tensor that a block is of, and which block it is."""
         match = None if block in self.tensors else _BLOCK.fullmatch(block)
@@ -226,6 +241,9 @@ class Checkpoint:
                 opened[file] = read_safetensors(self.path / file)
             if block not in opened[file]:
                 raise self._damaged(f"{file} has no {block}")
+            wanted = TensorType(dtype, tuple(stop - start for start, stop in held))
+            if opened[file][block].type != wanted:
+                raise self._damaged(f"{block} is {opened[file][block].type} in {file}, expected {wanted}")
             source = opened[file][block].slice(
                 [(start - begin, stop - begin) for (start, stop), (begin, _) in zip(common, held, strict=True)]
             )
@@ -242,6 +260,18 @@ class Checkpoint:
         return CheckpointError(
             f"the checkpoint is damaged: {what}", where=str(self.path), do="go on with an older one of the same folder"
         )
+
+
+def _entry(name: str, facts: Mapping[str, Any]) -> Entry:
+    """What an index says of a tensor.
+
+    Raises:
+        ValueError: no tensor is so; other errors of Python where something lacks.
+    """
+    shape = tuple(facts["shape"])
+    if dtype_of_text(facts["dtype"]) is None or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"{name} is {facts['dtype']}{list(shape)}, and no tensor is")
+    return Entry(facts["dtype"], shape, facts["kind"], facts["parameter"])
 
 
 def _bytes(entry: Entry) -> int:

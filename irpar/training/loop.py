@@ -14,7 +14,7 @@ from irpar.errors import IrparError
 from irpar.files.atomic import new_file
 from irpar.inputs.dataset import Batch, dataset_of
 from irpar.inputs.order import Order
-from irpar.output.checkpoint import Checkpoint, checkpoints
+from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
 
 from .schedule import Schedule
 from .trainer import Trainer
@@ -215,7 +215,14 @@ def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch:
 def _schedule(trainer: Trainer, options: LoopOptions, before: Checkpoint | None) -> Schedule:
     base = trainer.schedule
     if before is not None:
-        base = Schedule(**before.metadata["schedule"])
+        try:
+            base = Schedule(**before.metadata["schedule"])
+        except (KeyError, TypeError):
+            raise CheckpointError(
+                "the checkpoint has no schedule that this irpar knows",
+                where=str(before.path),
+                do="go on with an older one of the same folder",
+            ) from None
     return replace(base, **{**options.schedule, "steps": options.steps})
 
 
