@@ -319,6 +319,7 @@ class Executor:
 
         Raises:
             ProgramError: this is not the process of rank 0, or the executor is closed.
+            CheckpointError: one cannot be saved or loaded; ranks in other processes have ended then.
         """
         self._check_driver()
         with self._turn:
@@ -329,15 +330,31 @@ class Executor:
                 rank: Request((blocks or {}).get(rank, {}), dict.fromkeys(names, ""), **told)
                 for rank in range(self.mesh.size)
             }
-            others = self._driver.others if self._driver is not None else ()
-            for rank in others:
-                assert self._driver is not None
-                self._driver.ask(rank, requests[rank])
-            found = {rank: self._do_with_state(rank, requests[rank]) for rank in self._group.ranks}
-            for rank in others:
-                assert self._driver is not None
-                found[rank] = self._driver.answer(rank, self.log).blocks
+            try:
+                return self._ask_all(requests)
+            except BaseException as error:
+                if self._driver is not None:
+                    self._driver.abort(error)
+                raise
+
+    def _ask_all(self, requests: Mapping[int, Request]) -> dict[int, Mapping[str, Any]]:
+        others = self._driver.others if self._driver is not None else ()
+        for rank in others:
+            assert self._driver is not None
+            self._driver.ask(rank, requests[rank])
+        # All ranks of this process have read their blocks before one holds them: what cannot be read changes nothing.
+        own = {rank: self._with_loaded(rank, requests[rank]) for rank in self._group.ranks}
+        found = {rank: self._do_with_state(rank, request) for rank, request in own.items()}
+        for rank in others:
+            assert self._driver is not None
+            found[rank] = self._driver.answer(rank, self.log).blocks
         return found
+
+    def _with_loaded(self, rank: int, request: Request) -> Request:
+        """A request to load a checkpoint as one to write what it has; others as they are."""
+        if request.what != "load":
+            return request
+        return replace(request, what="write", inputs=load_blocks(request.path, self.states, self.mesh.coords(rank)))
 
     def forget(self, session: int) -> None:
         """Drop what ranks of this process hold for a session that was never closed."""
@@ -353,10 +370,6 @@ class Executor:
             return {}
         if request.what == "undo":
             self._held.undo(request.session, rank)
-            return {}
-        coords = self.mesh.coords(rank)
-        if request.what == "load":
-            self._held.write(request.session, rank, load_blocks(request.path, self.states, coords))
             return {}
         if request.what == "save":
             edge = self._engine.edge(rank)
@@ -472,7 +485,7 @@ class Executor:
         self._check_partition(request)
         if request.what != "run":
             (rank,) = self._group.ranks
-            return Answer(self._do_with_state(rank, request), CollectiveLog().text())
+            return Answer(self._do_with_state(rank, self._with_loaded(rank, request)), CollectiveLog().text())
         graphs = [part.graph for part in self.parts]
         fetch = [name for name, sharding in request.fetch.items() if holds(graphs, name, sharding)]
         prepared = self._for_fetch(tuple(fetch))
