@@ -208,6 +208,19 @@ def test_what_is_damaged_is_one_clear_error_and_changes_nothing(
         same(trainer.read_all(), before)
 
 
+def test_where_one_rank_cannot_read_its_block_all_stay_as_they_were(
+    whole: Path, meshes: dict[str, irpar.Partition], tmp_path: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "steps")
+    (tmp_path / "steps" / "rank1.safetensors").unlink()
+    with meshes["tp=2"].trainer(engine="numpy") as trainer:
+        before = trainer.read_all()
+        with pytest.raises(IrparError, match="rank1.safetensors"):
+            trainer.load_checkpoint(tmp_path / "steps")
+        same(trainer.read_all(), before)
+        trainer.step(batch())
+
+
 def test_a_checkpoint_of_another_program(whole: Path) -> None:
     with on_mesh(classifier(optimizer="adamw", loss_scale="dynamic"), "d=1").trainer(engine="numpy") as trainer:
         with pytest.raises(CheckpointError, match="is not of this program") as caught:
