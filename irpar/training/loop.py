@@ -323,7 +323,7 @@ def _lines_until(path: Path, step: int) -> list[str]:
     """The lines of a file of metrics about steps up to one; what was cut short is left out."""
     found = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     found.append(line + "\n")

@@ -156,6 +156,8 @@ class Trainer(Session):
         for name in self.states:
             yield name, self.read(name)
         yield from given.items()
+        if batch is not None:
+            yield from batch.blocks(dict.fromkeys(batch.names), ()).items()
         graph = self._executor.parts[0].graph
         names = dict.fromkeys(
             value.source_name
