@@ -68,6 +68,8 @@ class TrainingRun:
             )
         if (self.steps is None) == (self.epochs is None):
             raise IrparError("how long to train is not said, or twice", do="give --steps N, or --epochs X")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise IrparError(f"a run of {self.epochs:g} epochs", do="give a number above 0")
 
     def run(
         self, partition: "Partition", options: Mapping[str, Any], given: Sequence[str] | None, as_json: bool

@@ -172,6 +172,8 @@ def run_loop(
 def _check(options: LoopOptions) -> None:
     if options.steps < 1:
         raise LoopError(f"a run of {options.steps} steps", do="give --steps 1 or more")
+    if options.seed is not None and options.seed < 0:
+        raise LoopError(f"a seed of {options.seed}", do="give a number of 0 or more")
     if options.checkpoint is None and (options.every or options.keep or options.resume):
         raise LoopError("checkpoints are asked for, and there is no folder for them", do="give --checkpoint DIR")
     if options.every < 0 or options.keep < 0:

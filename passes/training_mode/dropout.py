@@ -42,8 +42,10 @@ def add_dropout(module: Module, shares: Mapping[str, float], seed: int = 0) -> i
         Of how many values.
 
     Raises:
-        DropoutError: a name matches nothing, or a share is none.
+        DropoutError: a name matches nothing, a share is none, or no int64 holds the seed.
     """
+    if not 0 <= seed < 2**63:
+        raise DropoutError(f"a seed of {seed}", do="give a number from 0 to 2^63 - 1")
     wanted = _named(module, shares)
     for node in [node for node in module.graph if node.identity == ("", "Dropout")]:
         share = wanted.pop(node.results[0], _own_share(node))
