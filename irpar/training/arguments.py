@@ -14,6 +14,8 @@ from .schedule import Schedule
 from .settings import Settings
 
 _CHOICES = {"precision": ("f32", "bf16", "fp16"), "loss_scale": ("none", "dynamic"), "optimizer": OPTIMIZERS}
+_ALSO = {"lr": "learning_rate"}
+"""Options that have a short name, too, as on the command line."""
 _LISTS = ("no_decay", "trainable", "freeze")
 
 
@@ -25,6 +27,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
         ScheduleError: the learning rate is no number of 0 or more.
     """
     known = [field.name for field in fields(Settings)]
+    options = {_ALSO.get(name, name): given for name, given in options.items()}
     for name, given in options.items():
         if name not in known:
             raise ArgumentError(

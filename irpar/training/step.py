@@ -39,7 +39,7 @@ def train_step(
         optimizer: sgd, momentum, adam, adamw or lamb; see the pass `optimizer`.
         bind: sizes for symbolic dims, as for `load`; without, they stay symbolic.
         output: the output that the loss is taken of; "": the first of floats.
-        learning_rate: what runs take where they are not told otherwise.
+        learning_rate: or lr: what runs take where they are not told otherwise.
         momentum, nesterov, betas, eps, weight_decay, no_decay, lr_scale, clip_norm: of the optimizer.
         trainable: names or globs of the initializers and inputs that are trained; none: all initializers of floats that
             have dims, and are no running statistics.
