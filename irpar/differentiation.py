@@ -90,8 +90,7 @@ def normalise(module: Module, wanted: Sequence[Value]) -> None:
     for value in weights:
         module.graph.constant_to_input(value)
     PassManager.parse(NORMALISE).run(module)
-    for value, data in weights.items():
-        module.graph.input_to_constant(value, data)
+    module.graph.inputs_to_constants(weights)
 
 
 def forget_domains(module: Module) -> None:

@@ -339,11 +339,15 @@ class Graph:
         """
         refuse_uses(value)
         self.states.pop(value, None)
-        self.inputs.remove(value)
+        self._drop_input(value)
         self.names.release(value)
         value.graph = None
-        for index, other in enumerate(self.inputs):
-            other.index = index
+
+    def _drop_input(self, value: Value) -> None:
+        """Take an input off the list: O(1) for the last one."""
+        del self.inputs[value.index]
+        for index in range(value.index, len(self.inputs)):
+            self.inputs[index].index = index
 
     def add_constant(self, data: Tensor, name: str = "", source: str | None = None) -> Value:
         """Append a constant."""
@@ -377,14 +381,15 @@ class Graph:
         self.inputs.append(value)
         self.names.changes += 1
 
-    def input_to_constant(self, value: Value, data: Tensor) -> None:
-        """Make an input a constant: the other way round."""
-        self.inputs.remove(value)
-        for index, other in enumerate(self.inputs):
-            other.index = index
-        value.index = 0
-        value.data = data
-        self.constants[value] = None
+    def inputs_to_constants(self, data: Mapping[Value, Tensor]) -> None:
+        """Make inputs constants, in that order: the other way round."""
+        self.inputs = [value for value in self.inputs if value not in data]
+        for index, value in enumerate(self.inputs):
+            value.index = index
+        for value, numbers in data.items():
+            value.index = 0
+            value.data = numbers
+            self.constants[value] = None
         self.names.changes += 1
 
     def lift_constant(self, value: Value) -> None:

@@ -1,6 +1,6 @@
 """What may be state of a graph, and making it so."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,8 +117,8 @@ def state_problems(graph: Graph, value: Value, state: State) -> list[str]:
     return missing + _problems(graph, value, state)
 
 
-def _problems(graph: Graph, value: Value, state: State) -> list[str]:
-    """The same of a value that is an input, or will be."""
+def _problems(graph: Graph, value: Value, state: State, *, is_alone: bool = False) -> list[str]:
+    """The same of a value that is an input, or will be; `is_alone`: no other state has its result."""
     found = []
     if state.kind not in STATE_KINDS:
         found.append(f"has the kind {state.kind!r}, which is none of {', '.join(STATE_KINDS)}")
@@ -142,9 +142,27 @@ def _problems(graph: Graph, value: Value, state: State) -> list[str]:
             found.append(f"has the {what.replace('_', ' ')} {before}, and %{after.name}, which replaces it, {now}")
     if graph.view == "local" and value.sharding != after.sharding:
         found.append(f"is sharded {value.sharding}, and %{after.name}, which replaces it, {after.sharding}")
-    if any(other.output == state.output for known, other in graph.states.items() if known is not value):
+    if not is_alone and any(
+        other.output == state.output for known, other in graph.states.items() if known is not value
+    ):
         found.append(f"is not the only state that %{after.name} replaces")
     return found
+
+
+def set_states(graph: Graph, states: Mapping[Value, State]) -> None:
+    """Let inputs of a graph be state, many at once: what a pass has made.
+
+    Raises:
+        StateError: what replaces one does not fit it.
+    """
+    graph.states.update(states)
+    for value, state in states.items():
+        problems = _problems(graph, value, state, is_alone=True)
+        if problems:
+            raise StateError(
+                f'"{value.source_name}" cannot be state: it {listed(problems, 3)}',
+                do="a state, what it begins with and what replaces it have one type; change the model so that they do",
+            )
 
 
 def replace_outputs(graph: Graph, outputs: Sequence[tuple[str, Value]]) -> None:

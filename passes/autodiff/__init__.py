@@ -200,8 +200,8 @@ def _matching(pattern: str, known: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _require(pattern: str, what: str, matched: dict[str, Value], known: Mapping[str, Value]) -> None:
-    floats = [name for name, value in known.items() if is_real(value.type)]
     if not matched:
+        floats = [name for name, value in known.items() if is_real(value.type)]
         raise GradientError(
             f'"{pattern}" matches no {what} of floats',
             notes=nearest_names(pattern, floats),

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.ir import DType, Graph, Module, Tensor, TensorType, Value
-from irpar.ir.state_rules import replace_outputs
+from irpar.ir.state import State, StateKind
+from irpar.ir.state_rules import replace_outputs, set_states
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.add_loss import LOSS
@@ -100,7 +101,7 @@ class Optimizer(Pass):
         if step is not None:
             assert count is not None
             states.replace(step, prepared.kept(count, step, writer))
-        _set_results(module, graph, states, prepared)
+        _set_results(graph, states, prepared)
         return PassResult(True, (), {"parameters": len(pairs)})
 
     @property
@@ -191,22 +192,24 @@ class _States:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.kinds: dict[Value, tuple[str, Tensor | None, str | None]] = {}
+        self.kinds: dict[Value, tuple[StateKind, Tensor | None, str | None]] = {}
         self.after: dict[Value, Value] = {}
+        self.taken = {value.source_name for value in (*graph.inputs, *graph.constants)}
 
     def add(
-        self, name: str, kind: str, type_: TensorType, data: Tensor | None, *, parameter: str | None = None
+        self, name: str, kind: StateKind, type_: TensorType, data: Tensor | None, *, parameter: str | None = None
     ) -> Value:
         """A new input that is state.
 
         Raises:
             TakenNameError: the graph has a tensor of that name.
         """
-        value = add_named_input(self.graph, name, type_)
+        value = add_named_input(self.graph, name, type_, self.taken)
+        self.taken.add(name)
         self.kinds[value] = (kind, data, parameter)
         return value
 
-    def adopt(self, value: Value, kind: str) -> None:
+    def adopt(self, value: Value, kind: StateKind) -> None:
         """Let an initializer or input be state."""
         data = value.data
         if value.is_constant:
@@ -286,7 +289,7 @@ def _widened(data: Tensor) -> Tensor:
     return LazyTensor(DType.F32, data.shape, lambda: data.numpy().astype("float32"))
 
 
-def _set_results(module: Module, graph: Graph, states: _States, prepared: Prepared) -> None:
+def _set_results(graph: Graph, states: _States, prepared: Prepared) -> None:
     """Results that are no gradients, then what replaces each state."""
     kept = [
         (name, value)
@@ -296,6 +299,11 @@ def _set_results(module: Module, graph: Graph, states: _States, prepared: Prepar
     kept += prepared.results
     kept += [(state.source_name + NEXT, value) for state, value in states.after.items()]
     replace_outputs(graph, kept)
-    for state, (kind, data, parameter) in states.kinds.items():
-        output = state.source_name + NEXT if state in states.after else None
-        module.add_state(state.source_name, output, kind=kind, data=data, parameter=parameter)  # type: ignore[arg-type]
+    places = {value: place for place, value in enumerate(states.after, len(kept) - len(states.after))}
+    set_states(
+        graph,
+        {
+            value: State(kind, places.get(value), data, parameter)
+            for value, (kind, data, parameter) in states.kinds.items()
+        },
+    )
