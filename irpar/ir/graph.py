@@ -111,6 +111,10 @@ class Node:
         """What the node reads; None for an optional operand that is left out."""
         return tuple(self._operands)
 
+    def operand(self, index: int) -> Value | None:
+        """One of these: O(1)."""
+        return self._operands[index]
+
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The operands that are there."""
@@ -404,6 +408,12 @@ class Graph:
     def outputs(self) -> tuple[Value, ...]:
         """The results of the graph."""
         return self.return_node.inputs
+
+    def output(self, index: int) -> Value:
+        """One result of the graph: O(1)."""
+        value = self.return_node.operand(index)
+        assert value is not None
+        return value
 
     def set_outputs(self, values: Sequence[Value], names: Sequence[str] | None = None) -> None:
         """Return `values`; their names outside are `names`, else those of before, else those of the values."""

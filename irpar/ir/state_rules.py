@@ -135,7 +135,7 @@ def _problems(graph: Graph, value: Value, state: State, *, is_alone: bool = Fals
     if not 0 <= state.output < len(graph.outputs):
         found.append(f"is replaced by result {state.output} of {len(graph.outputs)}")
         return found
-    after = graph.outputs[state.output]
+    after = graph.output(state.output)
     for what in ("type", "global_shape", "memory"):
         before, now = getattr(value, what), getattr(after, what)
         if before != now and not (what == "type" and repr(now) == "?"):

@@ -91,6 +91,11 @@ class Value:
         return tuple(dict.fromkeys(node for node, _ in self._uses))
 
     @property
+    def use_count(self) -> int:
+        """How many uses there are: O(1)."""
+        return len(self._uses)
+
+    @property
     def has_uses(self) -> bool:
         """True where something reads this value."""
         return bool(self._uses)

@@ -363,7 +363,7 @@ class _Chooser:
 
     def _whole(self, node: Node, value: Value, state: Sharding) -> float:
         """What one value costs at a node that needs its operands whole, or as they are sharded beyond a boundary."""
-        if value not in node.inputs:
+        if value.node is node:
             return _NEVER if state.partial else 0.0
         cost = 0.0
         for target in dict.fromkeys(self._needs(node, value)):
@@ -374,7 +374,9 @@ class _Chooser:
 
     def _needs(self, node: Node, value: Value) -> list[Sharding | None]:
         """How a node without a rule needs a value, for each time that it reads it."""
-        if node in self.flow.ties or node.is_return:
+        if node.is_return:
+            return [self.flow.needed_at_end(node, index) for user, index in value.uses if user is node]
+        if node in self.flow.ties:
             operands = self.flow.place(node, self.pinned.__contains__, self.network).operands
             return [needed for needed, operand in zip(operands, node.operands, strict=True) if operand is value]
         return [Sharding.replicated(self.mesh, len(value.shape))]

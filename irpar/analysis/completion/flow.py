@@ -105,6 +105,7 @@ class Flow:
         self.nodes: list[Node] = []
         self._views: dict[Tie, RuleView | None] = {}
         self._rules: dict[Node, RuleView | None] = {}
+        self._end_ties: dict[Node, dict[int, Tie]] = {}
         self._placed: dict[tuple[Node, Network, tuple[Sharding | None, ...], tuple[bool, ...]], Placement] = {}
         self._enter(graph)
         self._views.update((tie, self._view(graph.return_node, tie)) for tie in self.states)
@@ -191,7 +192,7 @@ class Flow:
     def _view(self, node: Node, tie: Tie) -> RuleView | None:
         """The rule by which all sides of a tie are sharded alike; None where they must be whole."""
         outer = [value for value in self._outer(node, tie) if value is not None]
-        inner = [*tie.inputs, *(body.outputs[index] for body, index in tie.outputs)]
+        inner = [*tie.inputs, *(body.output(index) for body, index in tie.outputs)]
         if not all(value.is_static for value in (*outer, *inner)):
             return None
         shape = inner[0].shape
@@ -264,15 +265,24 @@ class Flow:
 
         The end of the graph takes its results as they lie, but for what replaces state: that lies as the state.
         """
+        needed = tuple(self.needed_at_end(node, index) for index in range(len(node.operands)))
+        return Placement(needed, (), None, (), is_boundary=True)
+
+    def needed_at_end(self, node: Node, index: int) -> Sharding | None:
+        """The same of one result; None where it is taken as it lies."""
         holder = self.holder(node)
-        whole = whole_placement(node, self.mesh).operands
-        needed: list[Sharding | None] = list(whole) if holder is not None else [None] * len(whole)
-        for tie in self.states if holder is None else self.ties[holder]:
-            lies = self._lies(holder or node, tie)
-            for body, index in tie.outputs:
-                if body is node.graph:
-                    needed[index] = lies or whole[index]
-        return Placement(tuple(needed), (), None, (), is_boundary=True)
+        if node not in self._end_ties:
+            ties = self.states if holder is None else self.ties[holder]
+            self._end_ties[node] = {
+                place: tie for tie in ties for body, place in tie.outputs if body is node.graph
+            }
+        tie = self._end_ties[node].get(index)
+        lies = None if tie is None else self._lies(holder or node, tie)
+        if lies is not None or (tie is None and holder is None):
+            return lies
+        value = node.operands[index]
+        rank = value.tensor_type.rank if value is not None and has_rank(value) else None
+        return None if rank is None else Sharding.replicated(self.mesh, rank)
 
     def _lies(self, node: Node, tie: Tie) -> Sharding | None:
         """How a tie lies inside; None where it must be whole."""

@@ -40,6 +40,8 @@ LOOK_AROUND = 2
 """Steps around a node up to which others must be alike for what was found of one to hold for the other."""
 MOST_BACK = 3
 """Nodes between a value and what it is made of."""
+MOST_READERS = 64
+"""Of a value, up to which each of them is looked at where nodes are compared."""
 LIGHT_FLOPS = 10
 """For each element that a node reads or gives: up to there, to compute it on more devices is less than to send it."""
 
@@ -212,7 +214,8 @@ class Refinement:
     def _look_key(self, node: Node, steps: int) -> Hashable:
         if steps:
             values = (*node.inputs, *node.results)
-            beside = dict.fromkeys(other for value in values for other in (value.node, *value.users))
+            near = (_beside(value) for value in values)
+            beside = dict.fromkeys(other for others in near for other in others)
             looks = [self._look(other, steps - 1) for other in beside if other in self.placements]
             return self._look(node, 0), *looks
         view = self.flow.rule(node) if self._may_change(node) else None
@@ -521,9 +524,16 @@ class Refinement:
         """What all moves of the values of a node cost."""
         places: dict[Value, list[int]] = {}
         for place, value in enumerate((*node.operands, *node.results)):
-            if value is not None:
+            if value is not None and not self._is_still(value):
                 places.setdefault(value, []).append(place)
         return [_Around(value, self._moving(value, change), tuple(found), {}) for value, found in places.items()]
+
+    def _is_still(self, value: Value) -> bool:
+        """Whether a value is one number that all devices have, and that many nodes read: it is never moved for one."""
+        if value.use_count <= MOST_READERS or not value.is_static or value.shape:
+            return False
+        lies = self._lies(value)
+        return lies is not None and not lies.partial
 
     def _moving(self, value: Value, change: Change) -> Cost | None:
         """What all moves of a value cost."""
@@ -582,6 +592,12 @@ class Refinement:
             spent, launches = situation.running_cost(node, self.flow.rule(node), placement, self.network)
             known = self.costs[node, placement] = spent * times, launches * times
         return known
+
+
+def _beside(value: Value) -> Iterator[Node | None]:
+    """What makes and reads a value; of many readers none tells how a node differs from others."""
+    yield value.node
+    yield from value.users if value.use_count <= MOST_READERS else ()
 
 
 def _is_light(view: RuleView) -> bool:
