@@ -42,7 +42,7 @@ def with_weights(text: str, **given: Any) -> Module:
         data = random.standard_normal(type_.static_shape).astype(type_.dtype.numpy)
         if value.source is not None:
             data = np.asarray(given.get(value.source_name, data), type_.dtype.numpy)
-            module.graph.input_to_constant(value, ArrayTensor(data))
+            module.graph.inputs_to_constants({value: ArrayTensor(data)})
     return module
 
 

@@ -273,9 +273,7 @@ class Flow:
         holder = self.holder(node)
         if node not in self._end_ties:
             ties = self.states if holder is None else self.ties[holder]
-            self._end_ties[node] = {
-                place: tie for tie in ties for body, place in tie.outputs if body is node.graph
-            }
+            self._end_ties[node] = {place: tie for tie in ties for body, place in tie.outputs if body is node.graph}
         tie = self._end_ties[node].get(index)
         lies = None if tie is None else self._lies(holder or node, tie)
         if lies is not None or (tie is None and holder is None):
