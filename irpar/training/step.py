@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from irpar.errors import IrparError
+from irpar.errors import IrparError, listed
 from irpar.ir import DType, Graph, Module, TensorType, Value
 from irpar.output.training_facts import TrainingFacts, metadata_of
+from irpar.sharding import spelled
 from irpar.units import count_text
 
 from .settings import Settings
@@ -98,6 +99,7 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     names = tuple(value.source_name for value in parameters)
     differentiate = Autodiff((LOSS,), names, keep_outputs=True, only_reached=True)
     notes += PassManager([differentiate]).run(module).notes
+    _require_gradients(module, parameters)
     _seed(module, settings)
     PassManager([_optimizer(settings)]).run(module)
     _write_out(module)
@@ -155,15 +157,37 @@ def _parameters(module: Module, settings: Settings, statistics: set[Value]) -> l
         GradientError: a name matches nothing of floats.
         TrainingError: nothing is left, or a statistic is named.
     """
-    from irpar.passes.autodiff import chosen_tensors
+    from irpar.passes.autodiff import GradientError, chosen_tensors
 
-    found = [value for value in chosen_tensors(module, settings.trainable) if value not in statistics]
+    try:
+        chosen = chosen_tensors(module, settings.trainable)
+    except GradientError as error:
+        if settings.trainable:
+            raise
+        do = spelled("name inputs of floats that are: --trainable NAME", 'name inputs that are: trainable=["NAME"]')
+        raise TrainingError("the model has no initializer of floats to train", do=do) from error
+    found = [value for value in chosen if value not in statistics]
     if settings.freeze:
         frozen = set(chosen_tensors(module, settings.freeze))
         found = [value for value in found if value not in frozen]
     if not found:
         raise TrainingError("no parameter is left to train", do="name parameters: --trainable GLOB, or freeze fewer")
     return found
+
+
+def _require_gradients(module: Module, parameters: list[Value]) -> None:
+    """Refuse a loss that depends on nothing that is trained.
+
+    Raises:
+        TrainingError: see there.
+    """
+    from irpar.passes.autodiff import GRAD
+
+    if not any(name.startswith(GRAD) for name in module.graph.output_names):
+        raise TrainingError(
+            f"the loss depends on none of the parameters: {listed([value.source_name for value in parameters], 5)}",
+            do=spelled("name the output that does: --output NAME", 'name the output that does: output="NAME"'),
+        )
 
 
 def _seed(module: Module, settings: Settings) -> None:
