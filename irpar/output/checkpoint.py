@@ -10,7 +10,9 @@ sharded stands under its name and region, `w[0:64,128:256]`.
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,22 @@ def checkpoints(folder: Path) -> list[Path]:
         if (match := _STEP.fullmatch(path.name)) and (path / INDEX).is_file()
     ]
     return [path for _, path in sorted(found)]
+
+
+def remove_older(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest, and what is left of those whose removal was not finished.
+
+    Args:
+        folder: where they are.
+        keep: how many stay, at least 1.
+    """
+    kept = {path.name for path in checkpoints(folder)[-keep:]}
+    for path in list(folder.iterdir()):
+        match = _STEP.fullmatch(path.name)
+        if match is not None and int(match[1]) < min(int(name.removeprefix("step-")) for name in kept):
+            with suppress(OSError):
+                (path / INDEX).unlink(missing_ok=True)  # First: what is half removed is no checkpoint.
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def block_name(name: str, region: Region, shape: Sequence[int]) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from irpar.errors import IrparError
 from irpar.files.atomic import new_folder
 from irpar.inputs.dataset import Batch, check_range
 from irpar.ir import Value, tensor_type
-from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, checkpoints, folder_of, unwritable
+from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
 from irpar.passes.add_loss import LOSS
 from irpar.passes.optimizer.names import LEARNING_RATE
 from irpar.runtime.session import Session
@@ -203,8 +202,8 @@ class Trainer(Session):
                     self._write_checkpoint(fresh, facts or {})
             except OSError as error:
                 raise unwritable(target, error) from None
-        for old in checkpoints(Path(folder))[:-keep] if keep else ():
-            shutil.rmtree(old, ignore_errors=True)
+        if keep:
+            remove_older(Path(folder), keep)
         return target
 
     def _write_checkpoint(self, fresh: Path, facts: Mapping[str, Any]) -> None:
