@@ -83,6 +83,17 @@ def test_only_so_many_are_kept(step: irpar.Module, tmp_path: Path) -> None:
         assert len(checkpoints(tmp_path)) == 3
 
 
+def test_what_is_left_of_one_whose_removal_was_not_finished_is_removed(step: irpar.Module, tmp_path: Path) -> None:
+    with on_mesh(step, "d=1").trainer(engine="numpy") as trainer:
+        for number in range(3):
+            trainer.step(batch(number))
+            trainer.save_checkpoint(tmp_path)
+        (tmp_path / "step-00000001" / INDEX).unlink()
+        (tmp_path / "notes").mkdir()
+        trainer.save_checkpoint(tmp_path, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-00000003"]
+
+
 def test_what_has_no_index_is_no_checkpoint(step: irpar.Module, tmp_path: Path) -> None:
     trained(step, "d=1", tmp_path)
     shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000009")
