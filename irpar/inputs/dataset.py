@@ -138,7 +138,8 @@ class Dataset:
             (first, last), *rest = local_region(sharding, shape, coords)
             rows = rows[first:last]
             array = array[(slice(None), *(slice(*region) for region in rest))]
-        made = np.empty((len(rows), *array.shape[1:]), array.dtype)
+        # Files may have been written on a machine of another byte order.
+        made = np.empty((len(rows), *array.shape[1:]), array.dtype.newbyteorder("="))
         for place, row in enumerate(rows):
             made[place] = array[row]
         self.bytes_read += made.nbytes

@@ -222,3 +222,12 @@ def test_numbers_out_of_range() -> None:
         check_range("target", np.array([0, 5, -1, 9, 7]), 0, 2, -100, "data.npz")
     assert caught.value.what == "target has -1, 5, 7 and 1 more: it is from 0 to 2, or -100 for what does not count"
     check_range("target", np.zeros(0, np.int64), 0, 2, None)
+
+
+def test_numbers_of_another_byte_order(tmp_path: Path) -> None:
+    numbers = np.arange(12, dtype=np.float32).reshape(4, 3)
+    np.savez(tmp_path / "data.npz", x=numbers.astype(">f4"))
+    found = Dataset.open(tmp_path / "data.npz").block("x", np.array([2, 0]), None, ())
+    assert found.dtype == np.float32
+    assert found.dtype.isnative
+    np.testing.assert_array_equal(found, numbers[[2, 0]])
