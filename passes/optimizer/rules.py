@@ -81,6 +81,10 @@ class Numbers:
 
         return self._once(("correction", beta), make)
 
+    def root(self, beta: float) -> Value:
+        """Its square root, in float64."""
+        return self._once(("square root", beta), lambda: self.w.op("Sqrt", [self.correction(beta)]))
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -132,16 +136,24 @@ def _means(p: Parameter, n: Numbers, gradient: Value) -> tuple[Value, Value]:
 def _deviation(p: Parameter, n: Numbers, square: Value) -> Value:
     """sqrt(v / (1 - beta2^t)) + eps."""
     w, dtype, second = n.w, p.wide.dtype, n.options.betas[1]
-    root = n.of(dtype, "root", lambda: w.op("Sqrt", [n.correction(second)]))
+    root = n.of(dtype, "root", lambda: n.root(second))
     return w.add(w.div(w.op("Sqrt", [square]), root), n.options.epsilon)
 
 
 def _adaptive(p: Parameter, n: Numbers, before: Value, gradient: Value) -> Mapping[str, Value]:
-    w, first = n.w, n.options.betas[0]
+    """before - rate mhat / (sqrt(vhat) + eps), with the corrections of both means in single numbers.
+
+    rate m / (1 - beta1^t) / (sqrt(v) / r + eps) = (rate r / (1 - beta1^t)) m / (sqrt(v) + r eps), r = sqrt(1 - beta2^t)
+    """
+    w, dtype, (first, second) = n.w, p.wide.dtype, n.options.betas
     mean, square = _means(p, n, gradient)
-    size = n.of(p.wide.dtype, f"size {p.scale}", lambda: w.div(n.step_size(p), n.correction(first)))
-    change = w.div(mean, _deviation(p, n, square))
-    return {"w": w.sub(before, w.mul(change, size)), "m": mean, "v": square}
+
+    def size() -> Value:
+        return w.div(w.mul(n.step_size(p), n.root(second)), n.correction(first))
+
+    floor = n.of(dtype, "floor", lambda: w.mul(n.root(second), n.options.epsilon))
+    change = w.div(mean, w.add(w.op("Sqrt", [square]), floor))
+    return {"w": w.sub(before, w.mul(change, n.of(dtype, f"size {p.scale}", size))), "m": mean, "v": square}
 
 
 def _adam(p: Parameter, n: Numbers) -> Mapping[str, Value]:
