@@ -15,6 +15,7 @@ Without PyTorch nothing is compared, and it says so.
 import argparse
 import importlib.util
 import json
+import os
 import statistics
 import sys
 import time
@@ -228,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     import torch
 
+    load = os.getloadavg()[0]
     lines = ["| model | threads | irpar, ONNX Runtime, ms | PyTorch eager, ms | ratio |", "|---|---|---|---|---|"]
     print("\n".join(lines))
     for threads in options.threads or (1, 2):
@@ -241,9 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print_profile(profiles.pop())
     if options.write:
         RESULT.write_text(
-            "# A step of training against PyTorch eager\n\n`python benchmarks/training.py --write`\n\n"
-            + "\n".join(lines)
-            + "\n",
+            "# A step of training against PyTorch eager\n\n`python benchmarks/training.py --write`, on "
+            f"{os.cpu_count()} cores, load of others before {load:.1f}: with as many busy, more threads tell "
+            "little.\n\n" + "\n".join(lines) + "\n",
             encoding="utf-8",
         )
     return 0
