@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Module, clone_module
+from irpar.ir.collector import collector_off
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan, make_plan, original_of, read_plan, source_of
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISING
@@ -132,11 +133,12 @@ def partition(
     manager = pipeline if isinstance(pipeline, PassManager) else PassManager.parse(pipeline or DEFAULT_PIPELINE)
     if not module.graph.outputs:
         raise IrparError("the model has no outputs, so there is nothing to compute", do="export it again with outputs")
-    work = _prepared(module, mesh, network)
-    work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
-    source = source_of(module)
-    original, passes = _shard(manager, work)
-    made = Partition._made(module, work, str(manager), source, original, passes)
+    with collector_off():
+        work = _prepared(module, mesh, network)
+        work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
+        source = source_of(module)
+        original, passes = _shard(manager, work)
+        made = Partition._made(module, work, str(manager), source, original, passes)
     if max_redistribution_mb is not None:
         from irpar.advice.redistribution_limit import check_redistributions
 
