@@ -192,9 +192,9 @@ def _require_gradients(module: Module, parameters: list[Value]) -> None:
 
 def _seed(module: Module, settings: Settings) -> None:
     """Let gradients begin with 1, or with the scale of the loss."""
+    from irpar.ir.added_input import add_named_input
     from irpar.ops.gradients.writer import GradientWriter
     from irpar.passes.add_loss import LOSS
-    from irpar.passes.added_input import add_named_input
     from irpar.passes.autodiff import GRAD
     from irpar.passes.optimizer.names import SCALE
 

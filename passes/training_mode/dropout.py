@@ -14,8 +14,8 @@ import numpy as np
 
 from irpar.errors import IrparError, nearest_names
 from irpar.ir import DType, Module, Node, TensorType, Value, tensor_type
+from irpar.ir.added_input import add_named_input
 from irpar.ops.gradients.writer import GradientWriter
-from irpar.passes.added_input import add_named_input
 from irpar.passes.optimizer.names import NEXT
 
 SEED = "seed"

@@ -3,7 +3,10 @@
 from collections.abc import Collection
 
 from irpar.errors import IrparError
-from irpar.ir import Graph, TensorType, Value
+
+from .graph import Graph
+from .types import TensorType
+from .value import Value
 
 
 class TakenNameError(IrparError):
