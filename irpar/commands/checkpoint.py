@@ -24,7 +24,7 @@ CheckpointPath = Annotated[
 ]
 Model = Annotated[
     Path | None,
-    typer.Argument(metavar="[MODEL]", help="export: the ONNX model whose weights were trained.", show_default=False),
+    typer.Argument(metavar="MODEL", help="export: the ONNX model whose weights were trained.", show_default=False),
 ]
 Output = Annotated[
     Path | None,
