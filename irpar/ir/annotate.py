@@ -1,11 +1,11 @@
 """Annotations: a glob over value names of the source model, and how the values that it matches are sharded."""
 
-import fnmatch
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from irpar.globs import matching_names
 from irpar.sharding import IrparError, Mesh, Sharding, nearest_names
 
 from .annotation import Annotation, AnnotationError
@@ -210,10 +210,7 @@ def glob_of(text: str) -> str:
 
 def matching(pattern: str, known: Mapping[str, Sequence[T]]) -> list[T]:
     """What has the name `pattern`; where nothing has, what has a name that it matches as a glob."""
-    if pattern in known or not re.search(r"[*?\[]", pattern):
-        return list(known.get(pattern, ()))
-    matches = re.compile(fnmatch.translate(pattern)).match
-    return [found for name, listed in known.items() if matches(name) for found in listed]
+    return [found for name in matching_names(pattern, known) for found in known[name]]
 
 
 def named_values(module: Module) -> Iterable[tuple[str, Value]]:

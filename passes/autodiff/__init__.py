@@ -1,12 +1,11 @@
 """autodiff: gradients of outputs by weights and inputs, in the graph."""
 
-import fnmatch
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.types.inference import Inference
 from irpar.errors import listed, nearest_names
+from irpar.globs import matching_names
 from irpar.ir import Graph, Module, Value, tensor_type
 from irpar.ops.effects import has_fixed_dtype
 from irpar.ops.gradients.writer import OLDEST_OPSET, GradientWriter
@@ -149,7 +148,7 @@ def chosen_outputs(graph: Graph, patterns: Sequence[str]) -> list[tuple[Value, s
     known = {name: value for value, name in named}
     chosen: dict[str, Value] = {}
     for pattern in patterns:
-        matched = _matching(pattern, known)
+        matched = {name: known[name] for name in matching_names(pattern, known)}
         _require(pattern, "output", matched, known)
         chosen |= matched
     return [(value, name) for value, name in named if name in chosen]
@@ -175,7 +174,7 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
     named = {value.source_name: value for value in (*graph.inputs, *weights)}
     chosen: dict[str, Value] = {}
     for pattern in patterns:
-        matched = _matching(pattern, named)
+        matched = {name: named[name] for name in matching_names(pattern, named)}
         if pattern not in named:
             matched = {name: value for name, value in matched.items() if is_real(value.type)}
         _require(pattern, "weight or input", matched, named)
@@ -189,14 +188,6 @@ def _is_weight(value: Value) -> bool:
         return False
     uses = tuple(value.uses)
     return not uses or not all(has_fixed_dtype(node, index) for node, index in uses)
-
-
-def _matching(pattern: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """The value of that very name, else those that the glob matches."""
-    if pattern in known:
-        return {pattern: known[pattern]}
-    matches = re.compile(fnmatch.translate(pattern)).match
-    return {name: value for name, value in known.items() if matches(name)}
 
 
 def _require(pattern: str, what: str, matched: dict[str, Value], known: Mapping[str, Value]) -> None:

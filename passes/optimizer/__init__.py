@@ -1,12 +1,12 @@
 """optimizer: what an update makes of each parameter and its gradient."""
 
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from irpar.errors import IrparError, listed, nearest_names
+from irpar.globs import matching_names
 from irpar.ir import DType, Graph, Module, Tensor, TensorType, Value
 from irpar.ir.added_input import add_named_input
 from irpar.ir.state import State, StateKind
@@ -83,14 +83,20 @@ class Optimizer(Pass):
         graph = module.graph
         pairs = _pairs(graph)
         names = [value.source_name for value, _ in pairs]
-        _check_names(graph, names, self.no_decay, self.lr_scale)
+        plain = {name for pattern in self.no_decay for name in _named("no-decay", pattern, names)}
+        scales = {name: self.lr_scale[glob] for glob in self.lr_scale for name in _named("lr-scale", glob, names)}
         if self.loss_scale == "dynamic":
             _check_scale(graph)
         writer = GradientWriter(graph, module.opsets)
         writer.phase = "optimizer"
         rate = add_named_input(graph, LEARNING_RATE, TensorType(_rate_dtype(pairs), ()))
         states = _States(graph)
-        parameters = [self._parameter(value, gradient, states, writer) for value, gradient in pairs]
+        parameters = [
+            self._parameter(
+                value, gradient, scales.get(name, 1.0), 0.0 if name in plain else self.decay, states, writer
+            )
+            for name, (value, gradient) in zip(names, pairs, strict=True)
+        ]
         prepared = prepare(graph, parameters, self, states, writer)
         rule = RULES[self.kind]
         step = states.add(STEP, "counter", TensorType(DType.I64, ()), None) if rule.counts else None
@@ -152,7 +158,9 @@ class Optimizer(Pass):
         if self.nesterov and self.kind != "momentum":
             raise OptimizerError(f"{self.kind} has no Nesterov momentum", do="use momentum")
 
-    def _parameter(self, value: Value, gradient: Value, states: "_States", w: GradientWriter) -> Parameter:
+    def _parameter(
+        self, value: Value, gradient: Value, scale: float, decay: float, states: "_States", w: GradientWriter
+    ) -> Parameter:
         name = value.source_name
         states.adopt(value, "parameter")
         wide = value
@@ -161,10 +169,6 @@ class Optimizer(Pass):
             first = None if data is None else _widened(data)
             type_ = TensorType(DType.F32, value.tensor_type.shape)
             wide = states.add(name + MASTER, "master", type_, first, parameter=name)
-        scale = 1.0
-        for pattern, factor in self.lr_scale.items():
-            scale = factor if _fits(name, pattern) else scale
-        decay = 0.0 if any(_fits(name, pattern) for pattern in self.no_decay) else self.decay
         moments = {
             suffix: states.add(f"{name}.{suffix}", "moment", wide.tensor_type, None, parameter=name)
             for suffix in RULES[self.kind].moments
@@ -260,18 +264,20 @@ def _check_scale(graph: Graph) -> None:
         )
 
 
-def _check_names(graph: Graph, names: Sequence[str], no_decay: Sequence[str], scales: Mapping[str, float]) -> None:
-    for what, pattern in [("no-decay", each) for each in no_decay] + [("lr-scale", each) for each in scales]:
-        if not any(_fits(name, pattern) for name in names):
-            raise OptimizerError(
-                f'{what} "{pattern}" matches no parameter that is trained',
-                notes=nearest_names(pattern, names),
-                do="name a parameter of the model, by name or glob",
-            )
+def _named(what: str, pattern: str, names: Sequence[str]) -> list[str]:
+    """The parameters that a name or glob is of.
 
-
-def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+    Raises:
+        OptimizerError: it is of none.
+    """
+    found = matching_names(pattern, names)
+    if not found:
+        raise OptimizerError(
+            f'{what} "{pattern}" matches no parameter that is trained',
+            notes=nearest_names(pattern, names),
+            do="name a parameter of the model, by name or glob",
+        )
+    return found
 
 
 def _rate_dtype(pairs: Sequence[tuple[Value, Value]]) -> DType:

@@ -5,7 +5,6 @@ any rank can compute for any element, and compute again. The mixing is that of a
 (Ettinger's search of such constants), in int64, whose products stay below 2^63.
 """
 
-import fnmatch
 import math
 import zlib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from irpar.errors import IrparError, nearest_names
+from irpar.globs import matching_names
 from irpar.ir import DType, Module, Node, TensorType, Value, tensor_type
 from irpar.ir.added_input import add_named_input
 from irpar.ops.gradients.writer import GradientWriter
@@ -73,7 +73,7 @@ def _named(module: Module, shares: Mapping[str, float]) -> dict[Value, float]:
     for pattern, share in shares.items():
         if not 0 <= share < 1:
             raise DropoutError(f'dropout of {share} for "{pattern}"', do="give a share from 0 to below 1")
-        matched = [name for name in known if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        matched = matching_names(pattern, known)
         if not matched:
             raise DropoutError(
                 f'dropout "{pattern}" matches no value of floats in the main graph',
