@@ -64,12 +64,7 @@ def add_state(
         )
     state = State(kind, place, value.data if data is None else _tensor(data, value), parameter)
     _check_parameter(name, state, found)
-    problems = _problems(graph, value, state)
-    if problems:
-        raise StateError(
-            f'"{name}" cannot be state: it {listed(problems, 3)}',
-            do="a state, what it begins with and what replaces it have one type; change the model so that they do",
-        )
+    _refuse(name, _problems(graph, value, state))
     if value.is_constant:
         graph.constant_to_input(value)
     graph.states[value] = state
@@ -157,12 +152,15 @@ def set_states(graph: Graph, states: Mapping[Value, State]) -> None:
     """
     graph.states.update(states)
     for value, state in states.items():
-        problems = _problems(graph, value, state, is_alone=True)
-        if problems:
-            raise StateError(
-                f'"{value.source_name}" cannot be state: it {listed(problems, 3)}',
-                do="a state, what it begins with and what replaces it have one type; change the model so that they do",
-            )
+        _refuse(value.source_name, _problems(graph, value, state, is_alone=True))
+
+
+def _refuse(name: str, problems: Sequence[str]) -> None:
+    if problems:
+        raise StateError(
+            f'"{name}" cannot be state: it {listed(problems, 3)}',
+            do="a state, what it begins with and what replaces it have one type; change the model so that they do",
+        )
 
 
 def replace_outputs(graph: Graph, outputs: Sequence[tuple[str, Value]]) -> None:

@@ -63,21 +63,26 @@ def _write(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Val
     """Spread what is there without padding, and keep the block."""
     whole, local = program.whole, program.local
     add_bias_once(local, 2, program.builder)
-    rank = len(value.shape) - 2
-    attributes: dict[str, Any] = {name: found for name, found in local.attributes.items() if name != "auto_pad"}
-    pads = place_pads(whole)
-    extra = list(ints_attribute(whole, "output_padding") or (0,) * rank)
     shape = list(local.result.shape)
     for dim in cut:
         stride, reach, _ = _numbers(whole, dim)
-        pads[dim - 2], extra[dim - 2] = (0, 0), 0
         shape[dim] = (value.shape[dim] - 1) * stride + reach
-    attributes |= {"pads": flat_pads(pads), "output_padding": tuple(extra)}
+    attributes = _without_pads(program, cut)
     attributes["group"] = local.result.shape[1] // local.inputs[1].shape[1]
     made = program.op("ConvTranspose", [value, *local.operands[1:]], attributes, shape=shape)
     for dim in cut:
         made = _kept(program, made, dim)
     return [made]
+
+
+def _without_pads(program: ProgramWriter, cut: Sequence[int]) -> dict[str, Any]:
+    """The node's attributes, without padding along the dims that are sharded."""
+    attributes = {name: found for name, found in program.local.attributes.items() if name != "auto_pad"}
+    pads = place_pads(program.whole)
+    extra = list(ints_attribute(program.whole, "output_padding") or (0,) * len(pads))
+    for dim in cut:
+        pads[dim - 2], extra[dim - 2] = (0, 0), 0
+    return {**attributes, "pads": flat_pads(pads), "output_padding": tuple(extra)}
 
 
 def _kept(program: ProgramWriter, value: Value, dim: int) -> Value:
@@ -152,12 +157,7 @@ class _Spreading(Moving):
 def _write_spread(program: ProgramWriter, borders: _Borders) -> Value:
     """Spread what the device holds without padding, exchange what is beyond the block, and add it."""
     whole, local, dim = program.whole, program.local, borders.dim
-    rank = len(local.inputs[0].shape) - 2
-    attributes: dict[str, Any] = {name: found for name, found in local.attributes.items() if name != "auto_pad"}
-    pads = place_pads(whole)
-    extra = list(ints_attribute(whole, "output_padding") or (0,) * rank)
-    pads[dim - 2], extra[dim - 2] = (0, 0), 0
-    attributes |= {"pads": flat_pads(pads), "output_padding": tuple(extra)}
+    attributes = _without_pads(program, [dim])
     total = borders.before + borders.size + borders.after
     shape = with_size(local.result.shape, dim, total)
     made = program.op("ConvTranspose", list(local.operands), attributes, shape=shape)
@@ -171,18 +171,18 @@ def _write_spread(program: ProgramWriter, borders: _Borders) -> Value:
     if borders.after:
         pairs = [(at, at + 1) for at in range(devices - 1)]
         got = program.permute(rows(total - borders.after, total), dim, pairs, whole.result)
-        result = _added(program, result, [got], borders.size - borders.after, dim, is_first=True)
+        result = _added(program, result, got, borders.size - borders.after, dim, is_first=True)
     if borders.before:
         pairs = [(at + 1, at) for at in range(devices - 1)]
         got = program.permute(rows(0, borders.before), dim, pairs, whole.result)
-        result = _added(program, result, [got], borders.size - borders.before, dim, is_first=False)
+        result = _added(program, result, got, borders.size - borders.before, dim, is_first=False)
     return result
 
 
-def _added(program: ProgramWriter, value: Value, got: list[Value], rest: int, dim: int, *, is_first: bool) -> Value:
+def _added(program: ProgramWriter, value: Value, got: Value, rest: int, dim: int, *, is_first: bool) -> Value:
     """The value with what came added to its first, or last, places along a dim."""
     nothing = [program.filled(value, dim, rest, 0)] if rest else []
-    other = program.joined([*got, *nothing] if is_first else [*nothing, *got], dim)
+    other = program.joined([got, *nothing] if is_first else [*nothing, got], dim)
     return program.op("Add", [value, other], shape=value.shape)
 
 
