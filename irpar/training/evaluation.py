@@ -12,7 +12,7 @@ from .settings import Settings
 from .step import CLEAN, with_loss
 
 WEIGHTS = ("parameter", "statistic")
-"""Kinds of state that the model computes with."""
+"""Kinds of state that the model computes with: its initializers, and inputs that are trained."""
 
 
 def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:

@@ -5,8 +5,7 @@ from irpar.ir import LazyTensor, Module, Tensor
 from irpar.output.checkpoint import Checkpoint, CheckpointError
 from irpar.passes.optimizer.names import MASTER
 
-_WEIGHTS = ("parameter", "statistic")
-"""Kinds of state that are initializers of the model."""
+from .evaluation import WEIGHTS
 
 
 def put_weights(module: Module, checkpoint: Checkpoint) -> int:
@@ -27,7 +26,7 @@ def put_weights(module: Module, checkpoint: Checkpoint) -> int:
     known = weights_by_name(module)
     count = 0
     for name, entry in checkpoint.tensors.items():
-        if entry.kind not in _WEIGHTS:
+        if entry.kind not in WEIGHTS:
             continue
         value = known.get(name)
         if value is None or value.data is None or value.data.shape != entry.shape:

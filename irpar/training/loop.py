@@ -215,17 +215,24 @@ def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch:
 
 
 def _schedule(trainer: Trainer, options: LoopOptions, before: Checkpoint | None) -> Schedule:
-    base = trainer.schedule
-    if before is not None:
-        try:
-            base = Schedule(**before.metadata["schedule"])
-        except (KeyError, TypeError):
-            raise CheckpointError(
-                "the checkpoint has no schedule that this irpar knows",
-                where=str(before.path),
-                do="go on with an older one of the same folder",
-            ) from None
+    base = trainer.schedule if before is None else saved_schedule(before)
     return replace(base, **{**options.schedule, "steps": options.steps})
+
+
+def saved_schedule(checkpoint: Checkpoint) -> Schedule:
+    """The schedule of the run that wrote a checkpoint.
+
+    Raises:
+        CheckpointError: it has none that can be.
+    """
+    try:
+        return Schedule(**checkpoint.metadata["schedule"])
+    except (KeyError, TypeError):
+        raise CheckpointError(
+            "the checkpoint has no schedule that this irpar knows",
+            where=str(checkpoint.path),
+            do="go on with an older one of the same folder",
+        ) from None
 
 
 def _is_due(step: int, every: int, last: int) -> bool:
