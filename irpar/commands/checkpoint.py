@@ -1,5 +1,6 @@
 """irpar checkpoint: what is in one, onto another mesh, back into the ONNX model."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ from irpar.errors import IrparError
 from irpar.tables.display import ROWS, output, print_json, table
 from irpar.units import bytes_text, count_text
 
+from .model_target import check_model_target
 from .options import Json, choice
 
 if TYPE_CHECKING:
@@ -88,10 +90,7 @@ def _tell(as_json: bool, **facts: Any) -> None:
 
 def _show(found: "Checkpoint", as_json: bool) -> None:
     if as_json:
-        tensors = {
-            name: {"dtype": each.dtype, "shape": list(each.shape), "kind": each.kind, "parameter": each.parameter}
-            for name, each in found.tensors.items()
-        }
+        tensors = {name: asdict(each) for name, each in found.tensors.items()}
         print_json({"path": str(found.path), **found.metadata, "tensors": tensors})
         return
     console = output()
@@ -120,15 +119,13 @@ def _reshard(found: "Checkpoint", partition: Path, out: Path) -> Path:
         IrparError: it is not of that partition's program, or the system refuses.
     """
     from irpar.api import Partition
+    from irpar.training.loop import saved_schedule
 
     with Partition.open(partition) as opened, opened.trainer(engine="numpy") as trainer:
         read = trainer.load_checkpoint(found.path)
         kept = ("format", "total_size", "step", "mesh", "optimizer", "schedule")
         facts = {name: value for name, value in read.metadata.items() if name not in kept}
-        if "schedule" in read.metadata:
-            from irpar.training.schedule import Schedule
-
-            trainer.schedule = Schedule(**read.metadata["schedule"])
+        trainer.schedule = saved_schedule(read)
         return trainer.save_checkpoint(out, facts=facts)
 
 
@@ -138,17 +135,10 @@ def _export(found: "Checkpoint", model: Path, out: Path, force: bool) -> int:
     Raises:
         IrparError: the model lacks one, or a target exists.
     """
-    from irpar.files.atomic import check_file
-    from irpar.onnx_io import data_file, load, save
+    from irpar.onnx_io import load, save
     from irpar.training.export import put_weights
 
-    if model.exists() and out.resolve() == model.resolve():
-        raise IrparError("the trained model would replace the model", where=str(out), do="give another file")
-    check_file(out, "the model")
-    for target in (out, data_file(out)):
-        check_file(target, "the model")
-        if target.exists() and not force:
-            raise IrparError("the file exists", where=str(target), do="give another file, or --force")
+    check_model_target(out, model, "the trained model", force)
     module = load(model)
     count = put_weights(module, found)
     save(module, out)

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpar.errors import IrparError, listed
+from irpar.errors import listed
 from irpar.tables.display import output, print_json, table
 
+from .model_target import check_model_target
 from .options import Bind, Json, ModelFile, bind_of
 from .progress_report import ProgressReport
 
@@ -66,7 +67,7 @@ def grad_command(
     from irpar.differentiation import gradients
     from irpar.onnx_io import load, save
 
-    _check_target(model, out, force)
+    check_model_target(out, model, "the model of gradients", force)
     with ProgressReport(is_shown=not as_json):
         given = load(model)
         made = gradients(
@@ -79,24 +80,6 @@ def grad_command(
         )
         save(made, out)
     _report(given, made, out, as_json)
-
-
-def _check_target(model: Path, out: Path, force: bool) -> None:
-    """Refuse a file that must not be replaced.
-
-    Raises:
-        IrparError: saying why.
-    """
-    from irpar.files.atomic import check_file
-    from irpar.onnx_io import data_file
-
-    if model.exists() and out.resolve() == model.resolve():
-        raise IrparError("the gradients would replace the model", where=str(out), do="give another file")
-    check_file(out, "the gradients")
-    for target in (out, data_file(out)):
-        check_file(target, "the gradients")
-        if target.exists() and not force:
-            raise IrparError("the file exists", where=str(target), do="give another file, or --force")
 
 
 def _report(given: "Module", made: "Module", out: Path, as_json: bool) -> None:

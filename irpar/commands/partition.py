@@ -1,8 +1,8 @@
 """irpar partition: a model cut over a mesh, written to a folder."""
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,25 +101,7 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
-    asked = Asked(
-        out=out,
-        pipeline=pipeline,
-        network=network,
-        weights=weights,
-        force=force,
-        collectives=collectives,
-        annotate=annotate,
-        max_redistribution_mb=max_redistribution_mb,
-        dump_ir=dump_ir,
-        print_ir_before=tuple(print_ir_before or ()),
-        print_ir_after=tuple(print_ir_after or ()),
-        print_ir_after_all=print_ir_after_all,
-        print_ir_after_change=print_ir_after_change,
-        verify_each=verify_each,
-        timing=timing,
-        statistics=statistics,
-        as_json=as_json,
-    )
+    asked = Asked.of(locals())
     sources = checked_sources(asked, model, shardings)
     made = write_partition(asked, sources, lambda: _annotated_model(model, bind, set_, configuration, mesh, shardings))
     report(asked, made)
@@ -146,6 +128,13 @@ class Asked:
     timing: bool
     statistics: bool
     as_json: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Asked":
+        """These options of a command, of all that it has, by the names of its arguments."""
+        options = {field.name: given[field.name] for field in fields(cls)}
+        lists = {name: tuple(options[name] or ()) for name in ("print_ir_before", "print_ir_after")}
+        return cls(**{**options, **lists})
 
 
 @dataclass(frozen=True)

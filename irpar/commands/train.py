@@ -1,14 +1,13 @@
 """irpar train: a training step of a model, partitioned and written to a folder."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from irpar.errors import IrparError
 
+from .model_target import check_model_target
 from .options import (
     Bind,
     DumpIr,
@@ -42,178 +41,43 @@ from .partition import (
     report,
     write_partition,
 )
+from .train_options import (
+    Betas,
+    ClassAxis,
+    ClipNorm,
+    DatasetSharding,
+    Dropout,
+    Eps,
+    Freeze,
+    FreezeStatistics,
+    IgnoreIndex,
+    LabelSmoothing,
+    LearningRate,
+    Loss,
+    LossOutput,
+    LossScale,
+    LrScale,
+    Momentum,
+    Nesterov,
+    NoDecay,
+    OptimizerName,
+    Output,
+    Precision,
+    Seed,
+    Trainable,
+    WeightDecay,
+)
 
 if TYPE_CHECKING:
     from irpar.annotations.shardings_file import ShardingsFile
     from irpar.ir import Module
     from irpar.output.plan import Plan
     from irpar.sharding import Mesh
+    from irpar.training.settings import Settings
 
-_LOSS, _UPDATE, _WHAT = "The loss", "The update", "What is trained"
 ONE = "one"
 """A mesh of one device."""
 DATASET = ("inputs", "data_parallel", "full_batch")
-
-Output = Annotated[
-    Path,
-    typer.Option("-o", "--out", metavar="OUT", help="The folder to write; or an .onnx file.", show_default=False),
-]
-Loss = Annotated[
-    str,
-    typer.Option("--loss", metavar="LOSS", help="cross_entropy, mse, bce, or output:NAME.", rich_help_panel=_LOSS),
-]
-LossOutput = Annotated[
-    str,
-    typer.Option(
-        "--output",
-        metavar="NAME",
-        help="The output that the loss is taken of; the first of floats if none is named.",
-        rich_help_panel=_LOSS,
-        show_default=False,
-    ),
-]
-ClassAxis = Annotated[
-    int,
-    typer.Option("--class-axis", metavar="DIM", help="Where classes are, of cross_entropy.", rich_help_panel=_LOSS),
-]
-IgnoreIndex = Annotated[
-    int | None,
-    typer.Option(
-        "--ignore-index",
-        metavar="CLASS",
-        help="Targets of this class do not count.",
-        rich_help_panel=_LOSS,
-        show_default=False,
-    ),
-]
-LabelSmoothing = Annotated[
-    float,
-    typer.Option(
-        "--label-smoothing", metavar="X", help="How much of each target all classes share.", rich_help_panel=_LOSS
-    ),
-]
-OptimizerName = Annotated[
-    str,
-    typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam, adamw or lamb.", rich_help_panel=_UPDATE),
-]
-LearningRate = Annotated[
-    float,
-    typer.Option("--lr", metavar="X", help="The learning rate; irpar run can change it.", rich_help_panel=_UPDATE),
-]
-Momentum = Annotated[
-    float, typer.Option("--momentum", metavar="X", help="Of the optimizer momentum.", rich_help_panel=_UPDATE)
-]
-Nesterov = Annotated[bool, typer.Option("--nesterov", help="Momentum looks ahead.", rich_help_panel=_UPDATE)]
-Betas = Annotated[str, typer.Option("--betas", metavar="X,X", help="Of adam, adamw and lamb.", rich_help_panel=_UPDATE)]
-Eps = Annotated[
-    float | None,
-    typer.Option(
-        "--eps",
-        metavar="X",
-        help="What keeps divisors from 0; 1e-8 if not given, of lamb 1e-6.",
-        rich_help_panel=_UPDATE,
-        show_default=False,
-    ),
-]
-WeightDecay = Annotated[
-    float | None,
-    typer.Option(
-        "--weight-decay",
-        metavar="X",
-        help="If not given 0.01 of adamw and lamb, beside the gradient; else 0, added to it.",
-        rich_help_panel=_UPDATE,
-        show_default=False,
-    ),
-]
-NoDecay = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--no-decay",
-        metavar="GLOB",
-        help="Parameters without weight decay. May be repeated.",
-        rich_help_panel=_UPDATE,
-    ),
-]
-LrScale = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--lr-scale",
-        metavar="GLOB=X",
-        help="What the learning rate of some parameters is multiplied by. May be repeated; the last that fits counts.",
-        rich_help_panel=_UPDATE,
-    ),
-]
-ClipNorm = Annotated[
-    float | None,
-    typer.Option(
-        "--clip-norm",
-        metavar="X",
-        help="The most that the norm of all gradients together may be.",
-        rich_help_panel=_UPDATE,
-        show_default=False,
-    ),
-]
-LossScale = Annotated[
-    str,
-    typer.Option(
-        "--loss-scale",
-        metavar="HOW",
-        help="none, or dynamic: a factor that keeps small gradients from becoming 0. fp16 has it by default.",
-        rich_help_panel=_UPDATE,
-        show_default=False,
-    ),
-]
-Precision = Annotated[
-    str,
-    typer.Option(
-        "--precision",
-        metavar="DTYPE",
-        help="What matmuls and convolutions compute in: f32, bf16 or fp16; parameters have a float32 master then.",
-        rich_help_panel=_UPDATE,
-    ),
-]
-Trainable = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trainable",
-        metavar="GLOB",
-        help="Initializers and inputs that are trained; all initializers of floats but single numbers and running "
-        "statistics if none is named. May be repeated.",
-        rich_help_panel=_WHAT,
-    ),
-]
-Freeze = Annotated[
-    list[str] | None,
-    typer.Option("--freeze", metavar="GLOB", help="Those that are not. May be repeated.", rich_help_panel=_WHAT),
-]
-FreezeStatistics = Annotated[
-    bool,
-    typer.Option(
-        "--freeze-statistics", help="BatchNormalization keeps the statistics of the model.", rich_help_panel=_WHAT
-    ),
-]
-Dropout = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dropout",
-        metavar="GLOB=SHARE",
-        help="Values of which each step drops a share of the elements, such as h.*.mlp.out=0.1. May be repeated.",
-        rich_help_panel=_WHAT,
-    ),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="What the masks of dropout begin with.", rich_help_panel=_WHAT)
-]
-DatasetSharding = Annotated[
-    str,
-    typer.Option(
-        "--dataset-sharding",
-        metavar="HOW",
-        help="How samples are sharded: as the inputs are (inputs), along their first dim over all ranks "
-        "(data_parallel), or not at all (full_batch).",
-        rich_help_panel=_WHAT,
-    ),
-]
 
 
 def train_command(
@@ -270,54 +134,14 @@ def train_command(
     the optimizer keeps of them, which stay on their ranks. --mesh one, the default, makes the step of one device; where
     OUT ends in .onnx, that is one model for any ONNX runtime.
     """
-    asked = Asked(
-        out=out,
-        pipeline=pipeline,
-        network=network,
-        weights=weights,
-        force=force,
-        collectives=collectives,
-        annotate=annotate,
-        max_redistribution_mb=max_redistribution_mb,
-        dump_ir=dump_ir,
-        print_ir_before=tuple(print_ir_before or ()),
-        print_ir_after=tuple(print_ir_after or ()),
-        print_ir_after_all=print_ir_after_all,
-        print_ir_after_change=print_ir_after_change,
-        verify_each=verify_each,
-        timing=timing,
-        statistics=statistics,
-        as_json=as_json,
-    )
-    options: dict[str, Any] = {
-        "loss": loss,
-        "output": output,
-        "optimizer": optimizer,
-        "learning_rate": lr,
-        "class_axis": class_axis,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "betas": _numbers("--betas", betas),
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "no_decay": no_decay or [],
-        "lr_scale": _factors("--lr-scale", lr_scale),
-        "clip_norm": clip_norm,
-        "loss_scale": loss_scale or ("dynamic" if precision == "fp16" else "none"),
-        "precision": precision,
-        "trainable": trainable or [],
-        "freeze": freeze or [],
-        "freeze_statistics": freeze_statistics,
-        "dropout": _factors("--dropout", dropout),
-        "seed": seed,
-    }
+    given = locals()
+    asked = Asked.of(given)
+    settings = _settings(given)
     choice("--dataset-sharding", dataset_sharding, DATASET)
     from .loading import shardings_of
 
     file, agreed = shardings_of(f"{ONE}=1" if mesh == ONE else mesh, shardings)
-    step_of = _Maker(model, bind, set_, configuration, options, dataset_sharding)
+    step_of = _Maker(model, bind, set_, configuration, settings, dataset_sharding)
     if out.suffix == ".onnx":
         _write_model(step_of, asked, agreed)
         return
@@ -339,21 +163,20 @@ class _Maker:
         bind: Sequence[str] | None,
         set_: Sequence[str] | None,
         configuration: str,
-        options: dict[str, Any],
+        settings: "Settings",
         dataset_sharding: str,
     ) -> None:
         self.model = model
         self.bind = bind
         self.set = set_
         self.configuration = configuration
-        self.options = options
+        self.settings = settings
         self.dataset_sharding = dataset_sharding
         self.notes: tuple[str, ...] = ()
         self._module: Module | None = None
 
     def plain(self, mesh: "Mesh | None" = None, file: "ShardingsFile | None" = None) -> "tuple[Module, int]":
         """The step, and how many annotations the model has; those of a file that name tensors of the model are set."""
-        from irpar.training.arguments import settings_of
         from irpar.training.step import make_step
 
         from .loading import load_model
@@ -365,30 +188,29 @@ class _Maker:
         if file is not None:
             file.annotate(module)
         self._module = module
-        made, self.notes = make_step(module, settings_of(self.options), bind_of(self.bind))
+        made, self.notes = make_step(module, self.settings, bind_of(self.bind))
         return made, len(made.annotated)
 
     def evaluation(self, plan: "Plan") -> "Module":
         """The evaluation program of the step, once that is partitioned."""
-        from irpar.training.arguments import settings_of
         from irpar.training.evaluation import make_evaluation
 
         assert self._module is not None
-        return make_evaluation(self._module, settings_of(self.options), plan)
+        return make_evaluation(self._module, self.settings, plan)
 
     def annotated(self, file: "ShardingsFile", mesh: "Mesh | None") -> "tuple[Module, int]":
         """The step on its mesh, annotated; and how many annotations there are."""
         from irpar.sharding import Mesh
 
         mesh = mesh or Mesh({ONE: 1})
-        of_model, of_step = _apart(file, self.model)
+        of_model, of_step = _apart(file)
         module, count = self.plain(mesh, of_model)
         of_step.annotate(module)
         _shard_samples(module, self.dataset_sharding)
         return module, count + file.entries
 
 
-def _apart(file: "ShardingsFile", model: Path) -> "tuple[ShardingsFile, ShardingsFile]":
+def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
     """The entries that name tensors which a step adds (`w.m`, `grad.w`, `target`), apart from those of the model."""
     from irpar.training.names import is_added
 
@@ -421,8 +243,7 @@ def _write_model(maker: _Maker, asked: Asked, mesh: "Mesh | None") -> None:
     """Write the step of one device as one model."""
     import shlex
 
-    from irpar.files.atomic import check_file
-    from irpar.onnx_io import data_file, save
+    from irpar.onnx_io import save
     from irpar.output.training_facts import facts_of
     from irpar.tables.display import output, print_json
 
@@ -433,13 +254,7 @@ def _write_model(maker: _Maker, asked: Asked, mesh: "Mesh | None") -> None:
             where=str(out),
             do="give a folder, or --mesh one",
         )
-    check_file(out, "the step")
-    if maker.model.exists() and out.resolve() == maker.model.resolve():
-        raise IrparError("the step would replace the model", where=str(out), do="give another file")
-    for target in (out, data_file(out)):
-        check_file(target, "the step")
-        if target.exists() and not asked.force:
-            raise IrparError("the file exists", where=str(target), do="give another file, or --force")
+    check_model_target(out, maker.model, "the step", asked.force)
     module, _ = maker.plain()
     save(module, out)
     facts = facts_of(module.metadata)
@@ -453,6 +268,24 @@ def _write_model(maker: _Maker, asked: Asked, mesh: "Mesh | None") -> None:
         output().print(note, highlight=False, soft_wrap=True)
     output().print(f"inputs: {', '.join(inputs)}; states: {len(module.graph.states)}", highlight=False, soft_wrap=True)
     output().print(f"written: {shlex.quote(str(out))}", soft_wrap=True)
+
+
+def _settings(given: Mapping[str, Any]) -> "Settings":
+    """What the step is to be, of all options of the command.
+
+    Raises:
+        IrparError: one cannot be read.
+    """
+    from irpar.training.arguments import settings_of
+    from irpar.training.settings import Settings
+
+    options = {field.name: given.get(field.name) for field in fields(Settings)}
+    options["learning_rate"] = given["lr"]
+    options["betas"] = _numbers("--betas", given["betas"])
+    options["lr_scale"] = _factors("--lr-scale", given["lr_scale"])
+    options["dropout"] = _factors("--dropout", given["dropout"])
+    options["loss_scale"] = given["loss_scale"] or ("dynamic" if given["precision"] == "fp16" else "none")
+    return settings_of({name: option for name, option in options.items() if option is not None})
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -11,6 +11,7 @@ from irpar.errors import IrparError
 from irpar.tables.display import output, print_json
 from irpar.units import bytes_text, count_text, seconds_text
 
+from .input_values import given_inputs
 from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
@@ -90,15 +91,10 @@ class TrainingRun:
         self, specs: Mapping[str, Mapping[str, Any]], given: Sequence[str] | None, samples: Sequence[str]
     ) -> "LoopOptions":
         from irpar.inputs.dataset import dataset_of
-        from irpar.inputs.values import settings, value_of
-        from irpar.ir import dtype_of_text
         from irpar.training.loop import LoopOptions
 
         assert self.data is not None
-        values = {
-            name: value_of(name, text, dtype_of_text(specs[name]["dtype"] or ""), specs[name]["shape"])
-            for name, text in settings("--input", given or (), specs).items()
-        }
+        values = given_inputs(list(specs.values()), None, given) or {}
         steps = self.steps
         if steps is None:
             assert self.epochs is not None

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +174,7 @@ class Checkpoint:
         data = {
             "metadata": {"format": FORMAT, "total_size": self.total_bytes, **self.metadata},
             "weight_map": dict(self.files),
-            "tensors": {
-                name: {"dtype": each.dtype, "shape": list(each.shape), "kind": each.kind, "parameter": each.parameter}
-                for name, each in self.tensors.items()
-            },
+            "tensors": {name: asdict(each) for name, each in self.tensors.items()},
         }
         (self.path / INDEX).write_text(json.dumps(data, indent=1), encoding="utf-8")
 

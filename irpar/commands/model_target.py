@@ -1,0 +1,29 @@
+"""The .onnx file that a command is to write."""
+
+from pathlib import Path
+
+from irpar.errors import IrparError
+
+
+def check_model_target(out: Path, model: Path, what: str, force: bool) -> None:
+    """Refuse a file that must not be replaced, and one for its weights beside it.
+
+    Args:
+        out: the model that is written.
+        model: the one that is read.
+        what: is written, for messages.
+        force: whether a file that is there may be replaced.
+
+    Raises:
+        IrparError: saying why.
+    """
+    from irpar.files.atomic import check_file
+    from irpar.onnx_io import data_file
+
+    check_file(out, what)
+    if model.exists() and out.resolve() == model.resolve():
+        raise IrparError(f"{what} would replace the model", where=str(out), do="give another file")
+    for target in (out, data_file(out)):
+        check_file(target, what)
+        if target.exists() and not force:
+            raise IrparError("the file exists", where=str(target), do="give another file, or --force")
