@@ -14,6 +14,7 @@ from irpar.ops.effects import is_compute
 from irpar.ops.local_node import localized
 from irpar.ops.local_programs.program import ProgramWriter
 from irpar.ops.neutral import first_only
+from irpar.ops.updates import is_for_plans, written_out
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import (
     Axis,
@@ -262,6 +263,9 @@ class _Localizer:
             replaced = localized(node, made, builder)
             if replaced is not None:
                 self._replace(node, made, replaced)
+                return
+        if is_for_plans(node):
+            self._replace(node, made, written_out(made, self.module.opsets))
 
     def _write_program(self, node: Node, made: Node) -> bool:
         """Write the local program of a node where the dims along which it works are cut; False where the node stays."""

@@ -22,8 +22,10 @@ from irpar.ir import (
     TensorType,
     Type,
     Value,
+    clone_module,
 )
 from irpar.ir.collector import collector_off
+from irpar.ops.updates import is_for_plans, write_out
 
 from .attributes import write_attribute
 from .errors import OnnxError
@@ -72,6 +74,11 @@ def to_proto(
     if constant is None:
         _refuse_large(graph)
     with collector_off():
+        if any(is_for_plans(node) for node in graph):
+            place = module.graphs.index(graph)
+            module = clone_module(module)
+            graph = module.graphs[place]
+            write_out(graph, module.opsets)
         return _to_proto(module, graph, constant, state)
 
 

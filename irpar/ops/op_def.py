@@ -44,6 +44,7 @@ FAMILIES = (
     "quantized",
     "loss",
     "optimizer",
+    "updates",
     "random",
     "sequence",
     "text",

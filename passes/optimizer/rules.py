@@ -1,13 +1,14 @@
 """The update rules: what each optimizer makes of a parameter, its gradient and its moments, as PyTorch computes it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from irpar.ir import DType, Value
+from irpar.ir import DOMAIN, DType, Value
 from irpar.ops.gradients.writer import GradientWriter
+from irpar.ops.updates import running_means
 
 if TYPE_CHECKING:
     from . import Optimizer
@@ -85,6 +86,19 @@ class Numbers:
         """Its square root, in float64."""
         return self._once(("square root", beta), lambda: self.w.op("Sqrt", [self.correction(beta)]))
 
+    def number(self, number: float, dtype: DType) -> Value:
+        """A constant of the update."""
+        return self._once((number, dtype), lambda: self.w.constant(np.asarray(number, dtype.numpy), "number"))
+
+    def rate_of(self, parameter: Parameter) -> Value:
+        """The parameter's own learning rate, in its dtype."""
+        return self.of(parameter.wide.dtype, f"rate {parameter.scale}", lambda: self.step_size(parameter))
+
+    def shares(self, dtype: DType) -> list[Value]:
+        """How much goes into the means: of a gradient, of the squares before, and of a square."""
+        first, second = self.options.betas
+        return [self.number(share, dtype) for share in (1 - first, second, 1 - second)]
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -101,87 +115,69 @@ class Rule:
     update: Callable[[Parameter, Numbers], Mapping[str, Value]]
 
 
-def _decayed(p: Parameter, n: Numbers) -> Value:
-    """The gradient with the weight decay added to it."""
-    return n.w.add(p.gradient, n.w.mul(p.wide, p.decay)) if p.decay else p.gradient
+def _written(name: str, p: Parameter, n: Numbers, numbers: Sequence[Value], **attributes: int) -> Mapping[str, Value]:
+    """One node of `irpar.ops.updates`, whose types are those of what it replaces."""
+    operands = [p.wide, p.gradient, *p.moments.values(), *numbers]
+    made = n.w.node(name, operands, attributes, domain=DOMAIN, results=1 + len(p.moments))
+    return dict(zip(("w", *p.moments), made.results, strict=True))
 
 
-def _stepped(p: Parameter, n: Numbers, direction: Value) -> Value:
-    rate = n.of(p.wide.dtype, f"rate {p.scale}", lambda: n.step_size(p))
-    return n.w.sub(p.wide, n.w.mul(rate, direction))
+def _decay(p: Parameter, n: Numbers) -> list[Value]:
+    return [n.number(p.decay, p.wide.dtype)] if p.decay else []
 
 
 def _sgd(p: Parameter, n: Numbers) -> Mapping[str, Value]:
     """w - lr (g + decay w)."""
-    return {"w": _stepped(p, n, _decayed(p, n))}
+    return _written("Sgd", p, n, [n.rate_of(p), *_decay(p, n)])
 
 
 def _momentum(p: Parameter, n: Numbers) -> Mapping[str, Value]:
     """m = mu m + g; w - lr m, or looking ahead w - lr (g + mu m)."""
-    gradient, mu = _decayed(p, n), n.options.momentum
-    moment = n.w.add(n.w.mul(p.moments["m"], mu), gradient)
-    direction = n.w.add(gradient, n.w.mul(moment, mu)) if n.options.nesterov else moment
-    return {"w": _stepped(p, n, direction), "m": moment}
+    numbers = [n.rate_of(p), n.number(n.options.momentum, p.wide.dtype), *_decay(p, n)]
+    return _written("Momentum", p, n, numbers, **({"nesterov": 1} if n.options.nesterov else {}))
 
 
-def _means(p: Parameter, n: Numbers, gradient: Value) -> tuple[Value, Value]:
-    """The running means of the gradient and of its square."""
-    w, (first, second) = n.w, n.options.betas
-    m, v = p.moments["m"], p.moments["v"]
-    mean = w.add(m, w.mul(w.sub(gradient, m), 1 - first))
-    square = w.add(w.mul(v, second), w.mul(w.mul(gradient, gradient), 1 - second))
-    return mean, square
-
-
-def _deviation(p: Parameter, n: Numbers, square: Value) -> Value:
-    """sqrt(v / (1 - beta2^t)) + eps."""
-    w, dtype, second = n.w, p.wide.dtype, n.options.betas[1]
-    root = n.of(dtype, "root", lambda: n.root(second))
-    return w.add(w.div(w.op("Sqrt", [square]), root), n.options.epsilon)
-
-
-def _adaptive(p: Parameter, n: Numbers, before: Value, gradient: Value) -> Mapping[str, Value]:
-    """before - rate mhat / (sqrt(vhat) + eps), with the corrections of both means in single numbers.
+def _adaptive(p: Parameter, n: Numbers) -> list[Value]:
+    """The numbers of w - rate mhat / (sqrt(vhat) + eps), in which those of both corrections are.
 
     rate m / (1 - beta1^t) / (sqrt(v) / r + eps) = (rate r / (1 - beta1^t)) m / (sqrt(v) + r eps), r = sqrt(1 - beta2^t)
     """
     w, dtype, (first, second) = n.w, p.wide.dtype, n.options.betas
-    mean, square = _means(p, n, gradient)
 
     def size() -> Value:
         return w.div(w.mul(n.step_size(p), n.root(second)), n.correction(first))
 
     floor = n.of(dtype, "floor", lambda: w.mul(n.root(second), n.options.epsilon))
-    change = w.div(mean, w.add(w.op("Sqrt", [square]), floor))
-    return {"w": w.sub(before, w.mul(change, n.of(dtype, f"size {p.scale}", size))), "m": mean, "v": square}
+    return [n.of(dtype, f"size {p.scale}", size), floor, *n.shares(dtype)]
 
 
 def _adam(p: Parameter, n: Numbers) -> Mapping[str, Value]:
     """w - lr mhat / (sqrt(vhat) + eps), the decay in the gradient."""
-    return _adaptive(p, n, p.wide, _decayed(p, n))
+    return _written("Adam", p, n, [*_adaptive(p, n), *_decay(p, n)])
 
 
 def _adamw(p: Parameter, n: Numbers) -> Mapping[str, Value]:
     """The same of w (1 - lr decay), the decay beside the gradient."""
-    before = p.wide
+    numbers = _adaptive(p, n)
     if p.decay:
-        kept = n.of(p.wide.dtype, f"kept {p.scale} {p.decay}", lambda: n.w.sub(1.0, n.w.mul(n.step_size(p), p.decay)))
-        before = n.w.mul(p.wide, kept)
-    return _adaptive(p, n, before, p.gradient)
+        left = n.of(p.wide.dtype, f"left {p.scale} {p.decay}", lambda: n.w.sub(1.0, n.w.mul(n.step_size(p), p.decay)))
+        numbers.append(left)
+    return _written("AdamW", p, n, numbers)
 
 
 def _lamb(p: Parameter, n: Numbers) -> Mapping[str, Value]:
     """w - lr (|w| / |u|) u with u = mhat / (sqrt(vhat) + eps) + decay w; a ratio of 1 where a norm is 0."""
-    w, dtype, first = n.w, p.wide.dtype, n.options.betas[0]
-    mean, square = _means(p, n, p.gradient)
+    w, dtype, (first, second) = n.w, p.wide.dtype, n.options.betas
+    mean, square = running_means(w, p.gradient, p.moments["m"], p.moments["v"], *n.shares(dtype))
     unbiased = w.div(mean, n.of(dtype, "unbiased", lambda: n.correction(first)))
-    update = w.div(unbiased, _deviation(p, n, square))
+    deviation = w.add(w.div(w.op("Sqrt", [square]), n.of(dtype, "root", lambda: n.root(second))), n.options.epsilon)
+    update = w.div(unbiased, deviation)
     if p.decay:
         update = w.add(update, w.mul(p.wide, p.decay))
     norms = [w.op("Sqrt", [w.op("ReduceSumSquare", [each], {"keepdims": 0})]) for each in (p.wide, update)]
     is_zero = w.op("Or", [w.compare("Equal", norm, 0) for norm in norms])
     ratio = w.where(is_zero, 1.0, w.div(norms[0], w.where(is_zero, 1.0, norms[1])))
-    return {"w": _stepped(p, n, w.mul(update, ratio)), "m": mean, "v": square}
+    return {"w": w.sub(p.wide, w.mul(n.rate_of(p), w.mul(update, ratio))), "m": mean, "v": square}
 
 
 RULES: Mapping[str, Rule] = {

@@ -14,10 +14,12 @@ from onnx.reference import ReferenceEvaluator
 
 from irpar.ir import ArrayTensor, Builder, Graph, Node, Tensor, TensorType, Value, clone_node, plain_attribute
 from irpar.ir.attributes import Floats, Ints, Strings
+from irpar.ir.clone import clone_graph
 from irpar.kernels import lookup
 from irpar.ops import FactorRule, Kind
 from irpar.ops.coords import COORDS
 from irpar.ops.local_node import localized
+from irpar.ops.updates import is_for_plans, write_out
 from irpar.runtime.engines.ort_versions import ALWAYS_LOADED
 from irpar.sharding import Axis, Mesh, Reduction, Sharding, filled_blocks, local_region
 
@@ -142,6 +144,7 @@ def run(graph: Graph, feeds: Mapping[str, Array], versions: Mapping[str, int] | 
         versions: by domain, or that of ONNX's own operators.
     """
     opsets = {"": versions} if isinstance(versions, int) else versions
+    graph = _runnable(graph)
     model = _model(graph, opsets)
     if opsets[""] <= NEWEST:
         options = ort.SessionOptions()
@@ -168,6 +171,7 @@ def run_kernels(graph: Graph, feeds: Mapping[str, Array], opsets: Mapping[str, i
     Raises:
         NoKernelError: there is none for an operator.
     """
+    graph = _runnable(graph)
     numbers: dict[Value, Array] = {value: feeds[value.name] for value in graph.inputs}
     for value in graph.constants:
         assert value.data is not None
@@ -180,6 +184,15 @@ def run_kernels(graph: Graph, feeds: Mapping[str, Array], opsets: Mapping[str, i
         operands = [None if value is None else numbers[value] for value in node.operands]
         numbers.update(zip(node.results, kernel(np, operands, attributes, len(node.results)), strict=True))
     return [np.asarray(numbers[value]) for value in graph.outputs]
+
+
+def _runnable(graph: Graph) -> Graph:
+    """The graph as devices run it: what only plans have is written out."""
+    if not any(is_for_plans(node) for node in graph):
+        return graph
+    made = clone_graph(graph)
+    write_out(made, {"": NEWEST})
+    return made
 
 
 def _model(graph: Graph, opsets: Mapping[str, int]) -> onnx.ModelProto:

@@ -78,6 +78,21 @@ def _steps() -> Iterator[Sample]:
             yield Sample(name, operands, attributes, results=len(used) * (1 + kept), **where)
 
 
+def _updates() -> Iterator[Sample]:
+    for name, (moments, numbers) in {"Sgd": (0, 1), "Momentum": (1, 2), "Adam": (2, 5), "AdamW": (2, 5)}.items():
+        kept = [floats(5, 4, low=0.1) for _ in range(moments)]
+        for count in (numbers, numbers + 1):  # The last one is of weight decay.
+            operands = (
+                floats(5, 4),
+                floats(5, 4),
+                *kept,
+                *[np.asarray(0.1 * (at + 1), np.float32) for at in range(count)],
+            )
+            yield Sample(name, operands, results=1 + moments, domain="irpar", version=1)
+    operands = (floats(5, 4), floats(5, 4), floats(5, 4), np.asarray(0.1, np.float32), np.asarray(0.9, np.float32))
+    yield Sample("Momentum", operands, {"nesterov": 1}, results=2, domain="irpar", version=1)
+
+
 def _strings() -> Iterator[Sample]:
     yield Sample("StringConcat", (words(5, 4), words(4)))
     yield Sample("RegexFullMatch", (words(5, 4),), {"pattern": "[ab]"})
@@ -119,4 +134,13 @@ def _stateful() -> Iterator[Sample]:
             yield Sample("LinearAttention", operands, heads, **where)
 
 
-OTHERS = [*_quantised(), *_products(), *_microsoft_products(), *_losses(), *_steps(), *_strings(), *_stateful()]
+OTHERS = [
+    *_quantised(),
+    *_products(),
+    *_microsoft_products(),
+    *_losses(),
+    *_steps(),
+    *_updates(),
+    *_strings(),
+    *_stateful(),
+]

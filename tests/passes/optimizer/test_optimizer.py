@@ -22,11 +22,10 @@ def test_sgd(check_golden):
         "optimizer{kind=sgd}",
         GRADIENTS,
         """
-        graph @step(%x: f32[4], %g: f32[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w") -> (%l as "loss", %optimizer_3 as "w.next" replaces %w) opset 21 {
+        graph @step(%x: f32[4], %g: f32[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w") -> (%l as "loss", %optimizer_2 as "w.next" replaces %w) opset 21 {
           %optimizer = Cast(%learning_rate) {to=11 | phase=optimizer} : f64[]
           %optimizer_1 = Cast(%optimizer) {to=1 | phase=optimizer} : f32[]
-          %optimizer_2 = Mul(%optimizer_1, %g) {| phase=optimizer} : f32[4]
-          %optimizer_3 = Sub(%w, %optimizer_2) {| phase=optimizer} : f32[4]
+          %optimizer_2 = irpar.Sgd(%w, %g, %optimizer_1) {| phase=optimizer} : f32[4]
         }
         """,
     )
@@ -37,22 +36,14 @@ def test_nesterov_momentum_with_decay_and_a_scale(check_golden):
         "optimizer{kind=momentum, nesterov=true, weight-decay=0.5, w=2}",
         GRADIENTS,
         """
-        graph @step(%x: f32[4], %g: f32[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w", state moment of "w" %w.m: f32[4] from "w.m") -> (%l as "loss", %optimizer_3 as "w.m.next" replaces %w.m, %optimizer_10 as "w.next" replaces %w) opset 21 {
-          %number = constant : f32[] 0.5
+        graph @step(%x: f32[4], %g: f32[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w", state moment of "w" %w.m: f32[4] from "w.m") -> (%l as "loss", %optimizer_4 as "w.m.next" replaces %w.m, %optimizer_3 as "w.next" replaces %w) opset 21 {
+          %number = constant : f64[] 2.0
           %number_1 = constant : f32[] 0.9
-          %number_2 = constant : f32[] 0.9
-          %number_3 = constant : f64[] 2.0
-          %optimizer = Mul(%w, %number) {| phase=optimizer} : f32[4]
-          %optimizer_1 = Add(%g, %optimizer) {| phase=optimizer} : f32[4]
-          %optimizer_2 = Mul(%w.m, %number_1) {| phase=optimizer} : f32[4]
-          %optimizer_3 = Add(%optimizer_2, %optimizer_1) {| phase=optimizer} : f32[4]
-          %optimizer_4 = Mul(%optimizer_3, %number_2) {| phase=optimizer} : f32[4]
-          %optimizer_5 = Add(%optimizer_1, %optimizer_4) {| phase=optimizer} : f32[4]
-          %optimizer_6 = Cast(%learning_rate) {to=11 | phase=optimizer} : f64[]
-          %optimizer_7 = Mul(%optimizer_6, %number_3) {| phase=optimizer} : f64[]
-          %optimizer_8 = Cast(%optimizer_7) {to=1 | phase=optimizer} : f32[]
-          %optimizer_9 = Mul(%optimizer_8, %optimizer_5) {| phase=optimizer} : f32[4]
-          %optimizer_10 = Sub(%w, %optimizer_9) {| phase=optimizer} : f32[4]
+          %number_2 = constant : f32[] 0.5
+          %optimizer = Cast(%learning_rate) {to=11 | phase=optimizer} : f64[]
+          %optimizer_1 = Mul(%optimizer, %number) {| phase=optimizer} : f64[]
+          %optimizer_2 = Cast(%optimizer_1) {to=1 | phase=optimizer} : f32[]
+          %optimizer_3, %optimizer_4 = irpar.Momentum(%w, %g, %w.m, %optimizer_2, %number_1, %number_2) {nesterov=1 | phase=optimizer} : f32[4], f32[4]
         }
         """,
     )
