@@ -118,7 +118,7 @@ class Node:
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The operands that are there."""
-        return tuple(operand for operand in self._operands if operand is not None)
+        return tuple([operand for operand in self._operands if operand is not None])
 
     @property
     def result(self) -> Value:

@@ -121,6 +121,7 @@ class Refinement:
         self.looks: dict[Hashable, int] = {}
         self.hopeless: set[int] = set()
         self.known: dict[tuple[Node | None, int], int] = {}
+        self.seen: dict[Value, int] = {}
         self.light: dict[RuleView, bool] = {}
         self.order = {node: place for place, node in enumerate(placements)}
         self.left = 0
@@ -196,6 +197,7 @@ class Refinement:
         self.placements[node] = placement
         for moved in (*node.inputs, *node.results):
             self.moving.pop(moved, None)
+            self.seen.pop(moved, None)
         for index, (value, needed) in enumerate(zip(node.operands, placement.operands, strict=True)):
             if value is not None and needed is not None:
                 self.needs.setdefault(value, {})[node, index] = needed
@@ -222,11 +224,15 @@ class Refinement:
         kind = node.op_type if view is None else view.rule, node.strategy
         return kind, tuple(self._look_of(value) for value in (*node.operands, *node.results))
 
-    def _look_of(self, value: Value | None) -> Hashable:
+    def _look_of(self, value: Value | None) -> int | None:
         if value is None:
             return None
-        needs = tuple(self.needs.get(value, {}).values())
-        return value.type, value.is_constant, self._lies(value), needs, value.name in self.pinned
+        known = self.seen.get(value)
+        if known is None:
+            needs = tuple(self.needs.get(value, {}).values())
+            look = value.type, value.is_constant, self._lies(value), needs, value.name in self.pinned
+            known = self.seen[value] = self.looks.setdefault(look, len(self.looks))
+        return known
 
     # -- what may change ------------------------------------------------------------------------------------------
 
