@@ -167,27 +167,32 @@ def kernel_gradient(data: Value, g: Value, window: Window, kernel: Value, w: Gra
     """
     if prod(window.kernel) > MOST_SHIFTS:
         return _by_convolution(data, g, window, kernel, w)
-    groups = window.groups
-    shifts = shifted(data, g, window, w)
-    left, right = _by_group(g, groups, w), [_by_group(shift, groups, w) for shift in shifts]
+    groups, last = window.groups, len(w.dims(g)) - 1
+    met = [_by_group(each, 1, groups, w) for each in shifted(data, g, window, w)]
+    # What is summed over is made to stand last on the left and first on the right: ONNX Runtime moves blocks in a
+    # Transpose, and single elements in an Einsum.
+    right = _by_group(w.transpose(g, [0, *range(2, last + 1), 1]), last, groups, w)
     places = _LETTERS[: len(window.kernel)]
-    if len(right) == 1:
-        made = w.op("Einsum", [left, right[0]], {"equation": f"ngm{places},ngc{places}->gmc"})
+    if len(met) == 1:
+        left = w.transpose(met[0], [1, 2, 0, *range(3, last + 2)])
+        made = w.op("Einsum", [left, right], {"equation": f"gcn{places},n{places}gm->gmc"})
     else:
-        stacked = w.op("Concat", [w.unsqueeze(each, [1]) for each in right], {"axis": 1})
-        made = w.op("Einsum", [left, stacked], {"equation": f"ngm{places},nkgc{places}->gmck"})
+        stacked = w.op("Concat", [w.unsqueeze(each, [1]) for each in met], {"axis": 1})
+        left = w.transpose(stacked, [2, 1, 3, 0, *range(4, last + 3)])
+        made = w.op("Einsum", [left, right], {"equation": f"gkcn{places},n{places}gm->gmck"})
     return w.reshape(made, w.shape_of(kernel), kernel.type)
 
 
-def _by_group(value: Value, groups: int, w: GradientWriter) -> Value:
-    """[n, g * c, ...] as [n, g, c, ...]."""
+def _by_group(value: Value, at: int, groups: int, w: GradientWriter) -> Value:
+    """[..., g * c, ...] as [..., g, c, ...], of the dim `at`."""
     if groups == 1:
-        return w.unsqueeze(value, [1])
-    channels = w.dims(value)[1]
+        return w.unsqueeze(value, [at])
+    channels = w.dims(value)[at]
     if not isinstance(channels, int):
         raise CannotTellError("the number of channels")
-    places = [(value, dim) for dim in range(2, len(w.dims(value)))]
-    return w.reshaped(value, [(value, 0), groups, channels // groups, *places])
+    before = [(value, dim) for dim in range(at)]
+    after = [(value, dim) for dim in range(at + 1, len(w.dims(value)))]
+    return w.reshaped(value, [*before, groups, channels // groups, *after])
 
 
 def shifted(data: Value, windows: Value, window: Window, w: GradientWriter, filler: Value | None = None) -> list[Value]:
@@ -240,7 +245,7 @@ def _by_convolution(data: Value, g: Value, window: Window, kernel: Value, w: Gra
     """The same for large windows: the gradient is the kernel, batch and channels change places, as do stride and
     dilation."""
     groups = window.groups
-    inside = _by_group(data, groups, w)
+    inside = _by_group(data, 1, groups, w)
     rank = len(w.dims(inside))
     turned = w.transpose(inside, [2, 1, 0, *range(3, rank)])
     turned = w.reshaped(turned, [(turned, 0), -1, *((turned, dim) for dim in range(3, rank))])
