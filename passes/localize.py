@@ -36,9 +36,9 @@ class Localize(Pass):
     Before: global view, operands are sharded as their readers need them (insert-redistribution).
     After: local view: types are per-device blocks, AllSlice is a Slice at an offset computed from `irpar.coords`,
     MakePartial a Where on the position along its axes, target shapes and the like are the local ones; a node that works
-    along dims which are cut is a local program, with collectives of its own. There is one local graph for each distinct
-    program: one when every cut divides, more when blocks differ in size. Constants keep their full tensors; who writes
-    or runs a part slices.
+    along dims which are cut is a local program, with collectives of its own; in the place of an optimizer's update is
+    what it stands for. There is one local graph for each distinct program: one when every cut divides, more when blocks
+    differ in size. Constants keep their full tensors; who writes or runs a part slices.
     """
 
     name = "localize"

@@ -39,8 +39,9 @@ class Optimizer(Pass):
 
     Before: global view; the results are `loss` and `grad.<parameter>`, of initializers and inputs of floats. After:
     the gradients are no results any more; each parameter is state, with `<parameter>.m` and `.v` as the optimizer has
-    them, and `<parameter>.master`, float32, where it is of narrower floats; new nodes are of the phase optimizer; the
-    input `learning_rate` is a single number.
+    them, and `<parameter>.master`, float32, where it is of narrower floats; new nodes are of the phase optimizer, one
+    for the update of each parameter (`irpar.ops.updates`; lamb, which takes norms, has several); the input
+    `learning_rate` is a single number.
 
     Attributes:
         kind: sgd; momentum (Sutskever et al., 2013, as PyTorch has it); adam (Kingma and Ba, 2015); adamw (Loshchilov
