@@ -34,6 +34,7 @@ try:
     with Executor.open(sys.argv[1], engine="numpy", group="processes", timeout=2) as executor:
         if not executor.is_driver:
             executor.serve()
+            sys.exit()  # The driver was interrupted before this rank.
         inputs = random_inputs(executor.inputs, executor.parts[0].graph)
         for number in range(10**9):
             executor.run(inputs)
