@@ -122,7 +122,7 @@ def written_out(node: Node, opsets: Mapping[str, int]) -> list[Value]:
     assert known is not None
     assert known.decompose is not None
     writer = GradientWriter(node.graph, opsets, before=node, like=node)
-    writer.phase = node.phase
+    writer.phase = node.phase or "optimizer"
     return list(known.decompose(node, writer))
 
 
