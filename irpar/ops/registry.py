@@ -1,7 +1,6 @@
 """Registering operators, and what their definitions say of a node."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 from irpar.ir import Node, Type, Value, tensor_type
@@ -40,36 +39,32 @@ class MisfitError(IrparError):
     """Operands, attributes and results of a node that do not fit each other."""
 
 
-@contextmanager
-def _malformed(node: Node) -> Iterator[None]:
-    """Let a definition that cannot tell give no answer, and tell of a node that it cannot make sense of.
+_MISFITS = (ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
+"""What a definition raises that cannot make sense of a node."""
 
-    Raises:
-        MisfitError: naming the node.
-    """
-    try:
-        yield
-    except CannotTellError:
-        return
-    except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as error:
-        raise MisfitError(
-            f"the operands, attributes and results of {node.op_type} do not fit each other",
-            where=f"node {node.label}: {node!r}",
-            notes=tuple(f"%{value.name} : {value.type}" for value in (*node.inputs, *node.results)),
-            do="mend the model, or export it again; if ONNX Runtime runs it, this is a bug in irpar: report it",
-        ) from error
+
+def _misfit(node: Node) -> MisfitError:
+    return MisfitError(
+        f"the operands, attributes and results of {node.op_type} do not fit each other",
+        where=f"node {node.label}: {node!r}",
+        notes=tuple(f"%{value.name} : {value.type}" for value in (*node.inputs, *node.results)),
+        do="mend the model, or export it again; if ONNX Runtime runs it, this is a bug in irpar: report it",
+    )
 
 
 def _guarded_infer(infer: Infer) -> Infer:
     def answer(node: Node) -> Sequence[Type] | None:
         if refers_to_call(node):
             return None
-        with _malformed(node):
+        try:
             types = infer(node)
             if types is not None and len(types) != len(node.results):
                 raise ValueError(f"{len(types)} types for {len(node.results)} results")
             return types
-        return None
+        except CannotTellError:
+            return None
+        except _MISFITS as error:
+            raise _misfit(node) from error
 
     return answer
 
@@ -79,12 +74,15 @@ def _guarded_rule(rule: Rule) -> Rule:
         values = (*node.inputs, *node.results)
         if refers_to_call(node) or not all(_is_plain(value) or _is_empty_list(value) for value in values):
             return None
-        with _malformed(node):
+        try:
             found = rule(node)
             if found is not None:
                 _check_ranks(found, node)
             return found
-        return None
+        except CannotTellError:
+            return None
+        except _MISFITS as error:
+            raise _misfit(node) from error
 
     return answer
 
@@ -158,6 +156,10 @@ def flops(node: Node) -> int:
     """Floating-point operations of a node with static types; 0 where its definition cannot tell, or there is none."""
     found = definition(node)
     if found is not None and found.flops is not None:
-        with _malformed(node):
+        try:
             return found.flops(node)
+        except CannotTellError:
+            return 0
+        except _MISFITS as error:
+            raise _misfit(node) from error
     return 0

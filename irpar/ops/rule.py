@@ -8,7 +8,7 @@ Compare Shardy's sharding rules (OpenXLA RFC, 2024) and GSPMD, section 3.4 (Xu e
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd
 
 from irpar.sharding import Reduction
@@ -172,7 +172,7 @@ class RuleBuilder:
         meets: str = "",
     ) -> FactorRule:
         """The rule; moves from or to dims that have no factor are left out."""
-        return FactorRule(
+        made = FactorRule(
             tuple(map(tuple, operands)),
             tuple(map(tuple, results)),
             tuple(self.sizes),
@@ -182,6 +182,13 @@ class RuleBuilder:
             tuple((source, target) for before, after in moves for source in before for target in after),
             meets,
         )
+        return _one_of_equal(made)
+
+
+@lru_cache(maxsize=4096)
+def _one_of_equal(rule: FactorRule) -> FactorRule:
+    """The rule, or an equal one that was made before: what is found out of one is known of all."""
+    return rule
 
 
 def whole(rank: int) -> TensorFactors:
@@ -189,8 +196,13 @@ def whole(rank: int) -> TensorFactors:
     return ((),) * rank
 
 
-def broadcast_rule(shapes: Sequence[Sequence[int] | None], result: Sequence[int], results: int = 1) -> FactorRule:
+def broadcast_rule(shapes: Sequence[tuple[int, ...] | None], result: tuple[int, ...], results: int = 1) -> FactorRule:
     """The rule of an elementwise op: numpy broadcasting of operands (None: left out) to the result shape."""
+    return _broadcast_rule(tuple(shapes), result, results)
+
+
+@lru_cache(maxsize=4096)
+def _broadcast_rule(shapes: tuple[tuple[int, ...] | None, ...], result: tuple[int, ...], results: int) -> FactorRule:
     rule = RuleBuilder()
     factors = rule.dims(result)
     operands = [

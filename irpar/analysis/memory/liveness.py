@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 
 
@@ -29,7 +29,8 @@ class Peak:
 
 def value_bytes(value: Value) -> int:
     """Bytes of a static tensor value; 0 for what has no static size."""
-    return value.tensor_type.nbytes if value.is_static else 0
+    known = value.type
+    return known.nbytes if isinstance(known, TensorType) and known.is_static else 0
 
 
 def constant_bytes(graph: Graph) -> int:
@@ -85,16 +86,18 @@ def held_bytes(graph: Graph) -> Iterator[tuple[Node | None, int]]:
     held = sum(value_bytes(value) for value in graph.inputs)
     yield None, held
     held -= sum(value_bytes(value) for value in graph.inputs if value not in last)
-    ends: dict[Node, list[Value]] = {}
+    ends: dict[Node, int] = {}
     for value, node in last.items():
-        ends.setdefault(node, []).append(value)
+        ends[node] = ends.get(node, 0) + value_bytes(value)
     for node in graph:
-        held += sum(value_bytes(value) for value in node.results if roots.get(value, value) is value)
-        yield node, held + nested_bytes(node)
-        held -= sum(map(value_bytes, ends.get(node, ())))
-        held -= sum(
-            value_bytes(value) for value in node.results if roots.get(value, value) is value and value not in last
-        )
+        unread = 0
+        for value in node.results:
+            if value not in roots:
+                made = value_bytes(value)
+                held += made
+                unread += 0 if value in last else made
+        yield node, held + (nested_bytes(node) if node.attributes else 0)
+        held -= ends.get(node, 0) + unread
 
 
 def nested_bytes(node: Node) -> int:
