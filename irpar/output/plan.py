@@ -181,7 +181,7 @@ def make_plan(
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
     arenas = {graph: arena_bytes(graph) for graph in module.graphs}
-    memory = {graph: bytes_by_use(graph) for graph in module.graphs}
+    memory = {graph: bytes_by_use(graph, most) for graph, most in peaks.items()}
     segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
     not_as_annotated = settled_annotations(module)
     part_of = {rank: part for part in parts for rank in part.ranks}

@@ -76,8 +76,8 @@ def _cuts(plan: "Plan") -> list[_Cut]:
     mesh = plan.mesh_of_ranks
     coords = [mesh.coords(rank) for rank in range(mesh.size)]
     found: dict[tuple[Sharding, tuple[int, ...]], _Cut] = {}
-    for value in plan.values:
-        shape = tuple(value["shape"])
+    distinct = {(str(value["sharding"]), tuple(value["shape"])): value for value in reversed(plan.values)}
+    for (_, shape), value in reversed(distinct.items()):
         if None in shape or 0 in shape:
             continue
         sharding = Sharding.of_spec(mesh, value["sharding"]).canonical

@@ -240,6 +240,8 @@ class _Origins:
             if not any(other is value for other, _ in having):
                 continue
             for other, lies in having:
+                if (other, axis) not in self.lost:
+                    continue
                 is_sum = any(mine.name == axis for mine in lies.partial)
                 how = f"{node.title} {VERBS[lies.reduce]} over {axis}, which shards %{value.name}"
                 why = how if is_sum else f"follows %{value.name} through {node.title}"
@@ -250,7 +252,7 @@ class _Origins:
         value, axis = cut
         for node, lying in self._around(value):
             for other, _ in lying:
-                if axis in self.cuts.get(other, ()):
+                if axis in self.cuts.get(other, ()) and (other, axis) in self.lost:
                     why = f"lies beside %{value.name} at {node.title}: that sends least"
                     yield (other, axis), Decision(why, value.name, (axis,))
 

@@ -53,15 +53,18 @@ def peak(graph: Graph) -> Peak:
 _OPTIMIZER = ("master", "moment", "scale")
 
 
-def bytes_by_use(graph: Graph) -> dict[str, int]:
+def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
     """What the peak of a local graph is made of, in bytes.
+
+    Args:
+        graph: it.
+        most: its peak.
 
     Returns:
         parameters: weights, be they constants or state; gradients; optimizer: state that belongs to parameters;
         activations; buffers: other state, such as caches. Together they are the peak.
     """
     found = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "buffers"), 0)
-    most = peak(graph)
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
     for value, state in graph.states.items():
         use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in _OPTIMIZER else "buffers"

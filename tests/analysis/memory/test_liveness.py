@@ -89,7 +89,7 @@ def test_state_is_held_to_the_end() -> None:
     ).graph
     # c, w and m; what replaces c and m; a, and y made of it. x is not read any more.
     assert peak(graph).activation_bytes == 7 * 1024
-    uses = bytes_by_use(graph)
+    uses = bytes_by_use(graph, peak(graph))
     assert uses == {"parameters": 1024 + 4, "gradients": 0, "optimizer": 1024, "activations": 4096, "buffers": 1024}
     assert sum(uses.values()) == peak(graph).total_bytes
 
