@@ -203,13 +203,15 @@ def _keep_name(module: Module, parts: Value, result: Value) -> None:
 
 
 def _make_partial(module: Module, node: Node, way: _Way, mesh: Mesh) -> None:
-    """Let the result of a node be parts."""
+    """Let the result of a node be parts; what local programs compute on their way says of no sharding."""
     value = node.results[0]
-    parts = next(
+    if value.sharding is None:
+        return
+    partial_inputs = (
         other for other in node.inputs if other.sharding is not None and set(way.axes) & set(other.sharding.partial)
     )
-    if value.sharding is not None:
-        value.sharding = value.sharding.with_partial((*value.sharding.partial, *way.axes), way.reduce)
-        for axis in dict.fromkeys(axis.name for axis in way.axes if mesh.axes[axis.name] > 1):
-            why = f"{node.title} adds parts: their sum is reduced once"
-            module.decide(value.name, Decision(why, parts.name, (axis,)))
+    parts = next(partial_inputs, node.inputs[0])
+    value.sharding = value.sharding.with_partial((*value.sharding.partial, *way.axes), way.reduce)
+    for axis in dict.fromkeys(axis.name for axis in way.axes if mesh.axes[axis.name] > 1):
+        why = f"{node.title} adds parts: their sum is reduced once"
+        module.decide(value.name, Decision(why, parts.name, (axis,)))

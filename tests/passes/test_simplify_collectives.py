@@ -334,6 +334,34 @@ def test_a_difference_of_two_sums_is_reduced_once() -> None:
     )
 
 
+def test_steps_of_a_local_program_between_sums_say_of_no_sharding() -> None:
+    inputs = "%p: f32[1] of [1] partial(sum: x), %q: f32[1] of [1] partial(sum: x)"
+    check(
+        "simplify-collectives",
+        f"""
+        mesh @m = ["x"=2]
+        graph local @g({inputs}) -> (%y) opset 21 ranks [0, 1] {{
+          %none = constant : i64[0] []
+          %p1 = irpar.AllReduce(%p) {{axes=["x"], reduce="sum", id=0}} : f32[1] of [1] replicated doc "one"
+          %q1 = irpar.AllReduce(%q) {{axes=["x"], reduce="sum", id=1}} : f32[1] of [1] replicated doc "two"
+          %r = Reshape(%p1, %none) : f32[]
+          %s = Reshape(%q1, %none) : f32[]
+          %y = Add(%r, %s) : f32[] of [] replicated
+        }}
+        """,
+        f"""
+        mesh @m = ["x"=2]
+        graph local @g({inputs}) -> (%y_1 as "y") opset 21 ranks [0, 1] {{
+          %none = constant : i64[0] []
+          %r = Reshape(%p, %none) : f32[]
+          %s = Reshape(%q, %none) : f32[]
+          %y = Add(%r, %s) : f32[] of [] partial(sum: x)
+          %y_1 = irpar.AllReduce(%y) {{axes=["x"], reduce="sum", id=0}} : f32[] of [] replicated doc "one; two"
+        }}
+        """,
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
