@@ -6,6 +6,7 @@ from functools import cache
 from irpar.ir import Graph, Node
 from irpar.kernels import has_kernel
 from irpar.ops.effects import is_compute
+from irpar.ops.updates import is_for_plans
 from irpar.process import import_native
 from irpar.sharding import listed
 
@@ -19,10 +20,10 @@ def _ort_operators() -> frozenset[tuple[str, str]]:
 
 
 def is_known(node: Node) -> bool:
-    """True where an engine knows the operator of a node; calls of functions count as known."""
+    """True where an engine knows the operator of a node, or what is written out for it; calls count as known."""
     if node.callee is not None or not is_compute(node) or has_kernel(node.domain, node.op_type, node.version):
         return True
-    return (node.domain, node.op_type) in _ort_operators()
+    return (node.domain, node.op_type) in _ort_operators() or is_for_plans(node)
 
 
 def unknown_nodes(graphs: Iterable[Graph]) -> dict[str, list[Node]]:

@@ -283,7 +283,8 @@ def _print(plan: "Plan", out: Path, passes: "PipelineResult", made: Made, notes:
     for note in passes.notes:
         console.print(note)
     if not made.annotated and plan.mesh_of_ranks.size > 1:
-        console.print("no tensor was annotated (--shardings FILE), so nothing asked for a sharding")
+        samples = " or --dataset-sharding data_parallel" if plan.training is not None else ""
+        console.print(f"no tensor was annotated (--shardings FILE{samples}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
     run = f", irpar run {folder} --data DATA --steps N" if plan.training is not None else ""
     console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}{run}", soft_wrap=True)

@@ -206,8 +206,7 @@ class _Maker:
         of_model, of_step = _apart(file)
         module, count = self.plain(mesh, of_model)
         of_step.annotate(module)
-        _shard_samples(module, self.dataset_sharding)
-        return module, count + file.entries
+        return module, count + file.entries + _shard_samples(module, self.dataset_sharding)
 
 
 def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
@@ -219,15 +218,16 @@ def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
     return replace(file, tensors=own), replace(file, tensors=added, others=(), ops=(), layout=None)
 
 
-def _shard_samples(module: "Module", how: str) -> None:
-    """Annotate the inputs that are samples."""
+def _shard_samples(module: "Module", how: str) -> int:
+    """Annotate the inputs that are samples; returns how many."""
     from irpar.output.training_facts import facts_of
 
     facts = facts_of(module.metadata)
     assert facts is not None
     axes = list(module.mesh.axes)
     named = {value.source_name: value for value in module.graph.inputs}
-    for name in facts["inputs"] if how != "inputs" else ():
+    names = facts["inputs"] if how != "inputs" else ()
+    for name in names:
         value = named[name]
         rank = value.tensor_type.rank or 0
         if value.sharding is not None:
@@ -237,6 +237,7 @@ def _shard_samples(module: "Module", how: str) -> None:
             )
         first = [axes] if how == "data_parallel" and rank else [None] * min(rank, 1)
         module.shard(name, [*first, *[None] * (rank - 1)])
+    return len(names)
 
 
 def _write_model(maker: _Maker, asked: Asked, mesh: "Mesh | None") -> None:

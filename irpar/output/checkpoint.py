@@ -22,7 +22,7 @@ import numpy as np
 from irpar.errors import IrparError
 from irpar.ir import ArrayTensor, LazyTensor, Tensor, TensorType, dtype_of_text
 
-from .safetensors import read_safetensors, write_safetensors
+from .safetensors import SafetensorsError, read_safetensors, write_safetensors
 
 Array = np.ndarray[Any, Any]
 Region = Sequence[tuple[int, int]]
@@ -253,7 +253,7 @@ class Checkpoint:
             if any(start >= stop for start, stop in common):
                 continue
             if file not in opened:
-                opened[file] = read_safetensors(self.path / file)
+                opened[file] = self._opened(file)
             if block not in opened[file]:
                 raise self._damaged(f"{file} has no {block}")
             wanted = TensorType(dtype, tuple(stop - start for start, stop in held))
@@ -270,6 +270,12 @@ class Checkpoint:
         if filled != made.size:
             raise self._damaged(f"blocks of {name} are missing")
         return made
+
+    def _opened(self, file: str) -> Mapping[str, Tensor]:
+        try:
+            return read_safetensors(self.path / file)
+        except SafetensorsError as error:
+            raise self._damaged(f"{file}: {error.what}") from None
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(

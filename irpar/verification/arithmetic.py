@@ -10,6 +10,7 @@ from irpar.analysis.types.inference import infer_module
 from irpar.ir import DType, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
 from irpar.kernels import Kernel
 from irpar.ops import traits
+from irpar.ops.updates import write_out
 from irpar.runtime.engines.arrays import Arrays, Reads
 from irpar.runtime.engines.base import EngineSettings
 from irpar.runtime.engines.bodies import Body, Scope
@@ -190,12 +191,14 @@ class Nodes:
     """
 
     def __init__(self, module: Module) -> None:
+        module = clone_module(module)
+        write_out(module.graph, module.opsets)
         self.module = clone_module(module)
         try:
             # ONNX Runtime has to know the types of what it computes alone.
             infer_module(self.module)
         except IrparError:
-            self.module = clone_module(module)  # What has a kernel can be computed all the same.
+            self.module = module  # What has a kernel can be computed all the same.
         self.graph = self.module.graph
         known = {value.source_name: value for value in reversed([*self.graph.values()])}
         self._known = known | dict(zip(self.graph.output_names, self.graph.outputs, strict=True))

@@ -141,7 +141,7 @@ class Optimizer(Pass):
                 "betas",
                 self.betas,
                 len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
-                "two from 0 to 1",
+                "two numbers from 0 to below 1",
             ),
             ("momentum", self.momentum, 0 <= self.momentum < 1, "a number from 0 to below 1"),
             ("eps", self.epsilon, 0 <= self.epsilon < math.inf, "a number of 0 or more"),
