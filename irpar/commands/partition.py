@@ -202,15 +202,15 @@ def write_partition(
     return Made(made, annotated, told)
 
 
-def report(asked: Asked, made: Made, notes: Sequence[str] = ()) -> None:
-    """Say what was written, after some lines of what it was made of."""
+def report(asked: Asked, made: Made, notes: Sequence[str] = (), by: str = "--shardings FILE") -> None:
+    """Say what was written, after some lines of what it was made of; `by`: how tensors can be annotated."""
     plan, passes = made.partition.plan, made.partition.passes
     assert passes is not None
     if asked.as_json:
         _print_json(plan, asked.out, passes, made.annotated)
         return
     print_tables(passes, asked.timing, asked.statistics)
-    _print(plan, asked.out, passes, made, notes)
+    _print(plan, asked.out, passes, made, notes, by)
 
 
 def checked_sources(asked: Asked, model: Path, shardings: Path | None) -> list[Path]:
@@ -272,7 +272,7 @@ def _print_json(plan: "Plan", out: Path, passes: "PipelineResult", annotated: in
     print_json({"out": str(out), "annotations": annotated, "passes": passes_json(passes), **entries})
 
 
-def _print(plan: "Plan", out: Path, passes: "PipelineResult", made: Made, notes: Sequence[str]) -> None:
+def _print(plan: "Plan", out: Path, passes: "PipelineResult", made: Made, notes: Sequence[str], by: str) -> None:
     from irpar.output.tables import print_summary
 
     console = output()
@@ -283,8 +283,7 @@ def _print(plan: "Plan", out: Path, passes: "PipelineResult", made: Made, notes:
     for note in passes.notes:
         console.print(note)
     if not made.annotated and plan.mesh_of_ranks.size > 1:
-        samples = " or --dataset-sharding data_parallel" if plan.training is not None else ""
-        console.print(f"no tensor was annotated (--shardings FILE{samples}), so nothing asked for a sharding")
+        console.print(f"no tensor was annotated ({by}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
     run = f", irpar run {folder} --data DATA --steps N" if plan.training is not None else ""
     console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}{run}", soft_wrap=True)

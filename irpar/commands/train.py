@@ -147,7 +147,7 @@ def train_command(
         return
     sources = checked_sources(asked, model, shardings)
     made = write_partition(asked, sources, lambda: step_of.annotated(file, agreed), step_of.evaluation)
-    report(asked, made, step_of.notes)
+    report(asked, made, step_of.notes, "--shardings FILE, or --dataset-sharding data_parallel")
 
 
 class _Maker:
