@@ -1,7 +1,7 @@
 """fuse-communication: collectives that can be sent together, as one."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.cost.network_lookup import network_of
@@ -13,7 +13,8 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
-from .fusion import Bucket, Gain, Key, Levels, PackedBlock, gathered_dim, sent_in_order
+from .fusion import Bucket, Gain, PackedBlock, Sent, gathered_dim, sent_in_order
+from .waves import waves_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class FuseCommunication(Pass):
             # A device that holds no elements of what a body computes has no body: only the graphs around are alike.
             listed = [graphs[:1] for graphs in listed]
         for bodies in zip(*listed, strict=True):
-            buckets = _buckets(module, [Levels(body) for body in bodies], gain)
+            buckets = _buckets(module, [Sent(body) for body in bodies], gain)
             before += sum(len(bucket.ids) for bucket in buckets)
             after += len(buckets)
         if before:
@@ -56,14 +57,20 @@ class FuseCommunication(Pass):
         return PassResult(before > 0, statistics={"merged collectives": before, "into": after})
 
 
-def _buckets(module: Module, programs: Sequence[Levels], gain: Gain) -> list[Bucket]:
+def _buckets(module: Module, programs: Sequence[Sent], gain: Gain) -> list[Bucket]:
     """Merge what can be in one graph of all programs; returns what was merged."""
-    alike: defaultdict[tuple[Key | None, ...], list[int]] = defaultdict(list)
-    for number in programs[0].nodes:
-        if all(number in program.nodes for program in programs):
-            keys = tuple(program.key(number) for program in programs)
-            if None not in keys:
-                alike[keys].append(number)
+    kinds: dict[int, Hashable] = {}
+    """Of each collective what it has in common with those that it can be sent with; of others themselves."""
+    for number in sorted(set().union(*(program.before for program in programs))):
+        keys = [program.key(number) if number in program.nodes else None for program in programs]
+        kinds[number] = number if None in keys else tuple(keys)
+    before = {number: frozenset().union(*(p.before.get(number, ()) for p in programs)) for number in kinds}
+    if any(other >= number for number, others in before.items() for other in others):
+        return []  # Ids that do not follow the order: nobody knows what comes first.
+    alike: defaultdict[tuple[Hashable, int], list[int]] = defaultdict(list)
+    for number, wave in waves_of(kinds, before).items():
+        if kinds[number] != number:
+            alike[kinds[number], wave].append(number)
     buckets = [bucket for numbers in alike.values() for bucket in gain.buckets(numbers, programs)]
     orders = [program.order(buckets) for program in programs]
     sequences = {tuple(int_attribute(node, "id") for node in sent_in_order(order)) for order in orders}

@@ -3,9 +3,9 @@
 a = AllReduce(p)    b = AllReduce(q)        fused = AllReduce(Concat(p, q))
 x = Relu(a)         y = Relu(b)             a, b = Split(fused)    x = Relu(a)    y = Relu(b)
 
-A collective is on the level that says how many others follow one another up to it. What is on one level does not depend
-on each other, so that any of it may be sent together, but for what has a Send, a Recv, a start or a wait between it: in
-the program of another rank, these may stand between what depends on each other.
+Collectives go in waves (`waves`): those of one are alike and do not depend on each other, so that any of them may be
+sent together. What has a Send, a Recv, a start or a wait between it is not alike: in the program of another rank, these
+may stand between what depends on each other.
 """
 
 import heapq
@@ -39,29 +39,38 @@ class Bucket:
     ids: tuple[int, ...]
 
 
-class Levels:
+class Sent:
     """The collectives of one graph, without the bodies in it.
 
     Attributes:
         nodes: id to collective.
+        before: the ids of those that each depends on, of others only through these. A node in whose bodies there are
+            some counts as one, by the id of the first.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes: dict[int, Node] = {}
-        self._levels: dict[Node, int] = {}
+        self.before: dict[int, frozenset[int]] = {}
         self._stretches: dict[Node, int] = {}
         """How many nodes of other communication stand before each: what crosses one may wait for a rank that waits."""
         stretch = 0
+        behind: dict[Node, frozenset[int]] = {}
+        """Of each node the nearest collectives that it depends on."""
         for node in graph:
             stretch += any(is_communication(each) and not sends(each) for each in (node, *_inside(node)))
             self._stretches[node] = stretch
-            level = max((self._levels[before] for before in self.before(node)), default=0)
-            if sends(node):
-                self.nodes[int_attribute(node, "id")] = node
-            self._levels[node] = level + any(sent_in_order([node]))
+            nearest = _union([behind[other] for other in self.made_by(node)])
+            first = next(sent_in_order([node]), None)
+            if first is not None:
+                number = int_attribute(first, "id")
+                self.before[number] = nearest
+                nearest = frozenset([number])
+                if first is node:
+                    self.nodes[number] = node
+            behind[node] = nearest
 
-    def before(self, node: Node) -> Iterable[Node]:
+    def made_by(self, node: Node) -> Iterable[Node]:
         """The nodes of the graph that a node reads, those that bodies in it read included."""
         values = [*node.inputs, *(value for value, _ in captured(node))] if node.attributes else node.inputs
         return (value.node for value in values if value.node is not None and value.node.graph is self.graph)
@@ -76,7 +85,7 @@ class Levels:
         if KINDS.get(node.op_type) not in KINDS_SENT_TOGETHER or not is_even or not is_known:
             return None
         dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
-        facts = node.phase, node.stage, node.place, self._levels[node], self._stretches[node]
+        facts = node.phase, node.stage, node.place, self._stretches[node]
         return node.op_type, collective_axes(node), reduce, dtype, *facts
 
     def order(self, buckets: Sequence[Bucket]) -> list[Node]:
@@ -93,7 +102,7 @@ class Levels:
         readers: dict[Node, list[Node]] = {}
         for node in place:
             lead = together.get(node, (node,))[0]
-            for before in {together.get(other, (other,))[0] for other in self.before(node)}:
+            for before in {together.get(other, (other,))[0] for other in self.made_by(node)}:
                 readers.setdefault(before, []).append(lead)
                 waits[lead] = waits.get(lead, 0) + 1
         leads = dict.fromkeys(together.get(node, (node,))[0] for node in place)
@@ -110,12 +119,18 @@ class Levels:
                     number = self._place(place, together, reader)
                     numbered[number] = reader
                     heapq.heappush(queue, number)
-        assert len(found) == len(place), "collectives of one level wait for each other"
+        assert len(found) == len(place), "collectives of one wave wait for each other"
         return found
 
     @staticmethod
     def _place(place: dict[Node, int], together: dict[Node, tuple[Node, ...]], lead: Node) -> int:
         return place[together.get(lead, (lead,))[-1]]
+
+
+def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    """All elements; one of the sets itself, where that has them all."""
+    most = max(sets, key=len, default=frozenset())
+    return most if all(each is most or each <= most for each in sets) else most.union(*sets)
 
 
 def sent_in_order(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -141,7 +156,7 @@ class Gain:
     network: Network
     most_bytes: int
 
-    def buckets(self, numbers: Sequence[int], programs: Sequence[Levels]) -> list[Bucket]:
+    def buckets(self, numbers: Sequence[int], programs: Sequence[Sent]) -> list[Bucket]:
         """Collectives that could all be sent together, in as few buckets as hold them where that is faster."""
         first = programs[0].nodes[numbers[0]]
         together = Together(self.network, self.mesh, KINDS[first.op_type], collective_axes(first), self.most_bytes)
