@@ -8,12 +8,12 @@ from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.together import MOST_MB
 from irpar.analysis.explanation.joined_reasons import joined_conflict, joined_texts
 from irpar.ir import DOMAIN, Builder, Graph, Module, Node, TensorType, Value
-from irpar.ops.collectives import collective_axes, number_alike
+from irpar.ops.collectives import COLLECTIVES, collective_axes, number_alike
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
-from .fusion import Bucket, Gain, PackedBlock, Sent, gathered_dim, sent_in_order
+from .fusion import Bucket, Gain, PackedBlock, Sent, cut_and_joined, sent_in_order
 from .waves import waves_of
 
 
@@ -23,8 +23,9 @@ class FuseCommunication(Pass):
 
     Before: local view. After: the same values; the same bytes in fewer collectives, in all programs alike, where the
     network of the module says that this is faster: a launch is saved, and operands and results are copied once more.
-    Networks that know no seconds (`bytes`) leave all as it is. All-reduces, all-gathers and reduce-scatters of equal
-    blocks merge. The reason of the merged one names them all, and its conflict all of theirs.
+    Networks that know no seconds (`bytes`) leave all as it is. All-reduces, all-gathers, reduce-scatters and
+    all-to-alls of equal blocks merge, permutes of equal pairs, and broadcasts of one root. The reason of the merged one
+    names them all, and its conflict all of theirs.
 
     Options:
         size_mb: MB of one merged collective, and of its result, at most.
@@ -94,8 +95,7 @@ class _Merge:
         self.builder = Builder(graph, module.opsets, before=first, like=first)
         members = module.mesh.group_size(collective_axes(first))
         self.blocks = [
-            PackedBlock(node.op_type, gathered_dim(node), members, node.inputs[0].shape, node.results[0].shape)
-            for node in nodes
+            PackedBlock(*cut_and_joined(node), members, node.inputs[0].shape, node.results[0].shape) for node in nodes
         ]
         self.dtype = first.inputs[0].dtype
 
@@ -105,7 +105,7 @@ class _Merge:
         rows = [self._row(node.inputs[0], block) for node, block in zip(self.nodes, self.blocks, strict=True)]
         widths = [block.width for block in self.blocks]
         row = self._op("Concat", rows, {"axis": 1}, (block.rows, sum(widths)))
-        attributes = {**first.attributes} | ({"dim": 0} if "dim" in first.attributes else {})
+        attributes = {**first.attributes} | dict.fromkeys(COLLECTIVES[first.op_type].dims, 0)
         shape = block.rows_after, sum(widths)
         sent = self._op(first.op_type, [row], attributes, shape, DOMAIN)
         assert sent.node is not None
@@ -121,19 +121,19 @@ class _Merge:
 
     def _row(self, value: Value, block: PackedBlock) -> Value:
         """An operand as a matrix: a row for each member that it goes to."""
-        if block.rows > 1 and block.dim:
-            value = self._reshape(value, block.split(block.operand))
-            shape = tuple(value.shape[place] for place in block.to_front)
-            value = self._op("Transpose", [value], {"perm": block.to_front}, shape)
+        if block.rows > 1 and block.cut:
+            value = self._reshape(value, block.split(block.operand, block.cut))
+            order = block.to_front(block.cut)
+            value = self._op("Transpose", [value], {"perm": order}, tuple(value.shape[place] for place in order))
         return self._reshape(value, (block.rows, block.width))
 
     def _take(self, node: Node, piece: Value, block: PackedBlock) -> None:
         """Make a collective the Reshape of its piece of the result: a row for each member that it comes from."""
         self.builder.before = node
-        if block.rows_after > 1 and block.dim:
-            split = block.split(block.result)
-            piece = self._reshape(piece, tuple(split[place] for place in block.to_front))
-            piece = self._op("Transpose", [piece], {"perm": block.from_front}, split)
+        if block.rows_after > 1 and block.joined:
+            split = block.split(block.result, block.joined)
+            piece = self._reshape(piece, tuple(split[place] for place in block.to_front(block.joined)))
+            piece = self._op("Transpose", [piece], {"perm": block.from_front(block.joined)}, split)
         node.set_operands([piece, self.builder.constant(list(block.result), "shape")])
         node.op_type, node.domain, node.version = "Reshape", "", self.builder.opsets[""]
         node.attributes.clear()

@@ -16,10 +16,10 @@ from functools import cached_property
 
 from irpar.analysis.completion.moves import captured
 from irpar.analysis.cost.network import Network
-from irpar.analysis.cost.together import KINDS_SENT_TOGETHER, Packed, Together, packed
+from irpar.analysis.cost.together import Packed, Together, packed
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Node
-from irpar.ops.collectives import KINDS, collective_axes, sends
+from irpar.ops.collectives import COLLECTIVES, KINDS, collective_axes, sends
 from irpar.ops.effects import is_communication
 from irpar.ops.facts import int_attribute
 from irpar.sharding import Mesh
@@ -78,15 +78,18 @@ class Sent:
     def key(self, number: int) -> Key | None:
         """What a collective must have in common with those that it is sent with; None where it is sent alone."""
         node = self.nodes[number]
-        is_even = "sizes" not in node.attributes
+        record = COLLECTIVES.get(node.op_type)
+        if record is None or not record.over_axes:
+            return None
+        is_even = record.uneven.keys().isdisjoint(node.attributes)
         values = *node.inputs, *node.results
         # To an older Reshape a 0 is the size that was there.
         is_known = all(value.is_static and 0 not in value.shape for value in values)
-        if KINDS.get(node.op_type) not in KINDS_SENT_TOGETHER or not is_even or not is_known:
+        if not is_even or not is_known:
             return None
-        dtype, reduce = node.inputs[0].dtype, node.attributes.get("reduce")
+        dtype, others = node.inputs[0].dtype, tuple(node.attributes.get(name) for name in record.others)
         facts = node.phase, node.stage, node.place, self._stretches[node]
-        return node.op_type, collective_axes(node), reduce, dtype, *facts
+        return node.op_type, collective_axes(node), others, dtype, *facts
 
     def order(self, buckets: Sequence[Bucket]) -> list[Node]:
         """The nodes in an order in which those of a bucket stand together, else as they are as far as it can be.
@@ -169,12 +172,14 @@ class Gain:
         """A collective, in the program with the largest blocks."""
         node = max(nodes, key=lambda node: value_bytes(node.inputs[0]))
         sizes = value_bytes(node.inputs[0]), value_bytes(node.results[0])
-        return packed(KINDS[node.op_type], gathered_dim(node), *sizes)
+        return packed(*cut_and_joined(node), *sizes)
 
 
-def gathered_dim(node: Node) -> int:
-    """The dim that a collective gathers or scatters; 0 of others."""
-    return int_attribute(node, "dim") if "dim" in node.attributes else 0
+def cut_and_joined(node: Node) -> tuple[int | None, int | None]:
+    """The dim of its operand of which a collective sends each member a block, and that along which it joins theirs."""
+    entries = [entry for entry in COLLECTIVES[node.op_type].uneven.values() if entry is not None]
+    dims = {where: int_attribute(node, dim) for dim, where in entries}
+    return dims.get("result"), dims.get("operand")
 
 
 @dataclass(frozen=True)
@@ -182,44 +187,40 @@ class PackedBlock:
     """How the block of one collective stands in a row that is sent with others.
 
     Attributes:
-        op_type: AllReduce, AllGather or ReduceScatter.
-        dim: the dim that is gathered or scattered.
+        cut, joined: from `cut_and_joined`.
         members: devices of the group.
         operand, result: shapes.
     """
 
-    op_type: str
-    dim: int
+    cut: int | None
+    joined: int | None
     members: int
     operand: tuple[int, ...]
     result: tuple[int, ...]
 
     @cached_property
     def rows(self) -> int:
-        """Rows of the operand: what goes to one member each, of a ReduceScatter."""
-        return self.members if self.op_type == "ReduceScatter" else 1
+        """Rows of the operand: what goes to one member each, where it is cut."""
+        return 1 if self.cut is None else self.members
 
     @cached_property
     def rows_after(self) -> int:
-        """Rows of the result: what comes from one member each, of an AllGather."""
-        return self.members if self.op_type == "AllGather" else 1
+        """Rows of the result: what comes from one member each, where these are joined."""
+        return 1 if self.joined is None else self.members
 
     @property
     def width(self) -> int:
         """Elements of a row."""
         return math.prod(self.operand) // self.rows
 
-    def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape with the members apart from the rest of the dim."""
-        return (*shape[: self.dim], self.members, shape[self.dim] // self.members, *shape[self.dim + 1 :])
+    def split(self, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+        """A shape with the members apart from the rest of a dim."""
+        return (*shape[:dim], self.members, shape[dim] // self.members, *shape[dim + 1 :])
 
-    @property
-    def to_front(self) -> list[int]:
-        """The permutation that brings the members of a split shape to the front."""
-        rank = len(self.operand) + 1
-        return [self.dim, *(place for place in range(rank) if place != self.dim)]
+    def to_front(self, dim: int) -> list[int]:
+        """The permutation that brings the members of a shape that is split there to the front."""
+        return [dim, *(place for place in range(len(self.operand) + 1) if place != dim)]
 
-    @property
-    def from_front(self) -> list[int]:
+    def from_front(self, dim: int) -> list[int]:
         """The permutation back."""
-        return [*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.operand) + 1)]
+        return [*range(1, dim + 1), 0, *range(dim + 1, len(self.operand) + 1)]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 MOST_STATES = 5000
-"""That are looked at; from the best of them on, each step is the one after which the least is left. By depth, where that
-takes fewer waves."""
+"""That are looked at; from the best of them on, each step is the one after which the least is left. Those of one depth
+go together where that takes fewer waves."""
 
 
 @dataclass(frozen=True)

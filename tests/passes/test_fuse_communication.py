@@ -76,6 +76,21 @@ def test_what_stays_alone(text: str, options: str) -> None:
     assert sent(run(f"fuse-communication{options}", text)) == ["AllReduce", "AllReduce"]
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("CollectivePermute", ", pairs=[{dim}, {next}]"),
+        ("Broadcast", ", root={dim}"),
+        ("CollectivePermute", ", pairs=[0, 1], shapes=[2, 4, 5, 2, 4, 5, 2, 4, 5]"),
+    ],
+    ids=["pairs", "roots", "sizes"],
+)
+def test_what_goes_elsewhere_stays_alone(op: str, attributes: str) -> None:
+    module = read(several(op, attributes, shapes_of(op)))
+    run_pipeline("fuse-communication", module)
+    assert sent(module) == [op] * 3
+
+
 def test_large_ones_are_not_copied_for_a_launch() -> None:
     large = two().replace("f32[4]", "f32[8000000]").replace("of [8@tp]", "of [16000000@tp]")
     large = large.replace("f32[2, 6]", "f32[2, 4000000]").replace("of [4@tp, 6]", "of [4@tp, 4000000]")
@@ -92,7 +107,7 @@ def several(op: str, attributes: str, shapes: list[tuple[list[int], list[int]]])
     lines = []
     for number, (operand, result) in enumerate(shapes):
         lines.append(f"  %p{number} = Neg(%x{number}) : f32{operand}")
-        dim = attributes.format(dim=number % 3)
+        dim = attributes.format(dim=number % 3, next=(number + 1) % 3)
         lines.append(f'  %y{number} = irpar.{op}(%p{number}) {{axes=["tp"]{dim}, id={number}}} : f32{result}')
     inputs = ", ".join(f"%x{n}: f32{operand} of {operand} replicated" for n, (operand, _) in enumerate(shapes))
     results = ", ".join(f"%z{n}" for n in range(len(shapes)))
@@ -107,24 +122,43 @@ def shapes_of(op: str, dims: int = 3) -> list[tuple[list[int], list[int]]]:
     for dim in range(dims):
         small, large = [2, 4, 5], [2, 4, 5]
         large[dim] *= 3
-        found.append({"AllReduce": (small, small), "AllGather": (small, large), "ReduceScatter": (large, small)}[op])
+        ends = {"AllGather": (small, large), "ReduceScatter": (large, small), "AllToAll": (large, large)}
+        found.append(ends.get(op, (small, small)))
     return found
 
 
-@pytest.mark.parametrize(
-    ("op", "attributes"),
-    [("AllReduce", ', reduce="sum"'), ("AllGather", ", dim={dim}"), ("ReduceScatter", ', dim={dim}, reduce="sum"')],
-)
+KINDS_OF_FUSION = [
+    ("AllReduce", ', reduce="sum"'),
+    ("AllGather", ", dim={dim}"),
+    ("ReduceScatter", ', dim={dim}, reduce="sum"'),
+    ("AllToAll", ", split_dim={dim}, concat_dim={dim}"),
+    ("CollectivePermute", ", pairs=[0, 1, 1, 2]"),
+    ("Broadcast", ", root=1"),
+]
+"""With what each takes, of which `several` knows the dim."""
+
+
+@pytest.mark.parametrize(("op", "attributes"), KINDS_OF_FUSION)
 @pytest.mark.parametrize("engine", ["ort", "numpy"])
 def test_the_values_are_the_same(op: str, attributes: str, engine: str) -> None:
+    check_values(op, attributes, shapes_of(op), engine)
+
+
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+def test_all_to_alls_between_dims(engine: str) -> None:
+    shapes = [([6, 4, 5], [2, 12, 5]), ([2, 12, 5], [2, 4, 15]), ([2, 4, 15], [6, 4, 5])]
+    check_values("AllToAll", ", split_dim={dim}, concat_dim={next}", shapes, engine)
+
+
+def check_values(op: str, attributes: str, shapes: list[tuple[list[int], list[int]]], engine: str) -> None:
     """Each rank has other numbers: what a rank holds is an input that is sharded."""
-    text = several(op, attributes, shapes_of(op)).replace("replicated", "")
+    text = several(op, attributes, shapes).replace("replicated", "")
     module, fused = read(text), read(text)
     run_pipeline("fuse-communication", fused)
     assert sent(module) == [op] * 3
     assert sent(fused) == [op]
     random = np.random.default_rng(0)
-    blocks = [[random.standard_normal(shape).astype(np.float32) for shape, _ in shapes_of(op)] for _ in range(3)]
+    blocks = [[random.standard_normal(shape).astype(np.float32) for shape, _ in shapes] for _ in range(3)]
     calls = []
     for made in (module, fused):
         results = ranks(made, blocks, engine)

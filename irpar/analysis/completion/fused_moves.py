@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from irpar.analysis.cost.model import Cost, CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
-from irpar.analysis.cost.together import KINDS_SENT_TOGETHER, Packed, Together, packed
+from irpar.analysis.cost.together import Packed, Together, packed
 from irpar.analysis.redistribution import Step, block_bytes, operand_bytes
 from irpar.analysis.redistribution.routes import routes
 from irpar.ir import Graph, Node, Value
@@ -37,6 +37,10 @@ class _Alike:
     dtype: str
     where: tuple[object, ...]
     level: int
+
+
+_PRICED = ("all_reduce", "all_gather", "reduce_scatter")
+"""Kinds of which several are priced as one."""
 
 
 def saved_together(
@@ -190,7 +194,7 @@ class _Levels:
 
 def _packed(value: Value, before: Sharding, step: Step) -> Packed | None:
     """A step on the way of a value, where it can be sent with others: its blocks are all alike."""
-    if step.op in FREE or KINDS[step.op] not in KINDS_SENT_TOGETHER or 0 in value.shape:
+    if step.op in FREE or KINDS[step.op] not in _PRICED or 0 in value.shape:
         return None
     dim = step.dims[0] if step.dims else 0
     if step.dims:
@@ -198,7 +202,8 @@ def _packed(value: Value, before: Sharding, step: Step) -> Packed | None:
         if value.shape[dim] % before.mesh.group_size(cut):
             return None
     operand = operand_bytes(step, before, value.shape, value.dtype.bits)
-    return packed(KINDS[step.op], dim, operand, block_bytes(step.after, value.shape, value.dtype.bits))
+    ends = {"AllGather": (None, dim), "ReduceScatter": (dim, None)}.get(step.op, (None, None))
+    return packed(*ends, operand, block_bytes(step.after, value.shape, value.dtype.bits))
 
 
 def cost_beside_others(

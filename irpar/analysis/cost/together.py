@@ -13,8 +13,6 @@ from irpar.sharding import Axis, Mesh
 
 from .network import Network
 
-KINDS_SENT_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter")
-"""Kinds of which several are one, on their operands side by side."""
 MOST_MB = 25.0
 """Of what is sent at once, and of its result, unless someone says otherwise: both are held beside their parts."""
 
@@ -47,17 +45,16 @@ class Packed:
         )
 
 
-def packed(kind: str, dim: int, operand: int, result: int) -> Packed:
+def packed(cut: int | None, joined: int | None, operand: int, result: int) -> Packed:
     """One collective.
 
     Args:
-        kind: as plan.json calls it.
-        dim: that is gathered or scattered; 0 where none is.
+        cut: the dim of its operand that goes to the members in blocks; None: each gets it in full.
+        joined: the dim of its result along which a block comes from each; None: none does.
         operand, result: bytes.
     """
-    is_turned = dim > 0 and kind != "all_reduce"
-    turned = (result if kind == "all_gather" else operand) if is_turned else 0
-    return Packed(operand, result, turned, int(is_turned), 1)
+    turned = (operand if cut else 0) + (result if joined else 0)
+    return Packed(operand, result, turned, bool(cut) + bool(joined), 1)
 
 
 @dataclass(frozen=True)
