@@ -13,7 +13,7 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
-from .fusion import Bucket, Gain, PackedBlock, Sent, cut_and_joined, sent_in_order
+from .fusion import Bucket, Gain, Mode, PackedBlock, Sent, cut_and_joined, sent_in_order
 from .waves import waves_of
 
 
@@ -28,29 +28,40 @@ class FuseCommunication(Pass):
     names them all, and its conflict all of theirs.
 
     Options:
-        size_mb: MB of one merged collective, and of its result, at most.
+        mode: auto: what the network says is faster, of up to `size_mb`. size: as many as make up to `size_mb`, whatever
+            it says. index: those of one kind of collective between two of `indices`, which count them in the order of
+            the program. off: none. As MindSpore's comm_fusion has them.
+        size_mb: MB of one merged collective, and of its result, at most; of auto and size.
+        indices: of index: the numbers, from 0, at which a next one begins.
     """
 
     name = "fuse-communication"
     may_hold_more = True
+    mode: Mode = "auto"
     size_mb: float = MOST_MB
+    indices: tuple[int, ...] = ()
 
     def run(self, module: Module) -> PassResult:
         """Rewrite the programs, each of the bodies in them by itself."""
         if not module.is_local:
             raise IrparError("fuse-communication needs the local view", do="run it after localize")
+        if self.indices and (self.mode != "index" or list(self.indices) != sorted({*self.indices})):
+            raise IrparError(
+                f"fuse-communication has indices {list(self.indices)} in mode {self.mode}",
+                do="give mode=index and indices that ascend, such as fuse-communication{mode=index, indices=[20, 35]}",
+            )
         network = network_of(module.network)
         mesh = next(iter(module.meshes.values()), None)
-        if mesh is None or not network.knows_seconds:
+        if mesh is None or self.mode == "off" or (self.mode == "auto" and not network.knows_seconds):
             return PassResult(False)
-        gain = Gain(mesh, network, round(self.size_mb * 1e6))
+        gain = Gain(mesh, network, round(self.size_mb * 1e6), self.mode)
         before = after = 0
         listed = [list(graph.graphs()) for graph in module.graphs]
         if len({len(graphs) for graphs in listed}) > 1:
             # A device that holds no elements of what a body computes has no body: only the graphs around are alike.
             listed = [graphs[:1] for graphs in listed]
         for bodies in zip(*listed, strict=True):
-            buckets = _buckets(module, [Sent(body) for body in bodies], gain)
+            buckets = _buckets(module, [Sent(body, self.indices) for body in bodies], gain)
             before += sum(len(bucket.ids) for bucket in buckets)
             after += len(buckets)
         if before:

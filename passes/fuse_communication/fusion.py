@@ -10,9 +10,12 @@ may stand between what depends on each other.
 
 import heapq
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from irpar.analysis.completion.moves import captured
 from irpar.analysis.cost.network import Network
@@ -24,6 +27,7 @@ from irpar.ops.effects import is_communication
 from irpar.ops.facts import int_attribute
 from irpar.sharding import Mesh
 
+Mode = Literal["auto", "size", "index", "off"]
 Key = tuple[object, ...]
 """Equal for collectives of one program that can be sent together."""
 
@@ -46,10 +50,18 @@ class Sent:
         nodes: id to collective.
         before: the ids of those that each depends on, of others only through these. A node in whose bodies there are
             some counts as one, by the id of the first.
+
+    Args:
+        graph: it.
+        indices: the numbers, among those of its kind, at which no collective goes with one before.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, indices: Sequence[int] = ()) -> None:
         self.graph = graph
+        self._indices = indices
+        self._numbers: dict[Node, int] = {}
+        """How many of its kind stand before each."""
+        counts: Counter[str] = Counter()
         self.nodes: dict[int, Node] = {}
         self.before: dict[int, frozenset[int]] = {}
         self._stretches: dict[Node, int] = {}
@@ -68,6 +80,8 @@ class Sent:
                 nearest = frozenset([number])
                 if first is node:
                     self.nodes[number] = node
+                    self._numbers[node] = counts[node.op_type]
+                    counts[node.op_type] += 1
             behind[node] = nearest
 
     def made_by(self, node: Node) -> Iterable[Node]:
@@ -88,7 +102,8 @@ class Sent:
         if not is_even or not is_known:
             return None
         dtype, others = node.inputs[0].dtype, tuple(node.attributes.get(name) for name in record.others)
-        facts = node.phase, node.stage, node.place, self._stretches[node]
+        segment = bisect_right(self._indices, self._numbers[node])
+        facts = node.phase, node.stage, node.place, self._stretches[node], segment
         return node.op_type, collective_axes(node), others, dtype, *facts
 
     def order(self, buckets: Sequence[Bucket]) -> list[Node]:
@@ -147,7 +162,7 @@ def _inside(node: Node) -> Iterable[Node]:
 
 @dataclass(frozen=True)
 class Gain:
-    """Which collectives are faster together, by the network model (`Together`).
+    """Which collectives go together: where that is faster by the network model (`Together`), or as the mode says.
 
     Attributes:
         mesh: of the collectives.
@@ -158,13 +173,15 @@ class Gain:
     mesh: Mesh
     network: Network
     most_bytes: int
+    mode: Mode = "auto"
 
     def buckets(self, numbers: Sequence[int], programs: Sequence[Sent]) -> list[Bucket]:
-        """Collectives that could all be sent together, in as few buckets as hold them where that is faster."""
+        """Collectives that could all be sent together, in as few buckets as hold them where that is to be."""
         first = programs[0].nodes[numbers[0]]
         together = Together(self.network, self.mesh, KINDS[first.op_type], collective_axes(first), self.most_bytes)
         sent = [self._packed([program.nodes[number] for program in programs]) for number in numbers]
-        found = [tuple(numbers[place] for place in bucket) for bucket in together.buckets(sent)]
+        ranges = [range(len(sent))] if self.mode == "index" else together.buckets(sent, by_size=self.mode == "size")
+        found = [tuple(numbers[place] for place in bucket) for bucket in ranges]
         return [Bucket(ids) for ids in found if len(ids) > 1]
 
     @staticmethod

@@ -77,6 +77,33 @@ def test_what_stays_alone(text: str, options: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "widths"),
+    [
+        ("mode=off", []),
+        ("mode=size", [40 * 6]),
+        ("mode=size, size-mb=0.0005", [40 * 3] * 2),  # 480 bytes of 160 each.
+        ("mode=index, indices=[2, 3]", [40 * 2, 40 * 3]),
+        ("mode=index, size-mb=0.0001", [40 * 6]),
+    ],
+)
+@pytest.mark.parametrize("network", ["bytes", "h100-nvlink-ib"])
+def test_modes(options: str, widths: list[int], network: str) -> None:
+    """Six all-reduces of 40 numbers: how many numbers go at once."""
+    text = several("AllReduce", ', reduce="sum"', [([2, 4, 5], [2, 4, 5])] * 6)
+    module = read(text.replace("h100-nvlink-ib", network))
+    run_pipeline(f"fuse-communication{{{options}}}", module)
+    merged = [node for node in module.graph if node.domain == "irpar" and node.inputs[0].name.startswith("fused")]
+    assert [node.inputs[0].shape[1] for node in merged] == widths
+    assert len(sent(module)) == len(merged) + 6 - sum(widths) // 40
+
+
+@pytest.mark.parametrize("options", ["indices=[2]", "mode=index, indices=[3, 2]", "mode=size, indices=[1]"])
+def test_indices_that_mean_nothing(options: str) -> None:
+    with pytest.raises(IrparError, match="indices that ascend"):
+        run(f"fuse-communication{{{options}}}", two())
+
+
+@pytest.mark.parametrize(
     ("op", "attributes"),
     [
         ("CollectivePermute", ", pairs=[{dim}, {next}]"),

@@ -95,8 +95,12 @@ class Together:
         moved = 2 * (sent.operand + sent.result + sent.turned)
         return moved / device.memory_bandwidth + (copies + sent.transposes) * device.launch
 
-    def buckets(self, each: Sequence[Packed]) -> list[range]:
+    def buckets(self, each: Sequence[Packed], *, by_size: bool = False) -> list[range]:
         """Which of some collectives that could all be sent together are: in as few as hold them, where that is faster.
+
+        Args:
+            each: of them.
+            by_size: they are wherever that is not too large.
 
         Returns:
             Numbers of the collectives in each bucket, in order; a bucket of one is sent alone.
@@ -104,7 +108,7 @@ class Together:
         found: list[range] = []
         start, held = 0, Packed()
         for number, own in enumerate(each):
-            if held.count and not self._is_faster(held, own):
+            if held.count and not (self._fits(held, own) and (by_size or self._is_faster(held, own))):
                 found.append(range(start, number))
                 start, held = number, Packed()
             held = held.with_(own)
@@ -112,7 +116,9 @@ class Together:
 
     def _is_faster(self, held: Packed, own: Packed) -> bool:
         """Whether a collective goes faster with those that are together already."""
+        return self.seconds(held.with_(own)) < self.seconds(held) + self.seconds(own)
+
+    def _fits(self, held: Packed, own: Packed) -> bool:
+        """Whether a collective and others make no more than may be sent at once."""
         both = held.with_(own)
-        if max(both.operand, both.result) > self.most_bytes:
-            return False
-        return self.seconds(both) < self.seconds(held) + self.seconds(own)
+        return max(both.operand, both.result) <= self.most_bytes
