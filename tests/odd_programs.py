@@ -107,7 +107,7 @@ def work(seeds: Sequence[int]) -> None:
         try:
             program = draw(seed)
         except Exception:
-            found = Outcome(seed, "unfit", "the generator failed: " + traceback.format_exc())
+            found = Outcome(seed, "crashed", "the generator failed: " + traceback.format_exc())
         else:
             with tempfile.TemporaryDirectory() as folder:
                 found = Outcome(seed, "unfit") if program is None else outcome_of(program, seed, Path(folder))

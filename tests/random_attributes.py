@@ -18,7 +18,7 @@ import onnx
 from onnx import helper
 
 from .ops.rule_proof import NEWEST, Array, Constant, Sample
-from .ops.samples import SAMPLES
+from .ops.samples import IN_FILES
 from .random_graphs import F32, F64, I32, I64, GraphMaker, Tensor, UnfitError
 from .random_programs import Program, program_of
 from .random_samples import CLASSIC, MICROSOFT, MOVES, ROUNDING, TRAINING, plain_attributes
@@ -306,7 +306,7 @@ def _schema(op: str, domain: str, version: int) -> onnx.defs.OpSchema | None:
 @cache
 def _by_operator() -> Mapping[tuple[str, str], Sequence[Sample]]:
     found: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-    for sample in SAMPLES:
+    for sample in IN_FILES:
         found[sample.domain, sample.op].append(sample)
     return found
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
+from irpar.ir import DOMAIN
 from irpar.kernels import lookup
 from irpar.ops import elementwise, recurrent, reduction
 
@@ -383,5 +384,7 @@ def _runs(sample: Sample) -> bool:
 
 _OF_ONNX_RUNTIME = {schema.name for schema in runtime.get_all_operator_schema() if schema.domain == "com.microsoft"}
 SAMPLES = [sample for sample in _ALL if _runs(sample)]
+IN_FILES = [sample for sample in SAMPLES if sample.domain != DOMAIN]
+"""Those of operators that a file can have: irpar's own (parameter updates) are written out in one."""
 NOT_RUN = {(sample.domain, sample.op) for sample in _ALL if not _runs(sample)}
 """Operators that nothing here runs."""
