@@ -7,6 +7,7 @@ in one form: what, where, and what to do. `IRPAR_DEBUG=1` adds the traceback.
 Little is imported before the signals have their handlers: whoever presses Ctrl-C early meets no traceback.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:])
         SIGNALS.leave_at_once()
         end_streams()
+        gc.freeze()  # The process ends: nobody needs to know which of a large graph was garbage.
         return code
     except KeyboardInterrupt:
         return SIGNALS.code or INTERRUPTED

@@ -171,13 +171,14 @@ def write_partition(
     """
     from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
+    from irpar.ir.collector import collector_off
     from irpar.pass_manager import Instrumentation, PassManager
     from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
     from .annotated import check_annotate, write_annotated
 
     kept: Any = asked.weights
-    with ProgressReport(is_shown=not asked.as_json) as progress:
+    with collector_off(), ProgressReport(is_shown=not asked.as_json) as progress:
         decided = DecidedShardings()
         watch = Instrumentation(
             print_ir_before=asked.print_ir_before,
