@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from irpar.analysis.equal_nodes import equal_nodes
 from irpar.analysis.memory.liveness import held_bytes
 from irpar.ir import Graph, Module, captured_or_read
-from irpar.ops import holds_collectives, traits
+from irpar.ops import called_communication, holds_collectives, traits
 from irpar.ops.collectives import number_alike
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
@@ -74,7 +74,7 @@ class _Arrangement:
         self.count = 0
         for node, talks in zip(self.nodes, self.communicates, strict=True):
             self.slots.append(self.count)
-            if talks and (traits(node).starts or traits(node).waits):
+            if talks and any(traits(each).starts or traits(each).waits for each in (node, *called_communication(node))):
                 self.barriers.append(self.count)
             self.count += talks
         self.reads: list[tuple[int, ...]] = []

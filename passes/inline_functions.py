@@ -5,19 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from irpar.analysis.types.type_merge import merge
-from irpar.ir import Builder, Function, Graph, Module, Node, Value
-from irpar.ir.instantiate import body_of_call
-from irpar.ops.effects import is_compute, schema_of
+from irpar.analysis.opening import InlineError, open_calls
+from irpar.ir import Function, Graph, Module
 from irpar.pass_manager import Pass, PassResult
-from irpar.sharding import IrparError
 
 MOST_NODES = 5_000_000
 """That opening all functions may make, the bodies of functions counted."""
-
-
-class InlineError(IrparError):
-    """A function that cannot be opened."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +21,7 @@ class InlineFunctions(Pass):
     body has the call's source and scope before its own; a result keeps the name that it had at the call.
 
     A function whose body follows another opset version than its caller is opened where its operators mean the same in
-    both; else it is refused.
+    both; else it is refused. Calls that extract-communication made become what they were made of, to the name.
     """
 
     name: ClassVar[str] = "inline-functions"
@@ -128,114 +121,8 @@ def _refuse_size(size: int, total: int, name: str) -> None:
 
 def _open_calls(graph: Graph, chosen: set[Function], opsets: dict[str, int]) -> int:
     calls = [node for node in graph.walk() if node.callee in chosen]
-    for call in calls:
-        _open(call, opsets)
+    open_calls(calls, opsets)
     return len(calls)
-
-
-def _open(call: Node, opsets: dict[str, int]) -> None:
-    """Put the body of the called function in the place of a call."""
-    graph, function = call.graph, call.callee
-    assert graph is not None
-    assert function is not None
-    body = body_of_call(call, graph.names)
-    for node in body.walk():
-        _follow(node, opsets, function)
-        _inherit(node, call)
-    for index, value in enumerate(body.inputs):
-        operand = call.operands[index] if index < len(call.operands) else None
-        _pass_operand(call, value, operand)
-        graph.names.release(value)
-    inner = {value for nested in body.graphs() for value in nested.values()} - set(body.inputs)
-    for value in inner:
-        # A value without a source of its own stands for none in the imported model.
-        if value.source:
-            value.source = _joined(call.source, value.source)
-    results = graph.absorb(body, call)
-    _take_over(call, _apart_where_annotated(call, results, inner, opsets), inner)
-
-
-def _pass_operand(call: Node, value: Value, operand: Value | None) -> None:
-    """Let the readers of a function's input read the operand, or nothing where it is left out."""
-    for reader, place in value.uses:
-        if operand is None and reader.is_return:
-            raise InlineError(
-                f"the function returns its input {value.name}, which the call leaves out",
-                where=f"node {call.label}",
-                do="give the operand",
-            )
-        reader.set_operand(place, operand)
-
-
-def _apart_where_annotated(
-    call: Node, results: Sequence[Value], inner: set[Value], opsets: dict[str, int]
-) -> list[Value]:
-    """The results of a body; an annotated one that is an operand of the call, or comes twice, is a value of its own.
-
-    Adds to `inner`.
-    """
-    assert call.graph is not None
-    found: list[Value] = []
-    for old, new in zip(call.results, results, strict=False):
-        if old.sharding is not None and (new not in inner or new in found):
-            builder = Builder(call.graph, opsets, before=call, like=call)
-            new = builder.op("Identity", [new], type=old.type, name=old.name)
-            inner.add(new)
-        found.append(new)
-    return found
-
-
-def _take_over(call: Node, results: Sequence[Value], inner: set[Value]) -> None:
-    """Let the results of the body stand for those of the call; one that is made in there takes its name and facts."""
-    names: dict[Value, str] = {}
-    for old, new in zip(call.results, results, strict=False):
-        if new in inner and new not in names:
-            names[new] = old.name
-            new.source = old.source or new.source
-            new.type = merge(new.type, old.type)
-            new.sharding, new.memory, new.doc, new.metadata = old.sharding, old.memory, old.doc, old.metadata
-        old.replace_uses(new)
-    call.erase()
-    for new, name in names.items():
-        new.rename(name)
-
-
-def _inherit(node: Node, call: Node) -> None:
-    """Let a node of a body say where its call comes from, then where it stands in the function."""
-    node.source = _joined(call.source, node.source)
-    node.name = _joined(call.name, node.name) or ""
-    node.scope = _joined(call.scope, node.scope)
-    node.phase = node.phase or call.phase
-    node.stage = call.stage if node.stage is None else node.stage
-    node.place = node.place or call.place
-
-
-def _joined(outer: str | None, inner: str | None) -> str | None:
-    return f"{outer}/{inner}" if outer and inner else outer or inner
-
-
-def _follow(node: Node, opsets: dict[str, int], function: Function) -> None:
-    """Let a node follow the opset versions of the caller, which gets those that it lacks.
-
-    Raises:
-        InlineError: its operator means something else there.
-    """
-    if node.callee is not None or not is_compute(node):
-        return
-    version = opsets.setdefault(node.domain, node.version)
-    if node.version == version:
-        return
-    schemas = schema_of(node.domain, node.op_type, node.version), schema_of(node.domain, node.op_type, version)
-    since = [schema.since_version if schema is not None else None for schema in schemas]
-    if since[0] is None or since[0] != since[1]:
-        domain = node.domain or "ai.onnx"
-        raise InlineError(
-            f"the function {_name(function)} follows opset {node.version} of {domain}, its caller {version}; "
-            f"{node.op_type} is not known to mean the same in both",
-            where=f"node {node.label}",
-            do="export the model with one opset version, or convert the function",
-        )
-    node.version = version
 
 
 def _name(function: Function) -> str:

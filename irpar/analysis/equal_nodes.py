@@ -43,7 +43,7 @@ def _constant_key(value: Value) -> Hashable:
     assert data is not None
     if data.size > 1 and (not data.dtype.is_index or data.size > MAX_ELEMENTS):
         return None
-    numbers = _numbers_key(data)
+    numbers = numbers_key(data)
     return None if numbers is None else (numbers, value.type, value.sharding, value.memory, value.global_shape)
 
 
@@ -111,7 +111,7 @@ def _node_key(node: Node, same: Same, without: frozenset[str], phase_of: PhaseOf
     for name in sorted(node.attributes):
         if name in without:
             continue
-        key = _attribute_key(node.attributes[name])
+        key = attribute_key(node.attributes[name])
         if key is None:
             return None
         attributes.append((name, key))
@@ -121,10 +121,10 @@ def _node_key(node: Node, same: Same, without: frozenset[str], phase_of: PhaseOf
     return node.domain, node.op_type, node.version, node.callee, operands, tuple(attributes), facts, lies
 
 
-def _attribute_key(attribute: Attribute) -> Hashable:
+def attribute_key(attribute: Attribute) -> Hashable:
     """An attribute as something to hash, or None. The kind counts too, since 1 and 1.0 are equal in Python."""
     if isinstance(attribute, Tensor):
-        return _numbers_key(attribute) if attribute.size <= MAX_ELEMENTS else None
+        return numbers_key(attribute) if attribute.size <= MAX_ELEMENTS else None
     if isinstance(attribute, float):
         return "float", attribute.hex()
     if isinstance(attribute, Floats):
@@ -134,7 +134,7 @@ def _attribute_key(attribute: Attribute) -> Hashable:
     return type(attribute), attribute
 
 
-def _numbers_key(data: Tensor) -> Hashable:
+def numbers_key(data: Tensor) -> Hashable:
     """dtype, shape and bits, so that 0.0 and -0.0 differ; None for what lies in a file."""
     if any(isinstance(base, ExternalTensor) for base in data.bases):
         return None

@@ -19,7 +19,7 @@ from .compare import same_module, same_tensor
 from .decisions import Conflict, Decision, Gone
 from .dims import Dim, Expr, parse_dim, symbol, with_dim
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
-from .function import Function
+from .function import COMMUNICATION, Function
 from .graph import DOMAIN, Graph, Node, captured_or_read
 from .module import DEFAULT_NETWORK, IRPAR_OPSET, Module
 from .state import STATE_KINDS, State, StateError, StateKind
@@ -39,9 +39,10 @@ from .tensor import (
 from .text.files import Printed, TextError, parse_module, print_module, read_text, write_text
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
 from .value import Names, Use, Value
-from .verifier import VerifyError, register_check, verify
+from .verifier import VerifyError, register_check, register_module_check, verify
 
 __all__ = [
+    "COMMUNICATION",
     "DEFAULT_NETWORK",
     "DOMAIN",
     "IRPAR_OPSET",
@@ -110,6 +111,7 @@ __all__ = [
     "range_along",
     "read_text",
     "register_check",
+    "register_module_check",
     "rewrite",
     "same_attribute",
     "same_module",

@@ -7,6 +7,9 @@ from .attributes import Attribute
 from .graph import Graph, Node
 from .value import Value
 
+COMMUNICATION = "irpar.communication"
+"""The domain of functions that hold one collective with what packs it; each call of one has the attribute id."""
+
 
 class Function:
     """A named graph that calls share, as ONNX's model-local functions.

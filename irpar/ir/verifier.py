@@ -9,7 +9,7 @@ from typing import Any
 from irpar.sharding import IrparError
 
 from .attributes import Floats, Graphs, Ints, RefAttribute, Strings, Tensors, Types
-from .function import Function
+from .function import COMMUNICATION, Function
 from .graph import DOMAIN, Graph, Node
 from .module import Module
 from .state_rules import state_problems
@@ -24,7 +24,11 @@ SHOWN = 10
 Check = Callable[[Module, Node], Iterable[str]]
 """Looks at a node; yields what is wrong with it, each as the end of a sentence that the node starts."""
 
+ModuleCheck = Callable[[Module], Iterable[str]]
+"""Looks at a module as a whole; yields what is wrong with it."""
+
 _CHECKS: dict[tuple[str, str], list[Check]] = {}
+_MODULE_CHECKS: list[ModuleCheck] = []
 
 _TYPES = (TensorType, SequenceType, OptionalType, InflightType, UnknownType)
 _SCALARS = frozenset({int, float, str, bytes})
@@ -46,6 +50,11 @@ class VerifyError(IrparError):
 def register_check(domain: str, op_type: str, check: Check) -> None:
     """Let `verify` call `check` for every node of an operator."""
     _CHECKS.setdefault((domain, op_type), []).append(check)
+
+
+def register_module_check(check: ModuleCheck) -> None:
+    """Let `verify` call `check` for every module."""
+    _MODULE_CHECKS.append(check)
 
 
 def verify(module: Module) -> None:
@@ -89,6 +98,9 @@ def _module(module: Module) -> Iterator[str]:
     yield from _fixed(module)
     yield from _ranks(module)
     yield from _recursion(module)
+    for check in _MODULE_CHECKS:
+        for problem in check(module):
+            yield f"module: {problem}"
 
 
 def _fixed(module: Module) -> Iterator[str]:
@@ -215,6 +227,8 @@ class _RootVerifier:
 
     def _inflight(self, value: Value) -> Iterator[str]:
         readers = [node for node, _ in value._uses]
+        if self.function is not None and readers == [self.root.return_node]:
+            return  # Who calls the function waits.
         waits = [node for node in readers if node.domain == DOMAIN and node.op_type.endswith("Wait")]
         for node in readers:
             if node not in waits:
@@ -285,12 +299,18 @@ class _RootVerifier:
         if len(node.operands) > inputs or len(node.results) > outputs:
             given = f"{len(node.operands)} operands and {len(node.results)} results"
             yield f"has {given}, but {callee!r} has {inputs} inputs and {outputs} outputs"
+        if callee.domain == COMMUNICATION:
+            yield from self._id(node)
 
     def _irpar(self, node: Node) -> Iterator[str]:
         if node.is_return:
             yield "stands among the nodes; a graph's results are set by set_outputs"
+        if not node.op_type.endswith(_SHARED_IDS):
+            yield from self._id(node)
+
+    def _id(self, node: Node) -> Iterator[str]:
         number = node.attributes.get("id")
-        if isinstance(number, int) and not node.op_type.endswith(_SHARED_IDS):
+        if isinstance(number, int):
             other = self.ids.setdefault(number, node)
             if other is not node:
                 yield f"has id {number}, which {other!r} has too"

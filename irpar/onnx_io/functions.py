@@ -2,7 +2,7 @@
 
 import onnx
 
-from irpar.ir import Function, Graph, Module, Node
+from irpar.ir import COMMUNICATION, Function, Graph, Module, Node
 
 from .attributes import AttributeReader
 from .device_annotations import DeviceAnnotations
@@ -58,6 +58,8 @@ def _declared(proto: onnx.FunctionProto, types: TypeReader, external: ExternalFo
             )
     except OnnxError as error:
         raise error.inside(_place(function)) from None
+    if domain == COMMUNICATION:
+        function.graph.view = "local"
     function.doc, function.metadata = text_of(proto.doc_string), metadata_of(proto) or None
     return function
 

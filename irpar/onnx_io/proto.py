@@ -412,9 +412,9 @@ class FunctionWriter(ModelWriter):
 
     def _constants(self, constants: Iterable[Value], proto: onnx.FunctionProto) -> None:
         for value in constants:
-            tensor = self.constant(value)
-            node = proto.node.add(op_type="Constant", output=[self.name(value)])
+            tensor, name = self.constant(value), self.name(value)
+            node = proto.node.add(op_type="Constant", output=[name])
             attribute = node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
             attribute.t.CopyFrom(tensor)
             node.doc_string = value.doc
-            self.metadata(node, value.metadata)
+            self.metadata(node, self._facts(value, name))

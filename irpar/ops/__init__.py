@@ -1,7 +1,7 @@
 """One definition per operator: types, sharding rule, cost; a module per family."""
 
 from . import collectives  # noqa: F401 - the verifier's checks are there as soon as operators are
-from .bodies import OPEN_BODIES, has_open_bodies, holds_collectives
+from .bodies import OPEN_BODIES, called_communication, has_open_bodies, holds_collectives
 from .op_def import OpDef, definition, definitions, traits, traits_of_operator
 from .registry import define, factor_rule, flops, other_rules, program_factors, program_of
 from .replicate_only import why_replicated
@@ -14,6 +14,7 @@ __all__ = [
     "OpDef",
     "RuleBuilder",
     "broadcast_rule",
+    "called_communication",
     "define",
     "definition",
     "definitions",

@@ -1,6 +1,6 @@
 """Operators that hold graphs through whose boundaries shardings pass."""
 
-from irpar.ir import Node
+from irpar.ir import COMMUNICATION, Node
 
 from .op_def import traits
 
@@ -13,8 +13,22 @@ def has_open_bodies(node: Node) -> bool:
     return node.identity in OPEN_BODIES and not (node.op_type == "Scan" and 0 < node.version < 9)
 
 
+def called_communication(node: Node) -> tuple[Node, ...]:
+    """The nodes of communication in the function of communication that a node calls; they share the id of the call."""
+    if node.callee is None or node.callee.domain != COMMUNICATION:
+        return ()
+    return tuple(inner for inner in node.callee.graph if traits(inner).communicates)
+
+
+def is_numbered(node: Node) -> bool:
+    """Whether a node has the id of communication: it is some, or calls a function of it."""
+    return "id" in node.attributes and (traits(node).communicates or bool(called_communication(node)))
+
+
 def holds_collectives(node: Node) -> bool:
-    """True for collectives, and for nodes whose bodies hold some."""
+    """True for collectives, and for nodes whose bodies hold some, or that call a function that does."""
     if not traits(node).is_compute:
+        return True
+    if node.callee is not None and any(map(holds_collectives, node.callee.graph)):
         return True
     return any(holds_collectives(inner) for body in node.nested_graphs() for inner in body)

@@ -13,6 +13,7 @@ from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.liveness import bytes_by_use, peak, value_bytes
+from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
 from irpar.analysis.types.control_flow import runs
@@ -20,6 +21,7 @@ from irpar.files.atomic import left_aside, notes_on_aside
 from irpar.files.regular_file import open_file, read_text
 from irpar.inputs.values import plain
 from irpar.ir import (
+    COMMUNICATION,
     DEFAULT_NETWORK,
     Conflict,
     Decision,
@@ -34,7 +36,7 @@ from irpar.ir import (
 )
 from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_planned, sent_bytes
 from irpar.ops.coords import COORDS
-from irpar.ops.facts import ints_attribute
+from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 from irpar.units import count_text
 
@@ -75,6 +77,7 @@ class Plan:
     state: list[dict[str, Any]] = field(default_factory=list)
     copies: list[dict[str, Any]] = field(default_factory=list)
     training: dict[str, Any] | None = None
+    functions: list[dict[str, Any]] = field(default_factory=list)
     id: str | None = None
     format: str = FORMAT
 
@@ -178,6 +181,12 @@ def make_plan(
     Raises:
         IrparError: a value is sharded otherwise than it was annotated.
     """
+    functions = function_entries(module)
+    # What is planned is what runs: a program with calls of communication is the one with these opened.
+    opened = with_calls_opened(module)
+    same = dict(zip(module.graphs, opened.graphs, strict=True))
+    parts = [replace(part, graph=same[part.graph]) for part in parts]
+    module = opened
     peaks = {graph: peak(graph) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
     arenas = {graph: arena_bytes(graph) for graph in module.graphs}
@@ -225,7 +234,25 @@ def make_plan(
         not_as_annotated=not_as_annotated,
         state=_states(graph),
         training=facts_of(module.metadata),  # type: ignore[arg-type]
+        functions=functions,
     )
+
+
+def function_entries(module: Module) -> list[dict[str, Any]]:
+    """The functions of communication of a local module, and which collectives are calls of each."""
+    calls: dict[str, dict[int, None]] = {}
+    for node in (node for graph in module.graphs for node in graph.walk()):
+        if node.callee is not None and node.callee.domain == COMMUNICATION:
+            calls.setdefault(node.callee.name, {})[int_attribute(node, "id")] = None
+    found = []
+    for function in module.functions.values():
+        if function.name in calls:
+            given = set(function.graph.outputs)
+            inner = [value for node in function.graph for value in node.results if value not in given]
+            sizes = {"nodes": len(function.graph), "buffers": len(inner), "bytes": sum(map(value_bytes, inner))}
+            entry = {"name": function.name, **sizes}
+            found.append({**entry, "collectives": sorted(calls[function.name])})
+    return found
 
 
 def _spec(name: str, value: Value) -> dict[str, Any]:

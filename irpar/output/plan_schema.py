@@ -231,6 +231,16 @@ class StateEntry(Spec):
     file: str | None
 
 
+class FunctionEntry(TypedDict):
+    """A function of communication in the programs."""
+
+    name: str
+    nodes: Count
+    buffers: Count
+    bytes: Count
+    collectives: list[Count]
+
+
 class PlanFields(TypedDict):
     """The whole file."""
 
@@ -254,6 +264,7 @@ class PlanFields(TypedDict):
     state: NotRequired[list[StateEntry]]
     copies: NotRequired[list[CopyEntry]]
     training: NotRequired[TrainingFacts | None]
+    functions: NotRequired[list[FunctionEntry]]
 
 
 def misfit(data: Any) -> str | None:

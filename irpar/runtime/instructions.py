@@ -1,6 +1,6 @@
 """The instructions of a rank's program: of the main program and of the bodies in it alike.
 
-What copies between memories or calls a function that communicates has no instruction yet: nothing makes such nodes.
+What copies between memories has no instruction yet: nothing makes such nodes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -155,7 +155,41 @@ class Loop(Bodies):
     """A Loop or a Scan: its body, once for each trip."""
 
 
-Instruction = Compute | Communicate | Start | Wait | Free | Branch | Loop
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Run a function of communication.
+
+    Attributes:
+        node: the call.
+        program: what the function does, one for all of its calls; its collectives have no ids.
+        collective: the collective in it, with the id of this call.
+    """
+
+    node: Node
+    program: "Program"
+    collective: Collective
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return self.node.inputs
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return self.node.results
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The compute segments of the function."""
+        return self.program.segments
+
+    @property
+    def stands_for(self) -> dict[Value, Value]:
+        """The inputs and results of the function, and the values of the caller that they stand for."""
+        inside = (*self.program.graph.inputs, *self.program.graph.outputs)
+        return dict(zip(inside, (*self.reads, *self.writes), strict=True))
+
+
+Instruction = Compute | Communicate | Start | Wait | Free | Branch | Loop | Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,13 +208,16 @@ class Program:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The compute segments in order, those of bodies among them."""
-        return tuple(found.segment for found in self.all_instructions() if isinstance(found, Compute))
+        """The compute segments in order, those of bodies among them; then those of functions, once each."""
+        own = [found.segment for found in self.all_instructions() if isinstance(found, Compute)]
+        called = (segment for found in self.all_instructions() if isinstance(found, Call) for segment in found.segments)
+        return tuple(dict.fromkeys((*own, *called)))
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives in order, those of bodies among them, each once, where it begins."""
-        return tuple(found.collective for found in self.all_instructions() if isinstance(found, Communicate | Start))
+        """The collectives in order, those of bodies and calls among them, each once, where it begins."""
+        kinds = Communicate | Start | Call
+        return tuple(found.collective for found in self.all_instructions() if isinstance(found, kinds))
 
     def all_instructions(self) -> Iterator[Instruction]:
         """All instructions, each followed by those of its bodies."""

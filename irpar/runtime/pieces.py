@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from irpar.analysis.types.node_checks import check_node
 from irpar.ir import DOMAIN, ExternalTensor, Module
 from irpar.onnx_io import check_external, load
+from irpar.ops import called_communication
 from irpar.ops.collectives import KINDS, check_collective
 from irpar.output.checksums import read_sums, sums_file
 from irpar.output.fingerprint import fingerprint, whole_digest
@@ -270,7 +271,8 @@ def check_pieces(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> Non
 
 def _check_nodes(folder: Path, name: str, module: Module) -> None:
     """Check the operands, results and attributes of each node."""
-    for node in module.graph.walk():
+    bodies = [function.graph for function in module.functions.values()]
+    for node in (node for graph in (module.graph, *bodies) for node in graph.walk()):
         try:
             check_node(node)
         except IrparError as error:
@@ -285,14 +287,15 @@ def _check_collectives(folder: Path, plan: Plan, modules: Mapping[int, Module]) 
     for index, module in modules.items():
         name = plan.parts[index]["model"]
         for node in module.graph.walk():
-            if node.domain != DOMAIN:
+            (inner,) = called_communication(node)[:1] or (node,)
+            if inner.domain != DOMAIN:
                 continue
             where = f"{folder}, {name}, node {node.label}"
-            kind = KINDS.get(node.op_type)
+            kind = KINDS.get(inner.op_type)
             if kind is None:
                 problem: str | None = f"cannot be executed; there are {', '.join(KINDS)}"
             else:
-                problem = next(check_collective(module, node), None)
+                problem = next(check_collective(module, inner), None)
             if problem is not None:
                 raise ProgramError(f"{node.operator} {problem}", where=where, do=_COPY_AGAIN)
             number = node.attributes["id"]

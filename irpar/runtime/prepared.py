@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Function, Graph, Node, Value
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, nearest_names
 
@@ -72,12 +72,13 @@ class Preparer:
 
     def _prepare(self, fetched: dict[str, dict[Graph, Value]], known: dict[Key, CompiledSegment]) -> Prepared:
         programs: dict[Graph, Program] = {}
+        functions: dict[Function, Program] = {}
         parts = []
         for part, constants in zip(self._parts, self._constants, strict=True):
             program = programs.get(part.graph)
             if program is None:
                 extra = [values[part.graph] for values in fetched.values() if part.graph in values]
-                program = programs[part.graph] = build_program(part.graph, extra)
+                program = programs[part.graph] = build_program(part.graph, extra, functions)
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
             parts.append(PreparedPart(part, program, constants, Tape(program, compiled)))
         return Prepared(tuple(parts), fetched)

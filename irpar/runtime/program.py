@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from irpar.analysis.segments import is_segment, live_reads, stretches
-from irpar.ir import Graph, Node, Value
+from irpar.ir import COMMUNICATION, Function, Graph, Node, Value
 from irpar.ops import holds_collectives, traits
 from irpar.ops.effects import is_compute
 
@@ -11,12 +11,14 @@ from .called_functions import called_functions
 from .engines.control_flow import TRIPS
 from .errors import ProgramError
 from .groups.base import Collective
-from .instructions import Branch, Communicate, Compute, Free, Instruction, Loop, Program, Segment, Start, Wait
+from .instructions import Branch, Call, Communicate, Compute, Free, Instruction, Loop, Program, Segment, Start, Wait
 
 _Reads = dict[Node, tuple[Value, ...]]
+_Functions = dict[Function, Program]
+"""What each function of communication does, for all of its calls."""
 
 
-def build_program(graph: Graph, extra: Sequence[Value] = ()) -> Program:
+def build_program(graph: Graph, extra: Sequence[Value] = (), functions: _Functions | None = None) -> Program:
     """The instructions of a local graph: one for each communication, one for the compute nodes between two of them.
 
     The order is the graph's: passes decide it, nothing is moved here. A node whose bodies communicate is an instruction
@@ -25,33 +27,54 @@ def build_program(graph: Graph, extra: Sequence[Value] = ()) -> Program:
     Args:
         graph: the local graph, or the body of a node, in topological order.
         extra: values of it to keep besides its results.
+        functions: the programs of functions that are known, which gets more of them.
 
     Raises:
-        ProgramError: collectives in functions and in bodies that are not run trip by trip, and `irpar` nodes that
-            are no collectives.
+        ProgramError: collectives in functions that are not of communication alone, and in bodies that are not run trip
+            by trip, and `irpar` nodes that are no collectives.
     """
     _check_nested(graph)
     outputs = tuple(dict.fromkeys((*graph.outputs, *extra)))
     reads = live_reads(graph, outputs)
-    return Program(graph, _with_frees(graph, _instructions(graph, reads, outputs), outputs), outputs)
+    made = _instructions(graph, reads, outputs, {} if functions is None else functions)
+    return Program(graph, _with_frees(graph, made, outputs), outputs)
 
 
 def _check_nested(graph: Graph) -> None:
     for node in graph:
-        if holds_collectives(node) and is_compute(node) and (node.domain or node.op_type not in TRIPS):
+        holds = node.callee is None and holds_collectives(node)
+        if holds and is_compute(node) and (node.domain or node.op_type not in TRIPS):
             raise ProgramError(
                 f"{node.operator} holds a body with collectives, which cannot be executed",
                 where=node.label,
                 do="keep what the body reads whole (replicated), so that the body needs no communication",
             )
     for function in called_functions(graph):
-        if not all(map(is_compute, function.graph.walk())):
+        if function.domain == COMMUNICATION:
+            _check_function(function)
+        elif not all(map(is_compute, function.graph.walk())):
             raise ProgramError(
                 f"function {function.name} holds collectives, which cannot be executed yet", do="run inline-functions"
             )
 
 
-def _instructions(graph: Graph, reads: _Reads, outputs: Sequence[Value]) -> list[Instruction]:
+def _check_function(function: Function) -> None:
+    """Refuse a function of communication that is not what extract-communication makes.
+
+    Raises:
+        ProgramError: saying what it has.
+    """
+    graph = function.graph
+    begun = [node for node in graph if not is_compute(node) and not traits(node).waits]
+    made = {value for node in graph for value in node.results}
+    if len(begun) != 1 or len(set(graph.outputs)) < len(graph.outputs) or not made.issuperset(graph.outputs):
+        raise ProgramError(
+            f"function {function.name} has {len(begun)} collectives, or gives what it does not make",
+            do="run inline-functions, or partition the model again",
+        )
+
+
+def _instructions(graph: Graph, reads: _Reads, outputs: Sequence[Value], functions: _Functions) -> list[Instruction]:
     found: list[Instruction] = []
     count = 0
     parts = stretches(reads)
@@ -61,13 +84,15 @@ def _instructions(graph: Graph, reads: _Reads, outputs: Sequence[Value]) -> list
             found.append(Compute(_segment(count, graph, nodes, reads, wanted)))
             count += 1
         else:
-            found.append(_communication(nodes[0], reads))
+            found.append(_communication(nodes[0], reads, functions))
     return found
 
 
-def _communication(node: Node, reads: _Reads) -> Instruction:
+def _communication(node: Node, reads: _Reads, functions: _Functions) -> Instruction:
+    if node.callee is not None:
+        return _call(node, node.callee, functions)
     if is_compute(node):
-        bodies = {body: build_program(body) for body in node.nested_graphs()}
+        bodies = {body: build_program(body, (), functions) for body in node.nested_graphs()}
         return (Branch if node.op_type == "If" else Loop)(node, bodies, reads[node])
     known = traits(node)
     if known.waits:
@@ -76,6 +101,24 @@ def _communication(node: Node, reads: _Reads) -> Instruction:
     if known.starts:
         return Start(called, reads[node][0], node.result)
     return Communicate(called, next(iter(reads[node]), None), next(iter(node.results), None))
+
+
+def _call(node: Node, function: Function, functions: _Functions) -> Call:
+    program = functions.get(function)
+    if program is None:
+        program = functions[function] = build_program(function.graph)
+    computes = any(isinstance(found, Compute) for found in program.instructions)
+    counts, number = (len(node.inputs), len(node.results)), node.attributes.get("id")
+    if counts != (len(function.graph.inputs), len(function.graph.outputs)) or type(number) is not int:
+        raise ProgramError(
+            f"{function!r} is called with {counts[0]} operands, {counts[1]} results, id {number!r}",
+            where=node.label,
+            do="partition the model again",
+        )
+    if computes and any(value.is_constant for value in node.inputs):
+        raise ProgramError(f"{function!r} is called with a constant", where=node.label, do="run inline-functions")
+    (begun,) = (inner for inner in function.graph if not is_compute(inner) and not traits(inner).waits)
+    return Call(node, program, Collective.of(begun, node))
 
 
 def _read_elsewhere(parts: Sequence[Sequence[Node]], reads: _Reads, outputs: Sequence[Value]) -> set[Value]:

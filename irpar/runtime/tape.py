@@ -9,7 +9,7 @@ from irpar.ir import Graph, Node, Value
 from .engines.arena import Arena
 from .engines.base import CompiledSegment
 from .groups.base import Collective
-from .instructions import Bodies, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
+from .instructions import Bodies, Call, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
 
 Places = tuple[int, ...]
 
@@ -89,21 +89,46 @@ class Tape:
     def __init__(self, program: Program, compiled: Mapping[Segment, CompiledSegment]) -> None:
         self.places: dict[Value, int] = {}
         self._compiled = compiled
+        self._stands_for: dict[Value, Value] = {}
+        """In a call: inputs and results of its function, and what of the caller they are. Others are the function's."""
         self.arena_bytes = max((segment.arena_bytes for segment in compiled.values()), default=0)
         self._place(program.graph.inputs)
         self.steps = self._steps(program)
 
     def _place(self, values: Iterable[Value]) -> Places:
-        return tuple(self.places.setdefault(value, len(self.places)) for value in values)
+        known = self._stands_for
+        return tuple(self.places.setdefault(known.get(value, value), len(self.places)) for value in values)
 
     def _steps(self, program: Program) -> tuple[Step, ...]:
         found: list[Step] = []
         for instruction in program.instructions:
             if isinstance(instruction, Free):
-                found[-1].frees = self._place(instruction.values)
+                found[-1].frees += self._place(instruction.values)
+            elif isinstance(instruction, Call):
+                found.extend(self._called(instruction))
             else:
                 found.append(self._step(instruction))
         return tuple(found)
+
+    def _called(self, call: Call) -> list[Step]:
+        """The steps of a function where it is called: they read and write in the caller's places.
+
+        What is inside has places that all calls share, as they share compiled segments. What the function takes is the
+        caller's to free.
+        """
+        self._stands_for = call.stands_for
+        found: list[Step] = []
+        for instruction in call.program.instructions:
+            if isinstance(instruction, Free):
+                own = (value for value in instruction.values if value not in self._stands_for)
+                found[-1].frees += self._place(own)
+            else:
+                found.append(self._step(instruction))
+        for step in found:
+            if isinstance(step, CommunicateStep | StartStep):
+                step.collective = call.collective
+        self._stands_for = {}
+        return found
 
     def _step(self, instruction: Instruction) -> Step:
         match instruction:
@@ -127,4 +152,5 @@ class Tape:
     def _operand(self, value: Value | None) -> tuple[int | None, Value | None]:
         if value is None:
             return None, None
+        value = self._stands_for.get(value, value)
         return (None, value) if value.is_constant else (self._place([value])[0], None)

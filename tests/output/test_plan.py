@@ -137,6 +137,7 @@ def changed(plan: dict, place: tuple, *value: object) -> dict:
 
 
 OPTIONAL = {
+    "functions",
     "training",
     "program",
     "segments",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
+from irpar.ir import COMMUNICATION, Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 
 
@@ -104,7 +104,10 @@ def held_bytes(graph: Graph) -> Iterator[tuple[Node | None, int]]:
 
 
 def nested_bytes(node: Node) -> int:
-    """The most that the bodies of a node hold at once while it runs."""
+    """The most that the bodies of a node hold at once while it runs; of a call beside its operands and results."""
+    if node.callee is not None and node.callee.domain == COMMUNICATION:
+        body = node.callee.graph
+        return max(0, peak(body).activation_bytes - sum(map(value_bytes, (*body.inputs, *dict.fromkeys(body.outputs)))))
     return max((peak(nested).activation_bytes for nested in node.nested_graphs()), default=0)
 
 

@@ -6,7 +6,7 @@ through.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from irpar.ir import DOMAIN, InflightType, Module, Node, Type, register_check
+from irpar.ir import DOMAIN, InflightType, Module, Node, Type, register_check, register_module_check
 from irpar.ops.facts import CannotTellError, needed, tensor_of
 from irpar.ops.gradients.refused import PARTITIONED
 from irpar.ops.op_def import OpDef, traits
@@ -27,6 +27,7 @@ from . import (
 from .checks import problems_of
 from .local import collective_axes, is_local
 from .numbering import number_alike, number_collectives
+from .order import order_problems
 from .record import ATTRIBUTES, Algorithm, CollectiveOp
 
 __all__ = [
@@ -165,3 +166,4 @@ for _name, _begun in STARTED.items():
         OpDef(DOMAIN, _name, _infer_started(COLLECTIVES[_begun]), communicates=True, starts=True, gradient=PARTITIONED)
     )
 define(OpDef(DOMAIN, WAIT, _infer_wait, communicates=True, waits=True, gradient=PARTITIONED))
+register_module_check(order_problems)

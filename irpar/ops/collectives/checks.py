@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from irpar.ir import Node, Strings, tensor_type
+from irpar.ir import Node, RefAttribute, Strings, tensor_type
 from irpar.ops.facts import ints_attribute, text_attribute
 from irpar.ops.op_def import definition
 from irpar.sharding import REDUCTIONS, Axis, Sharding, ShardingError, check_disjoint, common_atoms, is_permutation
@@ -49,7 +49,7 @@ def _attribute_problems(op: CollectiveOp, node: Node) -> Iterator[str]:
             collective_axes(node)
         except ShardingError as error:
             yield f"runs over axes that cannot be: {error.what}"
-    if op.kind is not None and not isinstance(node.attributes.get("id"), int):
+    if op.kind is not None and not isinstance(node.attributes.get("id"), int | RefAttribute):
         yield "has no attribute id, a number"
     if "reduce" in op.others and node.attributes.get("reduce") not in REDUCTIONS:
         yield f"has no attribute reduce, one of {', '.join(REDUCTIONS)}"

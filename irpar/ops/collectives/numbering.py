@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from irpar.ir import Graph
+from irpar.ops.bodies import is_numbered
 from irpar.ops.facts import int_attribute
 from irpar.ops.op_def import traits
 
@@ -35,12 +36,11 @@ def number_alike(graphs: Sequence[Graph]) -> bool:
         return False
     for graph in graphs:
         for node in graph.walk():
-            if traits(node).communicates and "id" in node.attributes:
+            if is_numbered(node):
                 node.set_attribute("id", number[int_attribute(node, "id")])
     return True
 
 
 def _ids(graph: Graph) -> list[int]:
     """The ids of a program in order, each once: a wait has that of its start."""
-    nodes = (node for node in graph.walk() if traits(node).communicates and "id" in node.attributes)
-    return list(dict.fromkeys(int_attribute(node, "id") for node in nodes))
+    return list(dict.fromkeys(int_attribute(node, "id") for node in graph.walk() if is_numbered(node)))

@@ -34,8 +34,12 @@ class Collective(Settings):
     """A collective as a program's node calls for it; see `Settings`."""
 
     @classmethod
-    def of(cls, node: Node) -> "Collective":
+    def of(cls, node: Node, call: Node | None = None) -> "Collective":
         """Read a node of the domain `irpar`, in its started form too.
+
+        Args:
+            node: that.
+            call: of the function that it stands in, which has its id; None: it stands in a graph.
 
         Raises:
             ProgramError: it is no collective that can be executed, or an attribute is missing or cannot be.
@@ -64,7 +68,9 @@ class Collective(Settings):
         settings: dict[str, Any] = {
             name: _plain(value, name, node) for name, value in node.attributes.items() if name in known
         }
-        return cls(kind=kind, axes=axes, label=_label(node), **settings)
+        if call is not None:
+            settings["id"] = call.attributes["id"]
+        return cls(kind=kind, axes=axes, label=_label(call or node, node.op_type), **settings)
 
     def __str__(self) -> str:
         return f"{self.kind} id={self.id}" + (f" over {','.join(map(str, self.axes))}" if self.axes else "")
@@ -104,10 +110,10 @@ def _plain(value: Attribute, name: str, node: Node) -> Any:
     return tuple(value) if isinstance(value, tuple) else value
 
 
-def _label(node: Node) -> str:
+def _label(node: Node, operator: str) -> str:
     given = ", ".join(f"%{operand.name}" for operand in node.operands if operand is not None)
     made = "".join(f"%{result.name} = " for result in node.results)
-    text = f"{made}{node.op_type}({given})"
+    text = f"{made}{operator}({given})"
     return f"{text}: {node.doc}" if node.doc else text
 
 
