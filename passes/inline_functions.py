@@ -21,7 +21,8 @@ class InlineFunctions(Pass):
     body has the call's source and scope before its own; a result keeps the name that it had at the call.
 
     A function whose body follows another opset version than its caller is opened where its operators mean the same in
-    both; else it is refused. Calls that extract-communication made become what they were made of, to the name.
+    both; else it is refused. Calls that extract-communication and extract-layers made become what they were made of,
+    to the name.
     """
 
     name: ClassVar[str] = "inline-functions"

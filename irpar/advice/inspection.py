@@ -22,6 +22,7 @@ from irpar.sharding import IrparError
 from irpar.tables.display import ROWS, report_text
 from irpar.units import bytes_text, flops_text, scaled
 
+from .layers import LayerFact, layers_of
 from .parameters import ParameterGroup, exact_use_texts, parameters_of, scope_of
 
 
@@ -116,6 +117,7 @@ class Inspection:
         symbols: symbolic dims of the inputs that are not bound, each with the inputs that have it.
         nodes_in_file: nodes as exported; `operators` has those that the normalising passes leave.
         normalised: False where the model could not be brought into that form; `notes` says why.
+        layers: what the model repeats, up to weights.
         memory: None where sizes are not known.
         flops: None where sizes are not known.
     """
@@ -133,6 +135,7 @@ class Inspection:
     parameters: tuple[ParameterGroup, ...]
     operators: tuple[OpFact, ...]
     scopes: tuple[ScopeFact, ...]
+    layers: tuple[LayerFact, ...]
     unsharded: tuple[Unsharded, ...]
     memory: OneDevice | None
     flops: int | None
@@ -193,6 +196,7 @@ def inspect(module: Module) -> Inspection:
         parameters=parameters,
         operators=_operators(nodes, is_static),
         scopes=_scopes(parameters, nodes, is_static),
+        layers=layers_of(counted),
         unsharded=_unsharded(nodes),
         memory=_memory(counted) if is_static else None,
         flops=sum(map(node_flops, nodes)) if is_static else None,

@@ -18,6 +18,7 @@ def print_inspection(console: "Console", found: "Inspection", rows: int | None) 
     console.print(Text(found.model, style="bold"), soft_wrap=True)
     _print_facts(console, found)
     _print_parameters(console, found, rows)
+    _print_layers(console, found, rows)
     _print_scopes(console, found, rows)
     _print_operators(console, found, rows)
     _print_unsharded(console, found, rows)
@@ -63,6 +64,22 @@ def _print_parameters(console: "Console", found: "Inspection", rows: int | None)
             share,
         )
     print_rows(console, made, len(groups), rows)
+
+
+def _print_layers(console: "Console", found: "Inspection", rows: int | None) -> None:
+    """What the model repeats, up to weights."""
+    if not found.layers:
+        return
+    made = table("layers", "times", "nodes", "parameters", "they differ in", right=("times", "nodes", "parameters"))
+    for fact in found.layers[:rows]:
+        made.add_row(
+            f"from {shortened(fact.first)}",
+            f"{fact.count:,}",
+            f"{fact.nodes:,}",
+            scaled(fact.parameters, ""),
+            "\n".join(map(shortened, fact.differ)) or "nothing",
+        )
+    print_rows(console, made, len(found.layers), rows)
 
 
 def _print_scopes(console: "Console", found: "Inspection", rows: int | None) -> None:

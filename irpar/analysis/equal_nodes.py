@@ -41,10 +41,15 @@ def _constant_key(value: Value) -> Hashable:
     """What makes two constants one; None where they stay apart in any case."""
     data = value.data
     assert data is not None
-    if data.size > 1 and (not data.dtype.is_index or data.size > MAX_ELEMENTS):
+    if data.size > 1 and not is_short_index(data):
         return None
     numbers = numbers_key(data)
     return None if numbers is None else (numbers, value.type, value.sharding, value.memory, value.global_shape)
+
+
+def is_short_index(data: Tensor) -> bool:
+    """Whether a tensor is a shape, axes or few indices, whose numbers count wherever it is read."""
+    return data.dtype.is_index and data.size <= MAX_ELEMENTS
 
 
 def merge_constants(equal: Sequence[tuple[Value, Value]]) -> None:

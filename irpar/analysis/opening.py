@@ -12,6 +12,7 @@ from irpar.ir.instantiate import body_of_call
 from irpar.ops.effects import is_compute, schema_of
 from irpar.sharding import IrparError
 
+from .layers.record import LayerOrder, LayerRecord
 from .origins_of_calls import ConstantPlaces, restore
 
 
@@ -46,21 +47,24 @@ def open_calls(calls: Iterable[Node], opsets: dict[str, int]) -> None:
     Raises:
         InlineError: a call leaves out what the body needs, or an operator means something else in the caller's opset.
     """
-    places = ConstantPlaces()
+    places, layers = ConstantPlaces(), LayerOrder()
     for call in calls:
-        _open(call, opsets, places)
+        _open(call, opsets, places, layers)
     places.put()
+    layers.restore()
 
 
-def _open(call: Node, opsets: dict[str, int], places: ConstantPlaces) -> None:
+def _open(call: Node, opsets: dict[str, int], places: ConstantPlaces, layers: LayerOrder) -> None:
     """Put the body of the called function in the place of a call."""
     graph, function = call.graph, call.callee
     assert graph is not None
     assert function is not None
     body = body_of_call(call, graph.names)
+    nodes, record = tuple(body), LayerRecord.of_call(call)
     for node in body.walk():
         _follow(node, opsets, function)
-        _inherit(node, call)
+        if record is None:
+            _inherit(node, call)
     if function.domain == COMMUNICATION:
         restore(call, body, places)
     for index, value in enumerate(body.inputs):
@@ -70,10 +74,14 @@ def _open(call: Node, opsets: dict[str, int], places: ConstantPlaces) -> None:
     inner = {value for nested in body.graphs() for value in nested.values()} - set(body.inputs)
     for value in inner:
         # A value without a source of its own stands for none in the imported model.
-        if value.source:
+        if value.source and record is None:
             value.source = _joined(call.source, value.source)
-    results = graph.absorb(body, call)
-    _take_over(call, _apart_where_annotated(call, results, inner, opsets), inner)
+    results: Sequence[Value] = graph.absorb(body, call)
+    results = _apart_where_annotated(call, results, inner, opsets)
+    if record is not None:
+        record.give_names(nodes, graph.names)
+        layers.add(record, nodes)
+    _take_over(call, results, inner)
 
 
 def _pass_operand(call: Node, value: Value, operand: Value | None) -> None:

@@ -598,6 +598,10 @@ class Graph:
         except nx.NetworkXUnfeasible:
             cycle = [edge[0].label for edge in nx.find_cycle(graph)]
             raise ValueError(f"cycle of nodes: {' -> '.join([*cycle, cycle[0]])}") from None
+        self.reorder(order)
+
+    def reorder(self, order: Sequence[Node]) -> None:
+        """Put the nodes in that order, which must have each of them once."""
         previous = None
         for node in order:
             node._previous = previous

@@ -139,6 +139,32 @@ def test_scopes_hold_every_parameter_and_every_flop(gpt):
     assert scopes["h.*/mlp/c_fc"].within(2) == "h.*/mlp"
 
 
+def test_layers_are_told_with_what_they_differ_in(gpt):
+    (fact,) = inspect(gpt).layers
+    assert (fact.count, fact.nodes) == (3, 37)
+    assert fact.first == "/h.0/ln_1/LayerNormalization"
+    assert fact.parameters == 12 * 64 * 64 + 13 * 64
+    assert fact.differ == ("16 weights",)
+    assert "from /h.0/ln_1/LayerNormalization" in str(inspect(gpt))
+
+
+def test_numbers_of_layers_that_differ_are_told():
+    layers = "".join(
+        f"""
+        %m{n} = Tanh(%x{n}) : f32[2] from "/l{n}"
+        %b{n} = Mul(%m{n}, %s{n}) : f32[2]
+        %t{n} = Exp(%b{n}) : f32[2]
+        %x{n + 1} = Add(%t{n}, %x{n}) : f32[2]
+        """
+        for n in range(3)
+    )
+    scales = "".join(f"%s{n} = constant : f32[] {0.5 * n} \n" for n in range(3))
+    module = parse_module(f"graph @g(%x0: f32[2]) -> (%x3) opset 21 {{\n{scales}{layers}}}")
+    (fact,) = inspect(module).layers
+    assert (fact.count, fact.parameters, fact.differ) == (3, 0, ("s0 0.0, 0.5, 1.0",))
+    assert as_json(inspect(module))["layers"][0]["count"] == 3
+
+
 def test_scopes_of_open_sizes_have_no_costs(tmp_path):
     save(tmp_path / "llama.onnx", "llama", dynamic=True)
     assert all(fact.flops is None for fact in inspect(irpar.load(tmp_path / "llama.onnx")).scopes)
