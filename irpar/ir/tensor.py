@@ -125,13 +125,18 @@ class ArrayTensor(Tensor):
 
 
 class LazyTensor(Tensor):
-    """A tensor whose raw bytes a function gives, e.g. out of a protobuf that is already in memory."""
+    """A tensor whose raw bytes a function gives, e.g. out of a protobuf that is already in memory.
 
-    __slots__ = ("_load",)
+    Attributes:
+        name: what the file calls it that its raw bytes are in; empty where they are in none.
+    """
 
-    def __init__(self, dtype: DType, shape: Sequence[int], load: Callable[[], Array]) -> None:
+    __slots__ = ("_load", "name")
+
+    def __init__(self, dtype: DType, shape: Sequence[int], load: Callable[[], Array], name: str = "") -> None:
         super().__init__(dtype, shape)
         self._load = load
+        self.name = name
 
     def numpy(self) -> Array:
         array = self._load()

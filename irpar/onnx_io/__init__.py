@@ -1,6 +1,7 @@
 """ONNX to IR and back: models with functions, nested bodies, metadata and lazy weights."""
 
-from .data_file import DataFile
+from irpar.ir.data_file import DataFile
+
 from .errors import OnnxError
 from .external import check_external
 from .load import Source, load, to_module

@@ -8,8 +8,8 @@ from onnx import TensorProto
 
 from irpar.files.atomic import new_pair
 from irpar.ir import DType, ExternalTensor, Module, Tensor, Value
+from irpar.ir.data_file import DataFile
 
-from .data_file import DataFile
 from .errors import OnnxError
 from .proto import to_proto
 from .tensors import write_tensor

@@ -66,7 +66,7 @@ def _raw(proto: TensorProto, dtype: DType, shape: tuple[int, ...]) -> Tensor:
     # The message's size bounds that of its bytes without a copy of them; reading checks the exact number.
     if proto.ByteSize() < needed:
         raise _short(len(proto.raw_data), dtype, shape)
-    return LazyTensor(dtype, shape, partial(_unpack_raw, proto, dtype, shape))
+    return LazyTensor(dtype, shape, partial(_unpack_raw, proto, dtype, shape), proto.name)
 
 
 def _unpack_raw(proto: TensorProto, dtype: DType, shape: tuple[int, ...]) -> Array:

@@ -30,6 +30,11 @@ def whole_digest(path: Path) -> str:
     return f"{WHOLE}:{made.hexdigest()}"
 
 
+def bytes_digest(data: bytes) -> str:
+    """As `whole_digest`, of bytes."""
+    return f"{WHOLE}:{hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()}"
+
+
 def fingerprint(path: Path) -> str:
     """A digest over the size of a file and 66 blocks of 64 KiB, which lie evenly in it; over all of a smaller file.
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from irpar.files.regular_file import open_file, read_text
 from irpar.inputs.values import plain
 from irpar.ir import (
     COMMUNICATION,
-    DEFAULT_NETWORK,
     Conflict,
     Decision,
     ExternalTensor,
@@ -38,83 +37,21 @@ from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_pla
 from irpar.ops.coords import COORDS
 from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
-from irpar.units import count_text
 
 from .entries import known_times
 from .parts import Part
+from .plan_record import FORMAT
+from .plan_record import Plan as Plan
 from .plan_schema import misfit
 from .prediction import predict
 from .training_facts import facts_of
 
-FORMAT = "irpar-plan/1"
 LEAST_NAMED_BYTES = 1024
 """Smaller replicated values are not listed."""
 
 
 class PlanError(IrparError):
     """A plan.json that cannot be read or does not fit its parts."""
-
-
-@dataclass
-class Plan:
-    """The contents of plan.json, field by field as in docs/plan.md."""
-
-    source: dict[str, Any]
-    pipeline: str
-    mesh: dict[str, Any]
-    ranks: list[dict[str, Any]]
-    parts: list[dict[str, Any]]
-    inputs: list[dict[str, Any]]
-    outputs: list[dict[str, Any]]
-    collectives: list[dict[str, Any]]
-    replicated: list[dict[str, Any]]
-    totals: dict[str, Any]
-    original: dict[str, Any]
-    values: list[dict[str, Any]] = field(default_factory=list)
-    network: str = DEFAULT_NETWORK
-    predicted: dict[str, Any] | None = None
-    not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
-    state: list[dict[str, Any]] = field(default_factory=list)
-    copies: list[dict[str, Any]] = field(default_factory=list)
-    training: dict[str, Any] | None = None
-    functions: list[dict[str, Any]] = field(default_factory=list)
-    id: str | None = None
-    format: str = FORMAT
-
-    def __repr__(self) -> str:
-        mesh, totals = self.mesh_of_ranks, self.totals
-        return (
-            f"<plan over {mesh}: {count_text(mesh.size, 'rank')}, {count_text(len(self.parts), 'part')}, "
-            f"{count_text(totals['collectives'], 'collective')} that send {totals['sent_bytes']:,} bytes a device>"
-        )
-
-    def _repr_html_(self) -> str:
-        from irpar.tables.html import report_html
-
-        from .tables import print_plan
-
-        return report_html(lambda page: print_plan(page, self))
-
-    def to_json(self) -> str:
-        """The text of plan.json: one line for each entry of a list."""
-        fields = vars(self)
-        first = ("format", "id")
-        order = [*first, *(name for name in fields if name not in first)]
-        lines = []
-        for name in order:
-            value = fields[name]
-            if isinstance(value, list) and value:
-                rows = ",\n    ".join(json.dumps(row) for row in value)
-                lines.append(f"  {json.dumps(name)}: [\n    {rows}\n  ]")
-            else:
-                lines.append(f"  {json.dumps(name)}: {json.dumps(value)}")
-        return "{\n" + ",\n".join(lines) + "\n}\n"
-
-    @property
-    def mesh_of_ranks(self) -> Mesh:
-        """The mesh that the ranks form."""
-        devices = self.mesh.get("devices")
-        return Mesh(self.mesh["axes"], tuple(devices) if devices else None)
 
 
 def source_of(module: Module) -> dict[str, Any]:

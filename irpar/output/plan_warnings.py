@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from irpar.analysis.cost.network_lookup import network_of
 from irpar.sharding import Region, Sharding, local_region
 from irpar.units import bytes_text, count_text, seconds_text, sharding_text
+
+from .plan_record import BYTES_ALONE
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -24,6 +25,10 @@ def _slower(plan: "Plan") -> Iterator[str]:
 
 
 def _too_large(plan: "Plan") -> Iterator[str]:
+    if plan.network == BYTES_ALONE:
+        return
+    from irpar.analysis.cost.network_lookup import network_of
+
     device = network_of(plan.network).device
     if device is None or device.memory is None:
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from irpar.errors import IrparError
 from irpar.ir import DType, ExternalTensor, Tensor
-from irpar.onnx_io.copying import Progress, write_tensor
+from irpar.ir.copying import Progress, write_tensor
 
 _NAMES = {
     DType.F64: "F64",

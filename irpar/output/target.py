@@ -6,14 +6,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from irpar.files.atomic import is_leftover, left_aside, notes_on_aside
 from irpar.files.regular_file import read_text
-from irpar.ir import ExternalTensor, Module
 from irpar.sharding import IrparError, listed, option, spelled
 from irpar.system_errors import remedy
 
-from .plan import FORMAT
+from .plan_record import FORMAT
+
+if TYPE_CHECKING:
+    from irpar.ir import Module
 
 MODEL_FILE, WEIGHTS_FILE, PLAN_FILE = "model.onnx", "weights.bin", "plan.json"
 STATE_FILE = "state.safetensors"
@@ -102,8 +105,10 @@ def _refuse_left_aside(folder: Path) -> None:
         )
 
 
-def source_files(module: Module) -> list[Path]:
+def source_files(module: "Module") -> list[Path]:
     """The files that a module was read from: the model and its external data."""
+    from irpar.ir import ExternalTensor
+
     found = dict.fromkeys([] if module.source is None else [module.source])
     for graph in module.all_graphs():
         held = [value.data for value in graph.constants] + [state.data for state in graph.states.values()]

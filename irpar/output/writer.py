@@ -1,42 +1,31 @@
 """Writing a partition: out/plan.json, and for each part its model and its slices of the weights."""
 
-import errno
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
 import onnx
 
-from irpar.files.atomic import new_folder
 from irpar.ir import DType, Graph, Module, Tensor, Value
-from irpar.onnx_io.data_file import DataFile
+from irpar.ir.data_file import DataFile
 from irpar.onnx_io.proto import replace_metadata, set_metadata, to_proto
 from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized
 from irpar.onnx_io.tensors import write_tensor
-from irpar.sharding import option
 
 from .fingerprint import fingerprint, whole_digest
+from .fresh import Progress, WriteReport, check_room, fresh_partition, write_data_files
 from .parts import Part
-from .plan import Plan
+from .plan_record import Plan
 from .safetensors import write_safetensors
-from .target import MODEL_FILE, PLAN_FILE, STATE_FILE, WEIGHTS_FILE, OutputError, check_target, source_files, told
+from .target import MODEL_FILE, PLAN_FILE, STATE_FILE, WEIGHTS_FILE, source_files
 
 Weights = Literal["copy", "none"]
-PARTS_AT_ONCE = min(2, os.cpu_count() or 1)
 PART, PARTITION = "irpar.part", "irpar.partition"
 """Metadata of a part's model: its number, and the id of the plan that it belongs to."""
 _ID_BYTES = 16
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes written so far, bytes in all)."""
 
 
 def write_partition(
@@ -72,14 +61,13 @@ def write_partition(
         OutputError: the target exists (and is not to be replaced), there is not enough room, or the system refuses.
     """
     sources = source_files(module)
-    check_target(folder, force, sources)
-    with told(folder), _told_when_full(folder), new_folder(folder) as fresh:
+    with fresh_partition(folder, force, sources) as fresh:
         layouts = [_Layout(part) for part in parts]
         state = first_tensors(module.graph)
         state_bytes = sum(tensor.nbytes for tensor in state.values())
         total = sum(layout.file.size for layout in layouts) + state_bytes if weights == "copy" else 0
-        _check_room(fresh, total)
-        report = _Report(progress, total)
+        check_room(fresh, total)
+        report = WriteReport(progress, total)
         programs = hashlib.blake2b(digest_size=_ID_BYTES)
         for layout in layouts:
             target = fresh / f"part{layout.part.index}"
@@ -100,9 +88,12 @@ def write_partition(
         (fresh / PLAN_FILE).write_text(written.to_json(), encoding="utf-8")
         if beside is not None:
             beside(fresh)
-        # Others may have written to the target in the meantime.
-        check_target(folder, force, sources)
     return written
+
+
+def weights_file(part: Part) -> DataFile:
+    """What lies where in the weights.bin of a part."""
+    return _Layout(part).file
 
 
 def first_tensors(graph: Graph) -> dict[str, Tensor]:
@@ -124,66 +115,13 @@ def _append_id(path: Path, plan: Plan) -> None:
         file.write(entry.SerializeToString())
 
 
-@contextmanager
-def _told_when_full(folder: Path) -> Iterator[None]:
-    """Tell that the disk ran full, as the check for room does."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OutputError(
-            f"the disk ran full: {error.strerror}; nothing was written", where=str(folder.parent), do=_more_room()
-        ) from error
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OutputError(
-            f"the weights need {needed:,} bytes, the disk has {free:,} free",
-            where=str(folder.parent),
-            do=_more_room(),
-        )
-
-
-class _Report:
-    """Adds up written bytes for the progress display; called from the threads that write."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress = progress
-        self.total = total
-        self.done = 0
-        self.is_stopped = False
-        self.lock = Lock()
-
-    def __call__(self, count: int) -> None:
-        with self.lock:
-            if self.is_stopped:
-                raise OutputError("stopped")
-            self.done += count
-            if self.progress is not None:
-                self.progress(self.done, self.total)
-
-
-def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: _Report) -> list[Any]:
-    """Write the weights of some parts at a time, each through buffers of its own; the kernel does the copying.
-
-    Returns:
-        What plan.json says of each file.
-    """
-    pool = ThreadPoolExecutor(PARTS_AT_ONCE, "irpar-write")
-    try:
-        jobs = [
-            pool.submit(layout.write, folder / f"part{layout.part.index}" / WEIGHTS_FILE, report) for layout in layouts
-        ]
-        return [job.result() for job in jobs]
-    except BaseException:
-        report.is_stopped = True  # Nobody waits for the rest of a large file.
-        raise
-    finally:
-        # After a failure, what has not begun is not worth beginning.
-        pool.shutdown(cancel_futures=True)
+def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: WriteReport) -> list[Any]:
+    """Write the weights of all parts; returns what plan.json says of each file."""
+    paths = [folder / f"part{layout.part.index}" / WEIGHTS_FILE for layout in layouts]
+    write_data_files(zip(paths, (layout.file for layout in layouts), strict=True), report)
+    return [
+        {"size": layout.file.size, "digest": fingerprint(path)} for layout, path in zip(layouts, paths, strict=True)
+    ]
 
 
 class _Layout:
@@ -197,11 +135,6 @@ class _Layout:
             tensor = part.tensor(value)
             if tensor.dtype is not DType.STR and tensor.nbytes > EXTERNAL_BYTES:
                 self.places[value] = self.file.place(tensor)
-
-    def write(self, path: Path, report: _Report) -> dict[str, Any]:
-        """Write weights.bin; returns what plan.json says of it."""
-        self.file.write(path, report)
-        return {"size": self.file.size, "digest": fingerprint(path)}
 
     def proto(self, value: Value) -> onnx.TensorProto:
         """How model.onnx refers to a constant."""
@@ -223,7 +156,3 @@ def _write_model(path: Path, module: Module, layout: _Layout) -> bytes:
     data = serialized(model)
     path.write_bytes(data)
     return hashlib.blake2b(data).digest()
-
-
-def _more_room() -> str:
-    return f"free some room, give another folder, or write {option('weights', 'none')}"

@@ -8,7 +8,7 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.output import writer
+from irpar.output import fresh, writer
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_a_failure_leaves_nothing_half_written(
 def test_too_little_room_is_said_before_anything_is_written(
     made: irpar.Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = writer.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: type(usage)(usage.total, usage.used, 1000))
+    usage = fresh.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(fresh.shutil, "disk_usage", lambda _: type(usage)(usage.total, usage.used, 1000))
     with pytest.raises(irpar.IrparError, match="the disk has 1,000 free"):
         made.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()

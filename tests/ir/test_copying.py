@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.ir import ArrayTensor, DType, ExternalTensor, TensorError, joined_tensor, range_along
-from irpar.onnx_io import copying
+from irpar.ir import ArrayTensor, DType, ExternalTensor, TensorError, copying, joined_tensor, range_along
 from tests.budget import budget
 
 SHAPES = [(7,), (40, 33), (5, 6, 7), (60, 411), (3, 2, 5, 4), (9, 3, 200, 3), (4, 1, 6), ()]

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from irpar.ir import ExternalTensor, JoinedTensor, Tensor, TensorError, range_along
+from .tensor import ExternalTensor, JoinedTensor, Tensor, TensorError, range_along
 
 BUFFER_BYTES = 1 << 20
 """Small enough to stay in a core's cache between reading and writing."""

@@ -1,10 +1,10 @@
 """The layout of a data file: tensors at aligned offsets, each stored once."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from irpar.ir import Tensor, place_of
-
 from .copying import Progress, write_tensor
+from .tensor import Tensor, place_of
 
 _LARGE_BYTES = 64 * 1024
 _LARGE_ALIGNMENT = 4096
@@ -35,6 +35,19 @@ class DataFile:
         self._places[key] = (offset, tensor)
         self.size = offset + tensor.nbytes
         return offset
+
+    @classmethod
+    def of(cls, size: int, placed: Iterable[tuple[int, Tensor]]) -> "DataFile":
+        """A file of known layout: its size, and tensors with their offsets."""
+        made = cls()
+        made.size = size
+        made._places = {offset: (offset, tensor) for offset, tensor in placed}
+        return made
+
+    @property
+    def placed(self) -> list[tuple[int, Tensor]]:
+        """The tensors with their offsets."""
+        return list(self._places.values())
 
     def write(self, path: Path, progress: Progress = lambda _: None) -> None:
         """Write all placed tensors, copied range by range; holes in their files stay holes.
