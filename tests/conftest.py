@@ -24,6 +24,9 @@ os.environ.pop("COLUMNS", None)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Nothing is read from the cache of whoever runs the tests, and nothing is kept there.
+os.environ["IRPAR_CACHE_LIMIT"] = "0"
+
 for name in ("tests.passes.golden", "tests.conformance"):
     pytest.register_assert_rewrite(name)
 

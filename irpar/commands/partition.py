@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -34,14 +34,16 @@ from .options import (
 from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
-    from irpar.api import Partition
+    from irpar.annotations.onnx_annotations import DecidedShardings
+    from irpar.cache.partitions import PartitionCache
     from irpar.ir import Module
-    from irpar.output.plan import Plan
-    from irpar.pass_manager import PipelineResult
+    from irpar.output.plan_record import Plan
+    from irpar.pass_manager import PassManager, PipelineResult
 
 Output = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.", show_default=False)]
 Weights = Annotated[str, typer.Option("--weights", metavar="WHICH", help="copy, or none: plan and programs only.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it holds a partition and nothing else.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Plan anew, and keep nothing for the next time.")]
 Collectives = Annotated[
     str, typer.Option("--collectives", metavar="DOMAIN", help="Whose collectives are written: irpar.")
 ]
@@ -98,12 +100,19 @@ def partition_command(
     verify_each: VerifyEach = False,
     timing: Timing = False,
     statistics: Statistics = False,
+    no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
     """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
-    asked = Asked.of(locals())
+    given = locals()
+    asked = Asked.of(given)
     sources = checked_sources(asked, model, shardings)
-    made = write_partition(asked, sources, lambda: _annotated_model(model, bind, set_, configuration, mesh, shardings))
+    made = write_partition(
+        asked,
+        sources,
+        lambda: _annotated_model(model, bind, set_, configuration, mesh, shardings),
+        cache=cache_of("partition", asked, given),
+    )
     report(asked, made)
 
 
@@ -127,6 +136,7 @@ class Asked:
     verify_each: bool
     timing: bool
     statistics: bool
+    no_cache: bool
     as_json: bool
 
     @classmethod
@@ -142,76 +152,175 @@ class Made:
     """A partition that was written.
 
     Attributes:
-        partition: it.
+        plan: its plan.
+        passes: what the passes did, as plain data.
         annotated: how many annotations the model had.
+        notes: lines about what it was made of.
         told: what the annotated model says.
     """
 
-    partition: "Partition"
+    plan: "Plan"
+    passes: Sequence[Mapping[str, Any]]
     annotated: int
-    told: Sequence[str]
+    notes: Sequence[str] = ()
+    told: Sequence[str] = ()
+
+
+class Read(NamedTuple):
+    """A model that was read.
+
+    Attributes:
+        module: it, on its mesh.
+        annotated: how many annotations it has.
+        files: the files that it was read from, external data included.
+        notes: lines about what was made of it.
+    """
+
+    module: "Module"
+    annotated: int
+    files: Sequence[Path]
+    notes: Sequence[str] = ()
 
 
 def write_partition(
     asked: Asked,
     sources: list[Path],
-    read: "Callable[[], tuple[Module, int]]",
+    read: Callable[[], Read],
     evaluation: "Callable[[Plan], Module] | None" = None,
+    cache: "PartitionCache | None" = None,
 ) -> Made:
-    """Shard a model and write its programs.
+    """Shard a model and write its programs, or write those in the cache.
 
     Args:
         asked: the options.
         sources: the files that are read, from `checked_sources`.
-        read: gives the module, on its mesh, and how many annotations it has.
+        read: gives the model.
         evaluation: gives the evaluation program of a training step, for its plan.
+        cache: where the partition is kept, from `cache_of`.
 
     Raises:
         IrparError: the model, an annotation or the target does not fit.
     """
+    with ProgressReport(is_shown=not asked.as_json) as progress:
+        found = None
+        if cache is not None:
+            found = cache.restore(asked.out, force=asked.force, sources=sources, progress=progress.bytes)
+        if found is not None:
+            return Made(found.plan, **found.report)
+        from irpar.ir.collector import collector_off
+
+        with collector_off():
+            return _write_new(asked, sources, read, evaluation, cache, progress)
+
+
+def _write_new(
+    asked: Asked,
+    sources: list[Path],
+    read: Callable[[], Read],
+    evaluation: "Callable[[Plan], Module] | None",
+    cache: "PartitionCache | None",
+    progress: ProgressReport,
+) -> Made:
+    """Shard a model, write its programs and keep them."""
     from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
-    from irpar.ir.collector import collector_off
-    from irpar.pass_manager import Instrumentation, PassManager
-    from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
+    from irpar.output.target import EVALUATION
 
     from .annotated import check_annotate, write_annotated
 
     kept: Any = asked.weights
-    with collector_off(), ProgressReport(is_shown=not asked.as_json) as progress:
-        decided = DecidedShardings()
-        watch = Instrumentation(
-            print_ir_before=asked.print_ir_before,
-            print_ir_after=asked.print_ir_after,
-            print_ir_after_all=asked.print_ir_after_all,
-            print_ir_after_change=asked.print_ir_after_change,
-            dump_ir=asked.dump_ir,
-            verify_each=asked.verify_each,
-            progress=progress.passes,
-            observe=None if asked.annotate is None else decided.observe,
-        )
-        manager = PassManager.parse(DEFAULT_PIPELINE if asked.pipeline is None else asked.pipeline, watch)
-        if asked.annotate is not None:
-            check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
-        module, annotated = read()
-        made = partition(
-            module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb
-        )
-        beside = None if evaluation is None else partition(evaluation(made.plan), network=asked.network)
-        made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside)
-        told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
-    return Made(made, annotated, told)
+    decided = DecidedShardings()
+    manager = _manager(asked, progress, None if asked.annotate is None else decided)
+    if asked.annotate is not None:
+        check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
+    module, annotated, files, notes = read()
+    made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)
+    beside = None if evaluation is None else partition(evaluation(made.plan), network=asked.network)
+    made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside)
+    told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
+    assert made.passes is not None
+    if not asked.as_json:
+        print_tables(made.passes, asked.timing, asked.statistics)
+    passes = passes_json(made.passes)
+    if cache is not None:
+        from irpar.cache.partitions import Written
+
+        written = [Written("", made, asked.weights == "copy")]
+        if beside is not None:
+            written.append(Written(EVALUATION, beside, True))
+        cache.store(asked.out, written, {"passes": passes, "annotated": annotated, "notes": list(notes)}, files)
+    return Made(made.plan, passes, annotated, notes, told)
 
 
-def report(asked: Asked, made: Made, notes: Sequence[str] = (), by: str = "--shardings FILE") -> None:
-    """Say what was written, after some lines of what it was made of; `by`: how tensors can be annotated."""
-    plan, passes = made.partition.plan, made.partition.passes
-    assert passes is not None
+def _manager(asked: Asked, progress: ProgressReport, decided: "DecidedShardings | None") -> "PassManager":
+    """The pipeline that is asked for, watched as that is."""
+    from irpar.pass_manager import Instrumentation, PassManager
+    from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
+
+    watch = Instrumentation(
+        print_ir_before=asked.print_ir_before,
+        print_ir_after=asked.print_ir_after,
+        print_ir_after_all=asked.print_ir_after_all,
+        print_ir_after_change=asked.print_ir_after_change,
+        dump_ir=asked.dump_ir,
+        verify_each=asked.verify_each,
+        progress=progress.passes,
+        observe=None if decided is None else decided.observe,
+    )
+    return PassManager.parse(DEFAULT_PIPELINE if asked.pipeline is None else asked.pipeline, watch)
+
+
+_NOT_IN_KEY = ("out", "force", "no_cache", "as_json")
+"""Options on which what is written does not depend."""
+_WATCHED = (
+    "annotate",
+    "dump_ir",
+    "print_ir_before",
+    "print_ir_after",
+    "print_ir_after_all",
+    "print_ir_after_change",
+    "verify_each",
+    "timing",
+    "statistics",
+)
+"""Options that ask for more than what is kept: nothing is taken from the cache."""
+
+
+def cache_of(command: str, asked: Asked, given: Mapping[str, Any]) -> "PartitionCache | None":
+    """Where the partition that a command makes is kept; None where it is to be made in any case.
+
+    Args:
+        command: the name of the command.
+        asked: its options that all commands have which write a partition.
+        given: all of its options, by the names of its arguments.
+
+    Raises:
+        IrparError: the environment variable for the size of the cache cannot be read.
+    """
+    if asked.no_cache or any(getattr(asked, name) for name in _WATCHED):
+        return None
+    from irpar.cache.partitions import PartitionCache
+
+    options = {name: value for name, value in given.items() if name not in (*_NOT_IN_KEY, *_WATCHED)}
+    values = [text.partition("=")[2] for text in given["set_"] or ()]
+    named = [given["shardings"], given["network"], *values]
+    return PartitionCache.of(command, options, given["model"], [Path(name) for name in named if _is_file(name)])
+
+
+def _is_file(name: str | Path | None) -> bool:
+    """Whether an option names a file."""
+    try:
+        return bool(name) and Path(name or "").is_file()
+    except (OSError, ValueError):  # A name that no file can have.
+        return False
+
+
+def report(asked: Asked, made: Made, by: str = "--shardings FILE") -> None:
+    """Say what was written; `by`: how tensors can be annotated."""
     if asked.as_json:
-        _print_json(plan, asked.out, passes, made.annotated)
-        return
-    print_tables(passes, asked.timing, asked.statistics)
-    _print(plan, asked.out, passes, made, notes, by)
+        _print_json(made, asked.out)
+    else:
+        _print(made, asked.out, by)
 
 
 def checked_sources(asked: Asked, model: Path, shardings: Path | None) -> list[Path]:
@@ -240,14 +349,17 @@ def _annotated_model(
     configuration: str,
     mesh: str | None,
     shardings: Path | None,
-) -> "tuple[Module, int]":
+) -> Read:
     """The model, and how many annotations it has from its own file and from --shardings."""
+    from irpar.output.target import source_files
+
     from .loading import annotate_by, load_model, shardings_of
 
     file, agreed = shardings_of(mesh, shardings)
     module = load_model(model, bind, set_=set_, configuration=configuration, mesh=agreed)
     refuse_parts(module, model)
-    return module, len(module.annotated) + annotate_by(module, file, agreed)
+    annotated = len(module.annotated) + annotate_by(module, file, agreed)
+    return Read(module, annotated, source_files(module))
 
 
 def refuse_parts(module: "Module", path: Path) -> None:
@@ -267,22 +379,23 @@ def refuse_parts(module: "Module", path: Path) -> None:
         )
 
 
-def _print_json(plan: "Plan", out: Path, passes: "PipelineResult", annotated: int) -> None:
-    entries = asdict(plan)
+def _print_json(made: Made, out: Path) -> None:
+    entries = asdict(made.plan)
     del entries["values"]
-    print_json({"out": str(out), "annotations": annotated, "passes": passes_json(passes), **entries})
+    print_json({"out": str(out), "annotations": made.annotated, "passes": made.passes, **entries})
 
 
-def _print(plan: "Plan", out: Path, passes: "PipelineResult", made: Made, notes: Sequence[str], by: str) -> None:
+def _print(made: Made, out: Path, by: str) -> None:
     from irpar.output.tables import print_summary
 
-    console = output()
-    for note in notes:
+    plan, console = made.plan, output()
+    for note in made.notes:
         console.print(note, highlight=False, soft_wrap=True)
     print_summary(console, plan, f"irpar explain {shlex.quote(str(out))}")
     console.print()
-    for note in passes.notes:
-        console.print(note)
+    for record in made.passes:
+        for note in record["notes"]:
+            console.print(f"{record['name']}: {note}")
     if not made.annotated and plan.mesh_of_ranks.size > 1:
         console.print(f"no tensor was annotated ({by}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))

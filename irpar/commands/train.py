@@ -35,7 +35,10 @@ from .partition import (
     Configuration,
     Force,
     MostMoved,
+    NoCache,
+    Read,
     Weights,
+    cache_of,
     checked_sources,
     refuse_parts,
     report,
@@ -126,6 +129,7 @@ def train_command(
     verify_each: VerifyEach = False,
     timing: Timing = False,
     statistics: Statistics = False,
+    no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
     """Make a training step of a model, shard it over a mesh and write a program for each device.
@@ -146,8 +150,14 @@ def train_command(
         _write_model(step_of, asked, agreed)
         return
     sources = checked_sources(asked, model, shardings)
-    made = write_partition(asked, sources, lambda: step_of.annotated(file, agreed), step_of.evaluation)
-    report(asked, made, step_of.notes, "--shardings FILE, or --dataset-sharding data_parallel")
+    made = write_partition(
+        asked,
+        sources,
+        lambda: step_of.annotated(file, agreed),
+        step_of.evaluation,
+        cache_of("train", asked, given),
+    )
+    report(asked, made, "--shardings FILE, or --dataset-sharding data_parallel")
 
 
 class _Maker:
@@ -198,15 +208,18 @@ class _Maker:
         assert self._module is not None
         return make_evaluation(self._module, self.settings, plan)
 
-    def annotated(self, file: "ShardingsFile", mesh: "Mesh | None") -> "tuple[Module, int]":
+    def annotated(self, file: "ShardingsFile", mesh: "Mesh | None") -> Read:
         """The step on its mesh, annotated; and how many annotations there are."""
+        from irpar.output.target import source_files
         from irpar.sharding import Mesh
 
         mesh = mesh or Mesh({ONE: 1})
         of_model, of_step = _apart(file)
         module, count = self.plain(mesh, of_model)
         of_step.annotate(module)
-        return module, count + file.entries + _shard_samples(module, self.dataset_sharding)
+        assert self._module is not None
+        count += file.entries + _shard_samples(module, self.dataset_sharding)
+        return Read(module, count, source_files(self._module), self.notes)
 
 
 def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
