@@ -9,10 +9,10 @@ from typing import Any
 from irpar.analysis.completion.placement import why_whole
 from irpar.analysis.cost.node import node_bytes, node_flops
 from irpar.analysis.engines import unknown_notes
-from irpar.analysis.memory.liveness import peak
+from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.analysis.types.node_checks import MalformedNodeError
 from irpar.analysis.types.symbols import free_symbols, unnamed_dims
-from irpar.ir import Module, Node, Value, clone_module, tensor_type
+from irpar.ir import Module, Node, State, Value, clone_module, tensor_type
 from irpar.ir.annotate import named_values
 from irpar.ops import definition, factor_rule, has_open_bodies
 from irpar.ops.effects import is_compute
@@ -39,6 +39,28 @@ class NamedTensor(TensorFact):
     """A tensor that a --shardings file may name; `uses` says what a constant is for."""
 
     uses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StateFact:
+    """An input that is state.
+
+    Attributes:
+        name: of the input.
+        kind: parameter, moment, cache ...
+        replaced_by: the output that replaces it after a run; None: it stays as it is.
+        dtype, shape: its type; dims that are not known are texts; None where even that is not known.
+        memory: where it is kept: device, host or disk.
+        bytes: of the full tensor; None where sizes are not known.
+    """
+
+    name: str
+    kind: str
+    replaced_by: str | None
+    dtype: str | None
+    shape: tuple[int | str, ...] | None
+    memory: str
+    bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,7 @@ class Inspection:
     """Facts about a model.
 
     Attributes:
+        states: inputs whose values outlive a run.
         symbols: symbolic dims of the inputs that are not bound, each with the inputs that have it.
         nodes_in_file: nodes as exported; `operators` has those that the normalising passes leave.
         normalised: False where the model could not be brought into that form; `notes` says why.
@@ -132,6 +155,7 @@ class Inspection:
     symbols: dict[str, list[str]]
     inputs: tuple[TensorFact, ...]
     outputs: tuple[TensorFact, ...]
+    states: tuple[StateFact, ...]
     parameters: tuple[ParameterGroup, ...]
     operators: tuple[OpFact, ...]
     scopes: tuple[ScopeFact, ...]
@@ -193,6 +217,7 @@ def inspect(module: Module) -> Inspection:
         symbols=symbols,
         inputs=tuple(TensorFact(value.source_name, str(value.type)) for value in module.graph.inputs),
         outputs=_outputs(counted),
+        states=_states(module),
         parameters=parameters,
         operators=_operators(nodes, is_static),
         scopes=_scopes(parameters, nodes, is_static),
@@ -253,6 +278,27 @@ def _outputs(module: Module) -> tuple[TensorFact, ...]:
     graph = module.graph
     return tuple(
         TensorFact(name, str(value.type)) for name, value in zip(graph.output_names, graph.outputs, strict=True)
+    )
+
+
+def _states(module: Module) -> tuple[StateFact, ...]:
+    graph = module.graph
+    return tuple(_state(value, state, graph.output_names) for value, state in graph.states.items())
+
+
+def _state(value: Value, state: State, outputs: Sequence[str]) -> StateFact:
+    known = tensor_type(value.type)
+    shape = None
+    if known is not None and known.shape is not None:
+        shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in known.shape)
+    return StateFact(
+        name=value.source_name,
+        kind=state.kind,
+        replaced_by=None if state.output is None else outputs[state.output],
+        dtype=None if known is None else known.dtype.text,
+        shape=shape,
+        memory=value.memory,
+        bytes=value_bytes(value) if known is not None and known.is_static else None,
     )
 
 

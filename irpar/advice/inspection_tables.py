@@ -17,6 +17,7 @@ def print_inspection(console: "Console", found: "Inspection", rows: int | None) 
     """Sizes, parameters, places and operators; tables have at most `rows` lines."""
     console.print(Text(found.model, style="bold"), soft_wrap=True)
     _print_facts(console, found)
+    _print_states(console, found, rows)
     _print_parameters(console, found, rows)
     _print_layers(console, found, rows)
     _print_scopes(console, found, rows)
@@ -49,6 +50,24 @@ def _print_facts(console: "Console", found: "Inspection") -> None:
             f"activations {bytes_text(memory.activations)}{where}"
         )
     console.print(facts(rows))
+
+
+def _print_states(console: "Console", found: "Inspection", rows: int | None) -> None:
+    """What stays on the ranks from run to run."""
+    if not found.states:
+        return
+    made = table("state", "kind", "replaced by", "dtype", "shape", "memory", "bytes", right=("bytes",))
+    for fact in found.states[:rows]:
+        made.add_row(
+            shortened(fact.name),
+            fact.kind,
+            "" if fact.replaced_by is None else shortened(fact.replaced_by),
+            fact.dtype or "?",
+            "?" if fact.shape is None else f"[{', '.join(map(str, fact.shape))}]",
+            fact.memory,
+            "?" if fact.bytes is None else bytes_text(fact.bytes),
+        )
+    print_rows(console, made, len(found.states), rows)
 
 
 def _print_parameters(console: "Console", found: "Inspection", rows: int | None) -> None:

@@ -168,3 +168,32 @@ def test_numbers_of_layers_that_differ_are_told():
 def test_scopes_of_open_sizes_have_no_costs(tmp_path):
     save(tmp_path / "llama.onnx", "llama", dynamic=True)
     assert all(fact.flops is None for fact in inspect(irpar.load(tmp_path / "llama.onnx")).scopes)
+
+
+def test_states(tmp_path):
+    module = parse_module("""
+graph @step(%x: f32[batch, 6], state statistic %mean: f32[6], state cache %seen: f32[batch, 6], state counter %n: i64[] in host) -> (%y, %mean_1 replaces %mean) opset 21 {
+  %mean_1 = Add(%mean, %mean) : f32[6]
+  %first = Add(%x, %seen) : f32[batch, 6]
+  %y = Sub(%first, %mean_1) : f32[batch, 6]
+}
+""")
+    found = inspect(module)
+    assert [
+        (fact.name, fact.kind, fact.replaced_by, fact.dtype, fact.shape, fact.memory, fact.bytes)
+        for fact in found.states
+    ] == [
+        ("mean", "statistic", "mean_1", "f32", (6,), "device", 24),
+        ("seen", "cache", None, "f32", ("batch", 6), "device", None),
+        ("n", "counter", None, "i64", (), "host", 8),
+    ]
+    assert as_json(found)["states"][0]["bytes"] == 24
+    lines = [line.split() for line in str(found).splitlines()]
+    assert ["state", "kind", "replaced", "by", "dtype", "shape", "memory", "bytes"] in lines
+    assert ["mean", "statistic", "mean_1", "f32", "[6]", "device", "24", "B"] in lines
+    assert ["seen", "cache", "f32", "[batch,", "6]", "device", "?"] in lines
+
+
+def test_a_model_without_states_has_no_table_of_them(gpt):
+    assert inspect(gpt).states == ()
+    assert "replaced by" not in str(inspect(gpt))
