@@ -78,6 +78,7 @@ $(READY): pyproject.toml $(LOCK)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --require-hashes --requirement $(LOCK)
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m compileall -q irpar passes kernels models  # An editable install leaves that to the first command.
 	touch $@
 
 clean:

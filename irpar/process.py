@@ -51,17 +51,20 @@ class Signals:
 
     Attributes:
         code: the exit code, once a signal came; else 0.
+        ends: whether a command is all that this process does.
     """
 
     def __init__(self) -> None:
         self.code = 0
+        self.ends = False
 
     def leave_at_once(self) -> None:
         """From here on a signal ends the process where it is: nothing was begun, and imports may not be interrupted."""
         self._install(_leave)
 
     def clean_up(self) -> None:
-        """From here on a signal raises `Stopped`."""
+        """From here on a signal raises `Stopped`: a command runs, after which the process ends."""
+        self.ends = True
         self._install(self._stop)
 
     @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from irpar.process import SIGNALS
 from irpar.sharding import IrparError
 from irpar.tables.display import messages, output, print_json
 
@@ -207,9 +208,9 @@ def write_partition(
             found = cache.restore(asked.out, force=asked.force, sources=sources, progress=progress.bytes)
         if found is not None:
             return Made(found.plan, **found.report)
-        from irpar.ir.collector import collector_off
+        from irpar.ir.collector import collector_off, collector_off_for_good
 
-        with collector_off():
+        with collector_off_for_good() if SIGNALS.ends else collector_off():
             return _write_new(asked, sources, read, evaluation, cache, progress)
 
 

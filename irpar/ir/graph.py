@@ -39,10 +39,12 @@ class Node:
     """
 
     __slots__ = (
+        "_inputs",
         "_next",
         "_operands",
         "_order",
         "_previous",
+        "_read",
         "attributes",
         "callee",
         "doc",
@@ -92,6 +94,8 @@ class Node:
         self._next: Node | None = None
         self._order = 0
         self._operands = list(operands)
+        self._read: tuple[Value | None, ...] | None = None
+        self._inputs: tuple[Value, ...] | None = None
         for index, operand in enumerate(operands):
             if operand is not None:
                 operand._uses[self, index] = None
@@ -109,7 +113,9 @@ class Node:
     @property
     def operands(self) -> tuple[Value | None, ...]:
         """What the node reads; None for an optional operand that is left out."""
-        return tuple(self._operands)
+        if self._read is None:  # Kept until an operand is set: passes ask far more often than they set.
+            self._read = tuple(self._operands)
+        return self._read
 
     def operand(self, index: int) -> Value | None:
         """One of these: O(1)."""
@@ -118,7 +124,9 @@ class Node:
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The operands that are there."""
-        return tuple([operand for operand in self._operands if operand is not None])
+        if self._inputs is None:
+            self._inputs = tuple([operand for operand in self._operands if operand is not None])
+        return self._inputs
 
     @property
     def result(self) -> Value:
@@ -173,6 +181,7 @@ class Node:
         if old is not None:
             del old._uses[self, index]
         self._operands[index] = value
+        self._read = self._inputs = None
         if value is not None:
             value._uses[self, index] = None
 
@@ -182,6 +191,7 @@ class Node:
             if old is not None:
                 del old._uses[self, index]
         self._operands = list(values)
+        self._read = self._inputs = None
         for index, value in enumerate(values):
             if value is not None:
                 value._uses[self, index] = None
@@ -622,6 +632,8 @@ class Graph:
 def captured_or_read(node: Node) -> Iterator[Value]:
     """The values that a node reads, those that its nested graphs read from outside them included."""
     yield from node.inputs
+    if not node.attributes:
+        return
     for nested in node.nested_graphs():
         graphs = list(nested.graphs())
         inside = set(graphs)

@@ -88,6 +88,8 @@ class Value:
     @property
     def users(self) -> tuple["Node", ...]:
         """The nodes that read this value, each once, in order of first use."""
+        if len(self._uses) == 1:
+            return (next(iter(self._uses))[0],)
         return tuple(dict.fromkeys(node for node, _ in self._uses))
 
     @property

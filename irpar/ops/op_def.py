@@ -142,15 +142,28 @@ def _load() -> None:
         entry.load()
 
 
+def _loaded(key: tuple[str, str]) -> OpDef | None:
+    """The first look-up loads all families; those that follow, a hundred for each node, are the table's own."""
+    global _look_up
+    _load()
+    _look_up = DEFINITIONS.get
+    return DEFINITIONS.get(key)
+
+
+_look_up: Callable[[tuple[str, str]], OpDef | None] = _loaded
+
+
 def definition(node: Node) -> OpDef | None:
     """The definition of a node's operator, or None."""
-    _load()
-    return None if node.callee is not None else DEFINITIONS.get((node.domain, node.op_type))
+    return None if node.callee is not None else _look_up((node.domain, node.op_type))
 
 
 def traits(node: Node) -> OpDef:
     """The definition of a node's operator; of calls and operators that irpar does not know one without any trait."""
-    return definition(node) or (_NEWER if node.domain == DOMAIN and not node.is_return else _UNKNOWN)
+    found = None if node.callee is not None else _look_up((node.domain, node.op_type))
+    if found is not None:
+        return found
+    return _NEWER if node.domain == DOMAIN and not node.is_return else _UNKNOWN
 
 
 def traits_of_operator(domain: str, name: str) -> OpDef:
