@@ -57,6 +57,9 @@ class Lockstep:
             MismatchError: ranks came to different collectives.
         """
         self._group.begin_run()
+        if len(states) == 1:
+            self._run_alone(states[0], log)
+            return
         of_rank = {state.rank: state for state in states}
         waiting: dict[int, Call] = {}
         come = [(state, self._go_on(state)) for state in states]
@@ -73,6 +76,18 @@ class Lockstep:
                 log.add(waiting.pop(rank))
                 state = of_rank[rank]
                 come.append((state, self._go_on(state, result)))
+
+    def _run_alone(self, state: RankState, log: CollectiveLog) -> None:
+        """As `run`, of the one rank that this process has: it computes all segments in passing."""
+        exchange, go_on, rank = self._group.exchange, self._go_on, state.rank
+        at = go_on(state)
+        while at is not None:
+            if isinstance(at, ComputeStep):
+                at = self._run_segment(state, at)
+                continue
+            result = exchange({rank: at})[rank]
+            log.add(at)
+            at = go_on(state, result)
 
     def _go_on(self, state: RankState, result: Any = None) -> Call | ComputeStep | None:
         """What a rank comes to next that it cannot do in passing."""

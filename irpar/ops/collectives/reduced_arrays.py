@@ -63,6 +63,18 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
     return result
 
 
+def reducer(dtype: np.dtype[Any], size: int, reduction: Reduction) -> Callable[[Sequence[Array], Array], Array]:
+    """What reduces two arrays or more of a dtype and size, into the second argument, as `reduce_arrays` does.
+
+    Raises:
+        ValueError: the dtype has no such reduction.
+    """
+    compute, wide = _operation(dtype, reduction)
+    if wide == dtype and size <= _CHUNK:
+        return lambda arrays, result: _reduce_small(compute, arrays, result)
+    return lambda arrays, result: reduce_arrays(arrays, reduction, result)
+
+
 class _Quiet(threading.local):
     """Calls of this thread in which NumPy warns of nothing: `np.errstate` takes longer than a small sum."""
 

@@ -1,5 +1,6 @@
 """One process for each rank, all on one machine: they talk over memory that they share."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -10,7 +11,8 @@ from ..errors import MismatchError, PeerError
 from .base import Array, Call
 from .shared_memory.joining import Joined, join
 from .shared_memory.traffic import Traffic
-from .spmd import Finish, Meeting, SpmdGroup
+from .shared_memory.transfers import Transfer
+from .spmd import QUICK, Finish, Meeting, SpmdGroup
 
 
 class ProcessGroup(SpmdGroup):
@@ -49,16 +51,21 @@ class ProcessGroup(SpmdGroup):
             raise self._told(self.mismatch(meeting.call, str(error))) from error
         except (MismatchError, PeerError) as error:
             raise self._told(error) from None
+        if QUICK not in meeting.notes:
+            meeting.notes[QUICK] = self._traffic.quick(meeting, self._finish)
+        return lambda: self._finish(lambda: transfer)
 
-        def finish() -> Array:
-            try:
-                return self._traffic.finish(transfer)
-            except ValueError as error:
-                raise self._told(self.mismatch(meeting.call, str(error))) from error
-            except (MismatchError, PeerError) as error:
-                raise self._told(error) from None
-
-        return finish
+    def _finish(self, begun: Callable[[], Transfer]) -> Array:
+        transfer: Transfer | None = None
+        try:
+            transfer = begun()
+            return self._traffic.finish(transfer)
+        except ValueError as error:
+            if transfer is None:
+                raise
+            raise self._told(self.mismatch(transfer.meeting.call, str(error))) from error
+        except (MismatchError, PeerError) as error:
+            raise self._told(error) from None
 
     def send(self, rank: int, message: bytes) -> None:
         """See `Messenger.send`."""

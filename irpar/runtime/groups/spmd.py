@@ -18,6 +18,10 @@ from .wire.header import CORRECT_PART, Header, check_headers, expected_bytes, mi
 
 Finish = Callable[[], Array]
 """Waits for a collective that has begun, and gives its result."""
+Quick = Callable[[Call], Array | None]
+"""Executes a collective that all members have come to before, with the like operands: what is the same each time was
+found then. None: something else is under way, and nothing has been done."""
+QUICK = "quick"
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +35,7 @@ class Meeting:
         header: what the other members compare with theirs.
         shapes: what operands the members must bring, in order of position.
         expected: bytes of these.
-        notes: what the group found out about the collective, for the next time; by what is noted.
+        notes: what the group found out about the collective, for the next time; by what is noted. `QUICK`: a `Quick`.
     """
 
     call: Call
@@ -155,7 +159,19 @@ class SpmdGroup(ABC):
 
     def exchange(self, waiting: Mapping[int, Call]) -> dict[int, Array]:
         """See `Group.exchange`."""
-        return {rank: (self._started.pop(call, None) or self._begin(call))() for rank, call in waiting.items()}
+        return {rank: self._exchange(call) for rank, call in waiting.items()}
+
+    def _exchange(self, call: Call) -> Array:
+        if not self._started:
+            known = self._known.get(id(call.collective))
+            if known is not None and known[0] is call.collective:
+                quick: Quick | None = known[3][-1].get(QUICK)
+                operand = call.operand
+                if quick is not None and operand.shape == known[2] and operand.dtype == known[1]:
+                    result = quick(call)
+                    if result is not None:
+                        return result
+        return (self._started.pop(call, None) or self._begin(call))()
 
     def members(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
         """The ranks that differ from this one only in these axes, in order of position."""

@@ -2,10 +2,12 @@
 environment. GROUP is that of a run (`mpi`, `nccl`, `processes`), or `hosts`, see `HostsGroup`."""
 
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from irpar.runtime.driver import abort
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, make_group
+from irpar.runtime.groups.results import execute
 from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, IrparError, Mesh
 from tests.patience import slowness
@@ -344,11 +347,49 @@ def unlike(name: str, count: str, what: str) -> None:
     come(group, Call(rank, (rank,), Collective(kind, number, (Axis("x"),)), np.ones(shape, dtype)))
 
 
-def come(group: Any, call: Call) -> None:
+def again(name: str, rounds: str, what: str = "") -> None:
+    """Four ranks execute the same small collectives again and again; in the last round rank 1 does something else.
+
+    Args:
+        name: of the group.
+        rounds: how many.
+        what: it comes to another collective (id), brings more (shape), or ends (end); empty: it does as before.
+    """
+    mesh = Mesh({"a": 2, "b": 2})
+    group = join(name, mesh)
+    rank, pauses = group.rank, random.Random(group.rank)
+    kinds = [("AllReduce", axes, size) for axes in ("a", "b", "ab") for size in (3, 700, 9000)]
+    kinds += [("AllGather", "ab", 12), ("ReduceScatter", "a", 12), ("AllToAll", "b", 12)]
+    program = [
+        (Collective(kind, number, tuple(map(Axis, axes)), dim=0, split_dim=0, concat_dim=0), size)
+        for number, (kind, axes, size) in enumerate(kinds)
+    ]
+    for turn in range(int(rounds)):
+        for collective, size in program:
+            operands = [np.arange(size, dtype=np.float32) % 7 * (each + 1.7) + turn for each in range(4)]
+            members = next(list(some) for some in mesh.groups(collective.axes) if rank in some)
+            expected = execute(collective, [operands[member] for member in members])[members.index(rank)]
+            time.sleep(pauses.choice([0, 0, 0, 0, 1e-3]))
+            is_last = turn == int(rounds) - 1
+            if what and rank == 1 and is_last:
+                if what == "end":
+                    os._exit(3)
+                if what == "shape":
+                    operands[1] = np.ones(size + 2, np.float32)
+                else:
+                    collective = replace(collective, id=99)
+            call = Call(rank, mesh.coords(rank), collective, operands[rank])
+            result = come(group, call) if is_last else group.exchange({rank: call})[rank]
+            assert result.tobytes() == expected.tobytes(), (turn, collective)
+    group.close()
+    print("all are right")
+
+
+def come(group: Any, call: Call) -> np.ndarray:
     """Exchange, and tell of what fails as the executor does."""
     tell_time()
     try:
-        group.exchange({group.rank: call})
+        return group.exchange({group.rank: call})[group.rank]
     except BaseException as error:
         abort(group, error)
         raise
@@ -359,7 +400,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     for scenario in (
         *(collectives, pairs, messages, twice, latency),
         *(mlp, idle, forked, unserved, partitions),
-        *(start, crossed, unlike),
+        *(start, crossed, unlike, again),
     )
 }
 """By name; each takes the name of a group, and words."""

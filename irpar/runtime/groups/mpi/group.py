@@ -6,13 +6,13 @@ cannot be bounded; and the collectives of MPI hang, or worse, where ranks came t
 """
 
 import hashlib
-import os
 import struct
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -24,14 +24,14 @@ from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups.base import Array, Call, rank_text
 from irpar.runtime.groups.progress import Progress
 from irpar.runtime.groups.pulse import Silence
-from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
+from irpar.runtime.groups.spmd import QUICK, Finish, Meeting, SpmdGroup
 from irpar.runtime.groups.wire.header import ELSEWHERE, Header, mismatch
 from irpar.runtime.groups.words import await_word
 from irpar.sharding import Axis, Mesh
 
 from .job import Job, wait
 from .parcels import Parcels
-from .prompt import Prompt, Prompts
+from .prompt import Prompt, Prompts, QuickPrompt, give_way
 from .works import Exchange, Work
 
 _RUN = struct.Struct("<q")
@@ -50,7 +50,6 @@ _TEXTS = {
 ANSWER_SECONDS = 1.0
 """How long ranks that did not come are waited for to say where they are; those that compute do not."""
 
-_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 _SPINS, _MOVING_SPINS = 50, 200
 """How often a rank looks at what came, and gives its core to others, before it sleeps: where nothing is on its way, and
 where MPI moves a little at each look."""
@@ -110,7 +109,24 @@ class MpiGroup(SpmdGroup):
             if isinstance(work, Exchange):
                 work.advance()
                 self._go_on()
+            if QUICK not in meeting.notes:
+                quick = self._prompts.quick(meeting, tag, _PROMPT_SPINS, self._busy_spins)
+                meeting.notes[QUICK] = None if quick is None else partial(self._quick, quick)
         return lambda: self._finish(work)
+
+    def _quick(self, quick: QuickPrompt, call: Call) -> Array | None:
+        """See `Quick`."""
+        self._steps += 1
+        with self._turn:
+            self._check()
+            works = self._begun[quick.tag]
+            if works:  # What goes first may wait for more than what is looked for here.
+                return None
+            found = quick.run(call)
+            if not isinstance(found, Prompt):
+                return found
+            works.append(found)
+        return self._finish(found)
 
     def start(self, call: Call) -> None:
         """See `Group.start`."""
@@ -250,7 +266,7 @@ class MpiGroup(SpmdGroup):
                     works.popleft()
                     return True
                 if spins >= self._busy_spins:
-                    _give_way()
+                    give_way()
         return False
 
     @contextmanager
@@ -284,7 +300,7 @@ class MpiGroup(SpmdGroup):
                 return False
             idle += 1
             if idle < (_MOVING_SPINS if self._parcels.is_moving else _SPINS):
-                _give_way()
+                give_way()
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _MOVING_PAUSE if self._parcels.is_moving else _LONGEST_PAUSE)

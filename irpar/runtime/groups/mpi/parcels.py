@@ -107,7 +107,10 @@ class Parcels:
 
     def post_made(self, rank: int, tag: int, first: Array) -> Outgoing | None:
         """Send a small parcel, all of it from its `beginning`; None where MPI has taken it at once."""
-        request = self.comm.Isend((first, self.byte), rank, tag)
+        return self.sending(self.comm.Isend((first, self.byte), rank, tag), first)
+
+    def sending(self, request: Any, first: Array) -> Outgoing | None:
+        """What is sent by a request; None where MPI has taken it."""
         if request.Test():
             return None
         outgoing = Outgoing([request], (first,))

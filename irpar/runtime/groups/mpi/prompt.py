@@ -4,19 +4,26 @@ What goes over MPI is what `Exchange` and `Parcels` send and take for the same c
 do it either way. Here the buffers are kept from one time to the next, and what came is compared with what came before.
 """
 
+import os
+import time
 from typing import Any
 
 import numpy as np
 
 from irpar.ops.collectives.arrays import is_text
-from irpar.ops.collectives.reduced_arrays import reduce_arrays
+from irpar.ops.collectives.reduced_arrays import reduce_arrays, reducer
 from irpar.ops.collectives.rounds import is_one_round
-from irpar.runtime.groups.base import Array
+from irpar.runtime.errors import MismatchError
+from irpar.runtime.groups.base import Array, Call
+from irpar.runtime.groups.recycled import SMALLEST
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Meeting
 from irpar.runtime.groups.wire.header import CORRECT_PART, HEADER_BYTES, Header, check_headers, mismatch
 
 from .parcels import INLINE, Arrival, Outgoing, Parcels, beginning
+
+give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Gives the core to others."""
 
 
 class _Peer:
@@ -79,6 +86,77 @@ class _Known:
         self.agreed: dict[int, bytes] = {}
 
 
+class QuickPrompt:
+    """A small collective of a program from the second time on; see `Quick`.
+
+    Where another member is not here soon, or brings something else, what has begun goes on as a `Prompt`.
+
+    Args:
+        meeting: as the collective was executed the first time.
+        known: what is the same each time.
+        parcels: what else the rank sends and receives.
+        tag: of its messages.
+        spins: how often it looks for what comes.
+        busy_spins: how often it does before it gives its core to others.
+    """
+
+    def __init__(
+        self, meeting: Meeting, known: _Known, parcels: Parcels, tag: int, spins: int, busy_spins: int
+    ) -> None:
+        operand, buffers = meeting.operand, known.buffers
+        self._facts = meeting.members, meeting.position, meeting.header, meeting.shapes, meeting.expected, meeting.notes
+        self._known = known
+        self._parcels = parcels
+        self.tag = tag
+        self._spins, self._busy_spins = spins, busy_spins
+        self._isend, self._improbe, self._status = parcels.comm.Isend, parcels.comm.Improbe, parcels.status
+        self._sent = buffers.sent, parcels.byte
+        self._new = np.empty if operand.nbytes < SMALLEST else parcels.new
+        self._reduce = reducer(operand.dtype, operand.size, meeting.collective.reduce)
+
+    def run(self, call: Call) -> "Array | Prompt | None":
+        """The result; or what has begun; None where another one has the buffers."""
+        known, parcels = self._known, self._parcels
+        buffers, byte = known.buffers, parcels.byte
+        if buffers.is_used:
+            return None
+        buffers.head[:] = known.head
+        buffers.operand[...] = operand = call.operand
+        requests = [(peer.rank, self._isend(self._sent, peer.rank, self.tag)) for peer in buffers.peers]
+        waited = buffers.peers
+        for peer in buffers.peers:
+            message = self._come(peer.rank)
+            if message is None:
+                return self._go_on(call, waited, requests)
+            if self._status.Get_count(byte) != peer.came.size:
+                return self._go_on(call, waited, requests, message)
+            message.Recv((peer.came, byte))
+            first = bytes(peer.head)
+            if first != known.agreed.get(peer.rank):
+                return self._go_on(call, waited, requests, first)
+            parcels.moved += 1
+            waited = waited[1:]
+        requests = [each for each in requests if not each[1].Test()]
+        if requests:
+            return self._go_on(call, waited, requests)
+        return self._reduce(buffers.operands, self._new(operand.shape, operand.dtype))
+
+    def _come(self, rank: int) -> Any:
+        """What a member has sent, if it comes soon."""
+        improbe, tag, status = self._improbe, self.tag, self._status
+        for spins in range(self._spins):
+            message = improbe(rank, tag, status)
+            if message is not None:
+                return message
+            if spins >= self._busy_spins:
+                give_way()
+        return None
+
+    def _go_on(self, call: Call, waited: list[_Peer], requests: list[tuple[int, Any]], came: Any = None) -> "Prompt":
+        """What has begun; of the first that is waited for a message may have come."""
+        return Prompt(Meeting(call, *self._facts), self._known, self._parcels, self.tag, (waited, requests, came))
+
+
 class Prompts:
     """The small collectives of one rank.
 
@@ -97,6 +175,11 @@ class Prompts:
             notes["prompt"] = self._known(meeting) if _is_small(meeting) else None
         known: _Known | None = notes["prompt"]
         return None if known is None or known.buffers.is_used else Prompt(meeting, known, self._parcels, tag)
+
+    def quick(self, meeting: Meeting, tag: int, spins: int, busy_spins: int) -> QuickPrompt | None:
+        """What executes a collective that has begun, from the next time on; None where it is not small."""
+        known: _Known | None = meeting.notes["prompt"]
+        return None if known is None else QuickPrompt(meeting, known, self._parcels, tag, spins, busy_spins)
 
     def _known(self, meeting: Meeting) -> _Known:
         operand = meeting.operand
@@ -133,7 +216,14 @@ class Prompt:
     __slots__ = ("_error", "_known", "_parcels", "_sends", "_waited", "is_done", "meeting", "result", "tag")
     result: Array
 
-    def __init__(self, meeting: Meeting, known: _Known, parcels: Parcels, tag: int) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        known: _Known,
+        parcels: Parcels,
+        tag: int,
+        begun: tuple[list[_Peer], list[tuple[int, Any]], Any] | None = None,
+    ) -> None:
         self.meeting = meeting
         self.tag = tag
         self.is_done = False
@@ -143,6 +233,9 @@ class Prompt:
         buffers = known.buffers
         self._waited = buffers.peers
         buffers.is_used = True
+        if begun is not None:
+            self._take_over(*begun)
+            return
         buffers.head[:] = known.head
         buffers.operand[...] = meeting.operand
         self._sends: list[tuple[int, Outgoing]] = []
@@ -150,6 +243,30 @@ class Prompt:
             outgoing = parcels.post_made(peer.rank, tag, buffers.sent)
             if outgoing is not None:
                 self._sends.append((peer.rank, outgoing))
+
+    def _take_over(self, waited: list[_Peer], requests: list[tuple[int, Any]], came: Any) -> None:
+        """Go on with what a `QuickPrompt` began, which may have got a message of the first that it waited for.
+
+        Args:
+            waited, requests: of members of which something is still to come; what has been sent.
+            came: that message; or where it has been received, how it begins; None: there is none.
+        """
+        self._waited = waited
+        self._sends = [
+            (rank, outgoing)
+            for rank, request in requests
+            if (outgoing := self._parcels.sending(request, self._known.buffers.sent)) is not None
+        ]
+        if came is None:
+            return
+        try:
+            if isinstance(came, bytes):
+                self._check(waited[0], waited[0].came.size, came)
+            else:
+                self._receive(waited[0], came)
+        except MismatchError as error:
+            self._error = error
+        self._waited = waited[1:]
 
     @property
     def awaited(self) -> list[int]:
@@ -192,6 +309,16 @@ class Prompt:
         message = parcels.comm.Improbe(peer.rank, self.tag, parcels.status)
         if message is None:
             return False
+        self._receive(peer, message)
+        return True
+
+    def _receive(self, peer: _Peer, message: Any) -> None:
+        """Receive what a member has sent, of which the last status tells.
+
+        Raises:
+            MismatchError: it is at something else.
+        """
+        parcels = self._parcels
         size = parcels.status.Get_count(parcels.byte)
         if size == peer.came.size:
             message.Recv((peer.came, parcels.byte))
@@ -203,7 +330,6 @@ class Prompt:
         parcels.moved += 1
         if first != self._known.agreed.get(peer.rank):
             self._check(peer, size, first)
-        return True
 
     def _check(self, peer: _Peer, size: int, first: bytes) -> None:
         """Compare how the first message of a member begins; what agrees needs no look the next time."""

@@ -13,7 +13,7 @@ from ..results import EXECUTED
 from ..spmd import Meeting
 from .transfers import Transfer
 
-_COPIED = 4096
+COPIED = 4096
 """Bytes of an operand that are copied in less time than a view of them takes."""
 
 
@@ -64,7 +64,7 @@ class Prompt(Transfer):
     def offer(self) -> tuple[bytes | memoryview, ...]:
         """The header and the operand."""
         operand = self.meeting.operand
-        if operand.nbytes <= _COPIED:
+        if operand.nbytes <= COPIED:
             return (self._known.header + operand.tobytes(),)
         return self._known.header, np.ascontiguousarray(operand).reshape(-1).view(np.uint8).data
 

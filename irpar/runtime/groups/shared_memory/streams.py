@@ -1,9 +1,9 @@
 """Streams of records from one rank to another: a ring for each two ranks and direction.
 
 A record is a head and a payload. Its sender writes it, posts the semaphore of the ring (see `semaphores`), and rings
-the bell of the receiver, on which that sleeps. What the receiver has read it tells with the records that it sends back,
-so that the sender knows what room there is; where it sends none, a record of its own tells it, for which there is
-always room. What finds no room in the ring waits in a list of the sender: sending never blocks.
+the bell of the receiver where that says that it sleeps. What the receiver has read it tells with the records that it
+sends back, so that the sender knows what room there is; where it sends none, a record of its own tells it, for which
+there is always room. What finds no room in the ring waits in a list of the sender: sending never blocks.
 """
 
 import struct
@@ -19,6 +19,8 @@ _RESERVE = 1024
 """Bytes of a ring that only credits may use: at most a few are underway, one for each eighth of the other ring."""
 _SKIP = 0xFFFF
 _CREDIT = 0xFFFE
+_ASLEEP = 8
+"""The word of a rank's board that says that it sleeps, or is about to."""
 
 T = TypeVar("T")
 Numbers = tuple[int, int, int]
@@ -30,7 +32,12 @@ Take = Callable[[T, int, int, Numbers, memoryview], None]
 afterwards."""
 
 
-class _Lane:
+def room_of(length: int) -> int:
+    """Bytes of a ring that a record with a payload of this many takes."""
+    return -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
+
+
+class Lane:
     """The two rings between this rank and another.
 
     Attributes:
@@ -43,6 +50,7 @@ class _Lane:
         self.size = segment.layout.ring
         self._out, self._in = segment.ring(rank, peer), segment.ring(peer, rank)
         self._post, self._ring = segment.token(rank, peer).post, segment.bell(peer).post
+        self._words = segment.board(peer)[0]
         self.has_none = segment.token(peer, rank).refuses
         self.written = self.freed = self._taken = self._credited = 0
         self.backlog: deque[tuple[int, int, Numbers, Payload]] = deque()
@@ -50,7 +58,18 @@ class _Lane:
     def put(self, kind: int, flag: int, numbers: Numbers, payload: Payload, reserve: int = _RESERVE) -> bool:
         """Write a record; False where there is no room."""
         length = sum(map(len, payload))
-        need = -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
+        return self.put_sized(kind, flag, numbers, payload, length, room_of(length), reserve)
+
+    def has_room(self, need: int) -> bool:
+        """Whether a record that takes so many bytes can be written now."""
+        start = self.written % self.size
+        skip = self.size - start if start + need > self.size else 0
+        return self.written + skip + need - self.freed <= self.size - _RESERVE
+
+    def put_sized(
+        self, kind: int, flag: int, numbers: Numbers, payload: Payload, length: int, need: int, reserve: int = _RESERVE
+    ) -> bool:
+        """As `put`, a payload of so many bytes, in so many of the ring."""
         start = self.written % self.size
         skip = self.size - start if start + need > self.size else 0
         if self.written + skip + need - self.freed > self.size - reserve:
@@ -65,7 +84,8 @@ class _Lane:
         self.written += skip + need
         self._credited = self._taken
         self._post()
-        self._ring()
+        if self._words[_ASLEEP]:
+            self._ring()
         return True
 
     def read(self, takes: Sequence[Take[T]], taker: T) -> None:
@@ -80,8 +100,35 @@ class _Lane:
         if kind != _CREDIT:
             begin = start + _HEAD.size
             takes[kind](taker, self.peer, flag, (first, second, third), self._in[begin : begin + length])
-        # From here on the sender may be told that the record's place is free.
-        self._taken += -(-(_HEAD.size + length) // _ALIGN) * _ALIGN
+        self.free(room_of(length))
+
+    def payload(self, kind: int, length: int, first: int) -> memoryview | None:
+        """That of the record whose token was taken, if it is of this kind and length, and its first number is this.
+
+        It lies where it is until `free` is called. None: it is another record, for `read`.
+        """
+        start = self._taken % self.size
+        found, _, size, number, _, _, credit = _HEAD.unpack_from(self._in, start)
+        if found == _SKIP:
+            found, _, size, number, _, _, credit = _HEAD.unpack_from(self._in, 0)
+            if found == kind and size == length:
+                self._taken += self.size - start
+                start = 0
+        if found != kind or size != length or number != first:
+            return None
+        self.freed = credit
+        start += _HEAD.size
+        return self._in[start : start + length]
+
+    @property
+    def kind(self) -> int:
+        """Of the record whose token was taken."""
+        kind: int = _HEAD.unpack_from(self._in, self._taken % self.size)[0]
+        return _HEAD.unpack_from(self._in, 0)[0] if kind == _SKIP else kind
+
+    def free(self, need: int) -> None:
+        """A record that takes so many bytes has been read: from here on its sender may be told."""
+        self._taken += need
         # Early enough for the longest record, which may leave as much as its length empty at the end.
         if self._taken - self._credited > self.size // 8:
             self.put(_CREDIT, 0, (0, 0, 0), (), 0)
@@ -102,10 +149,15 @@ class Streams:
 
     def __init__(self, segment: Segment, rank: int) -> None:
         self._segment = segment
-        self._lanes = {peer: _Lane(segment, rank, peer) for peer in range(segment.layout.count) if peer != rank}
+        self._lanes = {peer: Lane(segment, rank, peer) for peer in range(segment.layout.count) if peer != rank}
         self._coming = [(lane.has_none, lane) for lane in self._lanes.values()]
         self._bell = segment.bell(rank)
-        self._full: set[_Lane] = set()
+        self._words = segment.board(rank)[0]
+        self._full: set[Lane] = set()
+
+    def lane(self, peer: int) -> Lane:
+        """The rings between this rank and another."""
+        return self._lanes[peer]
 
     @property
     def longest(self) -> int:
@@ -159,10 +211,21 @@ class Streams:
             self._lanes[peer].backlog.clear()
 
     def quiet(self) -> None:
-        """Forget how often the bell rang: what comes after this wakes `sleep`."""
+        """Say that this rank sleeps, and forget how often its bell rang: what comes after this wakes `sleep`.
+
+        The post orders what is said before the look at what came that follows. Should a processor order it otherwise,
+        as aarch64's may, a bell is missed now and then, and `sleep` lasts to its end.
+        """
+        self._words[_ASLEEP] = 1
+        self._bell.post()
         while self._bell.take():
             pass
+
+    def stir(self) -> None:
+        """Sleep not after all."""
+        self._words[_ASLEEP] = 0
 
     def sleep(self, seconds: float) -> None:
         """Sleep until something comes, for some seconds at most."""
         self._bell.wait(seconds)
+        self._words[_ASLEEP] = 0

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -20,14 +20,15 @@ from ..spmd import Meeting, SpmdGroup
 from .joining import Joined
 from .moves import Moves
 from .prompt import Prompts
+from .quick import NOWHERE, OFFER, QuickPrompt
 from .reductions import Reduction
 from .slots import Slots
-from .streams import Numbers, Streams
+from .streams import Lane, Numbers, Streams, room_of
 from .transfers import Parcel, Shipment, Texts, Transfer, boxes
 from .watch import TICK, State, Wait, Watch
 
-_OFFER, _DATA, _FREE, _MESSAGE, _CHUNK, _POST, _PIECE = range(7)
-"""Kinds of records: a rank comes to a collective; a part of an operand lies in a slot; a slot has been read; a message
+_DATA, _FREE, _MESSAGE, _CHUNK, _POST, _PIECE = range(1, 7)
+"""Kinds of records, beside `OFFER`: a part of an operand lies in a slot; a slot has been read; a message
 begins; a part of it lies in a slot; as a message, but for a channel of a run; a reduced piece lies where the operand
 does."""
 _MOST_WHOLE = 256 << 10
@@ -43,8 +44,6 @@ _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FEW_SPINS = 2
 """The same where ranks are more than cores."""
-_NOWHERE = -1
-"""In place of a slot: the operand is in none."""
 _FLUSH_SECONDS = 5.0
 """Seconds that a rank stays at its end for others to take what it has sent."""
 
@@ -103,7 +102,7 @@ class Traffic:
         made = make(meeting)
         offer = made.offer()
         shipment = made if isinstance(made, Shipment) else None
-        told = (self._pool(made), 0, 0) if isinstance(made, Reduction) else (_NOWHERE, 0, 0)
+        told = (self._pool(made), 0, 0) if isinstance(made, Reduction) else (NOWHERE, 0, 0)
         numbers = {}
         for peer in made.peers:
             number = numbers[peer] = self._begun[peer]
@@ -111,7 +110,7 @@ class Traffic:
             self._awaited[peer, number] = made
             if shipment is not None:
                 self._underway[peer, number] = shipment
-            self._streams.send(peer, _OFFER, 0, told, *offer)
+            self._streams.send(peer, OFFER, 0, told, *offer)
         if shipment is not None:
             self._numbers[shipment] = numbers
             self._sending.append(shipment)
@@ -121,6 +120,16 @@ class Traffic:
                     self._meet(self._awaited.pop(place), place[0], early[0], memoryview(early[1]))
         self._move()
         return made
+
+    def quick(self, meeting: Meeting, finish: Callable[[Callable[[], Transfer]], Array]) -> QuickPrompt | None:
+        """What executes a small collective that has begun, from the next time on; None where it is not small."""
+        made = meeting.notes["transfer"]
+        return QuickPrompt(self, self._streams, meeting, made, finish) if isinstance(made, Prompts) else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way: all that came first of others is for what this rank begins next."""
+        return not (self._awaited or self._sending or self._early or not self._streams.is_flushed)
 
     def _maker(self, meeting: Meeting) -> Callable[[Meeting], Transfer]:
         """What makes the transfers of a collective."""
@@ -165,11 +174,42 @@ class Traffic:
             self._move()
         return False
 
+    def has_come(self, lane: Lane) -> bool:
+        """Look a few times whether a record has come, and take its token."""
+        has_none = lane.has_none
+        for _ in range(self._busy_spins):
+            if not has_none():
+                return True
+        for _ in range(self._spins):
+            os.sched_yield()
+            if not has_none():
+                return True
+        return False
+
+    def offered(self, peers: Iterable[int]) -> None:
+        """This rank has come to the next collective with others, and told them by itself."""
+        for peer in peers:
+            self._begun[peer] += 1
+
+    def came(self, lane: Lane, length: int) -> None:
+        """Another rank has come to the next collective that this one begins with it; its record has been read."""
+        self._came[lane.peer] += 1
+        lane.free(room_of(length))
+
+    def await_rest(self, made: Transfer) -> None:
+        """Some have still to come to the collective that this rank came to last with them."""
+        for peer in made.absent:
+            self._awaited[peer, self._begun[peer] - 1] = made
+
+    def read(self, lane: Lane) -> None:
+        """Take the record whose token was taken."""
+        lane.read(_TAKE, self)
+
     def _pool(self, made: Reduction) -> int:
         """Lay an operand into a slot, if one is free: which."""
         slot = self._slots.find_pooled() if made.is_poolable else None
         if slot is None:
-            return _NOWHERE
+            return NOWHERE
         operand = made.meeting.operand
         made.pool(self._segment.slot(self._rank, slot, operand.dtype, operand.size))
         if made.is_read_twice:
@@ -187,7 +227,7 @@ class Traffic:
             check_headers(meeting.header, [nbytes], [Header.unpack(header)])
             agreed[peer] = header
         made.came(peer, offered)
-        if slot != _NOWHERE:
+        if slot != NOWHERE:
             assert isinstance(made, Reduction)
             place = made.place_of(self._rank)
             data = self._segment.slot(peer, slot, np.dtype(np.uint8), place.stop)[place]
@@ -248,6 +288,8 @@ class Traffic:
             while not self._streams.is_flushed and time.monotonic() < until:
                 self._move()
                 self.watch.check_faults()
+                self._streams.quiet()
+                self._move()
                 self._streams.sleep(TICK)
         finally:
             self.watch.leave()
@@ -272,7 +314,9 @@ class Traffic:
                 os.sched_yield()
             else:
                 self._streams.quiet()
-                if not self._move():
+                if self._move():
+                    self._streams.stir()
+                else:
                     self._streams.sleep(TICK)
                     if not self._move():
                         wait.unread = self._streams.full

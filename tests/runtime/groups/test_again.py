@@ -1,0 +1,60 @@
+"""The same small collectives again and again: right each time, and what differs one time stops the run as the first time."""
+
+import pytest
+
+from .launched_ranks import PROGRAMS, Ended, run_ranks
+from .mpi_libraries import find
+
+ROUNDS = "12"
+
+
+def check_all(ended: list[Ended]) -> None:
+    for each in ended:
+        assert each.code == 0, each.err
+        assert "all are right" in each.out
+
+
+def test_processes() -> None:
+    check_all(run_ranks(4, "processes", "again", ROUNDS))
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
+        ("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"),
+        ("end", "rank 1 (a=0, b=1) failed"),
+    ],
+)
+def test_processes_of_which_one_does_something_else(what: str, told: str) -> None:
+    ended = run_ranks(4, "processes", "again", ROUNDS, what)
+    assert [each.code != 0 for each in ended] == [True] * 4
+    for rank in (0, 2, 3):
+        assert told in ended[rank].err, ended[rank].err
+
+
+def run_mpi(*words: str) -> Ended:
+    found = find("MPICH")
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found.run(4, PROGRAMS, "mpi", "again", ROUNDS, *words)
+
+
+def test_mpi() -> None:
+    ended = run_mpi()
+    assert ended.code == 0, ended.err
+    assert ended.out.count("all are right") == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
+        ("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"),
+    ],
+)
+def test_mpi_where_one_does_something_else(what: str, told: str) -> None:
+    ended = run_mpi(what)
+    assert ended.code != 0
+    assert "Traceback" not in ended.err
+    assert told in ended.err
