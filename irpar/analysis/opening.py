@@ -123,7 +123,7 @@ def _take_over(call: Node, results: Sequence[Value], inner: set[Value]) -> None:
             new.source = old.source or new.source
             new.type = merge(new.type, old.type)
             new.sharding, new.memory, new.doc, new.metadata = old.sharding, old.memory, old.doc, old.metadata
-            new.global_shape = old.global_shape or new.global_shape
+            new.global_shape = new.global_shape if old.global_shape is None else old.global_shape
         old.replace_uses(new)
     call.erase()
     for new, name in names.items():

@@ -8,7 +8,7 @@ of themselves, stand in its metadata.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, TypedDict
 
@@ -76,6 +76,15 @@ class ConstantPlaces:
             graph.constants = dict.fromkeys(others)
 
 
+def _rename(body: Graph, names: Mapping[Value, str]) -> None:
+    """Give values of a body their names, of which others of them may have one so far; "": any."""
+    for value in body.values():
+        body.names.release(value)
+    for value, name in sorted(names.items(), key=lambda entry: not entry[1]):
+        value.name = name or value.name
+        body.names.claim(value)
+
+
 def restore(call: Node, body: Graph, places: ConstantPlaces) -> None:
     """Let a copy of the body of a function of communication say of itself what the nodes said that the call stands for.
 
@@ -93,14 +102,13 @@ def restore(call: Node, body: Graph, places: ConstantPlaces) -> None:
     try:
         inside = read_record(json.loads(text), _Inside)
         results = [value for node in nodes for value in node.results]
-        for value, name in zip(results, inside["results"], strict=True):
-            if name:
-                value.rename(name)
+        names = dict(zip(results, inside["results"], strict=True))
         assert call.graph is not None
         placed = places.found.setdefault(call.graph, [])
         for value, (name, place) in zip(body.constants, inside["constants"], strict=True):
-            value.rename(name)
+            names[value] = name
             placed.append((place, value))
+        _rename(body, names)
         for number, name, source, scope, doc in inside["nodes"]:
             node = nodes[number]
             node.name, node.source, node.scope, node.doc = name, source, scope, doc

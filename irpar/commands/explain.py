@@ -10,6 +10,7 @@ from rich.text import Text
 
 from irpar.output.entries import known_times, over_text
 from irpar.output.tables import (
+    functions_table,
     headline,
     indented,
     merged,
@@ -82,7 +83,7 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
     if as_json:
         lists = {"inputs": plan.inputs, "outputs": plan.outputs, "replicated": plan.replicated}
         head = {"mesh": plan.mesh, "pipeline": plan.pipeline, "network": plan.network, "predicted": plan.predicted}
-        print_json({**head, "collectives": plan.collectives, **lists})
+        print_json({**head, "collectives": plan.collectives, "functions": plan.functions, **lists})
         return
     console = output()
     console.print(Text(headline(plan), style="bold"))
@@ -95,8 +96,24 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
         console.print()
         console.print(state_table(plan.state))
     _print_collectives(console, plan.collectives, shortened)
+    if plan.functions:
+        console.print()
+        console.print(functions_table(plan))
+        console.print(Text(_reuse(plan)), soft_wrap=True)
     print_replicated(console, plan.replicated, "", rows=None)
     console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID", soft_wrap=True)
+
+
+def _reuse(plan: "Plan") -> str:
+    """What calls of functions save."""
+    calls = sum(len(entry["collectives"]) for entry in plan.functions)
+    saved = [(len(entry["collectives"]) - 1, entry) for entry in plan.functions]
+    buffers = sum(more * entry["buffers"] for more, entry in saved)
+    size = sum(more * entry["bytes"] for more, entry in saved)
+    text = f"{count_text(calls, 'collective')} are calls of {count_text(len(plan.functions), 'function')}"
+    if not buffers:
+        return f"{text}, which hold no buffers of their own"
+    return f"{text}, whose buffers they share: {count_text(buffers, 'buffer')} of {bytes_text(size)} are saved"
 
 
 # -- conflicts ----------------------------------------------------------------------------------------------------

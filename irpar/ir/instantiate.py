@@ -49,5 +49,8 @@ def _put_in(node: Node, given: dict[str, Attribute]) -> None:
     for name, attribute in list(node.attributes.items()):
         if isinstance(attribute, RefAttribute):
             value = given.get(attribute.name)
-            # None removes: ONNX lets an optional attribute be absent by leaving it out of the call.
-            node.set_attribute(name, clone_graph(value) if isinstance(value, Graph) else value)
+            if value is None or isinstance(value, Graph):
+                # None removes: ONNX lets an optional attribute be absent by leaving it out of the call.
+                node.set_attribute(name, None if value is None else clone_graph(value))
+            else:
+                node.attributes[name] = value  # In the place of the reference: attributes keep their order.

@@ -405,6 +405,10 @@ def _contradiction(plan: Plan) -> str | None:
     wrong = _wrong_state(plan)
     if wrong is not None:
         return wrong
+    known = {entry["id"] for entry in plan.collectives}
+    for entry in plan.functions:
+        if not entry["collectives"] or not known.issuperset(entry["collectives"]):
+            return f"function {entry['name']} has none of the collectives, or one that is not there"
     if not all(entry["part"] < len(plan.parts) for entry in plan.ranks):
         return f"a rank has a part outside 0 .. {len(plan.parts) - 1}"
     for model in (entry["model"] for entry in plan.parts):

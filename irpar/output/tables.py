@@ -82,6 +82,17 @@ def collectives_table(plan: "Plan") -> Any:
     return made
 
 
+def functions_table(plan: "Plan") -> Any:
+    """Functions of communication, and what their calls share."""
+    made = table("function", "over", "calls", "nodes", "buffers", "bytes", right=("calls", "nodes", "buffers", "bytes"))
+    known = {entry["id"]: entry for entry in plan.collectives}
+    for entry in plan.functions:
+        ids = entry["collectives"]
+        sizes = f"{len(ids):,}", f"{entry['nodes']:,}", f"{entry['buffers']:,}", bytes_text(entry["bytes"])
+        made.add_row(entry["name"], over_text(known[ids[0]]), *sizes)
+    return made
+
+
 def print_annotations(console: Console, plan: "Plan") -> None:
     """The annotations that have another effect than they say, or none; those of all layers that are alike once."""
     groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
