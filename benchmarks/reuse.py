@@ -4,8 +4,8 @@
 
 The pipeline without the pass, with it (`packing`), and with collectives alone. Collectives are merged as the network
 h100-nvlink-ib says. Counts are exact; seconds are the least of several runs: writing the partition, reading all parts
-and preparing a run with ONNX Runtime, and one run of all ranks in threads. A communicator is made for each group of axes,
-with functions or without.
+and preparing a run with ONNX Runtime, and one run of all ranks in threads. A communicator is made for each group of
+axes, with functions or without.
 """
 
 import argparse
