@@ -97,7 +97,16 @@ def measure(layers: int, repeat: int) -> int:
         start = best(repeat, sys.executable, "-c", "pass")[0]
         process, clock, _ = best(
             repeat,
-            *(sys.executable, "-c", COMMAND, "partition", str(folder / "gpt.onnx"), "-o", str(folder / "out")),
+            *(
+                sys.executable,
+                "-c",
+                COMMAND,
+                "partition",
+                "--no-cache",
+                str(folder / "gpt.onnx"),
+                "-o",
+                str(folder / "out"),
+            ),
             *("--mesh", MESH, "--shardings", str(folder / "gpt.json"), "--weights", "none", "--force"),
         )
         found = steps(repeat, folder)

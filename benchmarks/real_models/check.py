@@ -71,7 +71,7 @@ def check(path: Path, model: RealModel, mesh: str, folder: Path) -> Row:
     try:
         command("inspect", path, "--suggest", mesh, "-o", shardings, "--force", *given)
         row["suggest_seconds"] = round(time.perf_counter() - started, 2)
-        command("partition", path, "-o", out, "--shardings", shardings, "--force", *given)
+        command("partition", "--no-cache", path, "-o", out, "--shardings", shardings, "--force", *given)
         plan = json.loads((out / "plan.json").read_text())
         row |= {
             "collectives": plan["totals"]["collectives"],

@@ -1,6 +1,7 @@
 """The record that plan.json holds, and its text. What it is made of is in `plan`; the format is in docs/plan.md."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,21 +55,29 @@ class Plan:
 
     def to_json(self) -> str:
         """The text of plan.json: one line for each entry of a list."""
+        return plan_text(self.field_texts())
+
+    def field_texts(self) -> dict[str, str]:
+        """The text of each field, in the order of plan.json, for `plan_text`."""
         fields = vars(self)
-        first = ("format", "id")
-        order = [*first, *(name for name in fields if name not in first)]
-        lines = []
-        for name in order:
-            value = fields[name]
-            if isinstance(value, list) and value:
-                rows = ",\n    ".join(json.dumps(row) for row in value)
-                lines.append(f"  {json.dumps(name)}: [\n    {rows}\n  ]")
-            else:
-                lines.append(f"  {json.dumps(name)}: {json.dumps(value)}")
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return {name: field_text(fields[name]) for name in dict.fromkeys(("format", "id", *fields))}
 
     @property
     def mesh_of_ranks(self) -> Mesh:
         """The mesh that the ranks form."""
         devices = self.mesh.get("devices")
         return Mesh(self.mesh["axes"], tuple(devices) if devices else None)
+
+
+def plan_text(fields: Mapping[str, str]) -> str:
+    """The text of plan.json, of the texts of its fields."""
+    lines = [f"  {json.dumps(name)}: {text}" for name, text in fields.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def field_text(value: Any) -> str:
+    """The text of one field: a line for each entry of a list."""
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    rows = ",\n    ".join(map(json.dumps, value))
+    return f"[\n    {rows}\n  ]"

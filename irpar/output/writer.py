@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from irpar.onnx_io.tensors import write_tensor
 from .fingerprint import fingerprint, whole_digest
 from .fresh import Progress, WriteReport, check_room, fresh_partition, write_data_files
 from .parts import Part
-from .plan_record import Plan
+from .plan_record import Plan, field_text, plan_text
 from .safetensors import write_safetensors
 from .target import MODEL_FILE, PLAN_FILE, STATE_FILE, WEIGHTS_FILE, source_files
 
@@ -73,7 +73,8 @@ def write_partition(
             target = fresh / f"part{layout.part.index}"
             target.mkdir()
             programs.update(_write_model(target / MODEL_FILE, module, layout))
-        written = replace(plan, id=_partition_id(plan, programs.digest()))
+        texts = _bare(plan).field_texts()
+        written = replace(plan, id=_partition_id(texts, programs.digest()))
         models = [fresh / f"part{layout.part.index}" / MODEL_FILE for layout in layouts]
         for path in models:
             _append_id(path, written)
@@ -85,7 +86,9 @@ def write_partition(
             {**entry, "program": {"size": path.stat().st_size, "digest": whole_digest(path)}, "weights": fact}
             for entry, path, fact in zip(plan.parts, models, facts, strict=True)
         ]
-        (fresh / PLAN_FILE).write_text(written.to_json(), encoding="utf-8")
+        # The lists of a large plan are long: what the id is a digest of is not made again.
+        texts.update({name: field_text(getattr(written, name)) for name in ("id", "parts", "state")})
+        (fresh / PLAN_FILE).write_text(plan_text(texts), encoding="utf-8")
         if beside is not None:
             beside(fresh)
     return written
@@ -101,10 +104,14 @@ def first_tensors(graph: Graph) -> dict[str, Tensor]:
     return {value.source_name: state.data for value, state in graph.states.items() if state.data is not None}
 
 
-def _partition_id(plan: Plan, programs: bytes) -> str:
-    """A digest over the plan and the programs: equal where all of both is equal."""
-    bare = replace(plan, id=None, parts=[{**entry, "program": None, "weights": None} for entry in plan.parts])
-    return hashlib.blake2b(bare.to_json().encode() + programs, digest_size=_ID_BYTES).hexdigest()
+def _bare(plan: Plan) -> Plan:
+    """A plan without what is known once all is written."""
+    return replace(plan, id=None, parts=[{**entry, "program": None, "weights": None} for entry in plan.parts])
+
+
+def _partition_id(texts: Mapping[str, str], programs: bytes) -> str:
+    """A digest over the bare plan and the programs: equal where all of both is equal."""
+    return hashlib.blake2b(plan_text(texts).encode() + programs, digest_size=_ID_BYTES).hexdigest()
 
 
 def _append_id(path: Path, plan: Plan) -> None:
