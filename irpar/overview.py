@@ -1,4 +1,4 @@
-"""What people ask of a model from Python before they cut it: what it is made of, and what to cut."""
+"""What people ask of a model from Python before they shard it: what it is made of, and what to shard."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ def suggest(
 
     Args:
         model: a module without a mesh, or what `load` takes; annotations are not looked at.
-        mesh: as for `partition`; axes named dp, data or batch cut the inputs, all others the weights.
+        mesh: as for `partition`; axes named dp, data or batch shard the inputs, all others the weights.
         bind: sizes for symbolic dims; all are needed.
 
     Raises:

@@ -40,7 +40,7 @@ def test_it_tells_how_far_it_is(capsys: Capture, model: Path, monkeypatch: pytes
     monkeypatch.setattr("irpar.commands.progress_report.time.monotonic", itertools.count().__next__)
     code, _, err = call(capsys, "inspect", model, "--suggest", "tp=2")
     assert code == 0
-    assert "pass complete-sharding of cut 1: 1 of " in err
+    assert "pass complete-sharding of trial 1: 1 of " in err
 
 
 def test_json_has_it_all(capsys: Capture, model: Path) -> None:

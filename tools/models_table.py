@@ -34,10 +34,10 @@ annotated, the Megatron way: rows of the batch over dp, heads, feed-forward, cha
 - **difference**: the largest |a - b| / (1 + |b|) from ONNX Runtime on the original; see [verify.md](verify.md).
 - **FLOPs**: what a rank computes, times the number of ranks, by what the model computes; 1.0 is an even division.
 - **sent**: the most that one rank sends in one step; these models are small (batch 4, one or two layers).
-- **whole on every rank**: the largest of what no axis cuts.
+- **replicated**: the largest of what no axis shards.
 
 """
-TITLES = "| model | exporter | mesh | difference | FLOPs | collectives | sent | whole on every rank |"
+TITLES = "| model | exporter | mesh | difference | FLOPs | collectives | sent | replicated |"
 
 
 @dataclass(frozen=True)

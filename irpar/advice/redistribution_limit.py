@@ -65,7 +65,7 @@ def _do(ways: Sequence[str], advisor: Advisor, module: Module, first: Redistribu
         return f"{', or '.join(ways)}, or allow more: {allow}"
     if advisor.tried:
         none = f"of {advisor.tried} other annotations that were tried none makes it smaller and sends less in all"
-        return f"allow more: {allow}, or cut less: {none}"
+        return f"allow more: {allow}, or shard less: {none}"
     return f"{may_avoid(module, first)}, which may avoid it (too large a model to try), or allow more: {allow}"
 
 

@@ -95,7 +95,7 @@ def _apply_stages(read: DeviceAnnotations) -> None:
                     do="number the stages so that none reads what a later one makes",
                 )
     if read.stages:
-        _log.warning("the pipeline stages of the model are kept on its nodes; no pass cuts by them yet")
+        _log.warning("the pipeline stages of the model are kept on its nodes; no pass shards by them yet")
 
 
 def _tensors(module: Module, read: DeviceAnnotations) -> list[Tiled]:
@@ -189,7 +189,7 @@ def _no_axes(mesh: str, tiling: Tiling, where: str) -> SpellingError:
         f"these groups of devices are no axes, nor parts of axes, of {mesh}",
         where=where,
         notes=(f"devices, block by block: {shown}{' ...' if len(tiling.groups) > 8 else ''}",),
-        do="cut every tensor along the axes of one grid of devices",
+        do="shard every tensor along the axes of one grid of devices",
     )
 
 

@@ -12,7 +12,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Typer's error about the command line itself; its module has moved between versions of Typer."""
 
 COMMANDS: Mapping[str, str] = {
-    "inspect": "Show what a model is made of, what cannot be sharded and why, and (--suggest) what to cut.",
+    "inspect": "Show what a model is made of, what cannot be sharded and why, and (--suggest) what to shard.",
     "partition": "Shard a model over a mesh of devices and write a program for each, with explicit communication.",
     "pack": "Pack what some ranks need to run: plan.json, their parts, and checksums, which irpar run compares.",
     "run": "Run all ranks of a partition, on full inputs, and give back full outputs; or train (--data).",

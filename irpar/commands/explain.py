@@ -175,7 +175,7 @@ def _told(entry: Entry) -> str:
     conflict = entry["conflict"]
     how = f"{entry['kind']} over {','.join(entry['axes'])}"
     if conflict["rematerialized"]:
-        how += ", and cut again: no collective leads straight there (full rematerialisation)"
+        how += ", and sharded again: no collective leads straight there (full rematerialisation)"
     lines = [
         f"{conflict['value']} for {conflict['node']}",
         f"is sharded as {conflict['lies']}" + (f": {conflict['because']}" if conflict["because"] else ""),

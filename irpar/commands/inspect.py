@@ -1,4 +1,4 @@
-"""irpar inspect: what a model is made of, what cannot be sharded, and what to cut."""
+"""irpar inspect: what a model is made of, what cannot be sharded, and what to shard."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +32,7 @@ Suggest = Annotated[
         "--suggest",
         metavar="AXES",
         help="Choose what to shard over a mesh such as tp=4 or dp=2,tp=4, and write a --shardings file. Axes named dp, "
-        "data or batch (dp2, data_1 ... too) cut the batch of the inputs, all others the weights.",
+        "data or batch (dp2, data_1 ... too) shard the batch of the inputs, all others the weights.",
         show_default=False,
     ),
 ]
@@ -60,7 +60,7 @@ def inspect_command(
     is_all: All = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model is made of, what cannot be sharded and why, and (--suggest) what to cut."""
+    """Show what a model is made of, what cannot be sharded and why, and (--suggest) what to shard."""
     from irpar.advice import inspection
 
     from .loading import load_model

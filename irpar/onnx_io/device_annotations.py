@@ -292,6 +292,6 @@ def _cut_dim(proto: Any) -> CutDim:
         raise OnnxError(
             "the shardings of the dim, seen as several dims, make blocks that are not in a row",
             where=f"{where}: {', '.join(f'{count} shards of {size}' for size, count in parts)}",
-            do="reshape the tensor, and cut the dims of the result",
+            do="reshape the tensor, and shard the dims of the result",
         )
     return CutDim(axis, math.prod(count for _, count in parts), math.prod(sizes))

@@ -193,7 +193,7 @@ def print_replicated(
         _grouped(replicated, lambda entry: (pattern(entry.get("value") or entry.get("op") or ""), entry["why"])),
         key=lambda item: -sum(entry["bytes"] or 0 for entry in item[1]),
     )
-    made = table("whole on every rank", "bytes", "why", right=("bytes",))
+    made = table("replicated", "bytes", "why", right=("bytes",))
     for (_, why), entries in groups[:rows]:
         label = merged([str(entry.get("value") or entry.get("op") or "") for entry in entries])
         times = f" ({len(entries)})" if len(entries) > 1 else ""

@@ -54,7 +54,7 @@ def check_device_memory(needed: int, what: str, free: int) -> None:
     if limit is not None and needed > limit:
         raise OutOfMemoryError(
             f"{what} needs about {needed:,} bytes of device memory, there are {limit:,}",
-            do=f"cut the model over more devices, use a smaller batch, or {option('engine', 'ort')}; "
+            do=f"shard the model over more devices, use a smaller batch, or {option('engine', 'ort')}; "
             f"{LIMIT}=none tries it all the same",
         )
 

@@ -294,7 +294,7 @@ def test_pipeline_stages(caplog):
     with caplog.at_level(logging.WARNING):
         module = read(made)
     assert [node.stage for node in module.graph] == [0, 1, 1]
-    assert "no pass cuts by them yet" in caplog.text
+    assert "no pass shards by them yet" in caplog.text
     made.graph.node[1].device_configurations[0].pipeline_stage = 2
     with pytest.raises(IrparError, match="of pipeline stage 1, but reads %r of stage 2"):
         read(made)

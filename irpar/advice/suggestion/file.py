@@ -13,7 +13,7 @@ from irpar.sharding import IrparError, Mesh, option, spelled
 from irpar.tables.display import shortened
 
 Spec = tuple[tuple[str, ...] | None, ...]
-"""Per dim the axes that cut it, major first, or None."""
+"""Per dim the axes that shard it, major first, or None."""
 
 _NUMBERS = re.compile(r"(\d+)")
 _SPECIAL = re.compile(r"[*?\[]")
@@ -69,7 +69,7 @@ def as_yaml(mesh: Mesh, lines: Mapping[str, Spec], comments: Mapping[str, str], 
     axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.axes.items())
     head = [
         f"# Suggested by `irpar inspect {_comment(model)} --suggest {mesh}`: a start, to be changed as you like.",
-        "# Per dim the axes that cut it, null: not sharded. What is not named follows.",
+        "# Per dim the axes that shard it, null: not sharded. What is not named follows.",
         f"mesh: {{{axes}}}",
         "tensors:" if lines else "tensors: {}",
     ]

@@ -119,7 +119,7 @@ class Groups:
             if use and line in values:
                 use = "; ".join(exact_use_texts(values[line]))
             if group is None or not _keeps(group.spec, spec):
-                reason = _why_annotated(spec, group) or "whole, so that the cut ends here"
+                reason = _why_annotated(spec, group) or "replicated, so that the sharding ends here"
             else:
                 reason = group.reason
             comments[line] = f"{use}; {reason}" if use else reason
@@ -138,7 +138,7 @@ def _why_annotated(spec: Spec, group: TensorGroup | None = None) -> str:
     start = f"{_cut_dims(spec)} is sharded, so that its readers can run in parts"
     if group is None:
         return f"{start}; small enough that each rank then holds it in full"
-    return f"{start}; each rank then holds what they read, cut in {_cut_dims(group.spec)}: {group.reason}"
+    return f"{start}; each rank then holds what they read, sharded in {_cut_dims(group.spec)}: {group.reason}"
 
 
 def _keeps(spec: Spec, annotated: Spec) -> bool:

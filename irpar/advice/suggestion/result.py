@@ -1,4 +1,4 @@
-"""What `irpar inspect --suggest` and `irpar.suggest` give: what to cut, why, and what comes of it."""
+"""What `irpar inspect --suggest` and `irpar.suggest` give: what to shard, why, and what comes of it."""
 
 import os
 from dataclasses import dataclass

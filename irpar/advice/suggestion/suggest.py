@@ -1,8 +1,8 @@
 """Which tensors to shard over a mesh, for people who have annotated nothing: what `irpar inspect --suggest` does.
 
-Axes named dp, data or batch (a number may follow) cut the batch of the inputs; all others cut weights, as Megatron-LM
-does (Shoeybi et al., 2019). Nothing is known of any model: the factor rules link dims that must lie alike, and of these
-classes those are sharded that together save most, in FLOPs and weights against sent bytes.
+Axes named dp, data or batch (a number may follow) shard the batch of the inputs; all others shard weights, as
+Megatron-LM does (Shoeybi et al., 2019). Nothing is known of any model: the factor rules link dims that must lie alike,
+and of these classes those are sharded that together save most, in FLOPs and weights against sent bytes.
 """
 
 import re
@@ -42,11 +42,11 @@ _LEAST_TOLD = 0.05
 
 
 def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | None = None) -> Suggestion:
-    """Choose what to cut. The module stays as it is.
+    """Choose what to shard. The module stays as it is.
 
     Args:
         module: from `irpar.load`, with all symbols bound; its annotations are not looked at.
-        mesh: axes named dp, data or batch cut the inputs, all others the weights.
+        mesh: axes named dp, data or batch shard the inputs, all others the weights.
         progress: is told of each pass of each cut that is tried.
 
     Raises:

@@ -30,7 +30,7 @@ def print_suggestion(console: "Console", found: "Suggestion", rows: int | None, 
 def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:
     if not groups:
         return
-    made = table("cut", "tensors", "is sharded as", "why", right=("tensors",))
+    made = table("sharded", "tensors", "is sharded as", "why", right=("tensors",))
     for group in groups[:rows]:
         made.add_row(_labelled(group), f"{len(group.names):,}", _lies(group), shortened(group.reason))
     print_rows(console, made, len(groups), rows)
@@ -39,7 +39,7 @@ def _print_cut(console: "Console", groups: "Sequence[TensorGroup]", rows: int | 
 def _print_whole(console: "Console", groups: "Sequence[TensorGroup]", rows: int | None) -> None:
     if not groups:
         return
-    made = table("whole on every rank", "tensors", "bytes", "why", right=("tensors", "bytes"))
+    made = table("replicated", "tensors", "bytes", "why", right=("tensors", "bytes"))
     for group in groups[:rows]:
         made.add_row(
             _labelled(group),

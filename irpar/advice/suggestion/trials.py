@@ -159,7 +159,7 @@ class Trials:
             return Instrumentation(reproducer=None)
 
         def told(event: Progress) -> None:
-            tell(replace(event, name=f"{event.name} of cut {tried}") if tried else event)
+            tell(replace(event, name=f"{event.name} of trial {tried}") if tried else event)
 
         return Instrumentation(reproducer=None, progress=told)
 

@@ -156,12 +156,12 @@ class CutWords:
             return 4, f"goes with dim {place} of the input {name}"
         if held.twice is not None:
             where_twice = glob_of(held.twice.source or held.twice.name)
-            return 3, f"cutting it would shard two dims of {where_twice} at once"
+            return 3, f"sharding it would shard two dims of {where_twice} at once"
         if held.gain <= 0:
-            return 1, f"cutting dim {dim} would send {bytes_text(held.sent_bytes)} in every step, {_saved(held)}"
+            return 1, f"sharding dim {dim} would send {bytes_text(held.sent_bytes)} in every step, {_saved(held)}"
         if held.number not in self._beside:
             times = count_text(held.collectives, "collective")
-            return 1, f"cutting dim {dim} would need {times} in every step, only {_saved(held)}"
+            return 1, f"sharding dim {dim} would need {times} in every step, only {_saved(held)}"
         return 2, self._conflict(value, held.number)
 
     def _conflict(self, value: Value, number: int) -> str:
@@ -202,7 +202,7 @@ def why_no_batch(classes: CutClasses) -> str:
 
 def _why_no_batch(classes: CutClasses, value: Value, dim: int) -> tuple[int, str]:
     """How far a dim of an input is from being a batch, and why it is none."""
-    held, cut = classes.class_of(value, dim), f"cutting dim {dim} of {value.name}"
+    held, cut = classes.class_of(value, dim), f"sharding dim {dim} of {value.name}"
     if held is None:
         node = classes.needed_by(value, dim)
         return 4, f"dim {dim} of {value.name}: " + ("nothing reads it" if node is None else _need(node))

@@ -203,7 +203,7 @@ def _folded(
         if size == 0:
             raise NoGradientError(f"its mode is {mode}, along a dim of no elements that it could repeat")
         if not isinstance(size, int) or min(before, behind) < 0:
-            raise NoGradientError(f"its mode is {mode}, along a dim that is cut or of unknown size")
+            raise NoGradientError(f"its mode is {mode}, along a dim that is sharded or of unknown size")
         places = np.pad(np.arange(size), (before, behind), mode=mode)
         parts = [_part(g, axis, start, places[start:end], size, w) for start, end in _runs(places)]
         total = parts[0]

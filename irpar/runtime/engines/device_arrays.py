@@ -275,7 +275,7 @@ def out_of_memory(what: str, error: MemoryError, where: str) -> NodeError:
     return NodeError(
         f"{what} on the device: {text[0].lower()}{text[1:]}",
         where=where,
-        do="use a smaller batch, cut the model over more devices, run fewer ranks on this one, or use "
+        do="use a smaller batch, shard the model over more devices, run fewer ranks on this one, or use "
         + option("engine", "ort"),
     )
 

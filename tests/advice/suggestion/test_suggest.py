@@ -202,7 +202,7 @@ def test_megatron_is_found_with_reasons(tmp_path: Path) -> None:
     assert reasons["h.*.attn.proj.weight"] == "rows: MatMul /h.*/attn/proj/MatMul sums over tp"
     assert reasons["h.*.ln_*.weight"] == "LayerNormalization needs it in full"
     assert reasons["h.*.mlp.proj.bias"] == "goes with dim 1 of h.*.mlp.proj.weight, which is sharded in dim 0"
-    assert reasons["wte.weight"].startswith("cutting dim 0 would send 16.4 kB in every step")
+    assert reasons["wte.weight"].startswith("sharding dim 0 would send 16.4 kB in every step")
     assert reasons["constants.causal_mask"] == "goes with dim 1 of the input input_ids"
 
 
@@ -538,7 +538,7 @@ def test_a_line_whose_tensor_lies_otherwise_in_the_end_says_so(tmp_path: Path) -
     assert found.lines["c"] == (("tp",), None, None, None)
     assert group.spec == (None, ("tp",), None, None)
     assert found.comments["c"] == (
-        "dim 0 is sharded, so that its readers can run in parts; each rank then holds what they read, cut in dim 1: "
+        "dim 0 is sharded, so that its readers can run in parts; each rank then holds what they read, sharded in dim 1: "
         "input channels: Conv of %y sums over tp"
     )
     assert found.comments["a"] == "output channels: 48, 16 a rank"
@@ -556,7 +556,7 @@ def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Pat
     told = "dim 1 is sharded, so that its readers can run in parts; small enough that each rank then holds it in full"
     assert not cut
     assert {group.pattern: group.reason == told for group in whole} == {"w": True, "v": False}
-    assert groups.comments(annotated, cut) == {"w": told, "v": "whole, so that the cut ends here"}
+    assert groups.comments(annotated, cut) == {"w": told, "v": "replicated, so that the sharding ends here"}
 
 
 def test_an_input_that_axes_of_weights_cut_is_no_batch(tmp_path: Path) -> None:
