@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from irpar.ir import Node, Value, with_dim
 
 from ..facts import CannotTellError, int_attribute, ints_attribute, needed, operand, text_attribute
@@ -168,19 +170,58 @@ def kernel_gradient(data: Value, g: Value, window: Window, kernel: Value, w: Gra
     if prod(window.kernel) > MOST_SHIFTS:
         return _by_convolution(data, g, window, kernel, w)
     groups, last = window.groups, len(w.dims(g)) - 1
-    met = [_by_group(each, 1, groups, w) for each in shifted(data, g, window, w)]
-    # What is summed over is made to stand last on the left and first on the right: ONNX Runtime moves blocks in a
-    # Transpose, and single elements in an Einsum.
-    right = _by_group(w.transpose(g, [0, *range(2, last + 1), 1]), last, groups, w)
+    # What is summed over is made to stand last on the left and first on the right, and is one dim in memory: ONNX
+    # Runtime moves blocks in a Transpose, and single elements in an Einsum. Batch and channels change places before
+    # each element is copied for each window that has it.
+    left = _columns(w.transpose(data, [1, 0, *range(2, last + 1)]), g, window, w)
+    right = w.transpose(g, [0, *range(2, last + 1), 1])
     places = _LETTERS[: len(window.kernel)]
-    if len(met) == 1:
-        left = w.transpose(met[0], [1, 2, 0, *range(3, last + 2)])
-        made = w.op("Einsum", [left, right], {"equation": f"gcn{places},n{places}gm->gmc"})
+    if groups == 1:
+        made = w.op("Einsum", [left, right], {"equation": f"ckn{places},n{places}m->ckm"})
+        made = w.transpose(made, [2, 0, 1])
     else:
-        stacked = w.op("Concat", [w.unsqueeze(each, [1]) for each in met], {"axis": 1})
-        left = w.transpose(stacked, [2, 1, 3, 0, *range(4, last + 3)])
-        made = w.op("Einsum", [left, right], {"equation": f"gkcn{places},n{places}gm->gmck"})
+        left, right = _by_group(left, 0, groups, w), _by_group(right, last, groups, w)
+        made = w.op("Einsum", [left, right], {"equation": f"gckn{places},n{places}gm->gmck"})
     return w.reshape(made, w.shape_of(kernel), kernel.type)
+
+
+def _columns(data: Value, g: Value, window: Window, w: GradientWriter) -> Value:
+    """For each channel and place of a window what lies there in each window: [channels, kernel, n, windows].
+
+    Args:
+        data: [channels, n, places].
+        g: [n, channels of the result, windows].
+        window: how they slide.
+        w: the writer.
+    """
+    if not _is_copied_by_conv(data, g, window, w):
+        return w.op("Concat", [w.unsqueeze(each, [1]) for each in shifted(data, g, window, w)], {"axis": 1})
+    count = prod(window.kernel)
+    one_each = np.eye(count).reshape(count, 1, 1, *window.kernel).astype(data.dtype.numpy)
+    attributes = {
+        "strides": (1, *window.strides),
+        "dilations": (1, *window.dilations),
+        "pads": (0, *window.before, 0, *window.after),
+    }
+    return w.op("Conv", [w.unsqueeze(data, [1]), w.constant(one_each, "places")], attributes)
+
+
+def _is_copied_by_conv(data: Value, g: Value, window: Window, w: GradientWriter) -> bool:
+    """Whether a Conv whose kernels have a single one each copies the data sooner than slices do.
+
+    It multiplies as often as a window has places: no more than the gradient itself does. ONNX Runtime has kernels for
+    up to three places, of which the batch is one here.
+    """
+    count, outputs = prod(window.kernel), w.dims(g)[1]
+    if count == 1 or len(window.kernel) > 2 or not isinstance(outputs, int) or outputs // window.groups < count:
+        return False
+    for dim, (size, windows) in enumerate(zip(w.dims(data)[2:], w.dims(g)[2:], strict=True)):
+        if not isinstance(size, int) or not isinstance(windows, int):
+            return False
+        span = size + window.before[dim] + window.after[dim] - window.reach(dim)
+        if span // window.strides[dim] + 1 != windows:
+            return False
+    return True
 
 
 def _by_group(value: Value, at: int, groups: int, w: GradientWriter) -> Value:

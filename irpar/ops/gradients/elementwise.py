@@ -150,7 +150,8 @@ def _reciprocal(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
 
 
 def _relu(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
-    return w.where(w.compare("Greater", node.result, 0), g, 0.0)
+    # A product is several times as fast in ONNX Runtime as a Where.
+    return w.mul(g, w.cast(w.compare("Greater", node.result, 0), g.dtype))
 
 
 def _selu(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
