@@ -62,7 +62,7 @@ def write_out(node: Node, opsets: Mapping[str, int]) -> dict[Value, Value]:
     epsilon = number(float_attribute(node, "epsilon", 1e-5))
     deviation = builder.op("Sqrt", [builder.op("Add", [variance, epsilon])])
     factor, offset = (builder.op("Reshape", [cast(value, wide), channels]) for value in (scale, bias))
-    normal = builder.op("Mul", [builder.op("Div", [centred, deviation]), factor])
+    normal = builder.op("Mul", [centred, builder.op("Div", [factor, deviation])])  # One pass over the data.
     made = [builder.op("Add", [normal, offset])]
     momentum = float_attribute(node, "momentum", 0.9)
     flat = builder.constant([-1])

@@ -6,6 +6,7 @@ Of y = xhat * scale + bias with xhat = (x - mean) / deviation: with gs = dy * sc
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from irpar.ir import DType, Node, TensorType, Value
 
@@ -270,6 +271,15 @@ def of_group_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | Non
     )
 
 
+def _count(x: Value, axes: Sequence[int], w: GradientWriter) -> float | Value:
+    """The number of elements along axes; a value where a size is not known."""
+    sizes = [w.dims(x)[axis] for axis in axes]
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) == len(sizes):
+        return float(prod(known))
+    return w.op("ReduceProd", [w.op("Concat", [w.size_of(x, axis) for axis in axes], {"axis": 0})], {"keepdims": 0})
+
+
 def of_batch_norm(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """In inference by given statistics; in training through those of the batch, and through the running ones."""
     if int_attribute(node, "training_mode", 0):
@@ -311,11 +321,17 @@ def _of_batch_norm_training(node: Node, of: Of, w: GradientWriter) -> Sequence[V
     found = normalised(w.widened(x), axes, float_attribute(node, "epsilon", 1e-5), w)
     g = None if of[0] is None else w.widened(of[0])
     of_mean, of_variance = (of[index] if len(of) > index else None for index in (1, 2))
+    # What scale and bias get is summed over what the means of the data's gradient are taken: each is found once.
+    of_bias = None if g is None else w.sum(g, axes, keep=False)
+    of_scale = None if g is None else w.sum(w.mul(g, found.hat), axes, keep=False)
 
     def data() -> Value:
         parts = []
-        if g is not None:
-            parts.append(found.gradient(w.mul(g, _per_channel(w.widened(scale), rank, w)), w))
+        if g is not None and of_bias is not None and of_scale is not None:
+            count = _count(x, axes, w)
+            made = w.sub(g, _per_channel(w.share(of_bias, count), rank, w))
+            made = w.sub(made, w.mul(found.hat, _per_channel(w.share(of_scale, count), rank, w)))
+            parts.append(w.mul(made, w.mul(found.inverse, _per_channel(w.widened(scale), rank, w))))
         if of_mean is not None:
             share = _per_channel(w.mul(w.cast(of_mean, found.hat.dtype), 1 - momentum), rank, w)
             parts.append(_shared(share, x, axes, w))
@@ -329,8 +345,8 @@ def _of_batch_norm_training(node: Node, of: Of, w: GradientWriter) -> Sequence[V
 
     return w.each(
         data,
-        None if g is None else lambda: _sum_channels(w.mul(g, found.hat), scale, w),
-        None if g is None else lambda: _sum_channels(g, bias, w),
+        None if of_scale is None else lambda: w.cast(of_scale, scale.dtype),
+        None if of_bias is None else lambda: w.cast(of_bias, bias.dtype),
         None if of_mean is None else lambda: w.cast(w.mul(of_mean, momentum), mean.dtype),
         None if of_variance is None else lambda: w.cast(w.mul(of_variance, momentum), variance.dtype),
     )
