@@ -5,7 +5,7 @@ y = Conv(x : [n, c, s], w : [m, c, k])    x gets ConvTranspose(dy, w), w the sum
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -171,9 +171,8 @@ def kernel_gradient(data: Value, g: Value, window: Window, kernel: Value, w: Gra
         return _by_convolution(data, g, window, kernel, w)
     groups, last = window.groups, len(w.dims(g)) - 1
     # What is summed over is made to stand last on the left and first on the right, and is one dim in memory: ONNX
-    # Runtime moves blocks in a Transpose, and single elements in an Einsum. Batch and channels change places before
-    # each element is copied for each window that has it.
-    left = _columns(w.transpose(data, [1, 0, *range(2, last + 1)]), g, window, w)
+    # Runtime moves blocks in a Transpose, and single elements in an Einsum.
+    left = w.transpose(_columns(data, g, window, w), [1, 2, 0, *range(3, last + 2)])
     right = w.transpose(g, [0, *range(2, last + 1), 1])
     places = _LETTERS[: len(window.kernel)]
     if groups == 1:
@@ -186,34 +185,28 @@ def kernel_gradient(data: Value, g: Value, window: Window, kernel: Value, w: Gra
 
 
 def _columns(data: Value, g: Value, window: Window, w: GradientWriter) -> Value:
-    """For each channel and place of a window what lies there in each window: [channels, kernel, n, windows].
+    """For each channel and place of a window what lies there in each window: [n, channels, kernel, windows].
 
-    Args:
-        data: [channels, n, places].
-        g: [n, channels of the result, windows].
-        window: how they slide.
-        w: the writer.
+    The windows slide over the data itself, as those of the convolution do: what these fetch from neighbours where
+    places are sharded is fetched once.
     """
-    if not _is_copied_by_conv(data, g, window, w):
-        return w.op("Concat", [w.unsqueeze(each, [1]) for each in shifted(data, g, window, w)], {"axis": 1})
-    count = prod(window.kernel)
-    one_each = np.eye(count).reshape(count, 1, 1, *window.kernel).astype(data.dtype.numpy)
-    attributes = {
-        "strides": (1, *window.strides),
-        "dilations": (1, *window.dilations),
-        "pads": (0, *window.before, 0, *window.after),
-    }
-    return w.op("Conv", [w.unsqueeze(data, [1]), w.constant(one_each, "places")], attributes)
+    channels, count = w.dims(data)[1], prod(window.kernel)
+    if not isinstance(channels, int) or not _is_copied_by_conv(data, g, window, w):
+        return w.op("Concat", [w.unsqueeze(each, [2]) for each in shifted(data, g, window, w)], {"axis": 2})
+    one_each = np.eye(count).reshape(count, 1, *window.kernel)
+    kernels = np.tile(one_each, (channels, *[1] * (len(window.kernel) + 1))).astype(data.dtype.numpy)
+    attributes = replace(window, groups=channels).attributes
+    made = w.op("Conv", [data, w.constant(kernels, "places")], attributes)
+    return w.reshaped(made, [(data, 0), channels, count, *((g, dim) for dim in range(2, len(w.dims(g))))])
 
 
 def _is_copied_by_conv(data: Value, g: Value, window: Window, w: GradientWriter) -> bool:
     """Whether a Conv whose kernels have a single one each copies the data sooner than slices do.
 
-    It multiplies as often as a window has places: no more than the gradient itself does. ONNX Runtime has kernels for
-    up to three places, of which the batch is one here.
+    It multiplies as often as a window has places: no more than the gradient itself does.
     """
     count, outputs = prod(window.kernel), w.dims(g)[1]
-    if count == 1 or len(window.kernel) > 2 or not isinstance(outputs, int) or outputs // window.groups < count:
+    if count == 1 or len(window.kernel) > 3 or not isinstance(outputs, int) or outputs // window.groups < count:
         return False
     for dim, (size, windows) in enumerate(zip(w.dims(data)[2:], w.dims(g)[2:], strict=True)):
         if not isinstance(size, int) or not isinstance(windows, int):
