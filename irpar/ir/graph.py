@@ -419,6 +419,11 @@ class Graph:
         """The results of the graph."""
         return self.return_node.inputs
 
+    @property
+    def output_count(self) -> int:
+        """How many results there are: O(1)."""
+        return len(self.return_node._operands)
+
     def output(self, index: int) -> Value:
         """One result of the graph: O(1)."""
         value = self.return_node.operand(index)

@@ -33,17 +33,41 @@ def add_state(
         StateError: there is no such input, constant or result, or they do not fit each other.
         ArgumentError: an argument has another type.
     """
-    graph = module.graph
     require("name", name, str, "name an input or a weight")
     require("output", output, (str, type(None)), "name the result that replaces the state, or leave it out")
     require("parameter", parameter, (str, type(None)), "name the parameter that the state belongs to")
+    return _add(module, _named(module.graph), name, output, State(kind, None, None, parameter), data)
+
+
+def add_states(module: Module, kinds: Mapping[str, StateKind]) -> list[Value]:
+    """Let inputs or constants be state that nothing replaces, many at once, by name.
+
+    Raises:
+        StateError: as from `add_state`.
+    """
+    named = _named(module.graph)
+    return [_add(module, named, name, None, State(kind, None, None, None), None) for name, kind in kinds.items()]
+
+
+def _named(graph: Graph) -> dict[str, Value]:
+    """Inputs and constants by the names that they have in the model, and by those that they have now."""
+    values = (*graph.inputs, *graph.constants)
+    return {value.source_name: value for value in values} | {value.name: value for value in values}
+
+
+def _add(
+    module: Module,
+    found: Mapping[str, Value],
+    name: str,
+    output: str | None,
+    wanted: State,
+    data: Tensor | np.ndarray[Any, Any] | None,
+) -> Value:
+    graph, kind, parameter = module.graph, wanted.kind, wanted.parameter
     if kind not in STATE_KINDS:
         raise StateError(f'there is no kind of state "{kind}"', do=f"use one of {', '.join(STATE_KINDS)}")
     if module.is_local:
         raise StateError("the module is in local view", do="name its state before it is partitioned")
-    found = {value.source_name: value for value in (*graph.inputs, *graph.constants)} | {
-        value.name: value for value in (*graph.inputs, *graph.constants)
-    }
     value = found.get(name)
     if value is None:
         raise StateError(
@@ -56,7 +80,8 @@ def add_state(
     if value.source_name in module.fixed:
         raise StateError(f'"{name}" is an input that is fixed', do="leave it out of `set`, or do not make it state")
     place = None if output is None else _output(graph, output)
-    taken = next((other for other, known in graph.states.items() if place is not None and known.output == place), None)
+    replaced = graph.states.items() if place is not None else ()
+    taken = next((other for other, known in replaced if known.output == place), None)
     if taken is not None:
         raise StateError(
             f'the result "{output}" replaces the state "{taken.source_name}" already',
@@ -108,8 +133,12 @@ def _output(graph: Graph, name: str) -> int:
 
 def state_problems(graph: Graph, value: Value, state: State) -> list[str]:
     """What is wrong with one state of a graph, each as the end of a sentence that the state starts."""
-    missing = [] if value in graph.inputs else ["is no input of the graph"]
+    missing = [] if _is_input(graph, value) else ["is no input of the graph"]
     return missing + _problems(graph, value, state)
+
+
+def _is_input(graph: Graph, value: Value) -> bool:
+    return value.index < len(graph.inputs) and graph.inputs[value.index] is value
 
 
 def _problems(graph: Graph, value: Value, state: State, *, is_alone: bool = False) -> list[str]:
@@ -127,8 +156,8 @@ def _problems(graph: Graph, value: Value, state: State, *, is_alone: bool = Fals
         found.append(f"is {whole}, and begins as {state.data.type}")
     if state.output is None:
         return found
-    if not 0 <= state.output < len(graph.outputs):
-        found.append(f"is replaced by result {state.output} of {len(graph.outputs)}")
+    if not 0 <= state.output < graph.output_count:
+        found.append(f"is replaced by result {state.output} of {graph.output_count}")
         return found
     after = graph.output(state.output)
     for what in ("type", "global_shape", "memory"):

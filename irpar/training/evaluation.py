@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from irpar.ir import Module
+from irpar.ir.state_rules import add_states
 from irpar.output.plan import Plan
 from irpar.sharding import Sharding
 
@@ -36,11 +37,9 @@ def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
         held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
         known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}
         normalise(module, [known[name] for name in held if name in known])
-        for name, entry in held.items():
-            if name in known:
-                module.add_state(name, kind=entry["kind"])
-                # Its numbers are those of the step, which holds them.
-                graph.states[known[name]] = replace(graph.states[known[name]], data=None)
+        for value in add_states(module, {name: entry["kind"] for name, entry in held.items() if name in known}):
+            # Its numbers are those of the step, which holds them.
+            graph.states[value] = replace(graph.states[value], data=None)
         PassManager.parse(CLEAN).run(module)
         forget_domains(module)
         _shard_as(module, [*held.values(), *plan.inputs])

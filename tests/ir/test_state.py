@@ -19,6 +19,7 @@ from irpar.ir import (
     same_module,
     verify,
 )
+from irpar.ir.state_rules import add_states
 from irpar.ir.text.lexer import TextError
 
 STEP = textwrap.dedent(
@@ -184,3 +185,21 @@ def test_what_is_fixed_is_no_state_and_the_other_way_round() -> None:
     module.add_state("past", "present")
     with pytest.raises(IrparError, match="input past is state"):
         fix_inputs(module, {"past": np.zeros(2, np.float32)})
+
+
+def test_many_states_are_named_at_once() -> None:
+    text = """
+        graph @g(%x: f32[2], %y: f32[2]) -> (%z) opset 21 {
+          %w = constant : f32[2] [1.0, 2.0] from "fc.weight"
+          %a = Add(%x, %w) : f32[2]
+          %z = Add(%a, %y) : f32[2]
+        }
+    """
+    one, many = (parse_module(textwrap.dedent(text)) for _ in range(2))
+    one.add_state("y", kind="cache")
+    one.add_state("fc.weight", kind="parameter")
+    made = add_states(many, {"y": "cache", "fc.weight": "parameter"})
+    assert [value.source_name for value in made] == ["y", "fc.weight"]
+    assert str(many) == str(one)
+    with pytest.raises(StateError, match='no input and no constant is called "v"'):
+        add_states(many, {"v": "cache"})

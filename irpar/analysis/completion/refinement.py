@@ -122,6 +122,7 @@ class Refinement:
         self.hopeless: set[int] = set()
         self.known: dict[tuple[Node | None, int], int] = {}
         self.seen: dict[Value, int] = {}
+        self.are_moved: dict[Value, bool] = {}
         self.light: dict[RuleView, bool] = {}
         self.order = {node: place for place, node in enumerate(placements)}
         self.left = 0
@@ -198,6 +199,7 @@ class Refinement:
         for moved in (*node.inputs, *node.results):
             self.moving.pop(moved, None)
             self.seen.pop(moved, None)
+            self.are_moved.pop(moved, None)
         for index, (value, needed) in enumerate(zip(node.operands, placement.operands, strict=True)):
             if value is not None and needed is not None:
                 self.needs.setdefault(value, {})[node, index] = needed
@@ -244,8 +246,12 @@ class Refinement:
         return any(value.is_static and self._is_moved(value) for value in values)
 
     def _is_moved(self, value: Value) -> bool:
-        lies = self._lies(value)
-        return lies is not None and any(needed != lies for needed in self.needs.get(value, {}).values())
+        known = self.are_moved.get(value)
+        if known is None:  # Once for all readers of a value: all layers may read it.
+            lies = self._lies(value)
+            known = lies is not None and any(needed != lies for needed in self.needs.get(value, {}).values())
+            self.are_moved[value] = known
+        return known
 
     def _lies(self, value: Value) -> Sharding | None:
         return self.given.get(value, value.sharding)

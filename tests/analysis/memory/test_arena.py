@@ -80,3 +80,26 @@ def test_arenas_of_all_families_are_about_as_large_as_what_is_held():
     for family in models.FAMILIES:
         graph = to_module(models.build(family)).graph
         assert arena_bytes(graph) <= 1.2 * peak(graph).activation_bytes + 64 * ALIGNMENT
+
+
+@given(LIFETIMES)
+def test_each_gets_the_smallest_hole_that_it_fits_in(drawn):
+    """Against a search of all bytes, line by line of 64."""
+    held = [Lifetime(key, nbytes, first, first + steps) for key, (nbytes, first, steps) in enumerate(drawn) if nbytes]
+    found = place(held).offsets
+    taken: dict[int, Lifetime[int]] = {}
+    for one in sorted(held, key=lambda one: (one.first, -one.nbytes)):
+        taken = {line: other for line, other in taken.items() if other.last >= one.first}
+        lines = -(-one.nbytes // ALIGNMENT)
+        top = max(taken, default=-1) + 1
+        free = [line for line in range(top) if line not in taken]
+        holes: list[list[int]] = []
+        for line in free:
+            if holes and holes[-1][-1] == line - 1:
+                holes[-1].append(line)
+            else:
+                holes.append([line])
+        fitting = [hole for hole in holes if len(hole) >= lines]
+        begin = min(fitting, key=len)[0] if fitting else top
+        assert found[one.key] == begin * ALIGNMENT
+        taken.update((line, one) for line in range(begin, begin + lines))
