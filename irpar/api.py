@@ -16,6 +16,7 @@ from irpar.units import count_text
 
 from .api_arguments import (
     check_annotations,
+    check_collectives,
     check_comparison,
     check_inputs,
     check_model,
@@ -267,36 +268,48 @@ class Partition:
         force: bool = False,
         progress: Callable[[int, int], None] | None = None,
         evaluation: "Partition | None" = None,
+        collectives: str = "irpar",
+        stubs: bool = False,
     ) -> None:
         """Write plan.json and the parts; see `irpar.output.writer.write_partition`.
 
         The plan gets the id and the facts about weights that were written. Beside a training step stands its
-        evaluation program, where one is given.
+        evaluation program, where one is given. The collectives are irpar's, or those of another runtime:
+        "com.microsoft" or "tensorrt", whose programs name the ranks of groups, so that the parts may become more. With
+        `stubs`, functions in the models give tools that know no irpar the types of its collectives.
 
         Raises:
-            IrparError: the folder exists, or the weights cannot be read.
+            IrparError: the folder exists, the weights cannot be read, or a collective cannot be said.
         """
+        from irpar.output.group_parts import by_groups, names_ranks
         from irpar.output.writer import write_partition
 
         check_path("folder", folder)
         check_weights(weights)
+        check_collectives(collectives, stubs)
         if self.module is None:
             raise IrparError("a partition opened from disk is saved already", do="copy its folder")
         beside = None
         if evaluation is not None:
             from irpar.output.target import EVALUATION
 
-            beside = partial(_save_beside, evaluation, EVALUATION)
+            beside = partial(_save_beside, evaluation, EVALUATION, collectives, stubs)
+        parts, plan = self.parts, self.plan
+        if names_ranks(collectives):
+            parts, plan = by_groups(self.module, parts, plan)
         self.plan = write_partition(
             Path(folder),
             self.module,
-            self.parts,
-            self.plan,
+            parts,
+            plan,
             weights=weights,
             force=force,
+            collectives=collectives,
+            stubs=stubs,
             progress=progress,
             beside=beside,
         )
+        self.parts = parts
 
     def default_engine(self, world: "World | None" = None) -> Engine:
         """The engine that runs the parts where none is asked for; see `irpar.runtime.engines.base.default_engine`."""
@@ -504,8 +517,8 @@ class Partition:
         return bisect(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
 
 
-def _save_beside(partition: Partition, name: str, folder: Path) -> None:
-    partition.save(folder / name)
+def _save_beside(partition: Partition, name: str, collectives: str, stubs: bool, folder: Path) -> None:
+    partition.save(folder / name, collectives=collectives, stubs=stubs)
 
 
 def annotate(module: Module, annotations: Mapping[str, Sequence[Any] | Mapping[str, Any]]) -> None:

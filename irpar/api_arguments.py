@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from irpar.sharding import ArgumentError, IrparError, described, require
+from irpar.sharding import ArgumentError, IrparError, described, option, require, spelled
 
 PATH = (str, os.PathLike)
 MODEL = "give the path of an .onnx file, its bytes, or a ModelProto"
@@ -125,6 +125,26 @@ def check_weights(weights: object) -> None:
     """
     if weights not in ("copy", "none"):
         raise IrparError(f"weights is {described(weights)}", do='write weights="copy" or weights="none"')
+
+
+def check_collectives(collectives: object, stubs: object) -> None:
+    """Whose operators `save` may write, and whether with stand-ins for irpar's.
+
+    Raises:
+        IrparError: there is no such choice, or the two do not go together.
+    """
+    from irpar.ops.collectives import DIALECTS, OWN
+
+    known = (OWN, *DIALECTS)
+    if collectives not in known:
+        do = "write " + " or ".join(option("collectives", name) for name in known)
+        raise IrparError(f"{spelled('--collectives', 'collectives')} is {described(collectives)}", do=do)
+    require("stubs", stubs, bool, "write True or False")
+    if stubs and collectives != OWN:
+        raise IrparError(
+            f"{option('stubs')} gives irpar's own operators, and {option('collectives', str(collectives))} writes none",
+            do="leave one of the two out",
+        )
 
 
 def check_run(engine: object, group: object, timeout: object) -> None:

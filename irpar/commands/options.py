@@ -1,6 +1,6 @@
 """Options that several commands share, and what their texts mean."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -146,22 +146,13 @@ def mesh_of(text: str | None) -> Mesh | None:
     return None if text is None else Mesh.parse(text)
 
 
-COLLECTIVES = ("irpar",)
-_LATER: Mapping[str, str] = {
-    "com.microsoft": "the export for other runtimes",
-    "tensorrt": "the export for other runtimes",
-}
-
-
 def choice(option: str, value: str, known: Collection[str]) -> str:
     """An option's value, checked against what there is.
 
     Raises:
-        IrparError: it is unknown, or not there yet.
+        IrparError: it is unknown.
     """
     if value in known:
         return value
     do = "use " + " or ".join(f"{option} {name}" for name in known)
-    if value in _LATER:
-        raise IrparError(f"{option} {value} is not there yet: it comes with {_LATER[value]}", do=do)
     raise IrparError(f'there is no {option} "{value}"', do=do)

@@ -13,7 +13,6 @@ from irpar.sharding import IrparError
 from irpar.tables.display import messages, output, print_json
 
 from .options import (
-    COLLECTIVES,
     Bind,
     DumpIr,
     Json,
@@ -46,7 +45,16 @@ Weights = Annotated[str, typer.Option("--weights", metavar="WHICH", help="copy, 
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it holds a partition and nothing else.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Plan anew, and keep nothing for the next time.")]
 Collectives = Annotated[
-    str, typer.Option("--collectives", metavar="DOMAIN", help="Whose collectives are written: irpar.")
+    str,
+    typer.Option(
+        "--collectives",
+        metavar="DOMAIN",
+        help="Whose collectives are written: irpar, com.microsoft (ONNX Runtime's of its NCCL builds) or tensorrt.",
+    ),
+]
+Stubs = Annotated[
+    bool,
+    typer.Option("--stubs", help="With functions that give tools that know no irpar the types of its collectives."),
 ]
 MostMoved = Annotated[
     float | None,
@@ -90,6 +98,7 @@ def partition_command(
     weights: Weights = "copy",
     force: Force = False,
     collectives: Collectives = "irpar",
+    stubs: Stubs = False,
     annotate: Annotate = None,
     configuration: Configuration = "",
     max_redistribution_mb: MostMoved = None,
@@ -127,6 +136,7 @@ class Asked:
     weights: str
     force: bool
     collectives: str
+    stubs: bool
     annotate: Path | None
     max_redistribution_mb: float | None
     dump_ir: Path | None
@@ -230,6 +240,7 @@ def _write_new(
     from .annotated import check_annotate, write_annotated
 
     kept: Any = asked.weights
+    said: dict[str, Any] = {"collectives": asked.collectives, "stubs": asked.stubs}
     decided = DecidedShardings()
     manager = _manager(asked, progress, None if asked.annotate is None else decided)
     if asked.annotate is not None:
@@ -237,7 +248,7 @@ def _write_new(
     module, annotated, files, notes = read()
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)
     beside = None if evaluation is None else partition(evaluation(made.plan), network=asked.network)
-    made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside)
+    made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside, **said)
     told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
     assert made.passes is not None
     if not asked.as_json:
@@ -330,9 +341,10 @@ def checked_sources(asked: Asked, model: Path, shardings: Path | None) -> list[P
     Raises:
         IrparError: see there.
     """
+    from irpar.api_arguments import check_collectives
     from irpar.output.target import check_target
 
-    choice("--collectives", asked.collectives, COLLECTIVES)
+    check_collectives(asked.collectives, asked.stubs)
     choice("--weights", asked.weights, ("copy", "none"))
     if asked.network is not None:
         from irpar.analysis.cost.network_file import find_network

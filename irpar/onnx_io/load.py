@@ -12,6 +12,7 @@ from irpar.ir import Graph, Module
 from irpar.ir.collector import collector_off
 
 from .device_annotations import NO_CONFIGURATION, DeviceAnnotations
+from .dialects import own
 from .errors import OnnxError, text_of
 from .external import ExternalFolder
 from .facts import STATES, take_model_facts, take_states
@@ -104,6 +105,7 @@ def to_module(
 
 def _to_module(model: onnx.ModelProto, folder: Path | None, devices: DeviceAnnotations | None) -> Module:
     check_model(model)
+    model = own(model)
     if devices is not None:
         devices.start(model)
     given, model = model, upgrade(model)

@@ -36,6 +36,7 @@ class Plan:
     copies: list[dict[str, Any]] = field(default_factory=list)
     training: dict[str, Any] | None = None
     functions: list[dict[str, Any]] = field(default_factory=list)
+    dialect: str = "irpar"
     id: str | None = None
     format: str = FORMAT
 

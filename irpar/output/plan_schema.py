@@ -265,6 +265,7 @@ class PlanFields(TypedDict):
     copies: NotRequired[list[CopyEntry]]
     training: NotRequired[TrainingFacts | None]
     functions: NotRequired[list[FunctionEntry]]
+    dialect: NotRequired[str]
 
 
 def misfit(data: Any) -> str | None:

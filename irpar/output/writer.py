@@ -11,9 +11,11 @@ import onnx
 
 from irpar.ir import DType, Graph, Module, Tensor, Value
 from irpar.ir.data_file import DataFile
+from irpar.onnx_io.dialects import add_stubs, say_in
 from irpar.onnx_io.proto import replace_metadata, set_metadata, to_proto
 from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized
 from irpar.onnx_io.tensors import write_tensor
+from irpar.ops.collectives import DIALECTS, OWN, Dialect
 
 from .fingerprint import fingerprint, whole_digest
 from .fresh import Progress, WriteReport, check_room, fresh_partition, write_data_files
@@ -36,6 +38,8 @@ def write_partition(
     *,
     weights: Weights = "copy",
     force: bool = False,
+    collectives: str = OWN,
+    stubs: bool = False,
     progress: Progress | None = None,
     beside: Callable[[Path], None] | None = None,
 ) -> Plan:
@@ -51,6 +55,8 @@ def write_partition(
         plan: its plan.
         weights: "copy" writes each part's slices, "none" writes plan and programs only.
         force: replace a target that holds a partition and nothing else.
+        collectives: whose operators say them: "irpar", or one of `DIALECTS`.
+        stubs: with functions that stand in for irpar's operators.
         progress: told about written bytes.
         beside: writes what belongs to it into the folder, before that takes its name.
 
@@ -60,6 +66,8 @@ def write_partition(
     Raises:
         OutputError: the target exists (and is not to be replaced), there is not enough room, or the system refuses.
     """
+    dialect = DIALECTS.get(collectives)
+    plan = replace(plan, dialect=collectives)
     sources = source_files(module)
     with fresh_partition(folder, force, sources) as fresh:
         layouts = [_Layout(part) for part in parts]
@@ -72,7 +80,7 @@ def write_partition(
         for layout in layouts:
             target = fresh / f"part{layout.part.index}"
             target.mkdir()
-            programs.update(_write_model(target / MODEL_FILE, module, layout))
+            programs.update(_write_model(target / MODEL_FILE, module, layout, dialect, stubs))
         texts = _bare(plan).field_texts()
         written = replace(plan, id=_partition_id(texts, programs.digest()))
         models = [fresh / f"part{layout.part.index}" / MODEL_FILE for layout in layouts]
@@ -155,11 +163,15 @@ class _Layout:
         return made
 
 
-def _write_model(path: Path, module: Module, layout: _Layout) -> bytes:
+def _write_model(path: Path, module: Module, layout: _Layout, dialect: Dialect | None, stubs: bool) -> bytes:
     """Write model.onnx; returns a digest of it."""
     part = layout.part
     model = to_proto(module, part.graph, constant=layout.proto)
     replace_metadata(model, {PART: str(part.index), "irpar.ranks": json.dumps(list(part.ranks))})
+    if dialect is not None:
+        say_in(dialect, model, module, part.graph, part.ranks)
+    elif stubs:
+        add_stubs(model, module, part.graph)
     data = serialized(model)
     path.write_bytes(data)
     return hashlib.blake2b(data).digest()

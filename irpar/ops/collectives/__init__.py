@@ -25,6 +25,7 @@ from . import (
     reduce_scatter,
 )
 from .checks import problems_of
+from .dialects import DIALECTS, OWN, Dialect
 from .local import collective_axes, is_local
 from .numbering import number_alike, number_collectives
 from .order import order_problems
@@ -34,14 +35,17 @@ __all__ = [
     "ALGORITHMS",
     "ATTRIBUTES",
     "COLLECTIVES",
+    "DIALECTS",
     "FREE",
     "KINDS",
     "OF_KIND",
+    "OWN",
     "POINT_TO_POINT",
     "REDUCING",
     "STARTED",
     "WAIT",
     "CollectiveOp",
+    "Dialect",
     "check_collective",
     "collective_axes",
     "is_planned",

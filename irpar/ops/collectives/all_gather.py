@@ -8,6 +8,7 @@ from irpar.ir import Node, Shape, with_dim
 from irpar.ops.facts import int_attribute, ints_attribute
 
 from .arrays import check_dim, cut, shapes_of_blocks
+from .dialects import MICROSOFT, MOVED, TENSORRT, dist_collective
 from .local import gathered, local_shape, members_of, operand_block, padded
 from .record import (
     Array,
@@ -21,6 +22,7 @@ from .record import (
     Settings,
     Share,
     Sizes,
+    Spelling,
     State,
     Volume,
 )
@@ -93,4 +95,8 @@ RECORD = CollectiveOp(
     execution=Execution(_result, _shapes, is_shared=True, reads_all=True, moves=_moves),
     dims=("dim",),
     uneven={"sizes": ("dim", "operand")},
+    spellings={
+        MICROSOFT: Spelling("AllGather", MOVED, named={"axis": "dim"}, counted=("group_size",)),
+        TENSORRT: dist_collective("all_gather", first=("dim",)),
+    },
 )

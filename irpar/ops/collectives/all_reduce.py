@@ -6,8 +6,9 @@ from math import prod
 from irpar.ir import Node
 
 from .arrays import contiguous, cut_flat, equal_shapes
+from .dialects import FLOATS, MICROSOFT, TENSORRT, dist_collective
 from .local import operand_block, shape_kept
-from .record import Array, Atoms, CollectiveOp, Execution, Member, Nested, Settings, Share, State, Volume
+from .record import Array, Atoms, CollectiveOp, Execution, Member, Nested, Settings, Share, Spelling, State, Volume
 from .record import rounds as message_rounds
 from .reduced_arrays import reduce_arrays
 from .states import reduced
@@ -71,4 +72,8 @@ RECORD = CollectiveOp(
     nested=_nested,
     execution=Execution(_result, equal_shapes, is_shared=True, reads_all=True, pieces=_pieces, returns_pieces=True),
     others=("reduce",),
+    spellings={
+        MICROSOFT: Spelling("AllReduce", FLOATS, reductions=frozenset({"sum"})),
+        TENSORRT: dist_collective("all_reduce", reduces=True),
+    },
 )

@@ -9,6 +9,7 @@ from irpar.ops.facts import int_attribute, ints_attribute
 from irpar.sharding import ceil_div
 
 from .arrays import blocks_of, check_dim, cut, own_pieces, shapes_of_blocks
+from .dialects import MICROSOFT, MOVED, TENSORRT, dist_collective
 from .local import gathered, local_shape, members_of, operand_block, padded, part
 from .record import (
     Array,
@@ -22,6 +23,7 @@ from .record import (
     Settings,
     Share,
     Sizes,
+    Spelling,
     State,
     Volume,
 )
@@ -109,4 +111,8 @@ RECORD = CollectiveOp(
     execution=Execution(_result, _shapes, moves=_moves),
     dims=("split_dim", "concat_dim"),
     uneven={"split_sizes": ("split_dim", "result"), "concat_sizes": ("concat_dim", "operand")},
+    spellings={
+        MICROSOFT: Spelling("AllToAll", MOVED, counted=("group_size",), first=("split_dim", "concat_dim")),
+        TENSORRT: dist_collective("all_to_all", first=("split_dim", "concat_dim")),
+    },
 )

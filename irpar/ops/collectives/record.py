@@ -250,6 +250,33 @@ class Partners:
     source: int | None = None
 
 
+# -- other runtimes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How an operator of another runtime says a kind.
+
+    Attributes:
+        op_type: theirs.
+        dtypes: that it takes, as irpar's text has them.
+        fixed: attributes of theirs that are always so.
+        named: attributes of theirs that say what one of ours does.
+        counted: attributes of theirs that say how many members there are.
+        reductions: those of ours that it has, of a kind that reduces.
+        first: those of ours that name dims, which it has as the first one alone.
+    """
+
+    op_type: str
+    dtypes: frozenset[str]
+    _: KW_ONLY
+    fixed: Mapping[str, int | str] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
+    counted: tuple[str, ...] = ()
+    reductions: frozenset[str] = frozenset()
+    first: tuple[str, ...] = ()
+
+
 # -- the record -------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +307,7 @@ class CollectiveOp:
         types: the types of its results, where they are not its operand's with `shape`.
         problems: what is wrong with a node, where that is not what is wrong with a collective.
         moves_blocks: it may keep the sharding or take blocks to where another sharding has them, by `pairs`.
+        spellings: how other runtimes say it, by the names of `DIALECTS`; those that are not there cannot.
     """
 
     kind: str | None
@@ -303,3 +331,4 @@ class CollectiveOp:
     types: Callable[[Node], Sequence[Type]] | None = None
     problems: Callable[[Module, Node], Iterator[str]] | None = None
     moves_blocks: bool = False
+    spellings: Mapping[str, Spelling] = field(default_factory=dict)

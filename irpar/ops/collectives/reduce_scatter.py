@@ -8,6 +8,7 @@ from irpar.ir import Node, Shape, with_dim
 from irpar.ops.facts import int_attribute, ints_attribute
 
 from .arrays import blocks_of, equal_shapes, own_pieces
+from .dialects import TENSORRT, dist_collective
 from .local import block_of, local_shape, members_of, padded, part
 from .record import Array, Atoms, CollectiveOp, Execution, Member, Nested, Settings, Share, State, Volume
 from .record import rounds as message_rounds
@@ -75,4 +76,5 @@ RECORD = CollectiveOp(
     dims=("dim",),
     others=("reduce",),
     uneven={"sizes": ("dim", "result")},
+    spellings={TENSORRT: dist_collective("reduce_scatter", reduces=True, first=("dim",))},
 )
