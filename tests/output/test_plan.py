@@ -139,6 +139,7 @@ def changed(plan: dict, place: tuple, *value: object) -> dict:
 OPTIONAL = {
     "functions",
     "training",
+    "dialect",
     "program",
     "segments",
     "values",
