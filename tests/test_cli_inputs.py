@@ -52,7 +52,7 @@ def test_what_did_not_run_is_told(capsys, out):
 def test_inputs_of_a_run(capsys, out, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((4, 8), np.float32))
     np.savez(tmp_path / "rest.npz", on=np.array([True]), sr=np.array(16000), h=np.zeros(3, np.float16))
-    words = ["run", out, "--outputs", tmp_path / "y.npz", "--force", "--input", f"x={tmp_path / 'x.npy'}"]
+    words = ["run", out, "--outputs", tmp_path / "y.npz", "--input", f"x={tmp_path / 'x.npy'}"]
     assert call(capsys, *words, "--input", "sr=5", "--input", "on=[true]", "--input", "h=[1, 0.5, 2]")[0] == 0
     results = np.load(tmp_path / "y.npz")
     np.testing.assert_array_equal(results["y"], -np.ones((4, 8), np.float32))

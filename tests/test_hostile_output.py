@@ -130,13 +130,7 @@ def test_arrays_take_the_place_of_npz_files_only(capsys, tmp_path, base):
     shutil.copy(base / "gpt.onnx", tmp_path / "o")
     refused(capsys, "over a file that is no .npz", *words)
     assert onnx.load(tmp_path / "o") == onnx.load(base / "gpt.onnx")
-    refused(capsys, "over a file that is no .npz", *words, "--force")
     shutil.copy(base / "in.npz", tmp_path / "o")
-    refused(capsys, "the file exists", *words)
-    assert list(np.load(tmp_path / "o")) == ["input_ids"]
-    assert call(capsys, *words, "--force")[0] == 0
-    assert list(np.load(tmp_path / "o")) == ["logits"]
-    (tmp_path / "o").write_bytes(b"")
     assert call(capsys, *words)[0] == 0
     assert list(np.load(tmp_path / "o")) == ["logits"]
 
@@ -296,7 +290,3 @@ def test_a_partition_that_was_being_replaced_when_its_process_was_killed(capsys,
     assert call(capsys, *words, "--force")[0] == 0
     assert call(capsys, *words, "--force")[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
-def test_force_without_a_file_to_replace(capsys, base):
-    refused(capsys, "--force is for the file of --outputs", "run", base / "out", "--inputs", base / "in.npz", "--force")

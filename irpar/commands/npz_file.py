@@ -142,7 +142,7 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
     Raises:
         NpzError: a value is no array, or the file cannot be written.
     """
-    check_npz_target(path, force=True)  # Who may replace what was asked before anything was computed.
+    check_npz_target(path)
     # numpy.savez takes names as keyword arguments, and so cannot write an array called "file".
     with new_file(path, "the arrays", NpzError) as fresh, zipfile.ZipFile(fresh, "w", zipfile.ZIP_STORED) as file:
         for name, value in arrays.items():
@@ -150,11 +150,11 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
                 np.lib.format.write_array(entry, _writable(name, value), allow_pickle=False)
 
 
-def check_npz_target(path: str | Path, *, force: bool) -> None:
-    """Refuse to write arrays over what is there, unless `force` is given and it is an .npz file; an empty file may go.
+def check_npz_target(path: str | Path) -> None:
+    """Refuse to write arrays over what is there and is no .npz file.
 
     Raises:
-        NpzError: there is a file, or what is no file.
+        NpzError: it is no file, or one of another kind.
     """
     check_file(path, "the arrays", NpzError)
     try:
@@ -168,8 +168,6 @@ def check_npz_target(path: str | Path, *, force: bool) -> None:
             where=str(path),
             do="give another file, or remove this one yourself",
         )
-    if start and not force:
-        raise NpzError("the file exists", where=str(path), do="give another file, or --force")
 
 
 def _writable(name: str, value: Any) -> Array:

@@ -131,7 +131,6 @@ Outputs = Annotated[
     Path | None,
     typer.Option("--outputs", metavar="FILE", help="The .npz file to write the outputs to.", show_default=False),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file of --outputs if it is an .npz file.")]
 
 
 def run_command(
@@ -140,7 +139,6 @@ def run_command(
     inputs: Inputs = None,
     given: Input = None,
     outputs: Outputs = None,
-    force: Force = False,
     engine: Engine = None,
     group: GroupName = None,
     timeout: Timeout = None,
@@ -186,8 +184,6 @@ def run_command(
         eval_every,
     )
     asked.check(inputs, outputs)
-    if force and outputs is None:
-        raise IrparError("--force is for the file of --outputs", do="add --outputs FILE, or leave it out")
 
     def work(partition: "Partition", options: dict[str, Any]) -> None:
         from .input_values import given_inputs
@@ -199,7 +195,7 @@ def run_command(
         if asked.data is not None:
             asked.run(partition, options, given, as_json)
             return
-        _run(partition, options, read, outputs, force=force, as_json=as_json)
+        _run(partition, options, read, outputs, as_json)
 
     on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)
 
@@ -209,14 +205,12 @@ def _run(
     options: dict[str, Any],
     read: Callable[[], Mapping[str, Any] | None],
     outputs: Path | None,
-    *,
-    force: bool,
     as_json: bool,
 ) -> None:
     from .npz_file import check_npz_target, write_npz
 
     if outputs is not None:
-        check_npz_target(outputs, force=force)
+        check_npz_target(outputs)
     arrays = _inputs(partition, read())
     executor = partition.executor(**options)
     start = time.perf_counter()

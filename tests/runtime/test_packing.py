@@ -200,7 +200,7 @@ def test_processes_run_from_their_packs(here: Path, base: Path, name: str) -> No
     data = bytearray((here / "host2" / "out" / "part0" / "weights.bin").read_bytes())
     data[1000] ^= 1
     (here / "host2" / "out" / "part0" / "weights.bin").write_bytes(data)
-    done = starter.run("run", "--inputs", "host0/in.npz", "--outputs", "host0/o.npz", "--force")
+    done = starter.run("run", "--inputs", "host0/in.npz", "--outputs", "host0/o.npz")
     # An mpiexec has exit codes of its own.
     assert done.returncode == 2 or (done.returncode and name != "irpar launch")
     assert "part0/weights.bin is not the file that was packed" in done.stderr
