@@ -127,20 +127,21 @@ def check_weights(weights: object) -> None:
         raise IrparError(f"weights is {described(weights)}", do='write weights="copy" or weights="none"')
 
 
+COLLECTIVES = ("irpar", "com.microsoft", "tensorrt")
+"""Whose operators may be written; commands that plan nothing do not import what knows them."""
+
+
 def check_collectives(collectives: object, stubs: object) -> None:
     """Whose operators `save` may write, and whether with stand-ins for irpar's.
 
     Raises:
         IrparError: there is no such choice, or the two do not go together.
     """
-    from irpar.ops.collectives import DIALECTS, OWN
-
-    known = (OWN, *DIALECTS)
-    if collectives not in known:
-        do = "write " + " or ".join(option("collectives", name) for name in known)
+    if collectives not in COLLECTIVES:
+        do = "write " + " or ".join(option("collectives", name) for name in COLLECTIVES)
         raise IrparError(f"{spelled('--collectives', 'collectives')} is {described(collectives)}", do=do)
     require("stubs", stubs, bool, "write True or False")
-    if stubs and collectives != OWN:
+    if stubs and collectives != COLLECTIVES[0]:
         raise IrparError(
             f"{option('stubs')} gives irpar's own operators, and {option('collectives', str(collectives))} writes none",
             do="leave one of the two out",

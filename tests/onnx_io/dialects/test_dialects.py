@@ -12,10 +12,11 @@ from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 
 import irpar
+from irpar.api_arguments import COLLECTIVES
 from irpar.ir import Module, parse_module
 from irpar.onnx_io import to_module, to_proto
 from irpar.onnx_io.dialects import add_stubs, say_in
-from irpar.ops.collectives import DIALECTS
+from irpar.ops.collectives import DIALECTS, OWN
 
 HEAD = 'mesh @m = ["x"=4]\ngraph @g(%a: {a}) -> (%r) opset 21 {{\n{body}\n}}\n'
 CASES = {
@@ -321,6 +322,10 @@ def test_stubs_give_others_the_types_and_irpar_does_not_see_them(case: str, tmp_
     shape = list(made.parts[0].graph.outputs[0].shape)
     assert told.stdout.splitlines()[1] == str([["r", shape]])
     assert irpar.Partition.open(tmp_path / "out").plan.dialect == "irpar"
+
+
+def test_what_may_be_asked_for_is_what_there_is() -> None:
+    assert (OWN, *DIALECTS) == COLLECTIVES
 
 
 def test_stubs_are_irpars_own(tmp_path: Path) -> None:
