@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from .columns import convolve
 from .depthwise import depthwise, is_depthwise
 from .gemm import for_product, product
 from .operands import check_same_dtype, compute_dtype, narrow, one_of, summed_as_int32, summing_dtype, widen
@@ -18,8 +19,10 @@ COLUMN_BYTES = 2**28
 """What the columns of a batch may take at once; a larger batch is convolved piece by piece."""
 
 
-def _convolved(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows) -> Array:
-    """The convolution itself, in the compute dtype."""
+def _convolved(
+    xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows, out: Array | None = None
+) -> Array:
+    """The convolution itself, in the compute dtype; on NumPy in `out`, where that has its shape and dtype."""
     batch, channels = x.shape[:2]
     features = weight.shape[0]
     if channels != weight.shape[1] * group or features % group:
@@ -27,6 +30,12 @@ def _convolved(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Wi
     if xp.__name__ == "cupy" and is_depthwise(x, weight, group):
         return depthwise(xp, widen(x), widen(weight), windows)
     kind, places = compute_dtype(x.dtype), math.prod(windows.counts)
+    if xp.__name__ == "numpy":
+        shape = (batch, features, *windows.counts)
+        fits = out is not None and out.shape == shape and out.dtype == kind and out.flags.c_contiguous
+        y = out if fits else np.empty(shape, kind)
+        convolve(widen(x), widen(weight), group, windows, y)
+        return y
     x, depth = for_product(xp, x), weight.shape[1] * math.prod(windows.kernel)
     matrices = for_product(xp, weight).reshape(group, features // group, depth)
     view = windows.view(xp, x, 0)
@@ -65,6 +74,7 @@ def conv(
     kernel_shape: Ints | None = None,
     pads: Ints | None = None,
     strides: Ints | None = None,
+    out: Array | None = None,
 ) -> Array:
     """Convolution over any number of spatial dims, in groups, with strides, dilations and padding."""
     check_same_dtype(x, weight, bias)
@@ -72,7 +82,7 @@ def conv(
     windows = Windows.over(
         x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
-    y = _convolved(xp, x, weight, group, windows)
+    y = _convolved(xp, x, weight, group, windows, out)
     if bias is not None:
         y += widen(bias).reshape((-1,) + (1,) * (x.ndim - 2))
     return narrow(y, x.dtype)

@@ -8,6 +8,7 @@ import numpy as np
 from .operands import (
     compute_dtype,
     dtype_of,
+    fitting,
     in_compute_dtype,
     is_float,
     mean_over,
@@ -89,10 +90,11 @@ def batch_normalization(
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     training_mode: int = 0,
+    out: Array | None = None,
 ) -> tuple[Array, ...]:
     """Normalise each channel by running statistics, or by the batch's own (which then update the running ones)."""
     if not training_mode:
-        return (_batch_normalized(xp, x, scale, bias, mean, variance, epsilon),)
+        return (_batch_normalized(xp, x, scale, bias, mean, variance, epsilon, out),)
     axes = tuple(axis for axis in range(x.ndim) if axis != 1)
     centred = widen(x) - mean_over(widen(x), axes)
     batch_mean, batch_variance = (mean_over(found, axes).reshape(-1) for found in (widen(x), centred * centred))
@@ -113,16 +115,28 @@ def batch_normalization_inference(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
+    out: Array | None = None,
 ) -> Array:
     """Normalise each channel by running statistics (before version 14 the results tell the mode; this is inference)."""
-    return _batch_normalized(xp, x, scale, bias, mean, variance, epsilon)
+    return _batch_normalized(xp, x, scale, bias, mean, variance, epsilon, out)
 
 
 def _batch_normalized(
-    xp: ArrayModule, x: Array, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float
+    xp: ArrayModule,
+    x: Array,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    variance: Array,
+    epsilon: float,
+    out: Array | None = None,
 ) -> Array:
     factor = _per_channel(x, scale) / xp.sqrt(_per_channel(x, variance) + epsilon)
-    return narrow((widen(x) - _per_channel(x, mean)) * factor + _per_channel(x, bias), x.dtype)
+    wide, mean = widen(x), _per_channel(x, mean)
+    y = xp.subtract(wide, mean, out=fitting(out, x.dtype, wide, mean) if mean.dtype == x.dtype else None)
+    y = xp.multiply(y, factor, out=y if factor.dtype == y.dtype else None)
+    shift = _per_channel(x, bias)
+    return narrow(xp.add(y, shift, out=y if shift.dtype == y.dtype else None), x.dtype)
 
 
 def _standardized(xp: ArrayModule, wide: Array, axes: tuple[int, ...], epsilon: float) -> Array:

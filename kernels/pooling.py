@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .columns import BLOCK_BYTES
 from .operands import in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, kernel
@@ -65,6 +66,7 @@ def max_pool(
     storage_order: int = 0,
     strides: Ints | None = None,
     n_outputs: int,
+    out: Array | None = None,
 ) -> tuple[Array, ...]:
     """Greatest element of each window, and its flat place in the operand."""
     one_of("storage_order", storage_order, (0, 1))
@@ -78,12 +80,47 @@ def max_pool(
         ceil_mode=bool(ceil_mode),
     )
     wide = widen(x)
+    if n_outputs == 1 and xp.__name__ == "numpy" and all(windows.kernel):
+        return (narrow(_greatest(wide, windows, out), x.dtype),)
     view = windows.view(xp, wide, identity_of(wide.dtype, least=True))
     y = narrow(view.max(axis=windows.kernel_axes), x.dtype)
     if n_outputs == 1:
         return (y,)
     flat = view.reshape(*x.shape[:2], math.prod(windows.kernel), *windows.counts)
     return y, _flat_places(xp, xp.argmax(flat, axis=2), x.shape, windows, column_major=bool(storage_order))
+
+
+def _greatest(x: Array, windows: Windows, out: Array | None) -> Array:
+    """The greatest elements of windows, dim by dim, of as many feature maps at a time as a core's cache holds."""
+    shape = (*x.shape[:2], *windows.counts)
+    fits = out is not None and out.shape == shape and out.dtype == x.dtype and out.flags.c_contiguous
+    y: Array = out if fits else np.empty(shape, x.dtype)
+    if not y.size:
+        return y
+    channels = x.shape[0] * x.shape[1]
+    maps, results = x.reshape(1, channels, *x.shape[2:]), y.reshape(1, channels, *windows.counts)
+    least = identity_of(x.dtype, least=True)
+    count = max(1, BLOCK_BYTES // (math.prod(windows.padded(x.shape[2:])) * x.itemsize))
+    for start in range(0, maps.shape[1], count):
+        block = windows.with_pads(np, maps[:, start : start + count], least)
+        for axis in range(len(windows.kernel)):
+            block = _greatest_along(block, axis, windows)
+        results[:, start : start + count] = block
+    return y
+
+
+def _greatest_along(x: Array, axis: int, windows: Windows) -> Array:
+    """The greatest elements along one spatial dim of a padded operand."""
+    step, span = windows.strides[axis], (windows.counts[axis] - 1) * windows.strides[axis] + 1
+    lead = (slice(None),) * (2 + axis)
+    starts = range(0, windows.kernel[axis] * windows.dilations[axis], windows.dilations[axis])
+    taken = [x[(*lead, slice(start, start + span, step))] for start in starts]
+    if len(taken) == 1:
+        return taken[0]
+    y = np.maximum(taken[0], taken[1])
+    for more in taken[2:]:
+        np.maximum(y, more, out=y)
+    return y
 
 
 def _flat_places(xp: ArrayModule, winner: Array, shape: Ints, windows: Windows, *, column_major: bool) -> Array:

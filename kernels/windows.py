@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from .operands import one_of
 from .pad import pad_array
 from .registry import Array, ArrayModule
@@ -64,18 +66,27 @@ class Windows:
 
     def view(self, xp: ArrayModule, x: Array, fill: object) -> Array:
         """All windows of x (batch, channels, *spatial): a read-only view (batch, channels, *kernel, *counts)."""
+        return self.over_padded(self.with_pads(xp, x, fill), xp)
+
+    def padded(self, spatial: Ints) -> Ints:
+        """The spatial dims with their padding."""
+        return tuple(n + sum(pair) + more for n, pair, more in zip(spatial, self.pads, self.extra, strict=True))
+
+    def with_pads(self, xp: ArrayModule, x: Array, fill: object) -> Array:
+        """x with its padding around; itself where there is none."""
         pads = [(0, 0), (0, 0)]
         pads += [(before, after + more) for (before, after), more in zip(self.pads, self.extra, strict=True)]
-        if any(map(sum, pads)):
-            x = pad_array(xp, x, pads, "constant", fill)
+        return pad_array(xp, x, pads, "constant", fill) if any(map(any, pads)) else x
+
+    def over_padded(self, x: Array, xp: ArrayModule = np) -> Array:
+        """All windows of an operand that has its padding, as `view` gives them."""
         lead, spatial = x.strides[:2], x.strides[2:]
         strides = (
             *lead,
             *(s * d for s, d in zip(spatial, self.dilations, strict=True)),
             *(s * step for s, step in zip(spatial, self.strides, strict=True)),
         )
-        shape = (*x.shape[:2], *self.kernel, *self.counts)
-        return xp.lib.stride_tricks.as_strided(x, shape, strides)
+        return xp.lib.stride_tricks.as_strided(x, (*x.shape[:2], *self.kernel, *self.counts), strides)
 
     @property
     def kernel_axes(self) -> Ints:
