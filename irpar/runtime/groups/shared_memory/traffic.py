@@ -40,6 +40,9 @@ _Place = tuple[int, int] | None
 """Run and channel of a post; None: it is a message."""
 _BUSY_SPINS = 8
 """How often a rank looks before it gives its core to others, where each has one of its own."""
+_QUICK_SPINS = 60
+"""The same for what a `QuickPrompt` waits for: a look takes a tenth of the time, and members come within 10 us of each
+other where they compute little."""
 _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FEW_SPINS = 2
@@ -76,6 +79,7 @@ class Traffic:
         self._new = Recycled().empty
         has_cores = segment.layout.count <= cores()
         self._busy_spins, self._spins = (_BUSY_SPINS, _SPINS) if has_cores else (0, _FEW_SPINS)
+        self._quick_spins = _QUICK_SPINS if has_cores else 0
         self._inbox: dict[int, deque[bytes | bytearray]] = {peer: deque() for peer in peers}
         self._posted: defaultdict[tuple[int, int, int], deque[bytes | bytearray]] = defaultdict(deque)
         self._coming: dict[int, tuple[bytearray, _Place]] = {}
@@ -177,7 +181,7 @@ class Traffic:
     def has_come(self, lane: Lane) -> bool:
         """Look a few times whether a record has come, and take its token."""
         has_none = lane.has_none
-        for _ in range(self._busy_spins):
+        for _ in range(self._quick_spins):
             if not has_none():
                 return True
         for _ in range(self._spins):
