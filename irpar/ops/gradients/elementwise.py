@@ -150,8 +150,8 @@ def _reciprocal(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
 
 
 def _relu(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
-    # A product is several times as fast in ONNX Runtime as a Where.
-    return w.mul(g, w.cast(w.compare("Greater", node.result, 0), g.dtype))
+    # A product by a mask would be faster in ONNX Runtime, and NaN where the gradient is infinite, as behind a Sqrt.
+    return w.where(w.compare("Greater", node.result, 0), g, 0.0)
 
 
 def _selu(node: Node, x: Value, g: Value, w: GradientWriter) -> Value:
