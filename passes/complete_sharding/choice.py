@@ -237,16 +237,44 @@ class _Chooser:
 
     def _follow(self, view: RuleView, value: Value, state: Sharding) -> None:
         """What an alternative of one value of a node means for the others."""
+        lies = self._lies(view, {value: state})
+        pinned = [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]
         for tensor, other in enumerate(view.values):
-            if other is not value:
-                continue
-            lies = self._lies(view, {value: state})
-            pinned = [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]
-            for factors in dict.fromkeys(self._joined(view, tensor, state, others) for others in (lies, pinned)):
-                for carried in self._carried(view, tensor, state):
-                    placement = view.placement(factors, carried)
-                    if placement is not None:
-                        self._suggest(view, placement)
+            if other is value:
+                for placement in self._followed(view, tensor, state, lies, pinned):
+                    self._suggest(view, placement)
+
+    def _followed(
+        self,
+        view: RuleView,
+        tensor: int,
+        state: Sharding,
+        lies: Sequence[Sharding | None],
+        pinned: Sequence[Sharding | None],
+    ) -> Iterable[Placement]:
+        """How a node may run where one of its values has an alternative, the others lying as they do."""
+        if state.partial:
+            # What is carried on depends on the states that others have by then.
+            return self._ways_with(view, tensor, state, lies, pinned)
+        followed = self._kind(view).followed
+        key = tensor, state, tuple(lies), tuple(pinned)
+        if key not in followed:
+            followed[key] = tuple(self._ways_with(view, tensor, state, lies, pinned))
+        return followed[key]
+
+    def _ways_with(
+        self,
+        view: RuleView,
+        tensor: int,
+        state: Sharding,
+        lies: Sequence[Sharding | None],
+        pinned: Sequence[Sharding | None],
+    ) -> Iterator[Placement]:
+        for factors in dict.fromkeys(self._joined(view, tensor, state, others) for others in (lies, pinned)):
+            for carried in self._carried(view, tensor, state):
+                placement = view.placement(factors, carried)
+                if placement is not None:
+                    yield placement
 
     def _joined(self, view: RuleView, tensor: int, state: Sharding, lies: Sequence[Sharding | None]) -> FactorAxes:
         """Factor axes of one value, and of the others what fits beside them."""

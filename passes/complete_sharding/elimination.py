@@ -35,8 +35,9 @@ class Elimination:
 
     def add(self, scope: Sequence[int], costs: Array) -> None:
         """A cost for every combination of states of some variables; a variable may stand in `scope` once only."""
-        order = np.argsort(scope)
-        self._put(tuple(sorted(scope)), np.transpose(np.asarray(costs, np.float64), order))
+        costs = np.asarray(costs, np.float64)
+        order = sorted(range(len(scope)), key=scope.__getitem__)
+        self._put(tuple([scope[place] for place in order]), costs.transpose(order) if len(order) > 1 else costs)
 
     def _put(self, scope: tuple[int, ...], table: Array) -> None:
         self._tables[self._next] = scope, table
