@@ -16,7 +16,7 @@ MOST_BYTES = 2**63 - 1
 class TensorType:
     """A dtype and a shape; `shape` is None where the number of dims is unknown. Immutable."""
 
-    __slots__ = ("_is_static", "dtype", "shape")
+    __slots__ = ("_hash", "_is_static", "_nbytes", "dtype", "shape")
 
     dtype: DType
     shape: Shape | None
@@ -25,6 +25,8 @@ class TensorType:
         self.dtype = dtype
         self.shape = shape
         self._is_static: bool | None = None
+        self._hash: int | None = None
+        self._nbytes: int | None = None
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -32,7 +34,12 @@ class TensorType:
         )
 
     def __hash__(self) -> int:
-        return hash((self.dtype, self.shape))
+        if self._hash is None:
+            self._hash = hash((self.dtype, self.shape))
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["TensorType"], tuple[DType, Shape | None]]:
+        return TensorType, (self.dtype, self.shape)  # Hashes of text differ from process to process.
 
     @property
     def rank(self) -> int | None:
@@ -69,7 +76,9 @@ class TensorType:
         Raises:
             ValueError: a dim is symbolic or unknown.
         """
-        return self.dtype.nbytes(math.prod(self.static_shape))
+        if self._nbytes is None:
+            self._nbytes = self.dtype.nbytes(math.prod(self.static_shape))
+        return self._nbytes
 
     @property
     def is_too_large(self) -> bool:

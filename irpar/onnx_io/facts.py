@@ -5,6 +5,7 @@ A model that irpar wrote reads back with meshes, shardings, global shape, source
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, NotRequired, TypedDict, get_args
 
 import numpy as np
@@ -219,6 +220,7 @@ def value_facts(value: Value, name: str, module: Module) -> dict[str, str]:
     return found
 
 
+@lru_cache(maxsize=4096)
 def _sharding_text(sharding: Sharding, mesh_count: int) -> str:
     entry: dict[str, Any] = {"spec": sharding.spec()}
     if sharding.partial:

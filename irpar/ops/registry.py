@@ -1,15 +1,22 @@
 """Registering operators, and what their definitions say of a node."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from irpar.ir import Node, Type, Value, tensor_type
+from irpar.ir import ArrayTensor, DType, Ints, Node, Type, Value, tensor_type
 from irpar.sharding import IrparError
 
-from .facts import CannotTellError, refers_to_call
+from .facts import CannotTellError, data_of, refers_to_call
 from .local_programs.program import LocalProgram
 from .op_def import DEFINITIONS, Infer, OpDef, Rule, definition
 from .rule import FactorRule, Kind
+
+_MOST_KNOWN = 1024
+"""Answers of a rule that are kept: of a model of many layers a few."""
+_MOST_ELEMENTS = 64
+"""Of a constant that makes nodes alike by its numbers."""
+_NOT_ASKED = object()
 
 
 def define(made: OpDef) -> OpDef:
@@ -84,7 +91,49 @@ def _guarded_rule(rule: Rule) -> Rule:
         except _MISFITS as error:
             raise _misfit(node) from error
 
+    # Rules of irpar itself read nothing beside what `_likeness` tells; what those of others read nobody knows.
+    own = getattr(rule, "__module__", "").startswith(f"{__package__}.")
+    return _remembered(answer) if own else answer
+
+
+def _remembered(rule: Rule) -> Rule:
+    """A rule that is asked once of nodes that are alike: those of all layers, and of every look at a graph."""
+    known: dict[Hashable, Any] = {}
+
+    def answer(node: Node) -> FactorRule | None:
+        key = _likeness(node)
+        if key is None:
+            return rule(node)
+        found: FactorRule | None = known.get(key, _NOT_ASKED)
+        if found is _NOT_ASKED:
+            if len(known) == _MOST_KNOWN:
+                known.clear()
+            found = known[key] = rule(node)
+        return found
+
     return answer
+
+
+def _likeness(node: Node) -> Hashable | None:
+    """What a rule reads of a node: version, attributes, types, numbers of constants. None where that is too much."""
+    attributes = []
+    for name, attribute in node.attributes.items():
+        if type(attribute) not in (int, str, bytes, Ints, float):
+            return None
+        # 1 and 1.0 are equal in Python, and 0.0 and -0.0.
+        attributes.append((name, type(attribute), attribute.hex() if isinstance(attribute, float) else attribute))
+    operands: list[Hashable] = []
+    for value in node.operands:
+        if value is not None and (value.data is not None or value.node is not None):
+            data = data_of(value)
+            if value.data is not None or data is not None:
+                if data is None or data is not value.data or not isinstance(data, ArrayTensor):
+                    return None
+                if data.size > _MOST_ELEMENTS or data.dtype is DType.STR:
+                    return None
+                operands.append((data.shape, data.raw()))
+        operands.append(None if value is None else value.type)
+    return node.version, tuple(attributes), tuple(operands), tuple([value.type for value in node.results])
 
 
 def _check_ranks(rule: FactorRule, node: Node) -> None:

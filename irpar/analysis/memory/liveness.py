@@ -128,10 +128,13 @@ def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
     until the wait.
     """
     last: dict[Value, Node] = dict.fromkeys(graph.states, graph.return_node)
+    states = graph.states
     for node in _in_order(graph):
-        for value in (*captured_or_read(node), *_in_flight(node)):
+        # Most nodes hold no graphs: what they read are their operands.
+        read = captured_or_read(node) if node.attributes else node.inputs
+        for value in (*read, *_in_flight(node)):
             root = roots.get(value, value)
-            if not root.is_constant and root.owner is graph and root not in graph.states:
+            if not root.is_constant and root.owner is graph and root not in states:
                 last[root] = node
     return last
 
