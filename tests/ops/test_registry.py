@@ -1,9 +1,11 @@
 """The registry: one definition an operator, and no answer rather than a wrong one."""
 
+import numpy as np
 import pytest
 
-from irpar.ir import DType, Graph, Node, RefAttribute, TensorType, symbol
-from irpar.ops import Kind, OpDef, define, definition, definitions, factor_rule, flops
+from irpar.ir import ArrayTensor, DType, Graph, Node, RefAttribute, TensorType, symbol
+from irpar.ops import FactorRule, Kind, OpDef, define, definition, definitions, factor_rule, flops
+from irpar.ops.op_def import DEFINITIONS
 
 F32 = DType.F32
 
@@ -67,3 +69,42 @@ def test_statistics_of_a_training_batch_are_of_channels() -> None:
     known = factor_rule(node("BatchNormalization", *shapes, result=(4, 5, 3)))
     assert known is not None
     assert set(known.kinds) == {Kind.PASS}
+
+
+def reduced(*axes: int, **attributes: object) -> Node:
+    """A ReduceSum of [5, 4] over constant axes."""
+    graph = Graph()
+    data = graph.add_input("x", TensorType(F32, (5, 4)))
+    along = graph.add_constant(ArrayTensor(np.array(axes, np.int64)), "axes")
+    made = graph.append(Node("ReduceSum", [data, along], attributes, version=21))
+    keeps = attributes.get("keepdims", 1)
+    shape = [1 if at in axes else size for at, size in enumerate((5, 4)) if keeps or at not in axes]
+    made.result.type = TensorType(F32, tuple(shape))
+    return made
+
+
+def test_nodes_that_are_alike_ask_their_rule_once() -> None:
+    assert factor_rule(reduced(0)) is factor_rule(reduced(0))
+
+
+def test_numbers_attributes_and_types_tell_nodes_apart() -> None:
+    nodes = [reduced(0), reduced(1), reduced(0, keepdims=0), node("Relu", (5, 4), result=(5, 4))]
+    nodes += [node("Relu", (4, 5), result=(4, 5)), node("Softmax", (5, 4), result=(5, 4), axis=0)]
+    nodes.append(node("Softmax", (5, 4), result=(5, 4), axis=1))
+    assert len({str(factor_rule(each)) + str(factor_rule(each).sizes) for each in nodes}) == len(nodes)  # type: ignore[union-attr]
+
+
+def test_a_rule_of_another_package_is_asked_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Node] = []
+
+    def rule(made: Node) -> FactorRule:
+        asked.append(made)
+        return FactorRule((((0,),),), (((0,),),), (4,), (Kind.PASS,))
+
+    definitions()
+    made = define(OpDef("", "OfAnother", rule=rule))
+    del DEFINITIONS["", "OfAnother"]
+    monkeypatch.setitem(DEFINITIONS, ("", "OfAnother"), made)
+    for _ in range(2):
+        assert factor_rule(node("OfAnother", (4,), result=(4,))) is not None
+    assert len(asked) == 2
