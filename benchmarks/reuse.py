@@ -103,8 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", choices=["inference", "training"], help="only one")
     options = parser.parse_args(arguments)
     print(
-        "| gpt | functions | collectives | collective ops | functions | communicators | buffers | compiled segments "
-        "| model.onnx | write | load and prepare | run |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+        "| gpt | functions of | collectives | distinct operators | functions | communicators | buffers "
+        "| compiled segments | model.onnx | write | load and prepare | run |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for kind in (options.kind,) if options.kind else ("inference", "training"):
         with tempfile.TemporaryDirectory() as name:

@@ -47,7 +47,7 @@ def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | N
     Args:
         module: from `irpar.load`, with all symbols bound; its annotations are not looked at.
         mesh: axes named dp, data or batch shard the inputs, all others the weights.
-        progress: is told of each pass of each cut that is tried.
+        progress: is told of each pass of each trial.
 
     Raises:
         UnboundSymbolError: a size of the inputs is not known.
