@@ -8,7 +8,16 @@ import numpy as np
 from .columns import convolve
 from .depthwise import depthwise, is_depthwise
 from .gemm import for_product, product
-from .operands import check_same_dtype, compute_dtype, narrow, one_of, summed_as_int32, summing_dtype, widen
+from .operands import (
+    check_same_dtype,
+    compute_dtype,
+    contiguous_result,
+    narrow,
+    one_of,
+    summed_as_int32,
+    summing_dtype,
+    widen,
+)
 from .quantization import saturated
 from .registry import Array, ArrayModule, HostArray, kernel
 from .windows import Windows
@@ -32,8 +41,7 @@ def _convolved(
     kind, places = compute_dtype(x.dtype), math.prod(windows.counts)
     if xp.__name__ == "numpy":
         shape = (batch, features, *windows.counts)
-        fits = out is not None and out.shape == shape and out.dtype == kind and out.flags.c_contiguous
-        y = out if fits else np.empty(shape, kind)
+        y = contiguous_result(out, shape, kind)
         convolve(widen(x), widen(weight), group, windows, y)
         return y
     x, depth = for_product(xp, x), weight.shape[1] * math.prod(windows.kernel)

@@ -123,6 +123,13 @@ def fitting(out: Array | None, dtype: np.dtype[Any], *operands: Array) -> Array 
     return out if (shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)) == out.shape else None
 
 
+def contiguous_result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Where NumPy writes a result: `out`, where that is contiguous and has the shape and dtype; else new memory."""
+    if out is None or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        return np.empty(shape, dtype)
+    return out
+
+
 def check_same_dtype(*operands: Array | None) -> None:
     """Raise ValueError unless all operands that are present have one dtype."""
     dtypes = {operand.dtype for operand in operands if operand is not None}

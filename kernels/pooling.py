@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .columns import BLOCK_BYTES
-from .operands import in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
+from .operands import contiguous_result, in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, kernel
 from .windows import Windows
@@ -92,9 +92,7 @@ def max_pool(
 
 def _greatest(x: Array, windows: Windows, out: Array | None) -> Array:
     """The greatest elements of windows, dim by dim, of as many feature maps at a time as a core's cache holds."""
-    shape = (*x.shape[:2], *windows.counts)
-    fits = out is not None and out.shape == shape and out.dtype == x.dtype and out.flags.c_contiguous
-    y: Array = out if fits else np.empty(shape, x.dtype)
+    y = contiguous_result(out, (*x.shape[:2], *windows.counts), x.dtype)
     if not y.size:
         return y
     channels = x.shape[0] * x.shape[1]
