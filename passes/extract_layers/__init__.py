@@ -1,11 +1,11 @@
 """extract-layers: what a model repeats, layers up to their weights, becomes a function called once for each."""
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.analysis.layers import LAYER_DOMAIN, Layers, find_layers
+from irpar.globs import matching_names
 from irpar.ir import Graph, Module
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
@@ -94,4 +94,4 @@ def _matches(layers: Layers, patterns: Sequence[str]) -> bool:
         for name in (node.name, node.source, node.scope)
         if name
     }  # fmt: skip
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
+    return any(matching_names(pattern, names) for pattern in patterns)
