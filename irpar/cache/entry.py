@@ -33,6 +33,10 @@ def file_state(path: str | os.PathLike[str]) -> FileState:
     return os.fspath(path), known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino
 
 
+class NotKeptError(Exception):
+    """A partition of which the cache keeps nothing: it is not there as it was written, or too large."""
+
+
 @dataclass
 class Entry:
     """A partition that was made.

@@ -11,7 +11,7 @@ from irpar.output.fresh import Progress, WriteReport, check_room, fresh_partitio
 from irpar.output.plan_record import Plan
 from irpar.output.target import MODEL_FILE, PLAN_FILE, STATE_FILE, WEIGHTS_FILE
 
-from .entry import Entry, file_state
+from .entry import Entry, NotKeptError, file_state
 from .folder import CacheFolder
 from .key import key_of
 
@@ -122,11 +122,9 @@ class PartitionCache:
             report: what is to be said of it, as plain data.
             read: the files of the model's external data, the model itself among them or not.
         """
-        from .weights import NotKeptError
-
         try:
             entry = self._entry(out, written, report, read)
-        except (OSError, ValueError, NotKeptError, _ChangedError):
+        except (OSError, ValueError, NotKeptError):
             return
         # What was read for the key may have been exchanged before it was read for the partition.
         if self._key is not None and self._make_key() == self._key:
@@ -140,7 +138,7 @@ class PartitionCache:
         entry, weights = Entry(report), WeightsWriter(self._model)
         entry.external = [file_state(path) for path in read if path != self._model]
         if any(max(state[2:4]) > self._start - _SETTLED_NS for state in entry.external):
-            raise _ChangedError
+            raise NotKeptError
         room = self._folder.limit
         for part_of in written:
             module, prefix = part_of.partition.module, f"{part_of.folder}/" if part_of.folder else ""
@@ -149,7 +147,7 @@ class PartitionCache:
                 entry.files[prefix + path] = content
                 room -= len(content)
                 if room < 0:
-                    raise _ChangedError
+                    raise NotKeptError
             if not part_of.has_weights:
                 continue
             for part in part_of.partition.parts:
@@ -163,23 +161,19 @@ class PartitionCache:
         return entry
 
 
-class _ChangedError(Exception):
-    """What was written is not kept: it is not there as it was written, or too large."""
-
-
 def _contents(folder: Path, plan: Plan) -> Iterable[tuple[str, bytes]]:
     """The plan and the programs of a folder, as they were written."""
     from irpar.output.fingerprint import bytes_digest
 
     text = plan.to_json().encode()
     if (folder / PLAN_FILE).read_bytes() != text:
-        raise _ChangedError
+        raise NotKeptError
     yield PLAN_FILE, text
     for index, entry in enumerate(plan.parts):
         path = f"part{index}/{MODEL_FILE}"
         content = (folder / path).read_bytes()
         if bytes_digest(content) != entry["program"]["digest"]:
-            raise _ChangedError
+            raise NotKeptError
         yield path, content
 
 

@@ -15,15 +15,11 @@ from typing import Any
 from irpar.ir import DType, ExternalTensor, Tensor, dtype_of_text
 from irpar.ir.tensor import ArrayTensor, JoinedTensor, LazyTensor, SlicedTensor, unpack
 
-from .entry import Plain
+from .entry import NotKeptError, Plain
 from .initializers import Ranges, initializer_ranges
 
 MOST_BYTES = 1 << 20
 """Of all numbers of an entry that no file has."""
-
-
-class NotKeptError(Exception):
-    """A partition has more weights that no file has than an entry may hold."""
 
 
 class WeightsWriter:
