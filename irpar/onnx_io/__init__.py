@@ -1,7 +1,5 @@
 """ONNX to IR and back: models with functions, nested bodies, metadata and lazy weights."""
 
-from irpar.ir.data_file import DataFile
-
 from .errors import OnnxError
 from .external import check_external
 from .load import Source, load, to_module
@@ -13,7 +11,6 @@ register()
 
 __all__ = [
     "Constant",
-    "DataFile",
     "OnnxError",
     "Source",
     "check_external",

@@ -9,6 +9,7 @@ from irpar.sharding import Axis
 
 from .parts import Part
 from .plan_record import Plan
+from .target import MODEL_FILE
 
 
 def names_ranks(collectives: str) -> bool:
@@ -39,7 +40,7 @@ def by_groups(module: Module, parts: Sequence[Part], plan: Plan) -> tuple[list[P
         return list(parts), plan
     made.sort(key=lambda item: item[0][0])
     split = [Part(index, part.graph, ranks, mesh.coords(ranks[0])) for index, (ranks, part) in enumerate(made)]
-    entries = [{**plan.parts[part.index], "model": f"part{index}/model.onnx"} for index, (_, part) in enumerate(made)]
+    entries = [{**plan.parts[part.index], "model": f"part{index}/{MODEL_FILE}"} for index, (_, part) in enumerate(made)]
     part_of = {rank: part.index for part in split for rank in part.ranks}
     ranks = [{**entry, "part": part_of[entry["rank"]]} for entry in plan.ranks]
     return split, replace(plan, parts=entries, ranks=ranks)

@@ -44,6 +44,7 @@ from .plan_record import FORMAT
 from .plan_record import Plan as Plan
 from .plan_schema import misfit
 from .prediction import predict
+from .target import MODEL_FILE
 from .training_facts import facts_of
 
 LEAST_NAMED_BYTES = 1024
@@ -150,7 +151,7 @@ def make_plan(
         ],
         parts=[
             {
-                "model": f"part{part.index}/model.onnx",
+                "model": f"part{part.index}/{MODEL_FILE}",
                 "weight_bytes": peaks[part.graph].constant_bytes,
                 "flops": costs[part.graph],
                 "segments": segments[part.graph],
