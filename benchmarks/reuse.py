@@ -104,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     print(
         "| gpt | functions of | collectives | distinct operators | functions | communicators | buffers "
-        "| compiled segments | model.onnx | write | load and prepare | run |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+        "| compiled segments | model.onnx | write | load and prepare | run |\n"
+        f"{'|---' * 12}|"
     )
     for kind in (options.kind,) if options.kind else ("inference", "training"):
         with tempfile.TemporaryDirectory() as name:
