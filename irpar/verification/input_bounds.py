@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import DType, Graph, Node, Value, dtype_of_onnx, tensor_type
+from irpar.ir import DOMAIN, DType, Graph, Node, Value, dtype_of_onnx, tensor_type
 from irpar.ops import traits
 
 _JOINS = frozenset({"Concat", "Where", "Pad", "Max", "Min", "Trilu"})
@@ -38,6 +38,12 @@ _MOST_POINTS = 64
 _WORD_ATTRIBUTES = ("keys_strings", "cats_strings", "classlabels_strings")
 """Of LabelEncoder and its like."""
 TRIPS = (0, 1, 3)
+_NOT_BELOW_ZERO = frozenset(
+    {("", "Sqrt", 0), ("", "BatchNormalization", 4), (DOMAIN, "Adam", 3), (DOMAIN, "AdamW", 3)},
+)
+"""(domain, op, operand) of which a square root is taken: below 0 it is not a number."""
+_SUMS = frozenset({"Add", "Sum", "Mean", "ReduceSum", "ReduceMean", "Concat", "Cast", "Max"})
+"""Ops that give nothing below 0 where they read nothing below 0."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,34 @@ NARROW = Bounds(is_free=False)
 def index_bounds(value: Value) -> Bounds:
     """What the uses of an integer value say of its range, followed through ops that move or shift elements."""
     return _trace(value, set())
+
+
+def is_square(value: Value) -> bool:
+    """Whether a root is taken of a float value, or of a sum or a multiple of it: a variance, a mean of squares."""
+    seen, waiting = {value}, [value]
+    while waiting:
+        for node, index in waiting.pop().uses:
+            if node.is_return or node.callee is not None:
+                continue
+            if (node.domain, node.op_type, index) in _NOT_BELOW_ZERO:
+                return True
+            if _keeps_sign(node, index):
+                waiting.extend(result for result in node.results if result not in seen)
+                seen.update(node.results)
+    return False
+
+
+def _keeps_sign(node: Node, index: int) -> bool:
+    """Whether an operand that is not below 0 is not made so; single numbers as factors are taken for positive."""
+    if node.domain != "":
+        return False
+    if node.op_type in _SUMS or (index == 0 and traits(node).moves_elements):
+        return True
+    if node.op_type not in ("Mul", "Div") or (node.op_type == "Div" and index == 1):
+        return False
+    other = node.operands[1 - index]
+    shape = None if other is None or other is node.operands[index] else _shape(other)
+    return shape is not None and all(size == 1 for size in shape)
 
 
 def thresholds(graph: Graph) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from irpar.ir import DType, Graph, Value
 from irpar.runtime.layout import Array, TensorSpec
 from irpar.sharding import IrparError, spelled
 
-from .input_bounds import Bounds, index_bounds, thresholds, words
+from .input_bounds import Bounds, index_bounds, is_square, thresholds, words
 
 NARROW_INTEGERS = 2
 """Integers that something unknown reads are 0 or 1: they may be sizes, or places in what is small."""
@@ -25,8 +25,8 @@ def random_inputs(
 ) -> dict[str, Array]:
     """Random full inputs for a program.
 
-    Floats are standard normal, bools fair, strings "a", "b" or what the model compares
-    strings with. Integers that reach indices of Gather and its like in
+    Floats are standard normal, without their sign where a root is taken of them, bools fair, strings "a", "b" or
+    what the model compares strings with. Integers that reach indices of Gather and its like in
     `graph` lie in the range that these allow; those that are read as masks are 0 or 1, the first of each row 1; those
     that are compared with numbers lie around these; those that only arithmetic reads are wide; others are 0 or 1.
 
@@ -79,6 +79,8 @@ class _Drawer:
             bounds = index_bounds(value) if value is not None else Bounds(is_free=False)
             return self._integers(bounds, shape, spec.dtype, narrow)
         numbers = self._floats(shape)
+        if not self._variant and value is not None and is_square(value):
+            numbers = np.abs(numbers)
         if spec.dtype in (DType.C64, DType.C128):
             numbers = numbers + 1j * self._random.standard_normal(shape)
         return np.asarray(numbers).astype(spec.dtype.numpy)

@@ -178,3 +178,10 @@ def test_frozen_parameters_stay() -> None:
 def test_a_training_partition_is_verified(mesh: str) -> None:
     partition = on_mesh(classifier(dropout={"a": 0.2}), mesh)
     assert partition.verify().is_equal
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "lamb"])
+def test_verification_compares_numbers_with_every_optimizer(optimizer: str) -> None:
+    verified = on_mesh(classifier(optimizer=optimizer), "dp=2,tp=2").verify()
+    assert verified.is_equal
+    assert verified.but == ()  # Means of squares below 0 would give parameters that are not numbers.

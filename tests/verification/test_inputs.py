@@ -41,6 +41,26 @@ def test_equal_seeds_give_equal_inputs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("use", "is_square"),
+    [
+        ("%y = Sqrt(%v) : f32[50]", True),
+        ("%k = Mul(%rest, %v) : f32[50]\n %a = Add(%k, %g) : f32[50]\n %y = Sqrt(%a) : f32[50]", True),
+        (
+            "%y, %m1, %v1 = irpar.AdamW(%g, %g, %g, %v, %rest, %rest, %rest, %rest, %rest) : f32[50], f32[50], f32[50]",
+            True,
+        ),
+        ("%k = Mul(%v, %v) : f32[50]\n %y = Sqrt(%k) : f32[50]", False),
+        ("%k = Sub(%v, %rest) : f32[50]\n %y = Sqrt(%k) : f32[50]", False),
+        ("%k = Div(%rest, %v) : f32[50]\n %y = Sqrt(%k) : f32[50]", False),
+        ("%y = Tanh(%v) : f32[50]", False),
+    ],
+)
+def test_what_a_root_is_taken_of_is_not_below_zero(use: str, is_square: bool) -> None:
+    inputs = drawn(f'graph @g(%v: f32[50], %g: f32[50], %rest: f32[]) -> (%y) opset 21, "irpar" 1 {{\n {use}\n}}')
+    assert (inputs["v"] >= 0).all() == is_square
+
+
+@pytest.mark.parametrize(
     ("use", "low", "high"),
     [
         ("%y = Gather(%t, %i) {axis=1} : f32[3, 20, 7]", 0, 5),
