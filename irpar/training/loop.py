@@ -20,6 +20,8 @@ from .schedule import Schedule
 from .trainer import Trainer
 
 METRICS = "metrics.jsonl"
+_BEGINNING = '{"step": '
+"""Of each line, also where the rest of it was not written: a file of anything else is nobody's to replace."""
 
 
 class LoopError(IrparError):
@@ -176,6 +178,10 @@ def _check(options: LoopOptions) -> None:
         raise LoopError(f"a seed of {options.seed}", do="give a number of 0 or more")
     if options.checkpoint is None and (options.every or options.keep or options.resume):
         raise LoopError("checkpoints are asked for, and there is no folder for them", do="give --checkpoint DIR")
+    if options.evaluation is None and options.evaluate_every:
+        raise LoopError("evaluation is asked for, and there are no samples for it", do="give --eval-data DATA")
+    if options.evaluate_every < 0:
+        raise LoopError(f"an evaluation every {options.evaluate_every} steps", do="give a number of 0 or more")
     if options.every < 0 or options.keep < 0:
         raise LoopError(
             f"a checkpoint every {options.every} steps, of which {options.keep} are kept",
@@ -297,13 +303,13 @@ def _metrics(options: LoopOptions, first: int) -> Iterator[Callable[[str], None]
     if path is None:
         yield lambda _: None
         return
-    if path.exists() and not options.resume:
+    if path.is_file() and not options.resume:
         raise LoopError(
             "the file has the metrics of another run", where=str(path), do="give another --metrics FILE, or --resume"
         )
     with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_until(path, first)
+        kept = _lines_until(path, first) if path.is_file() else []
         with new_file(path, "the metrics", LoopError) as fresh:
             fresh.write_text("".join(kept), encoding="utf-8")
         file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed below
@@ -329,13 +335,20 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
-    """The lines of a file of metrics about steps up to one; what was cut short is left out."""
-    found = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    found.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                break
+    """The lines of a file of metrics about steps up to one; what was cut short is left out.
+
+    Raises:
+        LoopError: it is another file.
+    """
+    found: list[str] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                found.append(line + "\n")
+        except (ValueError, KeyError, TypeError):
+            if not found and not _BEGINNING.startswith(line.lstrip("\ufffd")[: len(_BEGINNING)]):
+                raise LoopError(
+                    "the file has no metrics of a run", where=str(path), do="give another --metrics FILE"
+                ) from None
+            break
     return found

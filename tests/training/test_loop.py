@@ -138,6 +138,24 @@ def test_a_cut_line_of_metrics_is_left_out(partition: irpar.Partition, data: Pat
     assert [line["step"] for line in metrics(folder)] == [5]
 
 
+def test_a_file_of_something_else_is_not_replaced(partition: irpar.Partition, data: Path, tmp_path: Path) -> None:
+    folder, notes = tmp_path / "steps", tmp_path / "notes.json"
+    run(partition, data, steps=2, checkpoint=folder)
+    notes.write_text('{"names": [1, 2]}\n')
+    with pytest.raises(IrparError, match="the file has no metrics of a run"):
+        run(partition, data, steps=4, checkpoint=folder, metrics=notes, resume=True)
+    assert notes.read_text() == '{"names": [1, 2]}\n'
+    with pytest.raises(IrparError, match="cannot write the metrics: the target is a"):
+        run(partition, data, steps=4, metrics=Path("/dev/null"))
+
+
+def test_evaluation_without_samples_is_refused(partition: irpar.Partition, data: Path) -> None:
+    with pytest.raises(IrparError, match="evaluation is asked for, and there are no samples for it"):
+        run(partition, data, evaluate_every=2)
+    with pytest.raises(IrparError, match="an evaluation every -1 steps"):
+        run(partition, data, evaluation=data, evaluate_every=-1)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_and_checkpoints_stay(
     partition: irpar.Partition, tmp_path: Path
 ) -> None:
