@@ -14,7 +14,7 @@ from irpar.ops.effects import is_compute
 from irpar.ops.local_node import localized
 from irpar.ops.local_programs.program import ProgramWriter
 from irpar.ops.neutral import first_only
-from irpar.ops.updates import is_for_plans, written_out
+from irpar.ops.updates import is_for_plans, write_out_functions, written_out
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import (
     Axis,
@@ -61,6 +61,7 @@ class Localize(Pass):
             for number, graph in enumerate(graphs):
                 graph.name = f"{flow.graph.name}.{number}"
         module.graphs = graphs
+        write_out_functions(module)
         return PassResult(True, statistics={"programs": len(graphs)})
 
 

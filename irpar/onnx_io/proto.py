@@ -25,7 +25,7 @@ from irpar.ir import (
     clone_module,
 )
 from irpar.ir.collector import collector_off
-from irpar.ops.updates import is_for_plans, write_out
+from irpar.ops.updates import is_for_plans, write_out, write_out_functions
 
 from .attributes import write_attribute
 from .errors import OnnxError
@@ -74,11 +74,13 @@ def to_proto(
     if constant is None:
         _refuse_large(graph)
     with collector_off():
-        if any(is_for_plans(node) for node in graph):
+        bodies = [function.graph for function in module.functions.values()]
+        if any(is_for_plans(node) for inner in (graph, *bodies) for node in inner):
             place = module.graphs.index(graph)
             module = clone_module(module)
             graph = module.graphs[place]
             write_out(graph, module.opsets)
+            write_out_functions(module)
         return _to_proto(module, graph, constant, state)
 
 

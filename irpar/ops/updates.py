@@ -8,7 +8,7 @@ Passes that shard see one node where a device computes a dozen; localize and eve
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from irpar.ir import DOMAIN, Graph, Node, Type, Value
+from irpar.ir import DOMAIN, Graph, Module, Node, Type, Value
 
 from .facts import int_attribute, needed, shape_of, shapes_of
 from .gradients.refused import OPTIMIZER
@@ -135,3 +135,10 @@ def write_out(graph: Graph, opsets: Mapping[str, int]) -> None:
             node.replace(values)
             for value, name in zip(values, names, strict=True):
                 value.rename(name)
+
+
+def write_out_functions(module: Module) -> None:
+    """The same in the bodies of functions."""
+    for function in module.functions.values():
+        if any(is_for_plans(node) for node in function.graph):
+            write_out(function.graph, function.opsets)

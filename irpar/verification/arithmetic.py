@@ -10,7 +10,7 @@ from irpar.analysis.types.inference import infer_module
 from irpar.ir import DType, Module, Node, Value, captured_or_read, clone_module, dtype_of_numpy, tensor_type
 from irpar.kernels import Kernel
 from irpar.ops import traits
-from irpar.ops.updates import write_out
+from irpar.ops.updates import write_out, write_out_functions
 from irpar.runtime.engines.arrays import Arrays, Reads
 from irpar.runtime.engines.base import EngineSettings
 from irpar.runtime.engines.bodies import Body, Scope
@@ -193,6 +193,7 @@ class Nodes:
     def __init__(self, module: Module) -> None:
         module = clone_module(module)
         write_out(module.graph, module.opsets)
+        write_out_functions(module)
         self.module = clone_module(module)
         try:
             # ONNX Runtime has to know the types of what it computes alone.

@@ -5,10 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import irpar
 from irpar.ir import Graph, Node, parse_module, print_module, same_module, verify
 from irpar.models import build
 from irpar.onnx_io import load, to_module
+from irpar.ops.updates import is_for_plans
 from irpar.pass_manager import PassManager
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.passes.extract_layers import ExtractLayers, LayersError
 from tests.models.variants import VARIANTS
 
@@ -190,3 +193,24 @@ def test_options_choose():
     assert not PassManager.parse("extract-layers{min-size=5}").run(module).changed
     assert not PassManager.parse("extract-layers{min-count=4}").run(module).changed
     assert PassManager.parse("extract-layers{match=[/l2/*]}").run(module).changed
+
+
+@pytest.mark.parametrize("engine", ["ort", "numpy"])
+def test_updates_of_parameters_in_layers_are_written_out(engine):
+    step = irpar.train_step(to_module(build("gpt", layers=2, batch=4)), optimizer="momentum", clip_norm=1.0)
+    step.shard("input_ids", ["dp", None])
+    pipeline = DEFAULT_PIPELINE.replace("split-weights", "extract-layers,split-weights")
+    partition = irpar.partition(step, "dp=2", pipeline=pipeline)
+    assert any(layer.startswith("layer_") for _, layer, _ in partition.module.functions)
+    inputs = {
+        "input_ids": np.arange(4 * 32).reshape(4, 32) % 256,
+        "target": np.arange(4 * 32).reshape(4, 32) % 255,
+        "learning_rate": np.float32(0.01),
+    }
+    bodies = [function.graph for function in partition.module.functions.values()]
+    assert not any(is_for_plans(node) for body in bodies for node in body)
+    found = partition.run(inputs, engine=engine)
+    expected = irpar.partition(step, "dp=2").run(inputs, engine=engine)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
