@@ -1,7 +1,7 @@
 """From full tensors to the blocks of ranks, and back."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -90,11 +90,30 @@ def gather(blocks: Mapping[int, Any], sharding: Sharding | None, shape: Sequence
     return whole
 
 
-def _places(blocks: Mapping[int, Any], sharding: Sharding) -> dict[tuple[tuple[int, ...], int], list[int]]:
+def makes_whole(ranks: Iterable[int], sharding: Sharding | None, shape: Sequence[int]) -> bool:
+    """Whether the blocks of these ranks make up the full tensor: all that have elements, and all terms of sums."""
+    return sharding is None or sharding.is_replicated or _missing(_places(ranks, sharding), sharding, shape) is None
+
+
+def _missing(
+    held: Mapping[tuple[tuple[int, ...], int], Any], sharding: Sharding, shape: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The first block that has elements, and that no rank holds, or not all of its terms."""
+    terms = range(sharding.mesh.group_size(sharding.partial))
+    return next((place for place in _filled(sharding, shape) if any((place, term) not in held for term in terms)), None)
+
+
+def _filled(sharding: Sharding, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The blocks that have elements, by their index in each dim; one where none has any."""
+    counts = (max(1, filled_blocks(size, sharding.dim_parts(dim))) for dim, size in enumerate(shape))
+    return product(*map(range, counts))
+
+
+def _places(ranks: Iterable[int], sharding: Sharding) -> dict[tuple[tuple[int, ...], int], list[int]]:
     """Which ranks hold which block: (index of the block in each dim, position along the partial axes) to ranks."""
     mesh = sharding.mesh
     found: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for rank in sorted(blocks):
+    for rank in sorted(ranks):
         coords = mesh.coords(rank)
         place = tuple(mesh.position(coords, axes) for axes in sharding.axes)
         found.setdefault((place, mesh.position(coords, sharding.partial)), []).append(rank)
@@ -105,15 +124,13 @@ def _reduced(blocks: Mapping[int, Any], sharding: Sharding, shape: Sequence[int]
     """Every block that has elements once, reduced over the partial axes in order of position."""
     held = _places(blocks, sharding)
     terms = range(sharding.mesh.group_size(sharding.partial))
-    counts = (max(1, filled_blocks(size, sharding.dim_parts(dim))) for dim, size in enumerate(shape))
-    places = product(*map(range, counts))
-    found = {}
-    for place in places:
-        missing = [term for term in terms if (place, term) not in held]
-        if missing:
-            raise RunError(f"no rank holds block {list(place)} of a tensor that is sharded as {sharding}")
-        found[place] = reduce_arrays([blocks[held[place, term][0]] for term in terms], sharding.reduce)
-    return found
+    missing = _missing(held, sharding, shape)
+    if missing is not None:
+        raise RunError(f"no rank holds block {list(missing)} of a tensor that is sharded as {sharding}")
+    return {
+        place: reduce_arrays([blocks[held[place, term][0]] for term in terms], sharding.reduce)
+        for place in _filled(sharding, shape)
+    }
 
 
 def is_first_holder(sharding: Sharding | None, mesh: Mesh, rank: int) -> bool:

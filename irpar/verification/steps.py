@@ -231,7 +231,7 @@ def _is_real(value: Value) -> bool:
 def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
     """The nodes whose results the partition has."""
     nodes = original.nodes
-    held = {value.source_name for value in executor.parts[0].graph.values() if tensor_type(value.type)}
+    held = _held(executor)
     outputs = dict(zip(nodes.graph.outputs, nodes.graph.output_names, strict=True))
     given = {spec.name for spec in executor.outputs}
     moved = _moved([part.graph for part in executor.parts])
@@ -251,6 +251,28 @@ def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
         others = {name: moved[value.source_name] for name, value in results.items() if value.source_name in moved}
         yield _Step(node, results, {cut[value]: value for value in read}, bool(deciding), _jumps(deciding), others)
         cut |= {value: name for name, value in results.items()}
+
+
+def _held(executor: "Executor") -> set[str]:
+    """The source names of tensors that the ranks have all blocks of.
+
+    Where blocks are empty a term of a sum is a constant, which a function of communication may have taken in.
+    """
+    from irpar.runtime.layout import makes_whole
+
+    names = [{value.source_name for value in part.graph.values()} for part in executor.parts]
+    found = set()
+    for value in executor.parts[0].graph.values():
+        type_ = tensor_type(value.type)
+        if type_ is None:
+            continue
+        shape = type_.shape if value.global_shape is None else value.global_shape
+        have = [part for part, known in zip(executor.parts, names, strict=True) if value.source_name in known]
+        ranks = [rank for part in have for rank in part.ranks]
+        is_known = shape is not None and all(isinstance(dim, int) for dim in shape)
+        if len(have) == len(names) or not is_known or makes_whole(ranks, value.sharding, shape):  # type: ignore[arg-type]
+            found.add(value.source_name)
+    return found
 
 
 def _moved(graphs: Sequence[Graph]) -> Mapping[str, tuple[str, ...]]:

@@ -8,6 +8,8 @@ import onnx
 import pytest
 
 import irpar
+from irpar.ir import parse_module
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.verification import Original, Verification, bisect, verify
 from irpar.verification.steps import decides
 from irpar.verification.yardstick import StepYardstick
@@ -170,3 +172,25 @@ def test_codes_that_rounding_changes_all_may_not_be_far_off(off: float, tmp_path
     found, first = verified(tmp_path, *made)
     assert found.result == ("different" if off else "equal")
     assert (first and first.name) == ("c" if off else None)
+
+
+def test_terms_that_a_function_of_communication_took_in_are_not_compared() -> None:
+    module = parse_module(
+        """
+graph @g(%x: f32[2, 3], %w: f32[3, 4], %v: f32[3, 4]) -> (%y) opset 21 {
+  %h = MatMul(%x, %w) : f32[2, 4]
+  %a = Tanh(%h) : f32[2, 4]
+  %b = Exp(%a) : f32[2, 4]
+  %k = MatMul(%x, %v) : f32[2, 4]
+  %y = Mul(%b, %k) : f32[2, 4]
+}
+"""
+    )
+    module.shard("x", [None, "tp"])
+    pipeline = DEFAULT_PIPELINE.replace("group-segments", "extract-communication,group-segments")
+    partition = irpar.partition(module, "tp=5", pipeline=pipeline)
+    constants = [{value.name for value in graph.constants} for graph in partition.module.graphs]
+    assert not any("h" in names for names in constants), "the term of ranks without elements stands in the function"
+    with partition.executor() as executor:
+        found = bisect(executor, Original.of_module(module), None, tolerance=None, seed=0)
+    assert found.first is None
