@@ -45,3 +45,9 @@ def test_gradients_over_devices(family: str, mesh: dict[str, int], tmp_path: Pat
     forward = irpar.partition(annotated(irpar.load(model), family, mesh), mesh)
     assert made.verify().is_equal
     assert excess(made, mesh) <= max(EXCESS, MORE * excess(forward, mesh))
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_wide_convolutions_have_their_share_of_flops(mesh: dict[str, int]) -> None:
+    made = irpar.gradients(build("resnet", preset="tiny", width=64))
+    assert excess(irpar.partition(annotated(made, "resnet", mesh), mesh), mesh) <= EXCESS

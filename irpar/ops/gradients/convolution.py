@@ -17,6 +17,8 @@ from .writer import GradientWriter, NoGradientError, Of
 
 MOST_SHIFTS = 64
 """Weights of a window up to which each meets a copy of the data; more are found by a convolution with large windows."""
+LEAST_CHANNELS = 7
+"""Channels of the gradient in a group for each place of a window, from which on a Conv copies the windows."""
 _LETTERS = "xyzuvwpqrst"
 
 
@@ -40,6 +42,21 @@ class Window:
     def reach(self, dim: int) -> int:
         """How many places a window spans."""
         return self.dilations[dim] * (self.kernel[dim] - 1) + 1
+
+    def along(self, dim: int) -> "Window":
+        """Windows of the same rank that span several places of one dim only."""
+
+        def alone(sizes: tuple[int, ...], other: int) -> tuple[int, ...]:
+            return tuple(size if at == dim else other for at, size in enumerate(sizes))
+
+        return replace(
+            self,
+            kernel=alone(self.kernel, 1),
+            strides=alone(self.strides, 1),
+            dilations=alone(self.dilations, 1),
+            before=alone(self.before, 0),
+            after=alone(self.after, 0),
+        )
 
     @property
     def attributes(self) -> dict[str, object]:
@@ -188,33 +205,62 @@ def _columns(data: Value, g: Value, window: Window, w: GradientWriter) -> Value:
     """For each channel and place of a window what lies there in each window: [n, channels, kernel, windows].
 
     The windows slide over the data itself, as those of the convolution do: what these fetch from neighbours where
-    places are sharded is fetched once.
+    places are sharded is fetched once. Of the ways to copy, a Conv over whole windows is the fastest in ONNX Runtime,
+    then one over the last dim alone, of what slices have laid out for the others, and slices for all are the slowest.
     """
-    channels, count = w.dims(data)[1], prod(window.kernel)
-    if not isinstance(channels, int) or not _is_copied_by_conv(data, g, window, w):
-        return w.op("Concat", [w.unsqueeze(each, [2]) for each in shifted(data, g, window, w)], {"axis": 2})
+    count, last = prod(window.kernel), len(window.kernel) - 1
+    most = _affordable(data, g, window, w)
+    if count > 1 and count <= most:
+        return _copied(data, g, window, w)
+    if last > 0 and 1 < window.kernel[last] <= most:
+        rows = [data]
+        for dim in range(last):
+            rows = [each for value in rows for each in _shifted_along(value, g, window, dim, w, None)]
+        stacked = w.op("Concat", [w.unsqueeze(each, [2]) for each in rows], {"axis": 2})
+        sizes = [*((g, dim + 2) for dim in range(last)), (data, last + 2)]
+        stacked = w.reshaped(stacked, [(data, 0), _known_channels(data, w) * len(rows), *sizes])
+        made = _copied(stacked, g, window.along(last), w)
+        return w.reshaped(made, [(data, 0), _known_channels(data, w), count, *_windows_of(g, w)])
+    return w.op("Concat", [w.unsqueeze(each, [2]) for each in shifted(data, g, window, w)], {"axis": 2})
+
+
+def _copied(data: Value, g: Value, window: Window, w: GradientWriter) -> Value:
+    """`_columns` by a Conv whose kernels have a single one each."""
+    channels, count = _known_channels(data, w), prod(window.kernel)
     one_each = np.eye(count).reshape(count, 1, *window.kernel)
     kernels = np.tile(one_each, (channels, *[1] * (len(window.kernel) + 1))).astype(data.dtype.numpy)
     attributes = replace(window, groups=channels).attributes
     made = w.op("Conv", [data, w.constant(kernels, "places")], attributes)
-    return w.reshaped(made, [(data, 0), channels, count, *((g, dim) for dim in range(2, len(w.dims(g))))])
+    return w.reshaped(made, [(data, 0), channels, count, *_windows_of(g, w)])
 
 
-def _is_copied_by_conv(data: Value, g: Value, window: Window, w: GradientWriter) -> bool:
-    """Whether a Conv whose kernels have a single one each copies the data sooner than slices do.
+def _affordable(data: Value, g: Value, window: Window, w: GradientWriter) -> int:
+    """How many places the windows of a Conv may have that copies; 0 where none can.
 
-    It multiplies as often as a window has places: no more than the gradient itself does.
+    It multiplies each of its results as often as its windows have places, and the gradient as often as a group has
+    channels. Ranks that have a share of these channels each copy for all of them, so that it has to be little work.
     """
-    count, outputs = prod(window.kernel), w.dims(g)[1]
-    if count == 1 or len(window.kernel) > 3 or not isinstance(outputs, int) or outputs // window.groups < count:
-        return False
+    outputs = w.dims(g)[1]
+    if len(window.kernel) > 3 or not isinstance(w.dims(data)[1], int) or not isinstance(outputs, int):
+        return 0
     for dim, (size, windows) in enumerate(zip(w.dims(data)[2:], w.dims(g)[2:], strict=True)):
         if not isinstance(size, int) or not isinstance(windows, int):
-            return False
+            return 0
         span = size + window.before[dim] + window.after[dim] - window.reach(dim)
         if span // window.strides[dim] + 1 != windows:
-            return False
-    return True
+            return 0
+    return outputs // window.groups // LEAST_CHANNELS
+
+
+def _known_channels(value: Value, w: GradientWriter) -> int:
+    channels = w.dims(value)[1]
+    if not isinstance(channels, int):
+        raise CannotTellError("the number of channels")
+    return channels
+
+
+def _windows_of(g: Value, w: GradientWriter) -> list[tuple[Value, int]]:
+    return [(g, dim) for dim in range(2, len(w.dims(g)))]
 
 
 def _by_group(value: Value, at: int, groups: int, w: GradientWriter) -> Value:

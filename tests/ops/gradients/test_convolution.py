@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import irpar
+from irpar.ir import Node
 from irpar.ops.gradients import convolution, pooling
 from tests.ops.gradients.proof import check_module, check_sample, feeds_of, gradients_of, module_of, run
 from tests.ops.rule_proof import Sample
@@ -33,6 +35,15 @@ CONVOLUTIONS = [
     sample("ConvTranspose", floats(2, 4, 5), floats(4, 3, 4), strides=(3,), output_shape=(14,)),
     sample("ConvTranspose", floats(2, 4, 5), floats(4, 3, 2), strides=(3,)),
 ]  # fmt: skip
+MANY_CHANNELS = [
+    sample("Conv", floats(2, 2, 5, 4), floats(28, 2, 2, 2), strides=(2, 1), pads=(1, 0, 0, 1)),
+    sample("Conv", floats(2, 2, 7), floats(14, 2, 2), dilations=(2,), pads=(1, 0)),
+    sample("Conv", floats(2, 2, 6, 7), floats(14, 2, 3, 2), strides=(2, 3), pads=(1, 0, 2, 1), dilations=(2, 1)),
+    sample("Conv", floats(2, 4, 4, 5), floats(28, 2, 3, 2), group=2, dilations=(1, 2), pads=(0, 1, 1, 1)),
+    sample("Conv", floats(1, 2, 3, 4, 5), floats(14, 2, 2, 2, 2), strides=(1, 2, 1)),
+    sample("ConvTranspose", floats(2, 14, 3, 4), floats(14, 1, 3, 2), strides=(2, 1), pads=(1, 0, 0, 1)),
+]  # fmt: skip
+"""So many that a Conv copies their windows: whole ones, and those of the last dim."""
 POOLS = [
     sample("MaxPool", floats(2, 3, 7, 8), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
     sample("MaxPool", floats(2, 3, 7, 8), kernel_shape=(2, 3), strides=(2, 2), ceil_mode=1),
@@ -53,6 +64,31 @@ POOLS = [
 def test_convolutions(drawn: Sample, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution, "MOST_SHIFTS", most)
     check_sample(drawn)
+
+
+def _constant_kernel(node: Node) -> np.ndarray[Any, Any] | None:
+    kernel = node.operands[1] if node.op_type == "Conv" else None
+    return None if kernel is None or kernel.data is None else kernel.data.numpy()
+
+
+@pytest.mark.parametrize("drawn", MANY_CHANNELS, ids=str)
+def test_windows_that_a_convolution_copies(drawn: Sample) -> None:
+    check_sample(drawn)
+    made = gradients_of(module_of(drawn), ["x1"])
+    (kernel,) = (array for array in map(_constant_kernel, made.graph) if array is not None)
+    assert set(np.unique(kernel)) == {0, 1}
+
+
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("channels", [4, 16, 32, 64, 128, 512])
+def test_copies_of_windows_take_a_seventh_of_the_gradient_s_flops(channels: int, size: int) -> None:
+    data, kernel = floats(2, 3, 12, 12), floats(channels, 3, size, size)
+    drawn = sample("Conv", data, kernel, strides=(2, 2), pads=(size // 2,) * 4)
+    made = gradients_of(module_of(drawn), ["x1"])
+    g = next(value for value in made.graph.inputs if value.name == "grad.y0")
+    windows = g.shape[0] * g.shape[2] * g.shape[3]
+    flops = irpar.partition(made, "d=1").plan.original["flops"]
+    assert flops <= (1 + 1 / convolution.LEAST_CHANNELS) * 2 * windows * kernel.size
 
 
 @pytest.mark.parametrize("drawn", POOLS, ids=str)
