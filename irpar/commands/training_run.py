@@ -69,6 +69,11 @@ class TrainingRun:
             )
         if (self.steps is None) == (self.epochs is None):
             raise IrparError("how long to train is not said, or twice", do="give --steps N, or --epochs X")
+        if "least" in self.schedule and self.schedule.get("kind", "constant") == "constant" and not self.resume:
+            raise IrparError(
+                "--lr-end is where a schedule ends, and a constant one does not",
+                do="give --schedule linear or --schedule cosine, or leave it out",
+            )
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise IrparError(f"a run of {self.epochs:g} epochs", do="give a number above 0")
 

@@ -88,11 +88,13 @@ def sha256_of(path: Path) -> str:
 def original_of(module: Module) -> dict[str, Any]:
     """Memory and FLOPs of the whole model on one device (after the normalising passes); seconds by its network."""
     whole = peak(module.graph)
+    states = module.graph.states
     device = network_of(module.network).device
     return {
         "peak_bytes": whole.total_bytes,
         "weight_bytes": whole.constant_bytes,
         "flops": graph_flops(module.graph),
+        **({"state_bytes": sum(map(value_bytes, states))} if states else {}),
         **({} if device is None else {"step_seconds": graph_seconds(module.graph, device)}),
     }
 

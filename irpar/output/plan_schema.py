@@ -181,6 +181,7 @@ class OriginalFields(TypedDict, total=False):
     peak_bytes: Count | None
     weight_bytes: Count | None
     flops: Count | None
+    state_bytes: Count | None
     step_seconds: float | None
 
 

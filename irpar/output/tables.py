@@ -141,17 +141,27 @@ def network_name(text: str) -> str:
 def cost_table(plan: "Plan") -> Any:
     """Memory and FLOPs of the whole model and of the rank that has the most."""
     whole = plan.original
-    rows = (
-        ("weights", whole.get("weight_bytes"), max(part["weight_bytes"] for part in plan.parts), bytes_text),
+    state = whole.get("state_bytes")
+    rows = [
         ("peak memory", whole.get("peak_bytes"), max(rank["peak_bytes"] for rank in plan.ranks), bytes_text),
         ("computation", whole.get("flops"), plan.totals["flops_per_rank"], flops_text),
-    )
+    ]
+    if state is not None:
+        rows.insert(0, ("state", state, max(_state_bytes(plan, rank) for rank in plan.ranks), bytes_text))
+    if plan.training is None:  # Of a step the parameters are state; what is constant tells nothing of its size.
+        rows.insert(0, ("weights", whole.get("weight_bytes"), max(p["weight_bytes"] for p in plan.parts), bytes_text))
     made = table("", "one device", "per rank", "share", right=("one device", "per rank", "share"))
     for name, before, after, text in rows:
         made.add_row(
             name, "" if before is None else text(before), text(after), share_text(after, before) if before else ""
         )
     return made
+
+
+def _state_bytes(plan: "Plan", rank: Mapping[str, Any]) -> int:
+    """What a rank keeps from run to run: parameters that are state, what an optimizer keeps of them, caches."""
+    kept = sum(rank["memory"][use] for use in ("parameters", "optimizer", "buffers"))
+    return int(kept - plan.parts[rank["part"]]["weight_bytes"])
 
 
 def print_collectives(console: Console, plan: "Plan", more: str) -> None:
