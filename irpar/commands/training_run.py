@@ -69,7 +69,8 @@ class TrainingRun:
             )
         if (self.steps is None) == (self.epochs is None):
             raise IrparError("how long to train is not said, or twice", do="give --steps N, or --epochs X")
-        if "least" in self.schedule and self.schedule.get("kind", "constant") == "constant" and not self.resume:
+        is_constant = self.schedule.get("kind", "constant") == "constant" and not self.resume
+        if is_constant and 0 <= self.schedule.get("least", -1) < math.inf:
             raise IrparError(
                 "--lr-end is where a schedule ends, and a constant one does not",
                 do="give --schedule linear or --schedule cosine, or leave it out",

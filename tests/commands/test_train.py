@@ -46,6 +46,15 @@ def test_a_step_learns_in_onnx_runtime(optimizer: str, network: Path, tmp_path: 
     assert np.mean(losses[-5:]) < losses[0] / 2
 
 
+def test_the_table_shows_what_stays_on_a_rank(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    """53 parameters and two moments of each, and the step; what is constant tells nothing of a step's size."""
+    code, printed, _ = call(capsys, "train", network, "-o", tmp_path / "out", "--optimizer", "adamw")
+    assert code == 0
+    lines = {line.split()[0]: line.split()[1:3] for line in printed.splitlines() if line.strip()}
+    assert lines["state"] == [str(53 * 3 * 4 + 8), "B"]
+    assert "weights" not in lines
+
+
 def test_losses_are_those_of_irpar(network: Path, tmp_path: Path, capsys: Capture) -> None:
     options = ("--optimizer", "adamw", "--clip-norm", "1", "--lr", "0.1")
     assert call(capsys, "train", network, "-o", tmp_path / "step.onnx", *options)[0] == 0

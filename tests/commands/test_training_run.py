@@ -100,6 +100,7 @@ def test_mistakes_of_ranks_in_processes(trained: Path, tmp_path: Path, capfd: py
         (("--data", "DATA", "--steps", "2", "--lr", "-1"), "a learning rate of -1.0"),
         (("--data", "DATA", "--steps", "2", "--lr", "nan"), "a learning rate of nan"),
         (("--data", "DATA", "--steps", "2", "--lr-end", "nan"), "a learning rate of nan at the end"),
+        (("--data", "DATA", "--steps", "2", "--lr-end", "0.1"), "--lr-end is where a schedule ends"),
         (("--data", "DATA", "--steps", "2", "--warmup", "-1"), "a warm-up of -1 steps"),
         (("--data", "DATA", "--steps", "2", "--seed", "-1"), "a seed of -1"),
         (("--data", "DATA", "--steps", "2", "--input", "z=1"), "z"),
