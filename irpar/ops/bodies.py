@@ -1,6 +1,8 @@
 """Operators that hold graphs through whose boundaries shardings pass."""
 
-from irpar.ir import COMMUNICATION, Node
+from collections.abc import Iterator
+
+from irpar.ir import COMMUNICATION, Function, Node
 
 from .op_def import traits
 
@@ -25,10 +27,23 @@ def is_numbered(node: Node) -> bool:
     return "id" in node.attributes and (traits(node).communicates or bool(called_communication(node)))
 
 
+def reached(node: Node) -> Iterator[Node]:
+    """A node and all in the graphs that it holds and the functions that it calls; each function once."""
+    waiting = [node]
+    met: set[Function] = set()
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if node.callee is not None and node.callee not in met:
+            met.add(node.callee)
+            waiting.extend(node.callee.graph)
+        if node.attributes:
+            for nested in node.nested_graphs():
+                waiting.extend(nested)
+
+
 def holds_collectives(node: Node) -> bool:
     """True for collectives, and for nodes whose bodies hold some, or that call a function that does."""
-    if not traits(node).is_compute:
-        return True
-    if node.callee is not None and any(map(holds_collectives, node.callee.graph)):
-        return True
-    return any(holds_collectives(inner) for body in node.nested_graphs() for inner in body)
+    if node.callee is None and not node.attributes:
+        return not traits(node).is_compute
+    return not all(traits(inner).is_compute for inner in reached(node))

@@ -1,12 +1,12 @@
 """What a node does beyond its results: chance and communication."""
 
-from collections.abc import Iterator
 from functools import cache
 
 import onnx
 
-from irpar.ir import Function, Node
+from irpar.ir import Node
 
+from .bodies import reached
 from .op_def import definition, traits
 
 
@@ -36,22 +36,7 @@ def is_deterministic(node: Node) -> bool:
     """
     if node.callee is None and not node.attributes:
         return _is_deterministic_alone(node)
-    return all(map(_is_deterministic_alone, _reached(node)))
-
-
-def _reached(node: Node) -> Iterator[Node]:
-    """A node and all in the graphs that it holds and the functions that it calls; each function once."""
-    waiting = [node]
-    met: set[Function] = set()
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if node.callee is not None and node.callee not in met:
-            met.add(node.callee)
-            waiting.extend(node.callee.graph)
-        if node.attributes:
-            for nested in node.nested_graphs():
-                waiting.extend(nested)
+    return all(map(_is_deterministic_alone, reached(node)))
 
 
 def _is_deterministic_alone(node: Node) -> bool:
@@ -73,7 +58,7 @@ def _is_random(node: Node) -> bool | None:
 
 def draws_random_numbers(node: Node) -> bool:
     """True where equal operands need not give equal results; bodies and callees are looked into."""
-    return any(inner.callee is None and not inner.is_return and _is_random(inner) for inner in _reached(node))
+    return any(inner.callee is None and not inner.is_return and _is_random(inner) for inner in reached(node))
 
 
 def is_compute(node: Node) -> bool:
@@ -106,4 +91,4 @@ def communicates(node: Node) -> bool:
     """True where the node, a graph that it holds or a function that it calls has communication."""
     if node.callee is None and not node.attributes:
         return is_communication(node)
-    return any(map(is_communication, _reached(node)))
+    return any(map(is_communication, reached(node)))
