@@ -149,7 +149,8 @@ def test_many_random_programs() -> None:
     for part in range(2):
         _draw(tally, 5, 5, 20, f"{salt}.{part}")
     tally.report()
-    ruled = {f"{found.domain}.{found.name}".lstrip(".") for found in definitions() if found.rule is not None}
+    of_models = [found for found in definitions() if found.domain != "irpar"]  # its updates come with training alone
+    ruled = {f"{found.domain}.{found.name}".lstrip(".") for found in of_models if found.rule is not None}
     assert {operator: tally.drawn[operator] for operator in ruled if tally.drawn[operator] < LEAST_DRAWN} == {}
 
 

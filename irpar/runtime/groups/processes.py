@@ -107,7 +107,9 @@ class ProcessGroup(SpmdGroup):
             # What comes too late to be sent is told where it was waited for.
             with suppress(PeerError):
                 self._traffic.close()
-            del self._traffic  # And with it the memory: it would be kept until the next collection of cycles.
+            # And with them the memory: it would be kept until the next collection of cycles.
+            self.forget_collectives()
+            del self._traffic
 
     def _told(self, error: MismatchError | PeerError) -> MismatchError | PeerError:
         """The error, once the others have been told, so that all end with the first one."""

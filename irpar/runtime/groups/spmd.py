@@ -218,9 +218,15 @@ class SpmdGroup(ABC):
         known = self._known.get(id(collective))
         if known is None or known[0] is not collective or known[1:3] != (operand.dtype, operand.shape):
             if len(self._known) > _MOST_KNOWN:
-                self._known.clear()
+                self.forget_collectives()
             known = self._known[id(collective)] = (collective, operand.dtype, operand.shape, self._facts(call))
         return Meeting(call, *known[3])
+
+    def forget_collectives(self) -> None:
+        """Forget what was found out about collectives, and what that holds on to."""
+        for *_, facts in self._known.values():
+            facts[-1].clear()  # A `Quick` in there holds these notes.
+        self._known.clear()
 
     def _facts(self, call: Call) -> _Facts:
         members = self.members(call.collective.axes)
