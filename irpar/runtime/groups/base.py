@@ -217,7 +217,7 @@ class Messenger(Protocol):
         """
         ...
 
-    def receive(self, rank: int) -> bytes | bytearray:
+    def receive(self, rank: int) -> bytes | bytearray | memoryview:
         """The next message of a rank, in order of sending; waits as long as that process lives.
 
         Raises:

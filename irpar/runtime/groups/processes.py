@@ -52,7 +52,7 @@ class ProcessGroup(SpmdGroup):
         except (MismatchError, PeerError) as error:
             raise self._told(error) from None
         if QUICK not in meeting.notes:
-            meeting.notes[QUICK] = self._traffic.quick(meeting, self._finish)
+            meeting.notes[QUICK] = self._traffic.quick(transfer, self._finish)
         return lambda: self._finish(lambda: transfer)
 
     def _finish(self, begun: Callable[[], Transfer]) -> Array:
@@ -74,7 +74,7 @@ class ProcessGroup(SpmdGroup):
         except (MismatchError, PeerError) as error:
             raise self._told(error) from None
 
-    def receive(self, rank: int) -> bytes | bytearray:
+    def receive(self, rank: int) -> bytes | memoryview:
         """See `Messenger.receive`."""
         try:
             return self._traffic.receive(rank)
@@ -88,7 +88,7 @@ class ProcessGroup(SpmdGroup):
         except (MismatchError, PeerError) as error:
             raise self._told(error) from None
 
-    def collect(self, call: Call, rank: int, channel: int) -> bytes | bytearray:
+    def collect(self, call: Call, rank: int, channel: int) -> bytes | memoryview:
         """See `SpmdGroup.collect`."""
         try:
             return self._traffic.collect(call, rank, self.runs, channel)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..messages import ALIGNMENT
 from .base import Array
 
 SMALLEST = 1 << 16
@@ -39,7 +40,7 @@ class Recycled:
         self._loans: dict[int, _Loan] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
-        """As `np.empty`."""
+        """As `np.empty`, of large ones where messages may lie."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < SMALLEST or nbytes > MOST or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -48,7 +49,9 @@ class Recycled:
             memory = free.pop()
             self._free_bytes -= nbytes
         else:
-            memory = np.empty(nbytes, np.uint8).data
+            room = np.empty(nbytes + ALIGNMENT, np.uint8)
+            first = -room.ctypes.data % ALIGNMENT
+            memory = room[first : first + nbytes].data
         # Views of views refer to the last array that lies in no other one: this.
         holder = np.frombuffer(memory, dtype)
         loan = _Loan(holder, self._take_back)

@@ -122,7 +122,7 @@ class SpmdGroup(ABC):
         """See `Messenger.send`."""
 
     @abstractmethod
-    def receive(self, rank: int) -> bytes | bytearray:
+    def receive(self, rank: int) -> bytes | bytearray | memoryview:
         """See `Messenger.receive`."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class SpmdGroup(ABC):
         """
 
     @abstractmethod
-    def collect(self, call: Call, rank: int, channel: int) -> bytes | bytearray:
+    def collect(self, call: Call, rank: int, channel: int) -> bytes | bytearray | memoryview:
         """What a rank has posted to this one.
 
         Raises:

@@ -19,6 +19,7 @@ from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.groups.results import execute
+from irpar.runtime.groups.shared_memory.traffic import Traffic
 from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, IrparError, Mesh
 from tests.patience import slowness
@@ -353,15 +354,19 @@ def again(name: str, rounds: str, what: str = "") -> None:
     Args:
         name: of the group.
         rounds: how many.
-        what: it comes to another collective (id), brings more (shape), or ends (end); empty: it does as before.
+        what: it comes to another collective (id), brings more (shape), or ends (end); empty: it does as before. Or all
+            ranks do, and wait for nothing where they can do otherwise (hurried).
     """
     mesh = Mesh({"a": 2, "b": 2})
+    if what == "hurried":
+        Traffic.has_come = lambda traffic, lane: not lane.has_none()
     group = join(name, mesh)
     rank, pauses = group.rank, random.Random(group.rank)
-    kinds = [("AllReduce", axes, size) for axes in ("a", "b", "ab") for size in (3, 700, 9000)]
-    kinds += [("AllGather", "ab", 12), ("ReduceScatter", "a", 12), ("AllToAll", "b", 12)]
+    kinds = [("AllReduce", axes, size) for axes in ("a", "b", "ab") for size in (3, 700, 9000, 50_000)]
+    kinds += [(kind, axes, size) for kind in ("AllGather", "AllToAll") for axes in ("b", "ab") for size in (12, 3000)]
+    kinds += [("ReduceScatter", "a", 12), ("ReduceScatter", "ab", 2000), ("Broadcast", "ab", 3000)]
     program = [
-        (Collective(kind, number, tuple(map(Axis, axes)), dim=0, split_dim=0, concat_dim=0), size)
+        (Collective(kind, number, tuple(map(Axis, axes)), dim=0, root=1, split_dim=0, concat_dim=0), size)
         for number, (kind, axes, size) in enumerate(kinds)
     ]
     for turn in range(int(rounds)):
@@ -369,9 +374,9 @@ def again(name: str, rounds: str, what: str = "") -> None:
             operands = [np.arange(size, dtype=np.float32) % 7 * (each + 1.7) + turn for each in range(4)]
             members = next(list(some) for some in mesh.groups(collective.axes) if rank in some)
             expected = execute(collective, [operands[member] for member in members])[members.index(rank)]
-            time.sleep(pauses.choice([0, 0, 0, 0, 1e-3]))
+            time.sleep(pauses.choice([0, 0, 0, 0, 0, 0, 0, 1e-3, 1e-3, 8e-3]))
             is_last = turn == int(rounds) - 1
-            if what and rank == 1 and is_last:
+            if what in ("id", "shape", "end") and rank == 1 and is_last:
                 if what == "end":
                     os._exit(3)
                 if what == "shape":

@@ -14,8 +14,9 @@ def check_all(ended: list[Ended]) -> None:
         assert "all are right" in each.out
 
 
-def test_processes() -> None:
-    check_all(run_ranks(4, "processes", "again", ROUNDS))
+@pytest.mark.parametrize("what", ["", "hurried"])
+def test_processes(what: str) -> None:
+    check_all(run_ranks(4, "processes", "again", ROUNDS, what))
 
 
 @pytest.mark.parametrize(

@@ -70,16 +70,22 @@ class Prompt(Transfer):
 
     def came(self, rank: int, offered: memoryview) -> None:
         """See `Transfer.came`."""
+        meeting = self.meeting
+        shape = meeting.shapes[self._known.positions[rank]]
+        self.brought(rank, np.ndarray(shape, meeting.operand.dtype, offered, HEADER_BYTES))
+
+    def brought(self, rank: int, operand: Array) -> None:
+        """A member has come, and brings an operand, which is gone afterwards."""
         meeting, known = self.meeting, self._known
         position = known.positions[rank]
-        shape, dtype = meeting.shapes[position], meeting.operand.dtype
-        operand = np.ndarray(shape, dtype, offered, HEADER_BYTES)
         self.absent.remove(rank)
         if known.is_reduced_at_once:
             self._operands[position] = operand
-            self._result = reduce_arrays(self._operands, meeting.collective.reduce, known.new(shape, dtype))
+            self._result = reduce_arrays(
+                self._operands, meeting.collective.reduce, known.new(operand.shape, operand.dtype)
+            )
         else:
-            self._operands[position] = operand.copy()  # What is offered is gone afterwards.
+            self._operands[position] = operand.copy()
 
     @property
     def is_done(self) -> bool:

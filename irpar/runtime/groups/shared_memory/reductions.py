@@ -9,7 +9,7 @@ lie, and the piece that is done is written in place of this member's own.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from irpar.ops.collectives.arrays import cut
@@ -24,6 +24,11 @@ from .transfers import Parcel, Parts, boxes
 
 class Reduction(Parts):
     """A collective that reduces.
+
+    Attributes:
+        bounds: where a member's piece of an operand begins and ends, in elements.
+        is_poolable: whether an operand fits into a slot.
+        pooled: the slot in which this member's lies.
 
     Raises:
         ValueError: there is no such reduction of these elements, or the blocks do not fit.
@@ -51,7 +56,7 @@ class Reduction(Parts):
         self._left.pop(meeting.call.rank, None)
         self._left = {rank: left for rank, left in self._left.items() if left}
         bounds = list(accumulate((piece.size for piece in self._operands), initial=0))
-        self._bounds = dict(zip(meeting.members, pairwise(bounds), strict=True))
+        self.bounds = dict(zip(meeting.members, pairwise(bounds), strict=True))
         self.is_poolable = bounds[-1] <= self.most and all(piece.size for piece in self._operands)
         self.pooled: Array | None = None
 
@@ -63,13 +68,23 @@ class Reduction(Parts):
     def pool(self, slot: Array) -> None:
         """Lay the pieces of the others into a slot, given as bytes."""
         self.pooled = slot.view(self.raw)
-        for (rank, (start, end)), piece in zip(self._bounds.items(), self._operands, strict=True):
+        for (rank, (start, end)), piece in zip(self.bounds.items(), self._operands, strict=True):
             if rank != self.meeting.call.rank:
                 self.pooled[start:end].reshape(piece.shape)[...] = piece.view(self.raw)
 
+    def join_rest(self, whole: Array, waited: Iterable[int]) -> None:
+        """This member's piece of the result is reduced and sent; those of some ranks are still to come."""
+        self._whole = whole.reshape(-1)
+        places = cut(self._whole, [piece.size for piece in self._operands], 0)
+        self._places = dict(zip(self.meeting.members, places, strict=True))
+        self._left = dict.fromkeys(waited, 1)
+        self._unreduced = 0
+        self.absent.clear()
+        self.is_sent = True
+
     def place_of(self, rank: int) -> slice:
         """Where a member's piece of an operand lies in its slot, in bytes."""
-        start, end = self._bounds[rank]
+        start, end = self.bounds[rank]
         return slice(start * self._own.itemsize, end * self._own.itemsize)
 
     def parcels(self) -> Iterator[Parcel | None]:
@@ -96,7 +111,7 @@ class Reduction(Parts):
         while self._reduced:
             part = self._reduced.popleft()
             if self._is_all:
-                into = None if self.pooled is None else self.pooled[slice(*self._bounds[self.meeting.call.rank])]
+                into = None if self.pooled is None else self.pooled[slice(*self.bounds[self.meeting.call.rank])]
                 yield Parcel(peers, 1, part, self._target.view(self.raw)[self._parts[part]], into=into)
 
     def take(self, rank: int, way: int, part: int, data: Array, is_held: bool) -> bool:

@@ -77,11 +77,11 @@ class Semaphore:
         """Take 1 where there is one."""
         return self.refuses() == 0
 
-    def wait(self, seconds: float) -> None:
-        """Take 1, or give up after some seconds, or when a signal comes."""
+    def wait(self, seconds: float) -> bool:
+        """Take 1, or give up after some seconds, or when a signal comes; whether it was taken."""
         call, clock = _timed_wait()
         until = time.clock_gettime_ns(clock) + int(seconds * 1e9)
-        call(self._pointer, ctypes.byref(_Time(*divmod(until, 10**9))))
+        return bool(call(self._pointer, ctypes.byref(_Time(*divmod(until, 10**9)))) == 0)
 
     @property
     def value(self) -> int:

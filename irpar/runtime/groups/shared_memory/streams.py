@@ -41,6 +41,8 @@ class Lane:
     """The two rings between this rank and another.
 
     Attributes:
+        has_none: whether no record has come; otherwise takes its token.
+        comes: waits some seconds for a record, and takes its token; whether one came.
         written: bytes that this rank has written, records that wait for room apart.
         freed: bytes of these that the other is known to have read.
     """
@@ -51,7 +53,8 @@ class Lane:
         self._out, self._in = segment.ring(rank, peer), segment.ring(peer, rank)
         self._post, self._ring = segment.token(rank, peer).post, segment.bell(peer).post
         self._words = segment.board(peer)[0]
-        self.has_none = segment.token(peer, rank).refuses
+        token = segment.token(peer, rank)
+        self.has_none, self.comes = token.refuses, token.wait
         self.written = self.freed = self._taken = self._credited = 0
         self.backlog: deque[tuple[int, int, Numbers, Payload]] = deque()
 
@@ -102,29 +105,20 @@ class Lane:
             takes[kind](taker, self.peer, flag, (first, second, third), self._in[begin : begin + length])
         self.free(room_of(length))
 
-    def payload(self, kind: int, length: int, first: int) -> memoryview | None:
-        """That of the record whose token was taken, if it is of this kind and length, and its first number is this.
+    def look(self) -> tuple[int, int, memoryview]:
+        """Kind, first number and payload of the record whose token was taken.
 
-        It lies where it is until `free` is called. None: it is another record, for `read`.
+        The payload lies where it is until `free` is called, or all of it is `read`.
         """
         start = self._taken % self.size
-        found, _, size, number, _, _, credit = _HEAD.unpack_from(self._in, start)
-        if found == _SKIP:
-            found, _, size, number, _, _, credit = _HEAD.unpack_from(self._in, 0)
-            if found == kind and size == length:
-                self._taken += self.size - start
-                start = 0
-        if found != kind or size != length or number != first:
-            return None
+        kind, _, length, number, _, _, credit = _HEAD.unpack_from(self._in, start)
+        if kind == _SKIP:
+            self._taken += self.size - start
+            start = 0
+            kind, _, length, number, _, _, credit = _HEAD.unpack_from(self._in, 0)
         self.freed = credit
         start += _HEAD.size
-        return self._in[start : start + length]
-
-    @property
-    def kind(self) -> int:
-        """Of the record whose token was taken."""
-        kind: int = _HEAD.unpack_from(self._in, self._taken % self.size)[0]
-        return _HEAD.unpack_from(self._in, 0)[0] if kind == _SKIP else kind
+        return kind, number, self._in[start : start + length]
 
     def free(self, need: int) -> None:
         """A record that takes so many bytes has been read: from here on its sender may be told."""

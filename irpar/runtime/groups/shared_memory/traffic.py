@@ -5,6 +5,7 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -16,21 +17,21 @@ from ...driver import DRIVER
 from ..base import Array, Call
 from ..recycled import Recycled
 from ..results import EXECUTED
-from ..spmd import Meeting, SpmdGroup
+from ..spmd import Meeting, Quick, SpmdGroup
 from .joining import Joined
 from .moves import Moves
 from .prompt import Prompts
-from .quick import NOWHERE, OFFER, QuickPrompt
+from .quick import IN_SLOT, NOWHERE, OFFER, QuickPrompt
+from .quick_reduction import PIECE, QuickReduction
 from .reductions import Reduction
 from .slots import Slots
 from .streams import Lane, Numbers, Streams, room_of
 from .transfers import Parcel, Shipment, Texts, Transfer, boxes
 from .watch import TICK, State, Wait, Watch
 
-_DATA, _FREE, _MESSAGE, _CHUNK, _POST, _PIECE = range(1, 7)
-"""Kinds of records, beside `OFFER`: a part of an operand lies in a slot; a slot has been read; a message
-begins; a part of it lies in a slot; as a message, but for a channel of a run; a reduced piece lies where the operand
-does."""
+_DATA, _FREE, _MESSAGE, _CHUNK, _POST = range(1, 6)
+"""Kinds of records, beside `OFFER` and `PIECE`: a part of an operand lies in a slot; a slot has been read; a message
+begins; a part of it lies in a slot; as a message, but for a channel of a run."""
 _MOST_WHOLE = 256 << 10
 """Bytes that a rank sends, to all others together, of an operand that goes whole to all members, where every member
 needs all of it: with more, parts are quicker."""
@@ -47,6 +48,8 @@ _SPINS = 20
 """How often a rank looks, and gives its core to others, before it sleeps."""
 _FEW_SPINS = 2
 """The same where ranks are more than cores."""
+_SOON = 5e-3
+"""Seconds that a rank sleeps for a record of one other rank, whatever else comes; afterwards all that comes moves."""
 _FLUSH_SECONDS = 5.0
 """Seconds that a rank stays at its end for others to take what it has sent."""
 
@@ -57,11 +60,15 @@ class Traffic:
     Args:
         group: the group of the rank.
         joined: what it shares with the others.
+
+    Attributes:
+        rank: that rank.
+        watch: its view of the others.
     """
 
     def __init__(self, group: SpmdGroup, joined: Joined) -> None:
         self._group = group
-        self._rank = group.rank
+        self.rank = group.rank
         self._segment = segment = joined.segment
         self.watch = Watch(group, joined)
         self._streams = Streams(segment, group.rank)
@@ -79,10 +86,11 @@ class Traffic:
         self._new = Recycled().empty
         has_cores = segment.layout.count <= cores()
         self._busy_spins, self._spins = (_BUSY_SPINS, _SPINS) if has_cores else (0, _FEW_SPINS)
-        self._quick_spins = _QUICK_SPINS if has_cores else 0
-        self._inbox: dict[int, deque[bytes | bytearray]] = {peer: deque() for peer in peers}
-        self._posted: defaultdict[tuple[int, int, int], deque[bytes | bytearray]] = defaultdict(deque)
-        self._coming: dict[int, tuple[bytearray, _Place]] = {}
+        self._quick_spins, self._quick_yields = (_QUICK_SPINS, _SPINS) if has_cores else (0, 0)
+        self._slept_for: Lane | None = None
+        self._inbox: dict[int, deque[bytes | memoryview]] = {peer: deque() for peer in peers}
+        self._posted: defaultdict[tuple[int, int, int], deque[bytes | memoryview]] = defaultdict(deque)
+        self._coming: dict[int, tuple[Array, _Place]] = {}
         self._came_bytes: dict[int, int] = {}
 
     # -- collectives --------------------------------------------------------------------------------------------
@@ -121,14 +129,18 @@ class Traffic:
         if self._early:
             for place in numbers.items():
                 if (early := self._early.pop(place, None)) is not None:
-                    self._meet(self._awaited.pop(place), place[0], early[0], memoryview(early[1]))
+                    self.meet(self._awaited.pop(place), place[0], early[0], memoryview(early[1]))
         self._move()
         return made
 
-    def quick(self, meeting: Meeting, finish: Callable[[Callable[[], Transfer]], Array]) -> QuickPrompt | None:
-        """What executes a small collective that has begun, from the next time on; None where it is not small."""
-        made = meeting.notes["transfer"]
-        return QuickPrompt(self, self._streams, meeting, made, finish) if isinstance(made, Prompts) else None
+    def quick(self, begun: Transfer, finish: Callable[[Callable[[], Transfer]], Array]) -> Quick | None:
+        """What executes a collective that has begun, from the next time on; None where its operand is large."""
+        prompts = begun.meeting.notes["transfer"]
+        if isinstance(prompts, Prompts):
+            return QuickPrompt(self, self._streams, self._segment, self._slots, begun.meeting, prompts, finish)
+        if isinstance(begun, Reduction) and begun.is_poolable and begun.is_read_twice:
+            return QuickReduction(self, self._streams, self._segment, self._slots, begun, self._new, finish)
+        return None
 
     @property
     def is_idle(self) -> bool:
@@ -179,21 +191,55 @@ class Traffic:
         return False
 
     def has_come(self, lane: Lane) -> bool:
-        """Look a few times whether a record has come, and take its token."""
+        """Wait a little for a record, and take its token."""
         has_none = lane.has_none
+        if not has_none():
+            return True
         for _ in range(self._quick_spins):
             if not has_none():
                 return True
-        for _ in range(self._spins):
+        for _ in range(self._quick_yields):
             os.sched_yield()
             if not has_none():
                 return True
-        return False
+        self._slept_for = lane
+        return lane.comes(_SOON)
 
-    def offered(self, peers: Iterable[int]) -> None:
-        """This rank has come to the next collective with others, and told them by itself."""
+    def look_first_at_last(self, peers: list[Any]) -> None:
+        """Put the member that this rank slept for, if it did, in front of the others.
+
+        Where ranks take turns on cores the one that comes last is the same again: once it has come all have, and a rank
+        sleeps once.
+
+        Args:
+            peers: lanes of members, each with what else is known of it.
+        """
+        lane, self._slept_for = self._slept_for, None
+        if lane is not None:
+            place = next((place for place, peer in enumerate(peers) if peer[0] is lane), 0)
+            peers.insert(0, peers.pop(place))
+
+    def offered(self, peers: Iterable[int]) -> dict[int, int]:
+        """This rank has come to the next collective with others, and told them by itself; the number of that."""
+        numbers = {}
         for peer in peers:
-            self._begun[peer] += 1
+            numbers[peer] = number = self._begun[peer]
+            self._begun[peer] = number + 1
+        return numbers
+
+    def take_up(self, made: Reduction, slot: int, numbers: dict[int, int]) -> None:
+        """What was begun without this goes on as all else does.
+
+        Args:
+            made: that.
+            slot: where the operand lies.
+            numbers: which collective with each of the others it is.
+        """
+        self._numbers[made], self._pooled[made] = numbers, slot
+        for place in numbers.items():
+            self._underway[place] = made
+        if not made.is_sent:
+            self._sending.append(made)
 
     def came(self, lane: Lane, length: int) -> None:
         """Another rank has come to the next collective that this one begins with it; its record has been read."""
@@ -215,14 +261,14 @@ class Traffic:
         if slot is None:
             return NOWHERE
         operand = made.meeting.operand
-        made.pool(self._segment.slot(self._rank, slot, operand.dtype, operand.size))
+        made.pool(self._segment.slot(self.rank, slot, operand.dtype, operand.size))
         if made.is_read_twice:
             self._pooled[made] = slot
         else:
             self._slots.lend(slot, len(made.peers))
         return slot
 
-    def _meet(self, made: Transfer, peer: int, slot: int, offered: memoryview) -> None:
+    def meet(self, made: Transfer, peer: int, slot: int, offered: memoryview) -> None:
         """A member has come: check that it is at the same collective; its operand may lie in a slot."""
         meeting = made.meeting
         header, agreed = bytes(offered[:HEADER_BYTES]), meeting.notes["agreed"]
@@ -233,7 +279,7 @@ class Traffic:
         made.came(peer, offered)
         if slot != NOWHERE:
             assert isinstance(made, Reduction)
-            place = made.place_of(self._rank)
+            place = made.place_of(self.rank)
             data = self._segment.slot(peer, slot, np.dtype(np.uint8), place.stop)[place]
             is_kept = made.take(peer, 0, 0, data, True)
             if not made.is_read_twice:
@@ -267,7 +313,7 @@ class Traffic:
                 self._streams.send(peer, _CHUNK, 0, (slot, part.size, 0))
             self._wait(wait)
 
-    def receive(self, peer: int) -> bytes | bytearray:
+    def receive(self, peer: int) -> bytes | memoryview:
         """See `Messenger.receive`."""
         inbox = self._inbox[peer]
         # The driver may be idle between two runs for as long as it likes.
@@ -276,7 +322,7 @@ class Traffic:
         self._wait(wait)
         return inbox.popleft()
 
-    def collect(self, call: Call, peer: int, run: int, channel: int) -> bytes | bytearray:
+    def collect(self, call: Call, peer: int, run: int, channel: int) -> bytes | memoryview:
         """See `SpmdGroup.collect`."""
         posted = self._posted[peer, run, channel]
         self._wait(Wait(State.WAITING, lambda: bool(posted), lambda: (peer,), lambda: (peer,), call))
@@ -345,7 +391,7 @@ class Traffic:
             parcel.into[...] = parcel.source
             numbers, slot = self._numbers[made], self._pooled[made]
             for target in parcel.targets:
-                self._streams.send(target, _PIECE, 0, (numbers[target], slot, 0))
+                self._streams.send(target, PIECE, 0, (numbers[target], slot, 0))
             return True
         found = self._slots.find(made, parcel.is_held)
         if found is None:
@@ -359,13 +405,17 @@ class Traffic:
         return True
 
     def _take_offer(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
+        if flag == IN_SLOT:
+            slot, nbytes, _ = numbers
+            payload = memoryview(b"".join((payload, self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data)))
+            numbers = NOWHERE, 0, 0
         number = self._came[peer]
         self._came[peer] = number + 1
         made = self._awaited.pop((peer, number), None)
         if made is None:
             self._early[peer, number] = numbers[0], bytes(payload)
         else:
-            self._meet(made, peer, numbers[0], payload)
+            self.meet(made, peer, numbers[0], payload)
 
     def _take_data(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         number, part, where = numbers
@@ -409,21 +459,21 @@ class Traffic:
         if flag:
             self._keep(peer, place, bytes(payload))
         else:
-            self._coming[peer], self._came_bytes[peer] = (bytearray(size), place), 0
+            self._coming[peer], self._came_bytes[peer] = (self._new((size,), np.dtype(np.uint8)), place), 0
 
-    def _keep(self, peer: int, place: "_Place", content: bytes | bytearray) -> None:
+    def _keep(self, peer: int, place: "_Place", content: bytes | memoryview) -> None:
         """All of a message or a post has come."""
         (self._inbox[peer] if place is None else self._posted[peer, *place]).append(content)
 
     def _take_chunk(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         slot, nbytes, _ = numbers
         (coming, place), first = self._coming[peer], self._came_bytes[peer]
-        coming[first : first + nbytes] = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data
+        coming[first : first + nbytes] = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes)
         self._came_bytes[peer] = first + nbytes
         self._streams.send(peer, _FREE, 0, (slot, 0, 0))
         if first + nbytes == len(coming):
             del self._coming[peer]
-            self._keep(peer, place, coming)
+            self._keep(peer, place, coming.data)
 
 
 _TAKE = (

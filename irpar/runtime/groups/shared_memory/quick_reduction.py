@@ -1,0 +1,164 @@
+"""All-reduces of middling operands of a program from the second time on; see `Quick`.
+
+What goes over the rings is what a `Reduction` sends and takes whose operand lies in a slot, to the byte: each member
+may do it either way.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from irpar.ops.collectives.reduced_arrays import reducer
+from irpar.ops.collectives.rounds import New
+from irpar.runtime.groups.wire.header import HEADER_BYTES
+
+from ..base import Array, Call
+from ..spmd import Meeting
+from .quick import NOWHERE, OFFER, next_of
+from .reductions import Reduction
+from .segment import Segment
+from .slots import Slots
+from .streams import Lane, Streams, room_of
+from .transfers import Transfer
+
+if TYPE_CHECKING:
+    from .traffic import Traffic
+
+PIECE = 6
+"""The kind of the record that a reduced piece lies where the operand does."""
+_ROOMS = room_of(HEADER_BYTES), room_of(0)
+"""Bytes of rings that the two records to each other member take."""
+_Came = tuple[Lane, memoryview, int]
+"""A member's rings, its record, and the slot of its operand."""
+
+
+class QuickReduction:
+    """Such an all-reduce. Where another member is not here soon, it goes on as a `Reduction`.
+
+    Args:
+        traffic: what else the rank does.
+        streams: what it sends, and what comes.
+        segment: where slots are.
+        slots: those of this rank.
+        made: the collective as it was executed the first time.
+        new: makes arrays of a shape and dtype.
+        finish: gives the result of the transfer that a call makes.
+    """
+
+    def __init__(
+        self,
+        traffic: "Traffic",
+        streams: Streams,
+        segment: Segment,
+        slots: Slots,
+        made: Reduction,
+        new: New,
+        finish: Callable[[Callable[[], Transfer]], Array],
+    ) -> None:
+        meeting = made.meeting
+        self._traffic, self._streams, self._segment, self._slots = traffic, streams, segment, slots
+        self._facts = meeting.members, meeting.position, meeting.header, meeting.shapes, meeting.expected, meeting.notes
+        self._header = (meeting.header.pack(),)
+        self._agreed: dict[int, bytes] = meeting.notes["agreed"]
+        self._peers = [
+            (streams.lane(rank), position, slice(*made.bounds[rank]))
+            for position, rank in enumerate(meeting.members)
+            if position != meeting.position
+        ]
+        self._own = slice(*made.bounds[meeting.call.rank])
+        self._has_read = partial(streams.has_read, made.peers)
+        self._new, self._finish = new, finish
+        self._type: tuple[np.dtype[Any], int] = meeting.operand.dtype, meeting.operand.size
+        size = self._own.stop - self._own.start
+        self._reduce = reducer(meeting.operand.dtype, size, meeting.collective.reduce)
+
+    def __call__(self, call: Call) -> Array | None:
+        """See the class."""
+        traffic = self._traffic
+        if not traffic.is_idle or not all(lane.has_room(sum(_ROOMS)) for lane, *_ in self._peers):
+            return None
+        slot = self._slots.find_pooled()
+        if slot is None:
+            return None
+        operand = np.ascontiguousarray(call.operand).reshape(-1)
+        numbers = self._offer(operand, slot)
+        came: list[_Came] = []
+        for lane, *_ in self._peers:
+            found = next_of(OFFER, lane, traffic)
+            if found is None:
+                return self._finish(partial(self._meet_rest, call, slot, numbers, came, None))
+            theirs, payload = found
+            if theirs == NOWHERE or bytes(payload) != self._agreed.get(lane.peer):
+                return self._finish(partial(self._meet_rest, call, slot, numbers, came, lane))
+            came.append((lane, payload, theirs))
+        whole = self._new(call.operand.shape, operand.dtype)
+        self._reduce_own(operand, whole.reshape(-1), slot, numbers, came)
+        waited = self._join(whole.reshape(-1), came)
+        if waited or not self._streams.is_flushed:
+            return self._finish(partial(self._join_rest, call, slot, numbers, whole, waited))
+        self._slots.free_when(slot, self._has_read())
+        traffic.look_first_at_last(self._peers)
+        return whole
+
+    def _offer(self, operand: Array, slot: int) -> dict[int, int]:
+        """Come to the collective; which one with each of the others it is."""
+        lain, own = self._segment.slot(self._traffic.rank, slot, *self._type), self._own
+        lain[: own.start], lain[own.stop :] = operand[: own.start], operand[own.stop :]
+        for lane, *_ in self._peers:
+            lane.put_sized(OFFER, 0, (slot, 0, 0), self._header, HEADER_BYTES, _ROOMS[0])
+        return self._traffic.offered(lane.peer for lane, *_ in self._peers)
+
+    def _reduce_own(self, operand: Array, whole: Array, slot: int, numbers: dict[int, int], came: list[_Came]) -> None:
+        """Reduce this member's piece of the operands that have come, and send it."""
+        traffic, segment, own = self._traffic, self._segment, self._own
+        pieces = [operand[own]] * len(self._facts[0])
+        for (lane, position, _), (_, _, theirs) in zip(self._peers, came, strict=True):
+            pieces[position] = segment.slot(lane.peer, theirs, *self._type)[own]
+        self._reduce(pieces, whole[own])
+        segment.slot(traffic.rank, slot, *self._type)[own] = whole[own]
+        for lane, payload, _ in came:
+            traffic.came(lane, len(payload))
+        for lane, *_ in self._peers:
+            told = numbers[lane.peer], slot, 0
+            # What was read meanwhile may have been answered, in the room that there was.
+            if not lane.put_sized(PIECE, 0, told, (), 0, _ROOMS[1]):
+                self._streams.send(lane.peer, PIECE, 0, told)
+
+    def _join(self, whole: Array, came: list[_Came]) -> list[int]:
+        """Take the pieces of the others; the ranks whose pieces have not come soon."""
+        for number, (lane, _, place) in enumerate(self._peers):
+            if next_of(PIECE, lane, self._traffic) is None:
+                return [each.peer for each, *_ in self._peers[number:]]
+            whole[place] = self._segment.slot(lane.peer, came[number][2], *self._type)[place]
+            lane.free(_ROOMS[1])
+        return []
+
+    def _meet_rest(
+        self, call: Call, slot: int, numbers: dict[int, int], came: Iterable[_Came], unread: Lane | None
+    ) -> Transfer:
+        """What has begun, as a transfer: some members have come; the token of one's record may have been taken."""
+        traffic, made = self._traffic, self._transfer(call)
+        made.pool(self._segment.slot(traffic.rank, slot, *self._type))
+        traffic.take_up(made, slot, numbers)
+        for lane, payload, theirs in came:
+            traffic.meet(made, lane.peer, theirs, payload)
+            traffic.came(lane, len(payload))
+        traffic.await_rest(made)
+        if unread is not None:
+            traffic.read(unread)
+        return made
+
+    def _join_rest(
+        self, call: Call, slot: int, numbers: dict[int, int], whole: Array, waited: Iterable[int]
+    ) -> Transfer:
+        """What has begun, as a transfer: all have come, and this member's piece is sent; some still send theirs."""
+        made = self._transfer(call)
+        made.join_rest(whole, waited)
+        self._traffic.take_up(made, slot, numbers)
+        return made
+
+    def _transfer(self, call: Call) -> Reduction:
+        made: Reduction = self._facts[-1]["transfer"](Meeting(call, *self._facts))
+        return made
