@@ -121,6 +121,12 @@ def test_every_spelling(tmp_path: Path) -> None:
     python("spellings.py", folder=tmp_path)
 
 
+def test_fusion_in_mindspores_words(tmp_path: Path) -> None:
+    (program,) = code("passes.md", "python")
+    (tmp_path / "fusion.py").write_text(program)
+    python("fusion.py", folder=tmp_path)
+
+
 def test_the_session_with_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

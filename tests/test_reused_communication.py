@@ -24,7 +24,7 @@ from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 from .budget import budget
 from .command_line import Capture, call
-from .random_graphs import Array
+from .partition_runs import GROUPS, run_out, same
 from .random_programs import Program, loaded, programs
 from .runtime.groups.mpi_libraries import find
 
@@ -56,16 +56,6 @@ def pair(program: Program, folder: Path, take: str) -> tuple[irpar.Partition, ir
         for pipeline in (program.pipeline, pipeline_with(program.pipeline, take))
     ]
     return found[0], found[1]
-
-
-def same(got: dict[str, Array], expected: dict[str, Array]) -> None:
-    assert list(got) == list(expected)
-    for name, array in expected.items():
-        assert got[name].dtype == array.dtype
-        if array.dtype == object:  # strings: their bytes are addresses
-            assert np.array_equal(got[name], array), name
-        else:
-            assert got[name].tobytes() == array.tobytes(), name
 
 
 @settings(
@@ -113,9 +103,6 @@ def check_back(module: Module, take: str) -> None:
     assert not differ, "\n".join(differ)
 
 
-GROUPS = ("threads", "processes", "mpi")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS[1:])
 def test_random_programs_in_processes(group: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -147,22 +134,6 @@ def test_random_programs_in_processes(group: str, capfd: pytest.CaptureFixture[s
 
     check()
     capfd.readouterr()
-
-
-def run_out(folder: Path, inputs: dict[str, Array], group: str, ranks: int) -> dict[str, Array]:
-    """What `irpar run` gives in a group."""
-    np.savez(folder / "in.npz", **inputs)
-    words = ["run", str(folder / "out"), "--inputs", str(folder / "in.npz"), "--outputs", str(folder / f"{group}.npz")]
-    words += ["--group", group]
-    if group == "mpi":
-        library = find("MPICH")
-        assert not isinstance(library, str)
-        ended = library.run(ranks, "irpar", *words)
-        assert ended.code == 0, ended.err
-    else:
-        assert main(words) == 0
-    with np.load(folder / f"{group}.npz") as found:
-        return {name: found[name] for name in found.files}
 
 
 def gpt(folder: Path, take: str | None, network: str = "h100-nvlink-ib") -> irpar.Partition:

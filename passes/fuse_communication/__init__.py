@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from irpar.analysis.communication_fusion import FusionMode, Mode, fusion_said
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.together import MOST_MB
 from irpar.analysis.explanation.joined_reasons import joined_conflict, joined_texts
@@ -13,7 +14,8 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
-from .fusion import Bucket, Gain, Mode, PackedBlock, Sent, cut_and_joined, sent_in_order
+from .fusion import Bucket, Choice, Gain, PackedBlock, Sent, cut_and_joined, sent_in_order
+from .limit import within_limit
 from .waves import waves_of
 
 
@@ -27,6 +29,9 @@ class FuseCommunication(Pass):
     all-to-alls of equal blocks merge, permutes of equal pairs, and broadcasts of one root. The reason of the merged one
     names them all, and its conflict all of theirs.
 
+    What the module says of a kind or a tensor (`irpar.analysis.communication_fusion`) goes before the options. A merge
+    after which a rank would hold more than the memory limit of the module is not done.
+
     Options:
         mode: auto: what the network says is faster, of up to `size_mb`. size: as many as make up to `size_mb`, whatever
             it says. index: those of one kind of collective between two of `indices`, which count them in the order of
@@ -36,7 +41,6 @@ class FuseCommunication(Pass):
     """
 
     name = "fuse-communication"
-    may_hold_more = True
     mode: Mode = "auto"
     size_mb: float = MOST_MB
     indices: tuple[int, ...] = ()
@@ -50,27 +54,35 @@ class FuseCommunication(Pass):
                 f"fuse-communication has indices {list(self.indices)} in mode {self.mode}",
                 do="give mode=index and indices that ascend, such as fuse-communication{mode=index, indices=[20, 35]}",
             )
-        network = network_of(module.network)
         mesh = next(iter(module.meshes.values()), None)
-        if mesh is None or self.mode == "off" or (self.mode == "auto" and not network.knows_seconds):
+        if mesh is None:
             return PassResult(False)
-        gain = Gain(mesh, network, round(self.size_mb * 1e6), self.mode)
-        before = after = 0
-        listed = [list(graph.graphs()) for graph in module.graphs]
-        if len({len(graphs) for graphs in listed}) > 1:
-            # A device that holds no elements of what a body computes has no body: only the graphs around are alike.
-            listed = [graphs[:1] for graphs in listed]
-        for bodies in zip(*listed, strict=True):
-            buckets = _buckets(module, [Sent(body, self.indices) for body in bodies], gain)
-            before += sum(len(bucket.ids) for bucket in buckets)
-            after += len(buckets)
-        if before:
-            number_alike(module.graphs)
-        return PassResult(before > 0, statistics={"merged collectives": before, "into": after})
+        network = network_of(module.network)
+        told = FusionMode(self.mode, self.size_mb, self.indices)
+        choice = Choice(told, fusion_said(module), network.knows_seconds)
+        if choice.is_none:
+            return PassResult(False)
+        found = [_buckets(bodies, Gain(mesh, network, choice)) for bodies in _alike(module)]
+        kept, notes = within_limit(module, found, _merge)
+        if not any(kept):
+            return PassResult(False, notes=notes)
+        _merge(module, kept)
+        before, after = sum(len(bucket.ids) for each in kept for bucket in each), sum(map(len, kept))
+        return PassResult(True, notes=notes, statistics={"merged collectives": before, "into": after})
 
 
-def _buckets(module: Module, programs: Sequence[Sent], gain: Gain) -> list[Bucket]:
-    """Merge what can be in one graph of all programs; returns what was merged."""
+def _alike(module: Module) -> list[tuple[Graph, ...]]:
+    """The graphs that all programs have: the whole, and each of the bodies."""
+    listed = [list(graph.graphs()) for graph in module.graphs]
+    if len({len(graphs) for graphs in listed}) > 1:
+        # A device that holds no elements of what a body computes has no body: only the graphs around are alike.
+        listed = [graphs[:1] for graphs in listed]
+    return list(zip(*listed, strict=True))
+
+
+def _buckets(bodies: Sequence[Graph], gain: Gain) -> list[Bucket]:
+    """What to merge in one graph of all programs."""
+    programs = [Sent(body, gain.choice) for body in bodies]
     kinds: dict[int, Hashable] = {}
     """Of each collective what it has in common with those that it can be sent with; of others themselves."""
     for number in sorted(set().union(*(program.before for program in programs))):
@@ -84,16 +96,30 @@ def _buckets(module: Module, programs: Sequence[Sent], gain: Gain) -> list[Bucke
         if kinds[number] != number:
             alike[kinds[number], wave].append(number)
     buckets = [bucket for numbers in alike.values() for bucket in gain.buckets(numbers, programs)]
+    return buckets if _common_order(programs, buckets) else []
+
+
+def _common_order(programs: Sequence[Sent], buckets: Sequence[Bucket]) -> list[list[Node]] | None:
+    """The nodes of each program, those of a bucket together; None where ranks would come to collectives unlike."""
     orders = [program.order(buckets) for program in programs]
     sequences = {tuple(int_attribute(node, "id") for node in sent_in_order(order)) for order in orders}
-    if not buckets or len(sequences) > 1:
-        return []  # Ranks would come to collectives in different orders.
-    for program, order in zip(programs, orders, strict=True):
-        for node in order:
-            program.graph.append(node.detach())
-        for bucket in buckets:
-            _Merge(module, program.graph, [program.nodes[number] for number in bucket.ids]).write()
-    return buckets
+    return orders if len(sequences) == 1 else None
+
+
+def _merge(module: Module, buckets: Sequence[Sequence[Bucket]]) -> bool:
+    """Merge, in each of the graphs that all programs have; False where there is no common order for that in one."""
+    for bodies, found in zip(_alike(module), buckets, strict=True):
+        programs = [Sent(body) for body in bodies] if found else []
+        orders = _common_order(programs, found) if found else []
+        if orders is None:
+            return False
+        for program, order in zip(programs, orders, strict=True):
+            for node in order:
+                program.graph.append(node.detach())
+            for bucket in found:
+                _Merge(module, program.graph, [program.nodes[number] for number in bucket.ids]).write()
+    number_alike(module.graphs)
+    return True
 
 
 class _Merge:

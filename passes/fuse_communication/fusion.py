@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
+from irpar.analysis.communication_fusion import FusionMode, FusionSaid
 from irpar.analysis.completion.moves import captured
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.together import Packed, Together, packed
@@ -27,7 +27,6 @@ from irpar.ops.effects import is_communication
 from irpar.ops.facts import int_attribute
 from irpar.sharding import Mesh
 
-Mode = Literal["auto", "size", "index", "off"]
 Key = tuple[object, ...]
 """Equal for collectives of one program that can be sent together."""
 
@@ -43,6 +42,44 @@ class Bucket:
     ids: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which collectives may be merged, as the pass is told, and the module says.
+
+    Attributes:
+        told: of kinds of which the module says nothing.
+        said: by the module.
+        knows_seconds: whether the network does; else auto merges nothing.
+    """
+
+    told: FusionMode
+    said: FusionSaid
+    knows_seconds: bool
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it is clear from the start that nothing is merged."""
+        by_told = self.told.mode == "off" or (self.told.mode == "auto" and not self.knows_seconds)
+        return by_told and not self.said.kinds and not self.said.numbers
+
+    def number(self, node: Node) -> int | None:
+        """The number with which the tensor of a collective goes; None where nothing is said of it."""
+        if not self.said.numbers:
+            return None
+        values = *node.inputs, *node.results
+        return self.said.number_of(tuple(name for value in values for name in (value.source, value.name) if name))
+
+    def mode(self, node: Node) -> FusionMode:
+        """How a collective is merged: with all of its number, or as its kind is."""
+        found = self.said.kinds.get(KINDS[node.op_type], self.told)
+        number = self.number(node)
+        if found.mode == "off" or number == 0:
+            return FusionMode("off")
+        if number is not None:
+            return FusionMode("index")
+        return FusionMode("off") if found.mode == "auto" and not self.knows_seconds else found
+
+
 class Sent:
     """The collectives of one graph, without the bodies in it.
 
@@ -53,12 +90,12 @@ class Sent:
 
     Args:
         graph: it.
-        indices: the numbers, among those of its kind, at which no collective goes with one before.
+        choice: which of them may be merged; None: nobody asks for keys.
     """
 
-    def __init__(self, graph: Graph, indices: Sequence[int] = ()) -> None:
+    def __init__(self, graph: Graph, choice: Choice | None = None) -> None:
         self.graph = graph
-        self._indices = indices
+        self._choice = choice
         self._numbers: dict[Node, int] = {}
         """How many of its kind stand before each."""
         counts: Counter[str] = Counter()
@@ -95,15 +132,17 @@ class Sent:
         record = COLLECTIVES.get(node.op_type)
         if record is None or not record.over_axes:
             return None
+        assert self._choice is not None
+        mode = self._choice.mode(node)
         is_even = record.uneven.keys().isdisjoint(node.attributes)
         values = *node.inputs, *node.results
         # To an older Reshape a 0 is the size that was there.
         is_known = all(value.is_static and 0 not in value.shape for value in values)
-        if not is_even or not is_known:
+        if mode.mode == "off" or not is_even or not is_known:
             return None
         dtype, others = node.inputs[0].dtype, tuple(node.attributes.get(name) for name in record.others)
-        segment = bisect_right(self._indices, self._numbers[node])
-        facts = node.phase, node.stage, node.place, self._stretches[node], segment
+        segment = bisect_right(mode.indices, self._numbers[node])
+        facts = node.phase, node.stage, node.place, self._stretches[node], segment, self._choice.number(node)
         return node.op_type, collective_axes(node), others, dtype, *facts
 
     def order(self, buckets: Sequence[Bucket]) -> list[Node]:
@@ -167,20 +206,24 @@ class Gain:
     Attributes:
         mesh: of the collectives.
         network: whose links take time to start.
-        most_bytes: of what is sent at once, and of its result: both are held beside their parts.
+        choice: how they are merged.
     """
 
     mesh: Mesh
     network: Network
-    most_bytes: int
-    mode: Mode = "auto"
+    choice: Choice
 
     def buckets(self, numbers: Sequence[int], programs: Sequence[Sent]) -> list[Bucket]:
         """Collectives that could all be sent together, in as few buckets as hold them where that is to be."""
         first = programs[0].nodes[numbers[0]]
-        together = Together(self.network, self.mesh, KINDS[first.op_type], collective_axes(first), self.most_bytes)
-        sent = [self._packed([program.nodes[number] for program in programs]) for number in numbers]
-        ranges = [range(len(sent))] if self.mode == "index" else together.buckets(sent, by_size=self.mode == "size")
+        mode = self.choice.mode(first)
+        if mode.mode == "index":
+            ranges = [range(len(numbers))]
+        else:
+            most = round(mode.size_mb * 1e6)
+            together = Together(self.network, self.mesh, KINDS[first.op_type], collective_axes(first), most)
+            sent = [self._packed([program.nodes[number] for program in programs]) for number in numbers]
+            ranges = together.buckets(sent, by_size=mode.mode == "size")
         found = [tuple(numbers[place] for place in bucket) for bucket in ranges]
         return [Bucket(ids) for ids in found if len(ids) > 1]
 

@@ -63,6 +63,44 @@ def test_a_pass_does_not_add_to_what_is_above_the_limit():
     assert merged(loaded(1))[0] == 2
 
 
+def many(limit: int | None = None) -> Module:
+    """Two small collectives beside large numbers, and four large ones, each with its reader."""
+    lines = [f"  %p{n} = Neg(%x{n}) : f32[{size}]" for n, size in enumerate(SIZES)]
+    for n, size in enumerate(SIZES):
+        reduce = "max" if size == 2 else "sum"
+        lines.append(f'  %y{n} = irpar.AllReduce(%p{n}) {{axes=["tp"], reduce="{reduce}", id={n}}} : f32[{size}]')
+    lines += [f"  %z{n} = Relu(%y{n}) : f32[{size}]" for n, size in enumerate(SIZES)]
+    inputs = ", ".join(f"%x{n}: f32[{size}]" for n, size in enumerate(SIZES))
+    outputs = ", ".join(f"%z{n}" for n in range(len(SIZES)))
+    facts = "" if limit is None else f", memory_limit={limit}"
+    head = f'module {{network="h100-nvlink-ib"{facts}}}\nmesh @m = ["tp"=2]\n'
+    body = "\n".join(lines)
+    return parse_module(f"{head}graph local @g({inputs}) -> ({outputs}) opset 21 ranks [0, 1] {{\n{body}\n}}\n")
+
+
+SIZES = (2, 2, 1000, 1000, 1000, 1000)
+
+
+def test_merges_that_fit_are_done_and_others_are_not():
+    """Under every limit: what is held stays below it, and more memory never leaves more launches."""
+    module = many()
+    alone, counts, told = peak_bytes(module), set(), set()
+    merged(module)
+    most = peak_bytes(module)
+    assert most > alone
+    before = None
+    for limit in range(alone - 50, most + 50, 50):
+        module = many(limit)
+        count, notes = merged(module)
+        assert peak_bytes(module) <= max(limit, alone)
+        assert before is None or count <= before
+        before = count
+        counts.add(count)
+        told.update(note.split(":")[1] for note in notes)
+    assert counts == {2, 3, 4, 5, 6}
+    assert any("1 more would be merged, but for" in note for note in told)
+
+
 def test_what_takes_no_memory_is_done_above_the_limit():
     module = parse_module(
         """
