@@ -1,21 +1,23 @@
 """fuse-communication: collectives that can be sent together, as one."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from irpar.analysis.communication_fusion import FusionMode, Mode, fusion_said
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.together import MOST_MB
-from irpar.analysis.explanation.joined_reasons import joined_conflict, joined_texts
-from irpar.ir import DOMAIN, Builder, Graph, Module, Node, TensorType, Value
-from irpar.ops.collectives import COLLECTIVES, collective_axes, number_alike
+from irpar.ir import Graph, Module, Node
+from irpar.ops.collectives import number_alike
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
-from .fusion import Bucket, Choice, Gain, PackedBlock, Sent, cut_and_joined, sent_in_order
+from .fusion import Choice, Gain, Sent, sent_in_order
 from .limit import within_limit
+from .merging import Merge
+from .transfers import Bucket, Transfer, free_channels, transfers_of
 from .waves import waves_of
 
 
@@ -26,8 +28,8 @@ class FuseCommunication(Pass):
     Before: local view. After: the same values; the same bytes in fewer collectives, in all programs alike, where the
     network of the module says that this is faster: a launch is saved, and operands and results are copied once more.
     Networks that know no seconds (`bytes`) leave all as it is. All-reduces, all-gathers, reduce-scatters and
-    all-to-alls of equal blocks merge, permutes of equal pairs, and broadcasts of one root. The reason of the merged one
-    names them all, and its conflict all of theirs.
+    all-to-alls of equal blocks merge, permutes of equal pairs, broadcasts of one root, and Sends of equal pairs, with
+    the Recvs that take them. The reason of the merged one names them all, and its conflict all of theirs.
 
     What the module says of a kind or a tensor (`irpar.analysis.communication_fusion`) goes before the options. A merge
     after which a rank would hold more than the memory limit of the module is not done.
@@ -62,13 +64,27 @@ class FuseCommunication(Pass):
         choice = Choice(told, fusion_said(module), network.knows_seconds)
         if choice.is_none:
             return PassResult(False)
-        found = [_buckets(bodies, Gain(mesh, network, choice)) for bodies in _alike(module)]
-        kept, notes = within_limit(module, found, _merge)
+        plans = _plans(_alike(module), Gain(mesh, network, choice))
+        sequences = [plan.sequence for plan in plans]
+        kept, notes = within_limit(module, [plan.buckets for plan in plans], partial(_merge, sequences=sequences))
         if not any(kept):
             return PassResult(False, notes=notes)
-        _merge(module, kept)
+        _merge(module, kept, sequences)
         before, after = sum(len(bucket.ids) for each in kept for bucket in each), sum(map(len, kept))
         return PassResult(True, notes=notes, statistics={"merged collectives": before, "into": after})
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to merge in one graph of all programs.
+
+    Attributes:
+        buckets: it.
+        sequence: the order of communication there; none: as it is.
+    """
+
+    buckets: list[Bucket]
+    sequence: tuple[int, ...] = ()
 
 
 def _alike(module: Module) -> list[tuple[Graph, ...]]:
@@ -80,112 +96,71 @@ def _alike(module: Module) -> list[tuple[Graph, ...]]:
     return list(zip(*listed, strict=True))
 
 
-def _buckets(bodies: Sequence[Graph], gain: Gain) -> list[Bucket]:
+def _plans(alike: Sequence[Sequence[Graph]], gain: Gain) -> list[_Plan]:
+    """What to merge in the whole and in each of the bodies: with transfers, or without where that cannot be."""
+    whole, *bodies = alike
+    transfers = transfers_of(whole)
+    first = _plan(whole, gain, transfers) if transfers else _Plan([])
+    return [first if first.buckets else _plan(whole, gain), *(_plan(body, gain) for body in bodies)]
+
+
+def _plan(bodies: Sequence[Graph], gain: Gain, transfers: Sequence[Transfer] = ()) -> _Plan:
     """What to merge in one graph of all programs."""
-    programs = [Sent(body, gain.choice) for body in bodies]
+    programs = _sent(bodies, transfers, gain.choice)
+    sent = {transfer.number: transfer for transfer in transfers}
     kinds: dict[int, Hashable] = {}
-    """Of each collective what it has in common with those that it can be sent with; of others themselves."""
+    """Of each what it has in common with those that it can be sent with; of others themselves."""
     for number in sorted(set().union(*(program.before for program in programs))):
-        keys = [program.key(number) if number in program.nodes else None for program in programs]
-        kinds[number] = number if None in keys else tuple(keys)
+        if number in sent:
+            keys = [gain.key_of_transfer(sent[number])]
+        else:
+            keys = [program.key(number) if number in program.nodes else None for program in programs]
+        kinds[number] = number if None in keys else (number in sent, *keys)
     before = {number: frozenset().union(*(p.before.get(number, ()) for p in programs)) for number in kinds}
     if any(other >= number for number, others in before.items() for other in others):
-        return []  # Ids that do not follow the order: nobody knows what comes first.
+        return _Plan([])  # Ids that do not follow the order: nobody knows what comes first.
     alike: defaultdict[tuple[Hashable, int], list[int]] = defaultdict(list)
-    for number, wave in waves_of(kinds, before).items():
+    waves = waves_of(kinds, before)
+    for number, wave in waves.items():
         if kinds[number] != number:
             alike[kinds[number], wave].append(number)
-    buckets = [bucket for numbers in alike.values() for bucket in gain.buckets(numbers, programs)]
-    return buckets if _common_order(programs, buckets) else []
+    buckets: list[Bucket] = []
+    for numbers in alike.values():
+        own = [sent[number] for number in numbers if number in sent]
+        buckets += gain.buckets_of_transfers(own) if own else gain.buckets(numbers, programs)
+    sequence = tuple(sorted(waves, key=lambda number: (waves[number], number))) if transfers else ()
+    return _Plan(buckets, sequence) if _common_order(programs, buckets, sequence) else _Plan([])
 
 
-def _common_order(programs: Sequence[Sent], buckets: Sequence[Bucket]) -> list[list[Node]] | None:
+def _sent(bodies: Sequence[Graph], transfers: Sequence[Transfer], choice: Choice | None = None) -> list[Sent]:
+    numbers = {node: each.number for each in transfers for end in (each.sends, each.takes) for node in end.values()}
+    return [Sent(body, choice, numbers) for body in bodies]
+
+
+def _common_order(
+    programs: Sequence[Sent], buckets: Sequence[Bucket], sequence: Sequence[int]
+) -> list[list[Node]] | None:
     """The nodes of each program, those of a bucket together; None where ranks would come to collectives unlike."""
-    orders = [program.order(buckets) for program in programs]
+    orders = [program.order(buckets, sequence) for program in programs]
     sequences = {tuple(int_attribute(node, "id") for node in sent_in_order(order)) for order in orders}
     return orders if len(sequences) == 1 else None
 
 
-def _merge(module: Module, buckets: Sequence[Sequence[Bucket]]) -> bool:
+def _merge(module: Module, buckets: Sequence[Sequence[Bucket]], sequences: Sequence[Sequence[int]]) -> bool:
     """Merge, in each of the graphs that all programs have; False where there is no common order for that in one."""
-    for bodies, found in zip(_alike(module), buckets, strict=True):
-        programs = [Sent(body) for body in bodies] if found else []
-        orders = _common_order(programs, found) if found else []
-        if orders is None:
+    for bodies, found, sequence in zip(_alike(module), buckets, sequences, strict=True):
+        if not found:
+            continue
+        programs = _sent(bodies, (transfers_of(bodies) or ()) if sequence else ())
+        orders = _common_order(programs, found, sequence)
+        channels = free_channels(bodies, [bucket for bucket in found if not programs[0].has_collectives(bucket)])
+        if orders is None or channels is None:
             return False
         for program, order in zip(programs, orders, strict=True):
             for node in order:
                 program.graph.append(node.detach())
             for bucket in found:
-                _Merge(module, program.graph, [program.nodes[number] for number in bucket.ids]).write()
+                for nodes in program.ends(bucket):
+                    Merge(module, program.graph, nodes).write(channels.get(bucket, 0))
     number_alike(module.graphs)
     return True
-
-
-class _Merge:
-    """Collectives of one program that stand behind each other, to be one."""
-
-    def __init__(self, module: Module, graph: Graph, nodes: Sequence[Node]) -> None:
-        first = nodes[0]
-        self.nodes = nodes
-        self.conflicts = module.conflicts
-        self.builder = Builder(graph, module.opsets, before=first, like=first)
-        members = module.mesh.group_size(collective_axes(first))
-        self.blocks = [
-            PackedBlock(*cut_and_joined(node), members, node.inputs[0].shape, node.results[0].shape) for node in nodes
-        ]
-        self.dtype = first.inputs[0].dtype
-
-    def write(self) -> None:
-        """Put the operands side by side, send them, and make each collective what takes its result apart."""
-        first, block = self.nodes[0], self.blocks[0]
-        rows = [self._row(node.inputs[0], block) for node, block in zip(self.nodes, self.blocks, strict=True)]
-        widths = [block.width for block in self.blocks]
-        row = self._op("Concat", rows, {"axis": 1}, (block.rows, sum(widths)))
-        attributes = {**first.attributes} | dict.fromkeys(COLLECTIVES[first.op_type].dims, 0)
-        shape = block.rows_after, sum(widths)
-        sent = self._op(first.op_type, [row], attributes, shape, DOMAIN)
-        assert sent.node is not None
-        sent.node.doc = joined_texts(node.doc for node in self.nodes)
-        told = [conflict for node in self.nodes if (conflict := self.conflicts.pop(node.results[0].name, None))]
-        if told:
-            self.conflicts[sent.name] = joined_conflict(told)
-        pieces = [Value("piece", TensorType(self.dtype, (block.rows_after, width))) for width in widths]
-        sizes = self.builder.constant(widths, "widths")
-        self.builder.node("Split", [sent, sizes], {"axis": 1}, results=pieces)
-        for node, piece, block in zip(self.nodes, pieces, self.blocks, strict=True):
-            self._take(node, piece, block)
-
-    def _row(self, value: Value, block: PackedBlock) -> Value:
-        """An operand as a matrix: a row for each member that it goes to."""
-        if block.rows > 1 and block.cut:
-            value = self._reshape(value, block.split(block.operand, block.cut))
-            order = block.to_front(block.cut)
-            value = self._op("Transpose", [value], {"perm": order}, tuple(value.shape[place] for place in order))
-        return self._reshape(value, (block.rows, block.width))
-
-    def _take(self, node: Node, piece: Value, block: PackedBlock) -> None:
-        """Make a collective the Reshape of its piece of the result: a row for each member that it comes from."""
-        self.builder.before = node
-        if block.rows_after > 1 and block.joined:
-            split = block.split(block.result, block.joined)
-            piece = self._reshape(piece, tuple(split[place] for place in block.to_front(block.joined)))
-            piece = self._op("Transpose", [piece], {"perm": block.from_front(block.joined)}, split)
-        node.set_operands([piece, self.builder.constant(list(block.result), "shape")])
-        node.op_type, node.domain, node.version = "Reshape", "", self.builder.opsets[""]
-        node.attributes.clear()
-        node.doc = ""
-
-    def _reshape(self, value: Value, shape: tuple[int, ...]) -> Value:
-        return self._op("Reshape", [value, self.builder.constant(list(shape), "shape")], {}, shape)
-
-    def _op(
-        self,
-        op_type: str,
-        values: Sequence[Value],
-        attributes: Mapping[str, object],
-        shape: tuple[int, ...],
-        domain: str = "",
-    ) -> Value:
-        kind = TensorType(self.dtype, shape)
-        return self.builder.op(op_type, values, attributes, type=kind, domain=domain, name="fused")

@@ -4,17 +4,20 @@ a = AllReduce(p)    b = AllReduce(q)        fused = AllReduce(Concat(p, q))
 x = Relu(a)         y = Relu(b)             a, b = Split(fused)    x = Relu(a)    y = Relu(b)
 
 Collectives go in waves (`waves`): those of one are alike and do not depend on each other, so that any of them may be
-sent together. What has a Send, a Recv, a start or a wait between it is not alike: in the program of another rank, these
-may stand between what depends on each other.
+sent together. So do transfers, a Send and the Recv that takes it; programs then follow the waves, all in one order, so
+that no rank waits for one that waits for it. Where it is not known which Recv takes what (`transfers`), what has a
+Send, a Recv, a start or a wait between it is not alike: in the program of another rank, these may stand between what
+depends on each other.
 """
 
 import heapq
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from irpar.analysis.communication_fusion import FusionMode, FusionSaid
 from irpar.analysis.completion.moves import captured
@@ -27,19 +30,10 @@ from irpar.ops.effects import is_communication
 from irpar.ops.facts import int_attribute
 from irpar.sharding import Mesh
 
+from .transfers import Bucket, Transfer
+
 Key = tuple[object, ...]
 """Equal for collectives of one program that can be sent together."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Collectives that are sent together.
-
-    Attributes:
-        ids: in program order, the same on all ranks.
-    """
-
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -85,21 +79,28 @@ class Sent:
 
     Attributes:
         nodes: id to collective.
+        sends, takes: number of a transfer to its Send, or its Recv.
         before: the ids of those that each depends on, of others only through these. A node in whose bodies there are
             some counts as one, by the id of the first.
 
     Args:
         graph: it.
         choice: which of them may be merged; None: nobody asks for keys.
+        transfers: of each Send and Recv the number of its transfer, where these are known.
     """
 
-    def __init__(self, graph: Graph, choice: Choice | None = None) -> None:
+    def __init__(self, graph: Graph, choice: Choice | None = None, transfers: Mapping[Node, int] | None = None) -> None:
         self.graph = graph
+        transfers = transfers or {}
         self._choice = choice
         self._numbers: dict[Node, int] = {}
         """How many of its kind stand before each."""
         counts: Counter[str] = Counter()
         self.nodes: dict[int, Node] = {}
+        self.sends: dict[int, Node] = {}
+        self.takes: dict[int, Node] = {}
+        self._all: dict[int, list[Node]] = {}
+        """The nodes of each, and what holds it in a body."""
         self.before: dict[int, frozenset[int]] = {}
         self._stretches: dict[Node, int] = {}
         """How many nodes of other communication stand before each: what crosses one may wait for a rank that waits."""
@@ -107,18 +108,26 @@ class Sent:
         behind: dict[Node, frozenset[int]] = {}
         """Of each node the nearest collectives that it depends on."""
         for node in graph:
-            stretch += any(is_communication(each) and not sends(each) for each in (node, *_inside(node)))
+            if node not in transfers:
+                stretch += any(is_communication(each) and not sends(each) for each in (node, *_inside(node)))
             self._stretches[node] = stretch
             nearest = _union([behind[other] for other in self.made_by(node)])
             first = next(sent_in_order([node]), None)
             if first is not None:
                 number = int_attribute(first, "id")
+                self._all[number] = [node]
                 self.before[number] = nearest
                 nearest = frozenset([number])
                 if first is node:
                     self.nodes[number] = node
                     self._numbers[node] = counts[node.op_type]
                     counts[node.op_type] += 1
+            elif node in transfers:
+                number = transfers[node]
+                (self.sends if node.inputs else self.takes)[number] = node
+                self._all.setdefault(number, []).append(node)
+                self.before[number] = self.before.get(number, frozenset()) | nearest
+                nearest = frozenset([number])
             behind[node] = nearest
 
     def made_by(self, node: Node) -> Iterable[Node]:
@@ -145,16 +154,20 @@ class Sent:
         facts = node.phase, node.stage, node.place, self._stretches[node], segment, self._choice.number(node)
         return node.op_type, collective_axes(node), others, dtype, *facts
 
-    def order(self, buckets: Sequence[Bucket]) -> list[Node]:
+    def order(self, buckets: Sequence[Bucket], sequence: Sequence[int] = ()) -> list[Node]:
         """The nodes in an order in which those of a bucket stand together, else as they are as far as it can be.
 
         A bucket comes where its last collective was; what reads the others waits for it.
+
+        Args:
+            buckets: what stands together.
+            sequence: the order in which all communication comes, where that may not stay as it is.
         """
         place = {node: number for number, node in enumerate(self.graph)}
         together: dict[Node, tuple[Node, ...]] = {}
         for bucket in buckets:
-            members = tuple(self.nodes[number] for number in bucket.ids)
-            together.update(dict.fromkeys(members, members))
+            for members in self.ends(bucket):
+                together.update(dict.fromkeys(members, members))
         waits: dict[Node, int] = {}
         readers: dict[Node, list[Node]] = {}
         for node in place:
@@ -162,6 +175,10 @@ class Sent:
             for before in {together.get(other, (other,))[0] for other in self.made_by(node)}:
                 readers.setdefault(before, []).append(lead)
                 waits[lead] = waits.get(lead, 0) + 1
+        sent = dict.fromkeys(together.get(node, (node,))[0] for each in sequence for node in self._all.get(each, ()))
+        for before, lead in pairwise(sent):
+            readers.setdefault(before, []).append(lead)
+            waits[lead] = waits.get(lead, 0) + 1
         leads = dict.fromkeys(together.get(node, (node,))[0] for node in place)
         ready = [(self._place(place, together, lead), lead) for lead in leads if not waits.get(lead)]
         numbered = dict(ready)
@@ -178,6 +195,17 @@ class Sent:
                     heapq.heappush(queue, number)
         assert len(found) == len(place), "collectives of one wave wait for each other"
         return found
+
+    def has_collectives(self, bucket: Bucket) -> bool:
+        """Whether these are collectives, not transfers."""
+        return bucket.ids[0] in self.nodes
+
+    def ends(self, bucket: Bucket) -> list[tuple[Node, ...]]:
+        """The nodes of a bucket that become one: collectives, or Sends and, apart from these, Recvs."""
+        found = [
+            tuple(of[number] for number in bucket.ids if number in of) for of in (self.nodes, self.sends, self.takes)
+        ]
+        return [nodes for nodes in found if nodes]
 
     @staticmethod
     def _place(place: dict[Node, int], together: dict[Node, tuple[Node, ...]], lead: Node) -> int:
@@ -216,16 +244,39 @@ class Gain:
     def buckets(self, numbers: Sequence[int], programs: Sequence[Sent]) -> list[Bucket]:
         """Collectives that could all be sent together, in as few buckets as hold them where that is to be."""
         first = programs[0].nodes[numbers[0]]
+        sent = [self._packed([program.nodes[number] for program in programs]) for number in numbers]
+        return self._cut(
+            numbers, sent, first, Together(self.network, self.mesh, KINDS[first.op_type], collective_axes(first))
+        )
+
+    def buckets_of_transfers(self, transfers: Sequence[Transfer]) -> list[Bucket]:
+        """The same of transfers."""
+        first = transfers[0]
+        sizes = [max(map(value_bytes, transfer.values)) for transfer in transfers]
+        together = Together(self.network, self.mesh, KINDS[first.send.op_type], (), pairs=first.pairs)
+        sent = [packed(None, None, size, size) for size in sizes]
+        return self._cut([transfer.number for transfer in transfers], sent, first.send, together)
+
+    def _cut(self, numbers: Sequence[int], sent: Sequence[Packed], first: Node, together: Together) -> list[Bucket]:
         mode = self.choice.mode(first)
         if mode.mode == "index":
             ranges = [range(len(numbers))]
         else:
-            most = round(mode.size_mb * 1e6)
-            together = Together(self.network, self.mesh, KINDS[first.op_type], collective_axes(first), most)
-            sent = [self._packed([program.nodes[number] for program in programs]) for number in numbers]
+            together = replace(together, most_bytes=round(mode.size_mb * 1e6))
             ranges = together.buckets(sent, by_size=mode.mode == "size")
         found = [tuple(numbers[place] for place in bucket) for bucket in ranges]
         return [Bucket(ids) for ids in found if len(ids) > 1]
+
+    def key_of_transfer(self, transfer: Transfer) -> Key | None:
+        """What a transfer must have in common with those that it is sent with; None where it is sent alone."""
+        ends = transfer.sends, transfer.takes
+        mode, values = self.choice.mode(transfer.send), transfer.values
+        # To an older Reshape a 0 is the size that was there.
+        if mode.mode == "off" or not all(value.is_static and 0 not in value.shape for value in values):
+            return None
+        facts = [(place, node.phase, node.stage, node.place) for end in ends for place, node in end.items()]
+        segment = bisect_right(mode.indices, transfer.place)
+        return transfer.pairs, len(transfer.sends), values[0].dtype, *facts, segment, self.choice.number(transfer.send)
 
     @staticmethod
     def _packed(nodes: Sequence[Node]) -> Packed:

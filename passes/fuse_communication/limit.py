@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from irpar.ir import Module, clone_module
 from irpar.pass_manager.memory_limit import peak_bytes
 
-from .fusion import Bucket
+from .transfers import Bucket
 
 MOST_TRIES = 40
 """Merges of the whole module that are tried; what has not been by then is not done."""

@@ -67,6 +67,7 @@ class Together:
         kind: as plan.json calls it.
         axes: that they run over.
         most_bytes: of what is sent at once, and of its result.
+        pairs: of what goes from rank to rank: sources and targets in turn.
     """
 
     network: Network
@@ -74,18 +75,23 @@ class Together:
     kind: str
     axes: tuple[Axis, ...]
     most_bytes: int = round(MOST_MB * 1e6)
+    pairs: tuple[int, ...] = ()
 
     def seconds(self, sent: Packed) -> float:
         """Seconds of what is sent at once; of several, with those of the copies of all before and behind it."""
-        seconds = self.network.seconds(self.kind, self.axes, sent.operand, self.mesh)
+        seconds = self._sending(sent.operand)
         return seconds if sent.count < 2 else seconds + self._copying(sent, copies=2)
 
     def seconds_more(self, sent: Packed) -> float:
         """Seconds that a collective takes longer than others with which it goes, however many these are."""
         others = self.most_bytes
-        both = self.network.seconds(self.kind, self.axes, others + sent.operand, self.mesh)
-        alone = self.network.seconds(self.kind, self.axes, others, self.mesh)
-        return both - alone + self._copying(sent, copies=0)
+        return self._sending(others + sent.operand) - self._sending(others) + self._copying(sent, copies=0)
+
+    def _sending(self, operand: int) -> float:
+        """Seconds of an operand of so many bytes."""
+        if self.pairs:
+            return self.network.seconds_of_pairs(self.pairs, operand, self.mesh)
+        return self.network.seconds(self.kind, self.axes, operand, self.mesh)
 
     def _copying(self, sent: Packed, copies: int) -> float:
         """Seconds of the nodes that put operands side by side, and results apart: `copies`, and what turns blocks."""
