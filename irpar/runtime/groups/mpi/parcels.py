@@ -41,7 +41,8 @@ class Outgoing:
 
     def is_done(self) -> bool:
         """Whether MPI reads the buffers no more."""
-        self._requests = [request for request in self._requests if not request.Test()]
+        while self._requests and self._requests[-1].Test():
+            self._requests.pop()
         return not self._requests
 
 

@@ -1,4 +1,4 @@
-"""Collectives in which each member sends a small operand to each other, once, and reduces what came by itself.
+"""Collectives in which each member sends a small operand to each other, once, and makes its result of what came.
 
 What goes over MPI is what `Exchange` and `Parcels` send and take for the same collective, to the byte: each member may
 do it either way. Here the buffers are kept from one time to the next, and what came is compared with what came before.
@@ -6,13 +6,14 @@ do it either way. Here the buffers are kept from one time to the next, and what 
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from irpar.ops.collectives.arrays import is_text
 from irpar.ops.collectives.reduced_arrays import reduce_arrays, reducer
-from irpar.ops.collectives.rounds import is_one_round
+from irpar.ops.collectives.rounds import New, empty_like, is_one_round
 from irpar.runtime.errors import MismatchError
 from irpar.runtime.groups.base import Array, Call
 from irpar.runtime.groups.recycled import SMALLEST
@@ -77,12 +78,14 @@ class _Known:
     Attributes:
         buffers: others of this kind have the same.
         head: how what this rank sends begins.
+        result: of the operands that lie in the buffers.
         agreed: by rank, how that of others does, once it has been compared.
     """
 
-    def __init__(self, buffers: _Buffers, head: bytes) -> None:
+    def __init__(self, buffers: _Buffers, head: bytes, result: Callable[[list[Array]], Array]) -> None:
         self.buffers = buffers
         self.head = head
+        self.result = result
         self.agreed: dict[int, bytes] = {}
 
 
@@ -103,7 +106,7 @@ class QuickPrompt:
     def __init__(
         self, meeting: Meeting, known: _Known, parcels: Parcels, tag: int, spins: int, busy_spins: int
     ) -> None:
-        operand, buffers = meeting.operand, known.buffers
+        buffers = known.buffers
         self._facts = meeting.members, meeting.position, meeting.header, meeting.shapes, meeting.expected, meeting.notes
         self._known = known
         self._parcels = parcels
@@ -111,8 +114,7 @@ class QuickPrompt:
         self._spins, self._busy_spins = spins, busy_spins
         self._isend, self._improbe, self._status = parcels.comm.Isend, parcels.comm.Improbe, parcels.status
         self._sent = buffers.sent, parcels.byte
-        self._new = np.empty if operand.nbytes < SMALLEST else parcels.new
-        self._reduce = reducer(operand.dtype, operand.size, meeting.collective.reduce)
+        self._result = known.result
 
     def run(self, call: Call) -> "Array | Prompt | None":
         """The result; or what has begun; None where another one has the buffers."""
@@ -121,7 +123,7 @@ class QuickPrompt:
         if buffers.is_used:
             return None
         buffers.head[:] = known.head
-        buffers.operand[...] = operand = call.operand
+        buffers.operand[...] = call.operand
         requests = [(peer.rank, self._isend(self._sent, peer.rank, self.tag)) for peer in buffers.peers]
         waited = buffers.peers
         for peer in buffers.peers:
@@ -139,7 +141,7 @@ class QuickPrompt:
         requests = [each for each in requests if not each[1].Test()]
         if requests:
             return self._go_on(call, waited, requests)
-        return self._reduce(buffers.operands, self._new(operand.shape, operand.dtype))
+        return self._result(buffers.operands)
 
     def _come(self, rank: int) -> Any:
         """What a member has sent, if it comes soon."""
@@ -187,21 +189,37 @@ class Prompts:
         key = meeting.members, operand.shape, operand.dtype
         if key not in self._buffers:
             self._buffers[key] = _Buffers(meeting, len(head))
-        return _Known(self._buffers[key], head)
+        return _Known(self._buffers[key], head, _result(meeting, self._parcels.new))
+
+
+def _result(meeting: Meeting, new: New) -> Callable[[list[Array]], Array]:
+    """What gives the result from the operands of all members, in memory of its own."""
+    operand, collective, position = meeting.operand, meeting.collective, meeting.position
+    execution = EXECUTED[collective.kind]
+    if execution.moves is not None:
+        return lambda operands: execution.result(collective, operands, position)
+    make = np.empty if operand.nbytes < SMALLEST else new
+    reduce = reducer(operand.dtype, operand.size, collective.reduce)
+    return lambda operands: reduce(operands, make(operand.shape, operand.dtype))
 
 
 def _is_small(meeting: Meeting) -> bool:
+    """Whether all members send operands of one size to all others in one round, and what is made of them is new."""
     operand = meeting.operand
     execution = EXECUTED[meeting.collective.kind]
-    if is_text(operand.dtype) or operand.nbytes > INLINE or not is_one_round(execution, meeting):
+    if is_text(operand.dtype) or operand.nbytes > INLINE:
         return False
     if any(nbytes != operand.nbytes for nbytes in meeting.expected):
         return False  # Elements of less than a byte are packed on their way.
     try:
+        if execution.moves is not None:
+            execution.moves(meeting, empty_like(meeting))
+            is_joined = execution.reads_all and execution.is_shared and not execution.gives_operands
+            return is_joined and execution.exchange is None and len(set(meeting.shapes)) == 1
         reduce_arrays([operand.reshape(-1)[:0]] * 2, meeting.collective.reduce)
     except ValueError:
         return False  # `Exchange` tells.
-    return True
+    return is_one_round(execution, meeting)
 
 
 class Prompt:
@@ -294,8 +312,7 @@ class Prompt:
             self._sends = [each for each in self._sends if not each[1].is_done()]
         if not self._sends:
             buffers = self._known.buffers
-            result = self._parcels.new(buffers.operand.shape, buffers.operand.dtype)
-            self.result = reduce_arrays(buffers.operands, self.meeting.collective.reduce, result)
+            self.result = self._known.result(buffers.operands)
             buffers.is_used = False
             self.is_done = True
 
