@@ -156,7 +156,7 @@ class MpiGroup(SpmdGroup):
         if is_moving:
             self._go_on_beside()
 
-    def collect(self, call: Call, rank: int, channel: int) -> bytes:
+    def collect(self, call: Call, rank: int, channel: int) -> memoryview:
         """See `SpmdGroup.collect`."""
         work = Work(self._posted(rank, channel))
         with self._while_it(_AT, Header.of(call, self.mesh).pack()):
@@ -167,9 +167,9 @@ class MpiGroup(SpmdGroup):
                     late = self.late(call, {rank: self._text(rank)})
                     self._tell_failed(rank, self.reason_of_late(call, late))
                     raise late
-        return work.result.tobytes()
+        return work.result.data
 
-    def receive(self, rank: int) -> bytes:
+    def receive(self, rank: int) -> memoryview:
         """See `Messenger.receive`."""
         message = _Awaited(self, rank)
         with self._while_it(_IDLE):
@@ -178,7 +178,7 @@ class MpiGroup(SpmdGroup):
             self._tell_failed(rank, fault.reason)
             raise fault.error(self.mesh)
         self._asked.discard(rank)
-        return message.result.tobytes()
+        return message.result.data
 
     def abort(self, reason: str) -> None:
         """See `Messenger.abort`."""
@@ -426,14 +426,14 @@ class MpiGroup(SpmdGroup):
         """What a rank has posted in this run; what nobody took of an earlier one is thrown away."""
         while True:
             arrival = yield from self._parcels.arrival(rank, self._tag_of_channel(channel), _RUN.size)
-            content = np.empty(arrival.size, np.uint8)
+            content = self._parcels.new((arrival.size,), np.dtype(np.uint8))
             yield from self._parcels.read(arrival, content)
             if _RUN.unpack(arrival.head) == (self.runs,):
                 return content
 
     def _message(self, rank: int) -> Steps[Array]:
         arrival = yield from self._parcels.arrival(rank, _MESSAGE, 0)
-        content = np.empty(arrival.size, np.uint8)
+        content = self._parcels.new((arrival.size,), np.dtype(np.uint8))
         yield from self._parcels.read(arrival, content)
         return content
 
