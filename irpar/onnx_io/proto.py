@@ -76,12 +76,23 @@ def to_proto(
     with collector_off():
         bodies = [function.graph for function in module.functions.values()]
         if any(is_for_plans(node) for inner in (graph, *bodies) for node in inner):
-            place = module.graphs.index(graph)
+            place, whole = module.graphs.index(graph), graph
             module = clone_module(module)
             graph = module.graphs[place]
+            if constant is not None:
+                constant = _of_copies(constant, whole, graph)
             write_out(graph, module.opsets)
             write_out_functions(module)
         return _to_proto(module, graph, constant, state)
+
+
+def _of_copies(constant: Constant, graph: Graph, copy: Graph) -> Constant:
+    """What gives the tensors of a graph's constants, for a copy of the graph."""
+    pairs = zip(copy.graphs(), graph.graphs(), strict=True)
+    known = {
+        made: value for after, before in pairs for made, value in zip(after.constants, before.constants, strict=True)
+    }
+    return lambda value: constant(known.get(value, value))
 
 
 def _to_proto(module: Module, graph: Graph, constant: Constant | None, state: Beginning | None) -> onnx.ModelProto:
@@ -166,6 +177,17 @@ def replace_metadata(proto: Any, metadata: Mapping[str, str]) -> None:
     kept = {entry.key: entry.value for entry in proto.metadata_props}
     del proto.metadata_props[:]
     set_metadata(proto, {**kept, **metadata})
+
+
+def replace_data(proto: TensorProto, other: TensorProto) -> None:
+    """Let a tensor hold the numbers of another, or lie where that lies; it keeps its name, doc and metadata."""
+    made = TensorProto()
+    made.CopyFrom(other)
+    made.name = proto.name
+    if proto.doc_string:
+        made.doc_string = proto.doc_string
+    made.metadata_props.extend(proto.metadata_props)
+    proto.CopyFrom(made)
 
 
 class ModelWriter:

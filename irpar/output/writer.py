@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import onnx
 from irpar.ir import DType, Graph, Module, Tensor, Value
 from irpar.ir.data_file import DataFile
 from irpar.onnx_io.dialects import add_stubs, say_in
-from irpar.onnx_io.proto import replace_metadata, set_metadata, to_proto
+from irpar.onnx_io.proto import replace_data, replace_metadata, set_metadata, to_proto
 from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized
 from irpar.onnx_io.tensors import write_tensor
 from irpar.ops.collectives import DIALECTS, OWN, Dialect
@@ -77,10 +77,13 @@ def write_partition(
         check_room(fresh, total)
         report = WriteReport(progress, total)
         programs = hashlib.blake2b(digest_size=_ID_BYTES)
-        for layout in layouts:
+        for layout, model in _models(module, layouts):
             target = fresh / f"part{layout.part.index}"
             target.mkdir()
-            programs.update(_write_model(target / MODEL_FILE, module, layout, dialect, stubs))
+            _finish(model, module, layout.part, dialect, stubs)
+            data = serialized(model)
+            (target / MODEL_FILE).write_bytes(data)
+            programs.update(hashlib.blake2b(data).digest())
         texts = _bare(plan).field_texts()
         written = replace(plan, id=_partition_id(texts, programs.digest()))
         models = [fresh / f"part{layout.part.index}" / MODEL_FILE for layout in layouts]
@@ -145,33 +148,53 @@ class _Layout:
     def __init__(self, part: Part) -> None:
         self.part = part
         self.file = DataFile()
+        self.tensors = {value: part.tensor(value) for value in part.graph.constants}
         self.places: dict[Value, int] = {}
-        for value in part.graph.constants:
-            tensor = part.tensor(value)
+        for value, tensor in self.tensors.items():
             if tensor.dtype is not DType.STR and tensor.nbytes > EXTERNAL_BYTES:
                 self.places[value] = self.file.place(tensor)
 
     def proto(self, value: Value) -> onnx.TensorProto:
         """How model.onnx refers to a constant."""
         made = onnx.TensorProto(name=value.name)
+        tensor = self.tensors.get(value, value.data)
+        assert tensor is not None
         if value in self.places:
-            external_tensor(made, self.part.tensor(value), WEIGHTS_FILE, self.places[value])
+            external_tensor(made, tensor, WEIGHTS_FILE, self.places[value])
         else:
-            tensor = self.part.tensor(value) if value.graph is self.part.graph else value.data
-            assert tensor is not None
             write_tensor(tensor, made)
         return made
 
+    def refers_alike(self, other: "_Layout", value: Value) -> bool:
+        """Whether model.onnx refers to a constant as that of another part with the same graph does."""
+        place = self.places.get(value)
+        if place is None or place != other.places.get(value):
+            return False
+        ours, theirs = self.tensors[value], other.tensors[value]
+        return ours.dtype is theirs.dtype and ours.shape == theirs.shape
 
-def _write_model(path: Path, module: Module, layout: _Layout, dialect: Dialect | None, stubs: bool) -> bytes:
-    """Write model.onnx; returns a digest of it."""
-    part = layout.part
-    model = to_proto(module, part.graph, constant=layout.proto)
+
+def _models(module: Module, layouts: Sequence[_Layout]) -> Iterator[tuple[_Layout, onnx.ModelProto]]:
+    """The programs of the parts: those with the same graph are made once, and differ in their constants."""
+    first: dict[Graph, tuple[_Layout, onnx.ModelProto]] = {}
+    for layout in layouts:
+        graph = layout.part.graph
+        if graph not in first:
+            first[graph] = layout, to_proto(module, graph, constant=layout.proto)
+        like, known = first[graph]
+        model = onnx.ModelProto()
+        model.CopyFrom(known)
+        # Behind the graph's constants stand those of nodes that were written out: the same in all parts.
+        for value, tensor in zip(graph.constants, model.graph.initializer, strict=False):
+            if layout is not like and not layout.refers_alike(like, value):
+                replace_data(tensor, layout.proto(value))
+        yield layout, model
+
+
+def _finish(model: onnx.ModelProto, module: Module, part: Part, dialect: Dialect | None, stubs: bool) -> None:
+    """Say in the program of a part whose it is, and speak of collectives as its reader does."""
     replace_metadata(model, {PART: str(part.index), "irpar.ranks": json.dumps(list(part.ranks))})
     if dialect is not None:
         say_in(dialect, model, module, part.graph, part.ranks)
     elif stubs:
         add_stubs(model, module, part.graph)
-    data = serialized(model)
-    path.write_bytes(data)
-    return hashlib.blake2b(data).digest()

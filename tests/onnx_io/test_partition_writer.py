@@ -34,6 +34,21 @@ def test_replicas_share_a_part_and_parts_hold_their_slices_only(made: irpar.Part
         assert json.loads(facts["irpar.ranks"]) == [part, part + 2]
 
 
+def test_parts_with_the_same_graph_differ_in_constants_and_ranks_only(made: irpar.Partition, tmp_path: Path) -> None:
+    assert made.module is not None
+    # What has the name of an output gets another one when it is written: the same in all parts.
+    graph = made.module.graph
+    graph.outputs[0].rename("last")
+    value = next(value for value in graph.values() if value.node is not None and value not in graph.outputs)
+    value.rename(graph.output_names[0])
+    made.save(tmp_path / "out")
+    one, other = (onnx.load(tmp_path / "out" / f"part{part}" / "model.onnx") for part in (0, 1))
+    assert one.graph.initializer != other.graph.initializer
+    for model in (one, other):
+        del model.graph.initializer[:], model.metadata_props[:]
+    assert one == other
+
+
 def test_weights_none_writes_programs_only(made: irpar.Partition, tmp_path: Path) -> None:
     made.save(tmp_path / "out", weights="none")
     assert sorted(path.name for path in (tmp_path / "out" / "part0").iterdir()) == ["model.onnx"]
@@ -75,7 +90,7 @@ def test_a_failure_leaves_nothing_half_written(
     if failing == "weights.bin":
         monkeypatch.setattr(writer.DataFile, "write", full)
     else:
-        monkeypatch.setattr(writer, "_write_model", full)
+        monkeypatch.setattr(writer, "serialized", full)
     with pytest.raises(irpar.IrparError, match="the disk ran full: No space left"):
         made.save(out, force=True)
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
@@ -105,7 +120,7 @@ def test_a_folder_that_the_system_refuses(
     def failing(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(writer, "_write_model", failing)
+    monkeypatch.setattr(writer, "serialized", failing)
     with pytest.raises(irpar.IrparError, match="the partition cannot be written: Input/output error"):
         made.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
