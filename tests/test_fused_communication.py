@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 ANY_TIME = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 WITHOUT = "fuse-communication{mode=off}"
 WITH = (
+    "fuse-communication",
     "fuse-communication{mode=size}",
     "fuse-communication{mode=size, size-mb=0.0001}",
     "fuse-communication{mode=index, indices=[2, 5]}",

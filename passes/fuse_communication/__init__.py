@@ -66,10 +66,14 @@ class FuseCommunication(Pass):
             return PassResult(False)
         plans = _plans(_alike(module), Gain(mesh, network, choice))
         sequences = [plan.sequence for plan in plans]
-        kept, notes = within_limit(module, [plan.buckets for plan in plans], partial(_merge, sequences=sequences))
+        found = [plan.buckets for plan in plans]
+        kept, notes = within_limit(module, found, partial(_merge, sequences=sequences))
         if not any(kept):
             return PassResult(False, notes=notes)
-        _merge(module, kept, sequences)
+        if kept == found:
+            _write(module, plans)
+        else:
+            _merge(module, kept, sequences)
         before, after = sum(len(bucket.ids) for each in kept for bucket in each), sum(map(len, kept))
         return PassResult(True, notes=notes, statistics={"merged collectives": before, "into": after})
 
@@ -79,12 +83,16 @@ class _Plan:
     """What to merge in one graph of all programs.
 
     Attributes:
-        buckets: it.
+        programs: the graph in each.
+        buckets: what is merged.
         sequence: the order of communication there; none: as it is.
+        orders: the nodes of each program, those of a bucket together.
     """
 
-    buckets: list[Bucket]
-    sequence: tuple[int, ...] = ()
+    programs: Sequence[Sent] = ()
+    buckets: Sequence[Bucket] = ()
+    sequence: Sequence[int] = ()
+    orders: Sequence[Sequence[Node]] = ()
 
 
 def _alike(module: Module) -> list[tuple[Graph, ...]]:
@@ -100,7 +108,7 @@ def _plans(alike: Sequence[Sequence[Graph]], gain: Gain) -> list[_Plan]:
     """What to merge in the whole and in each of the bodies: with transfers, or without where that cannot be."""
     whole, *bodies = alike
     transfers = transfers_of(whole)
-    first = _plan(whole, gain, transfers) if transfers else _Plan([])
+    first = _plan(whole, gain, transfers) if transfers else _Plan()
     return [first if first.buckets else _plan(whole, gain), *(_plan(body, gain) for body in bodies)]
 
 
@@ -118,7 +126,7 @@ def _plan(bodies: Sequence[Graph], gain: Gain, transfers: Sequence[Transfer] = (
         kinds[number] = number if None in keys else (number in sent, *keys)
     before = {number: frozenset().union(*(p.before.get(number, ()) for p in programs)) for number in kinds}
     if any(other >= number for number, others in before.items() for other in others):
-        return _Plan([])  # Ids that do not follow the order: nobody knows what comes first.
+        return _Plan()  # Ids that do not follow the order: nobody knows what comes first.
     alike: defaultdict[tuple[Hashable, int], list[int]] = defaultdict(list)
     waves = waves_of(kinds, before)
     for number, wave in waves.items():
@@ -129,7 +137,7 @@ def _plan(bodies: Sequence[Graph], gain: Gain, transfers: Sequence[Transfer] = (
         own = [sent[number] for number in numbers if number in sent]
         buckets += gain.buckets_of_transfers(own) if own else gain.buckets(numbers, programs)
     sequence = tuple(sorted(waves, key=lambda number: (waves[number], number))) if transfers else ()
-    return _Plan(buckets, sequence) if _common_order(programs, buckets, sequence) else _Plan([])
+    return _ordered(programs, buckets, sequence) or _Plan()
 
 
 def _sent(bodies: Sequence[Graph], transfers: Sequence[Transfer], choice: Choice | None = None) -> list[Sent]:
@@ -137,29 +145,35 @@ def _sent(bodies: Sequence[Graph], transfers: Sequence[Transfer], choice: Choice
     return [Sent(body, choice, numbers) for body in bodies]
 
 
-def _common_order(
-    programs: Sequence[Sent], buckets: Sequence[Bucket], sequence: Sequence[int]
-) -> list[list[Node]] | None:
-    """The nodes of each program, those of a bucket together; None where ranks would come to collectives unlike."""
+def _ordered(programs: Sequence[Sent], buckets: Sequence[Bucket], sequence: Sequence[int]) -> _Plan | None:
+    """The merges with the order for them; None where ranks would then come to collectives in different orders."""
     orders = [program.order(buckets, sequence) for program in programs]
     sequences = {tuple(int_attribute(node, "id") for node in sent_in_order(order)) for order in orders}
-    return orders if len(sequences) == 1 else None
+    return _Plan(programs, buckets, sequence, orders) if len(sequences) == 1 else None
 
 
 def _merge(module: Module, buckets: Sequence[Sequence[Bucket]], sequences: Sequence[Sequence[int]]) -> bool:
-    """Merge, in each of the graphs that all programs have; False where there is no common order for that in one."""
+    """Do merges that were planned, or a part of them, in a module or a copy of it; False where that cannot be."""
+    plans = []
     for bodies, found, sequence in zip(_alike(module), buckets, sequences, strict=True):
-        if not found:
-            continue
-        programs = _sent(bodies, (transfers_of(bodies) or ()) if sequence else ())
-        orders = _common_order(programs, found, sequence)
-        channels = free_channels(bodies, [bucket for bucket in found if not programs[0].has_collectives(bucket)])
-        if orders is None or channels is None:
+        if found:
+            transfers = (transfers_of(bodies) or ()) if sequence else ()
+            plans.append(_ordered(_sent(bodies, transfers), found, sequence))
+    known = [plan for plan in plans if plan is not None]
+    return len(known) == len(plans) and _write(module, known)
+
+
+def _write(module: Module, plans: Sequence[_Plan]) -> bool:
+    """Do what is planned; False where there are no channels for it."""
+    for plan in (plan for plan in plans if plan.buckets):
+        sent = [bucket for bucket in plan.buckets if not plan.programs[0].has_collectives(bucket)]
+        channels = free_channels([program.graph for program in plan.programs], sent)
+        if channels is None:
             return False
-        for program, order in zip(programs, orders, strict=True):
+        for program, order in zip(plan.programs, plan.orders, strict=True):
             for node in order:
                 program.graph.append(node.detach())
-            for bucket in found:
+            for bucket in plan.buckets:
                 for nodes in program.ends(bucket):
                     Merge(module, program.graph, nodes).write(channels.get(bucket, 0))
     number_alike(module.graphs)

@@ -11,7 +11,7 @@ from .transfers import Bucket
 MOST_TRIES = 40
 """Merges of the whole module that are tried; what has not been by then is not done."""
 
-Merges = list[list[Bucket]]
+Merges = Sequence[Sequence[Bucket]]
 """Of each graph that all programs have."""
 Merge = Callable[[Module, Merges], bool]
 """Does them; whether there was an order for them in which all ranks come to collectives."""
@@ -67,7 +67,7 @@ def _halves(some: list[tuple[int, Bucket]]) -> list[list[tuple[int, Bucket]]]:
 
 
 def _placed(some: Sequence[tuple[int, Bucket]], count: int) -> Merges:
-    found: Merges = [[] for _ in range(count)]
+    found: list[list[Bucket]] = [[] for _ in range(count)]
     for place, bucket in some:
         found[place].append(bucket)
     return found

@@ -134,8 +134,9 @@ class _Search:
     def _after(self, state: _State, numbers: tuple[int, ...]) -> _State:
         sent = state.sent | sum(1 << number for number in numbers)
         left = dict.fromkeys(number for number in state.ready if not sent >> number & 1)
+        missing = self.all & ~sent
         for number in numbers:
-            left.update((other, None) for other in self.after[number] if not self.before[other] & ~sent)
+            left.update((other, None) for other in self.after[number] if not self.before[other] & missing)
         ready = tuple(left)
         return _State(sent, ready, (numbers, state), state.count + 1, self._least(sent, ready))
 

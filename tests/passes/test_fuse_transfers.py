@@ -12,6 +12,7 @@ from irpar.output.plan import collective_entries
 from irpar.pass_manager import PassManager
 from irpar.runtime.executor import Executor
 from tests.budget import budget
+from tests.runtime.groups.spmd_threads import run_ranks
 
 from .golden import check, read
 from .test_communication_waves import Before, Kinds, fewest
@@ -227,4 +228,18 @@ def test_random_programs(first: int) -> None:
         assert nodes.count("Send") == nodes.count("Recv")
         assert nodes.count("Send") + nodes.count("AllReduce") // 3 == fewest(kinds, before), text
         if seed % 5 == 0:
-            assert ran(module)["s"].tobytes() == ran(read(text))["s"].tobytes(), text
+            expected = ran(read(text))["s"]
+            assert ran(module)["s"].tobytes() == expected.tobytes(), text
+            if seed % 50 == 0:
+                check_with_drivers(module, expected)
+
+
+def check_with_drivers(module: Module, expected: np.ndarray) -> None:
+    """The same where each rank has a driver of its own, as in processes."""
+
+    def check(executor: Executor) -> None:
+        assert executor.run({"a": given})["s"].tobytes() == expected.tobytes()
+
+    given = np.random.default_rng(0).standard_normal(4).astype(np.float32)
+    _, raised = run_ranks(module.mesh, lambda group: Executor(module, module.mesh, engine="numpy", group=group), check)
+    assert raised == {}
