@@ -192,6 +192,7 @@ class Nodes:
 
     def __init__(self, module: Module) -> None:
         module = clone_module(module)
+        own = {value.source_name for value in module.graph.values()}
         write_out(module.graph, module.opsets)
         write_out_functions(module)
         self.module = clone_module(module)
@@ -201,13 +202,18 @@ class Nodes:
         except IrparError:
             self.module = module  # What has a kernel can be computed all the same.
         self.graph = self.module.graph
-        known = {value.source_name: value for value in reversed([*self.graph.values()])}
+        # What updates are written out as has names that a partition may have given to other values.
+        known = {value.source_name: value for value in reversed([*self.graph.values()]) if value.source_name in own}
         self._known = known | dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
         self._places = {node: place for place, node in enumerate(self.graph)}
 
     def value(self, name: str) -> Value:
         """The value of a name in the source."""
         return self._known[name]
+
+    def has(self, value: Value, name: str) -> bool:
+        """Whether the source calls a value so."""
+        return self._known.get(name) is value
 
     def between(self, cut: Collection[Value], values: Iterable[Value]) -> list[Node]:
         """The nodes that make some values from those of `cut`, constants and inputs, in order."""

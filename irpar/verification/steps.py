@@ -241,7 +241,7 @@ def _steps(executor: "Executor", original: Original) -> Iterator[_Step]:
         for value in node.results:
             name = outputs[value] if outputs.get(value) in given else value.source_name
             # What nothing reads ONNX Runtime does not give of a node alone.
-            if value.has_uses and (name in held or name in given) and nodes.value(name) is value:
+            if value.has_uses and (name in held or name in given) and nodes.has(value, name):
                 results[name] = value
         if not results:
             continue

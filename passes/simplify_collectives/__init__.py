@@ -21,6 +21,7 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 
 from .loop_invariants import leave_loops
+from .mixed_sums import add_alike_first
 from .reduced_sums import reduce_sums_once
 from .written_constants import ConstantWays
 
@@ -54,12 +55,13 @@ class SimplifyCollectives(Pass):
     def run(self, module: Module) -> PassResult:
         """Rewrite all graphs."""
         moved = leave_loops(module)
+        apart = 0 if module.is_local else add_alike_first(module)
         sums = reduce_sums_once(module)
         if module.is_local:
             merged, rewritten = _merge(module), 0
         else:
             merged, rewritten = 0, _replan(module, network_of(module.network))
-        changed = bool(moved or sums or merged or rewritten)
+        changed = bool(moved or apart or sums or merged or rewritten)
         if changed and module.is_local:
             number_alike(module.graphs)
         elif changed:
@@ -68,6 +70,7 @@ class SimplifyCollectives(Pass):
             changed,
             statistics={
                 "out of loops": moved,
+                "sums added in two steps": apart,
                 "sums reduced once": sums,
                 "merged nodes": merged,
                 "planned anew": rewritten,

@@ -25,7 +25,7 @@ MOST_NODES = 16
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """How values are reduced: all of one sum must be so alike."""
 
     axes: tuple[Axis, ...]
@@ -92,7 +92,7 @@ def _sums(nodes: Iterable[Node], mesh: Mesh, is_held: Callable[[Value], bool]) -
 
 def _sum(leaf: Node) -> _Sum | None:
     """The first sum that a reduced value goes into with others that are reduced alike."""
-    way, value = _way(leaf), leaf.result
+    way, value = way_of(leaf), leaf.result
     for _ in range(MOST_NODES):
         if len(value.users) != 1:
             return None
@@ -109,18 +109,18 @@ def _sum(leaf: Node) -> _Sum | None:
     return None
 
 
-def _way(node: Node) -> _Way:
-    return _Way(collective_axes(node), node.attributes["reduce"])  # type: ignore[arg-type]
+def way_of(node: Node) -> Way:
+    return Way(collective_axes(node), node.attributes["reduce"])  # type: ignore[arg-type]
 
 
-def _collect(node: Node, place: int, way: _Way, made: _Sum) -> bool:
+def _collect(node: Node, place: int, way: Way, made: _Sum) -> bool:
     """Add what gives an operand to a sum; False where that is not reduced in the same way, or others read it."""
     value = node.operands[place]
     maker = None if value is None else value.node
     if value is None or maker is None or maker.graph is not node.graph or set(value.users) != {node}:
         return False
     if is_collective(maker):
-        if maker.op_type != "AllReduce" or _way(maker) != way:
+        if maker.op_type != "AllReduce" or way_of(maker) != way:
             return False
         if maker not in made.leaves:
             made.leaves.append(maker)
@@ -156,7 +156,7 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> tuple[dict[str, str], Va
     """
     names: dict[str, str] = {}
     first = made.leaves[0]
-    way = _way(first)
+    way = way_of(first)
     for leaf in made.leaves:
         result, parts = leaf.result, leaf.inputs[0]
         result.replace_uses(parts)
@@ -202,7 +202,7 @@ def _keep_name(module: Module, parts: Value, result: Value) -> None:
     log.finish()
 
 
-def _make_partial(module: Module, node: Node, way: _Way, mesh: Mesh) -> None:
+def _make_partial(module: Module, node: Node, way: Way, mesh: Mesh) -> None:
     """Let the result of a node be parts; what local programs compute on their way says of no sharding."""
     value = node.results[0]
     if value.sharding is None:

@@ -334,6 +334,40 @@ def test_a_difference_of_two_sums_is_reduced_once() -> None:
     )
 
 
+def test_of_a_long_sum_what_is_reduced_alike_is_added_first() -> None:
+    inputs = "%p: f32[3] partial(sum: x), %q: f32[3] partial(sum: x), %r: f32[3] partial(sum: y), %s: f32[3] replicated"
+    reduced = """%p1 = irpar.AllReduce(%p) {axes=["x"], reduce="sum", id=0} : f32[3] replicated doc "one"
+  %q1 = irpar.AllReduce(%q) {axes=["x"], reduce="sum", id=1} : f32[3] replicated doc "two"
+  %r1 = irpar.AllReduce(%r) {axes=["y"], reduce="sum", id=2} : f32[3] replicated doc "three"
+"""
+    check(
+        "simplify-collectives",
+        f"""{MESH}graph @g({inputs}) -> (%y) opset 21 {{
+  {reduced}  %y = Sum(%p1, %r1, %s, %q1) : f32[3] replicated
+}}
+""",
+        f"""{MESH}graph @g({inputs}) -> (%y) opset 21 {{
+  %r1 = irpar.AllReduce(%r) {{axes=["y"], reduce="sum", id=0}} : f32[3] replicated doc "three"
+  %v_1 = Sum(%p, %q) : f32[3] partial(sum: x)
+  %v_1_1 = irpar.AllReduce(%v_1) {{axes=["x"], reduce="sum", id=1}} : f32[3] replicated doc "one; two"
+  %y = Sum(%r1, %s, %v_1_1) : f32[3] replicated
+}}
+""",
+    )
+
+
+@pytest.mark.parametrize("read_by_others", ["%p1", "%q1"])
+def test_of_a_long_sum_what_others_read_is_not_added_first(read_by_others: str) -> None:
+    inputs = "%p: f32[3] partial(sum: x), %q: f32[3] partial(sum: x), %s: f32[3] replicated"
+    text = f"""{MESH}graph @g({inputs}) -> (%y, {read_by_others}) opset 21 {{
+  %p1 = irpar.AllReduce(%p) {{axes=["x"], reduce="sum", id=0}} : f32[3] replicated
+  %q1 = irpar.AllReduce(%q) {{axes=["x"], reduce="sum", id=1}} : f32[3] replicated
+  %y = Sum(%p1, %s, %q1) : f32[3] replicated
+}}
+"""
+    assert not PassManager.parse("simplify-collectives").run(read(text)).changed
+
+
 def test_steps_of_a_local_program_between_sums_say_of_no_sharding() -> None:
     inputs = "%p: f32[1] of [1] partial(sum: x), %q: f32[1] of [1] partial(sum: x)"
     check(

@@ -60,6 +60,16 @@ def test_gradients_of_zero_are_left() -> None:
         assert not session.read("a").any()
 
 
+def test_norms_of_sharded_gradients_are_reduced_together() -> None:
+    step = irpar.train_step(with_weights(TWO_LAYERS), loss="mse", optimizer="adam", clip_norm=1.0)
+    for name, spec in {"w": [None, "tp"], "b": ["tp"], "u": ["tp", None]}.items():
+        step.shard(name, spec)
+    made = irpar.partition(step, "tp=2")
+    sent = [each for each in made.plan.collectives if each["phase"] == "optimizer"]
+    assert [(each["kind"], each["bytes"]) for each in sent] == [("all_reduce", 8)]
+    assert made.verify()
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
 def test_norms_are_those_of_one_device_under_sharding(optimizer: str) -> None:
     step = irpar.train_step(

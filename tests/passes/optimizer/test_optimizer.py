@@ -9,6 +9,7 @@ from irpar.errors import IrparError
 from irpar.ir.text.files import parse_module
 from irpar.pass_manager import PassManager
 from irpar.passes.optimizer import OPTIMIZERS, Optimizer
+from tests.training.programs import classifier, on_mesh
 
 GRADIENTS = """
 graph @step(%x: f32[4], %g: f32[4], %l: f32[]) -> (%l as "loss", %g as "grad.w") opset 21 {
@@ -144,3 +145,13 @@ def test_refusals(options: dict[str, Any], text: str, told: str) -> None:
         Optimizer(**options).run(parse_module(text))
     assert caught.value.what == told
     assert caught.value.do
+
+
+@pytest.mark.parametrize("precision", ["f32", "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_tensors_of_updates_are_no_tensors_of_the_original(optimizer: str, precision: str) -> None:
+    """What an update is written out as has names that the original may give to other tensors."""
+    made = on_mesh(classifier(optimizer=optimizer, precision=precision), "tp=2")
+    found = made.bisect()
+    assert found.first is None, found
+    assert found.compared > 20
