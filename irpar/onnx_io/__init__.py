@@ -4,7 +4,7 @@ from .errors import OnnxError
 from .external import check_external
 from .load import Source, load, to_module
 from .proto import Constant, embedded, to_proto
-from .save import data_file, external_tensor, save, serialized
+from .save import data_file, external_tensor, save, serialized, sizes_pieces
 from .schemas import register
 
 register()
@@ -20,6 +20,7 @@ __all__ = [
     "load",
     "save",
     "serialized",
+    "sizes_pieces",
     "to_module",
     "to_proto",
 ]

@@ -67,6 +67,15 @@ def serialized(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString())
 
 
+def sizes_pieces(value: Value) -> bool:
+    """Whether a constant says how long the pieces of a Split are, which then stands in the model however many they are.
+
+    Shape inference reads such numbers, and none that lie in another file: ONNX Runtime refuses the model. No other
+    operator that reads sizes takes many.
+    """
+    return any(user.identity == ("", "Split") and index == 1 for user, index in value.uses)
+
+
 class _Placer:
     """Puts small tensors into a model, and others into its data file."""
 
@@ -78,7 +87,10 @@ class _Placer:
         """The tensor of a constant."""
         assert value.data is not None
         proto = TensorProto()
-        self.tensor(value.data, proto)
+        if sizes_pieces(value):
+            write_tensor(value.data, proto)
+        else:
+            self.tensor(value.data, proto)
         return proto
 
     def tensor(self, tensor: Tensor, proto: TensorProto) -> None:

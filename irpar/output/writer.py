@@ -13,7 +13,7 @@ from irpar.ir import DType, Graph, Module, Tensor, Value
 from irpar.ir.data_file import DataFile
 from irpar.onnx_io.dialects import add_stubs, say_in
 from irpar.onnx_io.proto import replace_data, replace_metadata, set_metadata, to_proto
-from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized
+from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized, sizes_pieces
 from irpar.onnx_io.tensors import write_tensor
 from irpar.ops.collectives import DIALECTS, OWN, Dialect
 
@@ -151,7 +151,7 @@ class _Layout:
         self.tensors = {value: part.tensor(value) for value in part.graph.constants}
         self.places: dict[Value, int] = {}
         for value, tensor in self.tensors.items():
-            if tensor.dtype is not DType.STR and tensor.nbytes > EXTERNAL_BYTES:
+            if tensor.dtype is not DType.STR and tensor.nbytes > EXTERNAL_BYTES and not sizes_pieces(value):
                 self.places[value] = self.file.place(tensor)
 
     def proto(self, value: Value) -> onnx.TensorProto:

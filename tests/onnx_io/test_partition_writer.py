@@ -4,9 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from onnx import helper
 
 import irpar
+import irpar.onnx_io
 from irpar import models
 from irpar.output import fresh, writer
 
@@ -47,6 +50,28 @@ def test_parts_with_the_same_graph_differ_in_constants_and_ranks_only(made: irpa
     for model in (one, other):
         del model.graph.initializer[:], model.metadata_props[:]
     assert one == other
+
+
+def test_the_sizes_of_many_pieces_stand_in_the_model(tmp_path: Path) -> None:
+    """Shape inference does not look for them in weights.bin: neither ONNX Runtime nor irpar could run the part."""
+    pieces = [f"piece_{place}" for place in range(200)]
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["sum"]),
+        helper.make_node("Split", ["sum", "sizes"], pieces, axis=1),
+        helper.make_node("Concat", pieces[::-1], ["y"], axis=1),
+    ]
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 200]) for name in "xy")
+    sizes = onnx.numpy_helper.from_array(np.ones(200, np.int64), "sizes")
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], [sizes]), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    made = irpar.partition(irpar.load(tmp_path / "model.onnx"), "dp=2")
+    made.save(tmp_path / "out")
+    onnxruntime.InferenceSession(tmp_path / "out" / "part0" / "model.onnx")
+    irpar.Partition.open(tmp_path / "out").verify().check()
+    irpar.onnx_io.save(irpar.load(tmp_path / "model.onnx"), tmp_path / "saved.onnx")
+    onnxruntime.InferenceSession(tmp_path / "saved.onnx")
 
 
 def test_weights_none_writes_programs_only(made: irpar.Partition, tmp_path: Path) -> None:

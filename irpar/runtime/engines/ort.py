@@ -29,7 +29,7 @@ from irpar.ir import (
     tensor_type,
 )
 from irpar.kernels import has_kernel
-from irpar.onnx_io import external_tensor, to_proto
+from irpar.onnx_io import external_tensor, sizes_pieces, to_proto
 from irpar.onnx_io.tensors import write_tensor
 from irpar.ops.effects import schema_of
 from irpar.ops.training_batch_norm import trains, write_out
@@ -303,7 +303,8 @@ class _Weights:
         tensor = value.data if origin is None else self._constants.tensor(origin)
         assert tensor is not None
         made = onnx.TensorProto(name=value.name)
-        if origin is None or tensor.nbytes <= INLINE_BYTES or tensor.dtype.bits < 8 or tensor.dtype is DType.STR:
+        is_small = tensor.nbytes <= INLINE_BYTES or tensor.dtype.bits < 8
+        if origin is None or is_small or tensor.dtype is DType.STR or sizes_pieces(value):
             write_tensor(tensor, made)
             return made
         location, offset = self._file_range(tensor) or (_NOWHERE, 0)
