@@ -110,6 +110,7 @@ def _sum(leaf: Node) -> _Sum | None:
 
 
 def way_of(node: Node) -> Way:
+    """How an AllReduce does it."""
     return Way(collective_axes(node), node.attributes["reduce"])  # type: ignore[arg-type]
 
 
