@@ -42,6 +42,9 @@ from irpar.verification.inputs import random_inputs
 RANKS = 2
 MANY = 8
 """Ranks that share the cores."""
+HEADS = 16
+"""Of the same model once more, for `MANY` ranks: the 12 of GPT-2 do not divide by them, so that their program gathers
+what that of `RANKS` does not."""
 SIZES = {"1 KB": 1 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
 CALLS = {"1 KB": 500, "64 KB": 200, "1 MB": 100, "16 MB": 25, "64 MB": 9}
 """All-reduces that a figure is the median of."""
@@ -80,11 +83,11 @@ def main() -> int:
 def measure(preset: str, seq: int, runs: int, rounds: int, place: Path) -> dict[str, Any]:
     """All figures: medians in seconds, the best of some rounds in turn, since other load comes and goes."""
     original = place / "gpt.onnx"
-    models.save(original, "gpt", preset=preset, seq=seq)
-    for ranks in (RANKS, MANY):
+    for folder, ranks, heads in (("even", MANY, {"heads": HEADS}), (str(MANY), MANY, {}), (str(RANKS), RANKS, {})):
+        models.save(original, "gpt", preset=preset, seq=seq, **heads)
         module = irpar.load(original)
-        irpar.annotate(module, models.annotations("gpt", None, "tp", preset=preset, seq=seq))
-        irpar.partition(module, Mesh({"tp": ranks})).save(place / str(ranks))
+        irpar.annotate(module, models.annotations("gpt", None, "tp", preset=preset, seq=seq, **heads))
+        irpar.partition(module, Mesh({"tp": ranks})).save(place / folder)
     steps: Seconds = {}
     chains: Seconds = {}
     reduced: dict[str, Seconds] = {}
@@ -98,6 +101,8 @@ def measure(preset: str, seq: int, runs: int, rounds: int, place: Path) -> dict[
             many = by_ranks(group, MANY, place / str(MANY), runs)
             keep_best(steps, {f"irpar, {RANKS} ranks, {group}": told["step"]})
             keep_best(steps, {f"irpar, {MANY} ranks, {group}": many["step"]})
+            even = by_ranks(group, MANY, place / "even", runs)
+            keep_best(steps, {f"irpar, {MANY} ranks, {group}, {HEADS} heads": even["step"]})
             keep_best(chains, {group: told["chain"]})
             for name, found in told["all_reduce"].items():
                 keep_best(reduced.setdefault(name, {}), found)
