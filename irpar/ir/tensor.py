@@ -144,6 +144,10 @@ class LazyTensor(Tensor):
         return array
 
 
+_READ_BYTES = 4096
+"""Up to a page is read: to map it takes several times as long."""
+
+
 class ExternalTensor(Tensor):
     """A tensor whose raw bytes lie in a file.
 
@@ -171,6 +175,10 @@ class ExternalTensor(Tensor):
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 return unpack(file.read(self.length), self.dtype, self.shape)
+        if self.length <= _READ_BYTES:
+            array = np.fromfile(self.path, self.dtype.numpy, self.size, offset=self.offset).reshape(self.shape)
+            array.flags.writeable = False
+            return array
         return np.memmap(self.path, self.dtype.numpy, "r", self.offset, self.shape)
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ import onnx
 
 from irpar.ir import DType, Graph, Module, Tensor, Value
 from irpar.ir.data_file import DataFile
+from irpar.ir.tensor import place_of
 from irpar.onnx_io.dialects import add_stubs, say_in
 from irpar.onnx_io.proto import replace_data, replace_metadata, set_metadata, to_proto
 from irpar.onnx_io.save import EXTERNAL_BYTES, external_tensor, serialized, sizes_pieces
@@ -167,10 +168,11 @@ class _Layout:
 
     def refers_alike(self, other: "_Layout", value: Value) -> bool:
         """Whether model.onnx refers to a constant as that of another part with the same graph does."""
-        place = self.places.get(value)
-        if place is None or place != other.places.get(value):
+        place, ours, theirs = self.places.get(value), self.tensors[value], other.tensors[value]
+        if place != other.places.get(value):
             return False
-        ours, theirs = self.tensors[value], other.tensors[value]
+        if place is None:
+            return place_of(ours) == place_of(theirs)
         return ours.dtype is theirs.dtype and ours.shape == theirs.shape
 
 

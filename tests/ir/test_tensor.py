@@ -84,6 +84,16 @@ def test_slices_are_lazy_and_exact(tmp_path: Path, dtype: DType) -> None:
         tensor.slice([(0, 5), (0, 6)])
 
 
+@pytest.mark.parametrize("count", [1024, 1025], ids=["read", "mapped"])
+def test_numbers_of_a_file_are_not_written_over(count: int, tmp_path: Path) -> None:
+    numbers = np.arange(count, dtype=np.float32)
+    (tmp_path / "w.bin").write_bytes(b"#" * 6 + numbers.tobytes() + b"#")
+    found = ExternalTensor(DType.F32, (1, count), tmp_path / "w.bin", "w.bin", 6, 4 * count).numpy()
+    np.testing.assert_array_equal(found, numbers[None])
+    with pytest.raises(ValueError, match="read-only"):
+        found[0, 0] = 1
+
+
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "w.bin"
     missing = ExternalTensor(DType.F32, (2,), path, "w.bin", 0, 8)
