@@ -202,7 +202,7 @@ class Nodes:
         except IrparError:
             self.module = module  # What has a kernel can be computed all the same.
         self.graph = self.module.graph
-        # What updates are written out as has names that a partition may have given to other values.
+        # Writing an update out makes names that a partition may have given to other values.
         known = {value.source_name: value for value in reversed([*self.graph.values()]) if value.source_name in own}
         self._known = known | dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
         self._places = {node: place for place, node in enumerate(self.graph)}

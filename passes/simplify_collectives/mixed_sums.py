@@ -6,6 +6,8 @@ so that s is reduced once (`reduced_sums`): of the squares of all gradients, whi
 group of ranks.
 """
 
+from collections import Counter
+
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.ir import DOMAIN, Builder, Decision, Module, Node, Value
 from irpar.ops.effects import is_compute
@@ -25,8 +27,9 @@ def _is_long_sum(node: Node) -> bool:
 
 def _split(module: Module, node: Node) -> int:
     alike: dict[Way, dict[Value, None]] = {}
-    for value in node.inputs:
-        way = _way(value, node)
+    counts = Counter(node.inputs)
+    for value in counts:
+        way = _way(value, node) if counts[value] == 1 else None
         if way is not None:
             alike.setdefault(way, {})[value] = None
     many = [list(values) for values in alike.values() if 1 < len(values) < len(node.operands)]
@@ -38,7 +41,7 @@ def _split(module: Module, node: Node) -> int:
 def _way(value: Value, node: Node) -> Way | None:
     """How an operand of a sum that nothing else reads was reduced, directly or before what carries parts on."""
     result = node.results[0]
-    if (value.type, value.sharding) != (result.type, result.sharding) or node.inputs.count(value) > 1:
+    if (value.type, value.sharding) != (result.type, result.sharding):
         return None
     reader = node
     for _ in range(MOST_NODES):
@@ -61,5 +64,5 @@ def _add_first(module: Module, node: Node, values: list[Value]) -> None:
     first.sharding, first.global_shape = result.sharding, result.global_shape
     for axis in cutting_names(first.sharding):
         module.decide(first.name, Decision(f"{node.title} adds it", result.name, (axis,)))
-    rest = [value for value in node.inputs if value not in set(values)]
-    node.set_operands([*rest, first])
+    added = set(values)
+    node.set_operands([*(value for value in node.inputs if value not in added), first])

@@ -6,7 +6,6 @@ has new memory for its result that takes longer than the collective itself.
 
 import math
 import weakref
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from .base import Array
 SMALLEST = 1 << 16
 """Bytes of an array below which NumPy's own memory is as quick."""
 MOST = 64 << 20
-"""Bytes that are kept of what nobody holds."""
+"""Bytes that are kept of what nobody holds: sizes that were asked for last."""
 
 
 class _Loan(weakref.ref[Array]):
@@ -35,20 +34,20 @@ class Recycled:
     """Makes the arrays of one rank."""
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
+        self._free: dict[int, list[memoryview]] = {}  # By bytes; what was asked for last comes last.
         self._free_bytes = 0
         self._loans: dict[int, _Loan] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
         """As `np.empty`, of large ones where messages may lie."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < SMALLEST or nbytes > MOST or dtype.hasobject:
+        if nbytes < SMALLEST or dtype.hasobject:
             return np.empty(shape, dtype)
-        free = self._free[nbytes]
+        free = self._free.pop(nbytes, [])
         if free:
-            memory = free.pop()
-            self._free_bytes -= nbytes
-        else:
+            self._free[nbytes] = free
+        memory = self._take(nbytes)
+        if memory is None:
             room = np.empty(nbytes + ALIGNMENT, np.uint8)
             first = -room.ctypes.data % ALIGNMENT
             memory = room[first : first + nbytes].data
@@ -59,9 +58,22 @@ class Recycled:
         self._loans[id(loan)] = loan
         return holder.reshape(shape)
 
+    def _take(self, nbytes: int) -> memoryview | None:
+        free = self._free.get(nbytes)
+        if not free:
+            return None
+        memory = free.pop()
+        self._free_bytes -= nbytes
+        if not free:
+            del self._free[nbytes]
+        return memory
+
     def _take_back(self, loan: "weakref.ref[Array]") -> None:
         """Nobody holds it any more."""
         memory = self._loans.pop(id(loan)).memory
-        if self._free_bytes + memory.nbytes <= MOST:
-            self._free_bytes += memory.nbytes
-            self._free[memory.nbytes].append(memory)
+        if memory.nbytes > MOST:
+            return
+        while self._free_bytes + memory.nbytes > MOST:
+            self._take(next(iter(self._free)))
+        self._free_bytes += memory.nbytes
+        self._free.setdefault(memory.nbytes, []).append(memory)

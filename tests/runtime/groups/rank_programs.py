@@ -365,13 +365,16 @@ def again(name: str, rounds: str, what: str = "") -> None:
     kinds = [("AllReduce", axes, size) for axes in ("a", "b", "ab") for size in (3, 700, 9000, 50_000)]
     kinds += [(kind, axes, size) for kind in ("AllGather", "AllToAll") for axes in ("b", "ab") for size in (12, 3000)]
     kinds += [("ReduceScatter", "a", 12), ("ReduceScatter", "ab", 2000), ("Broadcast", "ab", 3000)]
+    typed = [(*each, np.float32) for each in kinds]
+    typed += [("AllGather", "ab", 9000, ml_dtypes.int4), ("AllGather", "b", 10, ml_dtypes.uint4)]
     program = [
-        (Collective(kind, number, tuple(map(Axis, axes)), dim=0, root=1, split_dim=0, concat_dim=0), size)
-        for number, (kind, axes, size) in enumerate(kinds)
+        (Collective(kind, number, tuple(map(Axis, axes)), dim=0, root=1, split_dim=0, concat_dim=0), size, dtype)
+        for number, (kind, axes, size, dtype) in enumerate(typed)
     ]
     for turn in range(int(rounds)):
-        for collective, size in program:
-            operands = [np.arange(size, dtype=np.float32) % 7 * (each + 1.7) + turn for each in range(4)]
+        for collective, size, dtype in program:
+            numbers = [np.arange(size, dtype=np.float32) % 7 * (each + 1.7) + turn for each in range(4)]
+            operands = [(each if dtype is np.float32 else each % 7).astype(dtype) for each in numbers]
             members = next(list(some) for some in mesh.groups(collective.axes) if rank in some)
             expected = execute(collective, [operands[member] for member in members])[members.index(rank)]
             time.sleep(pauses.choice([0, 0, 0, 0, 0, 0, 0, 1e-3, 1e-3, 8e-3]))
@@ -380,7 +383,7 @@ def again(name: str, rounds: str, what: str = "") -> None:
                 if what == "end":
                     os._exit(3)
                 if what == "shape":
-                    operands[1] = np.ones(size + 2, np.float32)
+                    operands[1] = np.ones(size + 2, dtype)
                 else:
                     collective = replace(collective, id=99)
             call = Call(rank, mesh.coords(rank), collective, operands[rank])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from irpar.runtime.groups.recycled import MOST, SMALLEST, Recycled
+from irpar.runtime.messages import ALIGNMENT
 
 F32 = np.dtype(np.float32)
 SHAPE = (64, SMALLEST // 64)
@@ -61,3 +62,17 @@ def test_what_is_kept_is_bounded() -> None:
 def test_small_arrays_and_strings_are_numpys(shape: tuple[int, ...], dtype: np.dtype) -> None:
     array = Recycled().empty(shape, dtype)
     assert (array.shape, array.dtype, array.base) == (shape, dtype, None)
+
+
+def test_sizes_that_nobody_asks_for_again_make_room() -> None:
+    recycled = Recycled()
+    for extra in range(12):
+        recycled.empty((6_000_000 + extra,), np.dtype(np.uint8))
+    at = place(recycled.empty((1_000_000,), F32))
+    assert place(recycled.empty((1_000_000,), F32)) == at
+    assert sum(recycled._free) <= MOST
+
+
+@pytest.mark.parametrize("count", [SMALLEST, MOST + 1])
+def test_large_arrays_lie_where_messages_may(count: int) -> None:
+    assert place(Recycled().empty((count,), np.dtype(np.uint8))) % ALIGNMENT == 0

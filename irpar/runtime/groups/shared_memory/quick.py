@@ -6,6 +6,7 @@ members may lie in a slot, where all of them read it, instead of in the ring to 
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,7 +82,8 @@ class QuickPrompt:
         self._length = HEADER_BYTES + operand.nbytes
         self._room = room_of(self._length)
         self._peers = [
-            (streams.lane(rank), position, meeting.expected[position], meeting.shapes[position])
+            # Bytes as they lie here: of types of less than a byte, one for each element.
+            (streams.lane(rank), position, prod(meeting.shapes[position]) * operand.itemsize, meeting.shapes[position])
             for rank, position in prompts.positions.items()
         ]
         self._is_copied = operand.nbytes <= COPIED

@@ -95,7 +95,7 @@ class QuickReduction:
             came.append((lane, payload, theirs))
         whole = self._new(call.operand.shape, operand.dtype)
         self._reduce_own(operand, whole.reshape(-1), slot, numbers, came)
-        waited = self._join(whole.reshape(-1), came)
+        waited = self._join(whole.reshape(-1), numbers, came)
         if waited or not self._streams.is_flushed:
             return self._finish(partial(self._join_rest, call, slot, numbers, whole, waited))
         self._slots.free_when(slot, self._has_read())
@@ -123,14 +123,16 @@ class QuickReduction:
         for lane, *_ in self._peers:
             told = numbers[lane.peer], slot, 0
             # What was read meanwhile may have been answered, in the room that there was.
-            if not lane.put_sized(PIECE, 0, told, (), 0, _ROOMS[1]):
+            if lane.backlog or not lane.put_sized(PIECE, 0, told, (), 0, _ROOMS[1]):
                 self._streams.send(lane.peer, PIECE, 0, told)
 
-    def _join(self, whole: Array, came: list[_Came]) -> list[int]:
+    def _join(self, whole: Array, numbers: dict[int, int], came: list[_Came]) -> list[int]:
         """Take the pieces of the others; the ranks whose pieces have not come soon."""
         for number, (lane, _, place) in enumerate(self._peers):
-            if next_of(PIECE, lane, self._traffic) is None:
-                return [each.peer for each, *_ in self._peers[number:]]
+            while (found := next_of(PIECE, lane, self._traffic)) is None or found[0] != numbers[lane.peer]:
+                if found is None:
+                    return [each.peer for each, *_ in self._peers[number:]]
+                self._traffic.read(lane)  # Of another collective.
             whole[place] = self._segment.slot(lane.peer, came[number][2], *self._type)[place]
             lane.free(_ROOMS[1])
         return []
@@ -140,7 +142,7 @@ class QuickReduction:
     ) -> Transfer:
         """What has begun, as a transfer: some members have come; the token of one's record may have been taken."""
         traffic, made = self._traffic, self._transfer(call)
-        made.pool(self._segment.slot(traffic.rank, slot, *self._type))
+        made.lies_in(self._segment.slot(traffic.rank, slot, *self._type))
         traffic.take_up(made, slot, numbers)
         for lane, payload, theirs in came:
             traffic.meet(made, lane.peer, theirs, payload)

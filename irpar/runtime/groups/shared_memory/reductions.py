@@ -65,9 +65,14 @@ class Reduction(Parts):
         """Whether other members read the slot of an operand again, for the piece that is done."""
         return self._is_all
 
-    def pool(self, slot: Array) -> None:
-        """Lay the pieces of the others into a slot, given as bytes."""
+    def lies_in(self, slot: Array) -> None:
+        """The pieces of the others lie in a slot."""
         self.pooled = slot.view(self.raw)
+
+    def pool(self, slot: Array) -> None:
+        """Lay them there."""
+        self.lies_in(slot)
+        assert self.pooled is not None
         for (rank, (start, end)), piece in zip(self.bounds.items(), self._operands, strict=True):
             if rank != self.meeting.call.rank:
                 self.pooled[start:end].reshape(piece.shape)[...] = piece.view(self.raw)

@@ -144,8 +144,12 @@ class Traffic:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way: all that came first of others is for what this rank begins next."""
-        return not (self._awaited or self._sending or self._early or not self._streams.is_flushed)
+        """Whether nothing is under way: all that came first of others is for what this rank begins next.
+
+        What is quick relies on it: it takes records from rings by itself.
+        """
+        under_way = self._awaited or self._underway or self._sending or self._early
+        return not under_way and self._streams.is_flushed
 
     def _maker(self, meeting: Meeting) -> Callable[[Meeting], Transfer]:
         """What makes the transfers of a collective."""
