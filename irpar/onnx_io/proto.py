@@ -181,6 +181,7 @@ def replace_metadata(proto: Any, metadata: Mapping[str, str]) -> None:
 
 def replace_data(proto: TensorProto, other: TensorProto) -> None:
     """Let a tensor hold the numbers of another, or lie where that lies; it keeps its name, doc and metadata."""
+    assert (proto.data_type, proto.dims) == (other.data_type, other.dims), proto.name
     made = TensorProto()
     made.CopyFrom(other)
     made.name = proto.name

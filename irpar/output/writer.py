@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -179,14 +180,19 @@ class _Layout:
 def _models(module: Module, layouts: Sequence[_Layout]) -> Iterator[tuple[_Layout, onnx.ModelProto]]:
     """The programs of the parts: those with the same graph are made once, and differ in their constants."""
     first: dict[Graph, tuple[_Layout, onnx.ModelProto]] = {}
+    left = Counter(layout.part.graph for layout in layouts)
     for layout in layouts:
         graph = layout.part.graph
         if graph not in first:
             first[graph] = layout, to_proto(module, graph, constant=layout.proto)
-        like, known = first[graph]
-        model = onnx.ModelProto()
-        model.CopyFrom(known)
-        # Behind the graph's constants stand those of nodes that were written out: the same in all parts.
+        left[graph] -= 1
+        if not left[graph]:
+            like, model = first.pop(graph)
+        else:
+            like, known = first[graph]
+            model = onnx.ModelProto()
+            model.CopyFrom(known)
+        # The graph's constants come first; behind them stand those of expanded updates, the same in all parts.
         for value, tensor in zip(graph.constants, model.graph.initializer, strict=False):
             if layout is not like and not layout.refers_alike(like, value):
                 replace_data(tensor, layout.proto(value))
