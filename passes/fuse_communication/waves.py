@@ -6,21 +6,34 @@ c0 over q; c1, c2, c3 over p; c2 reads what c0 gives        by depth: {c0}, {c1,
 Those of one wave are alike and do not depend on each other. How few waves there can be is a shortest common
 supersequence of what depends on each other, which is NP-hard (Räihä and Ukkonen, 1981). A* (Hart, Nilsson and Raphael,
 1968) finds it: a state is what has been sent, a step sends all of one kind that are ready (to send more never takes
-more steps later). What is left takes at least the most of each kind that follow one another.
+more steps later). What is left takes at least the most of each kind that follow one another. A kind of which all that
+is left is ready goes at once, since it takes a step in any case, and so does the only kind that is ready: what merges
+with nothing takes no search.
 """
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 MOST_STATES = 5000
 """That are looked at; then each step is the one after which the least is left, from the best of them on, or from the
-start. Those of one depth go together where that takes fewer waves."""
-MOST_MARKS = 2_000_000
-"""Marks of what has been sent, a mark for each collective in each state: of 1,000 collectives 2,000 states."""
+start. Those of one depth, or those of the kind of which the fewest are not ready yet, go together where that takes
+fewer waves."""
+MOST_WORK = 20_000_000
+"""Numbers that are read for the states of a search, and for each way on from one without it: the collectives for each
+step, and for each state the kinds of those that are ready. Of 1,000 collectives some 10,000 states."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What was sent in a step, and what came before."""
+
+    last: tuple[int, ...]
+    before: "_Steps | None"
 
 
 @dataclass(frozen=True)
@@ -29,15 +42,15 @@ class _State:
 
     Attributes:
         sent: a bit for each collective.
-        ready: the collectives that can be sent next.
-        steps: the kinds that were sent, last first, with what came before.
+        ready: of each kind the collectives that can be sent next.
+        steps: the last one, with those before.
         count: of steps.
         least: how many more there are at least.
     """
 
     sent: int
-    ready: tuple[int, ...]
-    steps: "tuple[tuple[int, ...], _State] | None"
+    ready: Mapping[int, Sequence[int]]
+    steps: _Steps | None
     count: int
     least: int
 
@@ -68,87 +81,168 @@ class _Search:
     """One search."""
 
     def __init__(self, kinds: Sequence[Hashable], before: Sequence[Sequence[int]]) -> None:
-        self.kinds = kinds
+        numbered = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        self.kinds = [numbered[kind] for kind in kinds]
         self.all = (1 << len(kinds)) - 1
         self.before = [sum(1 << other for other in set(others)) for others in before]
         self.after: list[list[int]] = [[] for _ in kinds]
         for number, others in enumerate(before):
             for other in set(others):
                 self.after[other].append(number)
-        members: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for number, kind in enumerate(kinds):
-            members[kind].append(number)
-        several = [kind for kind, found in members.items() if len(found) > 1]
-        column = {kind: index for index, kind in enumerate(several)}
-        self.alone = sum(1 << found[0] for found in members.values() if len(found) == 1)
-        self.chains = np.zeros((len(kinds), len(several)), np.int64)
-        """Of each collective and kind, the most that follow one another from it on, itself included."""
-        for number in reversed(range(len(kinds))):
+        self.members = [0] * len(numbered)
+        """Of each kind a bit for each collective."""
+        for number, kind in enumerate(self.kinds):
+            self.members[kind] |= 1 << number
+        self.alone = sum(members for members in self.members if members.bit_count() == 1)
+        self.several = [kind for kind, members in enumerate(self.members) if members.bit_count() > 1]
+        self.states = 0
+        """That were made."""
+        self.work = 0
+        """Numbers that were read."""
+
+    @cached_property
+    def chains(self) -> np.ndarray:
+        """Of each collective and each kind of several, the most that follow one another from it on, it included."""
+        column = {kind: index for index, kind in enumerate(self.several)}
+        chains = np.zeros((len(self.kinds), len(column)), np.int32)
+        for number in reversed(range(len(self.kinds))):
             for other in self.after[number]:
-                np.maximum(self.chains[number], self.chains[other], out=self.chains[number])
-            if kinds[number] in column:
-                self.chains[number, column[kinds[number]]] += 1
+                np.maximum(chains[number], chains[other], out=chains[number])
+            if self.kinds[number] in column:
+                chains[number, column[self.kinds[number]]] += 1
+        return chains
 
     def run(self) -> list[tuple[int, ...]]:
         """What is sent in each wave."""
-        ready = tuple(number for number, others in enumerate(self.before) if not others)
-        start = _State(0, ready, None, 0, self._least(0, ready))
+        front = _Front(self)
+        front.settle()
+        if front.sent == self.all or len(self.kinds) * len(self.several) > MOST_WORK:
+            return min(self._by_depth(), self._by_readiness(front), key=len)
+        start = self._state(front)
+        found, best = self._shortest(start)
+        if found is not None:
+            return found
+        ways = [self._on_from(best), self._on_from(start), self._by_depth(), self._by_readiness(front)]
+        return min((way for way in ways if way is not None), key=len)
+
+    def _shortest(self, start: _State) -> tuple[list[tuple[int, ...]] | None, _State]:
+        """The fewest steps, or none where that takes too long; the state that is left to go on from."""
+        self.work = 0
         waiting = [(start.order, 0, start)]
-        seen = {0: 0}
-        pushed = 0
-        for _ in range(min(MOST_STATES, MOST_MARKS // max(1, len(self.kinds)))):
+        seen = {start.sent: start.count}
+        state = start
+        for _ in range(MOST_STATES):
             _, _, state = heapq.heappop(waiting)
             if state.sent == self.all:
-                return _steps(state)
+                return _listed(state.steps), state
             for follower in self._followers(state):
                 if follower.count < seen.get(follower.sent, follower.count + 1):
                     seen[follower.sent] = follower.count
-                    pushed += 1
-                    heapq.heappush(waiting, (follower.order, pushed, follower))
-        return min(self._on_from(waiting[0][2]), self._on_from(start), self._by_depth(), key=len)
+                    heapq.heappush(waiting, (follower.order, self.states, follower))
+            if self.work > MOST_WORK:
+                break
+        return None, waiting[0][2] if waiting else state
 
-    def _on_from(self, state: _State) -> list[tuple[int, ...]]:
-        """The steps to a state, and on from there, each the one after which the least is left."""
+    def _on_from(self, state: _State) -> list[tuple[int, ...]] | None:
+        """The steps to a state and on, each the one after which the least is left; none where that takes long."""
+        self.work = 0
         while state.sent != self.all:
             state = min(self._followers(state), key=lambda each: (each.least, -each.sent.bit_count()))
-        return _steps(state)
+            if self.work > MOST_WORK:
+                return None
+        return _listed(state.steps)
 
     def _by_depth(self) -> list[tuple[int, ...]]:
         """Those of one kind and depth together: a way that takes no search."""
         depths = [0] * len(self.kinds)
         found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        first = {kind: number for number, kind in reversed(list(enumerate(self.kinds)))}
         for number, kind in enumerate(self.kinds):
             for other in self.after[number]:
                 depths[other] = max(depths[other], depths[number] + 1)
-            found[depths[number], first[kind]].append(number)
+            found[depths[number], kind].append(number)
         return [tuple(found[key]) for key in sorted(found)]
 
-    def _followers(self, state: _State) -> list[_State]:
-        """The states one step on: all that is ready of one kind is sent."""
-        ready: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for number in state.ready:
-            ready[self.kinds[number]].append(number)
-        return [self._after(state, tuple(numbers)) for numbers in ready.values()]
+    def _by_readiness(self, front: "_Front") -> list[tuple[int, ...]]:
+        """On from there, each time all of the kind of which the fewest are not ready: another way without a search."""
+        while front.ready:
+            front.send(min(front.ready, key=front.missing))
+            front.settle()
+        return _listed(front.steps)
 
-    def _after(self, state: _State, numbers: tuple[int, ...]) -> _State:
-        sent = state.sent | sum(1 << number for number in numbers)
-        left = dict.fromkeys(number for number in state.ready if not sent >> number & 1)
-        missing = self.all & ~sent
+    def _followers(self, state: _State) -> Iterator[_State]:
+        """The states one step on, all that is ready of one kind is sent; the first few where it takes too long."""
+        for kind in state.ready:
+            front = _Front(self, state)
+            front.send(kind)
+            front.settle()
+            yield self._state(front)
+            if self.work > MOST_WORK:
+                break
+
+    def _state(self, front: "_Front") -> _State:
+        """Where a front is, with how many steps there are at least: of each kind the most that follow one another."""
+        ready = [number for numbers in front.ready.values() for number in numbers]
+        least = (self.alone & ~front.sent).bit_count()
+        if ready:
+            least += int(self.chains[ready].max(axis=0).sum())
+        self.states += 1
+        self.work += len(self.kinds) + len(ready) * len(self.several)
+        return _State(front.sent, front.ready, front.steps, front.count, least)
+
+
+class _Front:
+    """What has been sent, and what can be next, while steps are taken.
+
+    Attributes:
+        sent, ready, steps, count: as those of a state.
+    """
+
+    def __init__(self, search: _Search, state: _State | None = None) -> None:
+        self.search = search
+        self.sent = state.sent if state else 0
+        self.ready = {kind: [*numbers] for kind, numbers in state.ready.items()} if state else {}
+        self.steps = state.steps if state else None
+        self.count = state.count if state else 0
+        self._whole: list[tuple[int, int]] = []
+        """The kinds of which all that is left is ready, by their first collective."""
+        if state is None:
+            self._add(number for number, others in enumerate(search.before) if not others)
+
+    def missing(self, kind: int) -> int:
+        """How many of a kind are not ready yet."""
+        return (self.search.members[kind] & ~self.sent).bit_count() - len(self.ready[kind])
+
+    def send(self, kind: int) -> None:
+        """Send all that are ready of a kind."""
+        self.search.work += len(self.search.kinds)
+        numbers = self.ready.pop(kind)
+        self.steps = _Steps(tuple(numbers), self.steps)
+        self.count += 1
+        self.sent |= sum(1 << number for number in numbers)
+        missing = self.search.all & ~self.sent
+        behind = dict.fromkeys(other for number in numbers for other in self.search.after[number])
+        self._add(other for other in behind if not self.search.before[other] & missing)
+
+    def settle(self) -> None:
+        """Send what may go at once whatever comes next: kinds that are ready as a whole, or nothing else is."""
+        while self._whole or len(self.ready) == 1:
+            self.send(heapq.heappop(self._whole)[1] if self._whole else next(iter(self.ready)))
+
+    def _add(self, numbers: Iterable[int]) -> None:
+        kinds = {}
         for number in numbers:
-            left.update((other, None) for other in self.after[number] if not self.before[other] & missing)
-        ready = tuple(left)
-        return _State(sent, ready, (numbers, state), state.count + 1, self._least(sent, ready))
-
-    def _least(self, sent: int, ready: Sequence[int]) -> int:
-        """How many steps there are at least: of each kind the most that follow one another."""
-        alone = (self.alone & ~sent).bit_count()
-        return alone + (int(self.chains[list(ready)].max(axis=0).sum()) if ready else 0)
+            kind = self.search.kinds[number]
+            kinds[kind] = None
+            self.ready.setdefault(kind, []).append(number)
+        for kind in kinds:
+            if not self.missing(kind):
+                heapq.heappush(self._whole, (self.ready[kind][0], kind))
 
 
-def _steps(state: _State) -> list[tuple[int, ...]]:
-    found = []
-    while state.steps is not None:
-        numbers, state = state.steps
-        found.append(numbers)
+def _listed(steps: _Steps | None) -> list[tuple[int, ...]]:
+    """What was sent in each step, first first."""
+    found: list[tuple[int, ...]] = []
+    while steps is not None:
+        found.append(steps.last)
+        steps = steps.before
     return found[::-1]

@@ -1,7 +1,7 @@
 """How many collectives are left: beside every way to send them, and in programs that are run."""
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import cache
 
 import numpy as np
@@ -12,7 +12,7 @@ from irpar.ir import Module
 from irpar.ir.verifier import verify
 from irpar.ops.collectives import sent_bytes
 from irpar.pass_manager import PassManager
-from irpar.passes.fuse_communication.waves import waves_of
+from irpar.passes.fuse_communication.waves import _Front, _Search, _State, waves_of
 from irpar.runtime.executor import Executor
 from tests.budget import budget
 
@@ -62,11 +62,11 @@ def subsets(members: int) -> Iterator[int]:
         chosen = chosen - 1 & members
 
 
-def check_waves(kinds: Mapping[int, str], before: Mapping[int, Collection[int]], found: Mapping[int, int]) -> int:
+def check_waves(kinds: Mapping[int, Hashable], before: Mapping[int, Collection[int]], found: Mapping[int, int]) -> int:
     """Each wave is of one kind, and stands behind what it depends on; returns how many there are."""
     assert found.keys() == kinds.keys()
     assert all(found[other] < found[number] for number in kinds for other in before[number])
-    assert all(len({kinds[n] for n in kinds if found[n] == wave}) == 1 for wave in found.values())
+    assert len({(wave, kinds[number]) for number, wave in found.items()}) == len(set(found.values()))
     return len(set(found.values()))
 
 
@@ -114,6 +114,58 @@ def test_a_long_chain_beside_many_takes_little_time() -> None:
         for other in range(number + 1, number + 6):
             kinds[other], before[other] = "dp", {number}
     assert len(set(waves_of(kinds, before).values())) == 201
+
+
+UNMERGEABLE = 2000
+SHUFFLED = random.Random(0).sample(range(UNMERGEABLE), UNMERGEABLE)
+
+
+@pytest.mark.parametrize("size", [1, 2], ids=["alone", "pairs"])
+@pytest.mark.parametrize("shape", ["unrelated", "chain"])
+def test_what_merges_with_nothing_takes_no_search(shape: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does what merges with all of its kind: each step is one that is taken in any case."""
+    monkeypatch.setattr("irpar.passes.fuse_communication.waves.MOST_STATES", 0)
+    kinds = {number: number // size for number in range(UNMERGEABLE)}
+    before = {number: {number - 1} & set(kinds) if shape == "chain" else set() for number in kinds}
+    fewest_of_them = UNMERGEABLE // size if shape == "unrelated" else UNMERGEABLE
+    assert len(set(waves_of(kinds, before).values())) == fewest_of_them
+
+
+@pytest.mark.parametrize(
+    ("kinds", "before", "most"),
+    [
+        (
+            {**{n: n for n in range(1000)}, **{1000 + n: (n + 1) % 1000 for n in range(1000)}},
+            {**{n: set() for n in range(1000)}, **{1000 + n: {n} for n in range(1000)}},
+            1001,
+        ),
+        (
+            {number: SHUFFLED[number] // 2 for number in range(UNMERGEABLE)},
+            {number: {number - 1, number // 2} & set(range(number)) for number in range(UNMERGEABLE)},
+            UNMERGEABLE,
+        ),
+        (
+            {number: SHUFFLED[number] // 2 for number in range(UNMERGEABLE)},
+            {number: {number // 2} & set(range(number)) for number in range(UNMERGEABLE)},
+            1500,
+        ),
+    ],
+    ids=["a ring of pairs", "a chain of pairs", "a tree of pairs"],
+)
+def test_many_kinds_are_searched_for_a_while(
+    kinds: Mapping[int, int], before: Before, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of thousands of states of a thousand kinds would take minutes: what is made of them is counted."""
+    made: list[_State] = []
+    state_of = _Search._state
+
+    def counted(search: _Search, front: _Front) -> _State:
+        made.append(state_of(search, front))
+        return made[-1]
+
+    monkeypatch.setattr(_Search, "_state", counted)
+    assert check_waves(kinds, before, waves_of(kinds, before)) <= most
+    assert len(made) < 20_000
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------
