@@ -21,9 +21,13 @@ def run_within_limit(pass_: Pass, module: Module) -> PassResult:
         return tried
     most = peak_bytes(trial)
     if most > max(limit, peak_bytes(module)):
-        note = f"not done: a rank would hold {most:,} bytes, the memory limit is {limit:,}"
-        return PassResult(False, notes=(note,))
+        return PassResult(False, notes=(above_limit(most, limit),))
     return pass_.run(module)
+
+
+def above_limit(most: int, limit: int) -> str:
+    """The note of what was not done, after which a rank would hold so many bytes."""
+    return f"not done: a rank would hold {most:,} bytes, the memory limit is {limit:,}"
 
 
 def peak_bytes(module: Module) -> int:

@@ -8,6 +8,8 @@ from irpar.ir.text.files import parse_module, print_module
 from irpar.ir.text.lexer import TextError
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.passes.fuse_communication.limit import within_limit
+from irpar.passes.fuse_communication.transfers import Bucket
 
 SENT_TWICE = """
     module {network="h100-nvlink-ib"%s}
@@ -99,6 +101,30 @@ def test_merges_that_fit_are_done_and_others_are_not():
         told.update(note.split(":")[1] for note in notes)
     assert counts == {2, 3, 4, 5, 6}
     assert any("1 more would be merged, but for" in note for note in told)
+
+
+def test_what_was_not_tried_is_not_laid_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irpar.passes.fuse_communication.limit.MOST_TRIES", 2)
+    limit = peak_bytes(many())
+    count, notes = merged(many(limit))  # The first try is of all, the second of the four large ones.
+    assert count == 6
+    assert notes == (
+        f"fuse-communication: 1 more would be merged, but for the memory limit of {limit:,} bytes",
+        "fuse-communication: 3 more may fit the memory limit, but 2 ways were tried before",
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 10**9])
+def test_merges_without_an_order_are_told_as_that(limit: int) -> None:
+    """Some of the merges, and all of them, above the limit or below it."""
+    module = many(limit)
+    found = [[Bucket((0, 1)), Bucket((2, 3, 4, 5))]]
+    kept, notes = within_limit(module, found, lambda _, merges: merges == [[Bucket((0, 1))]])
+    assert kept == [[Bucket((0, 1))]]
+    assert notes == ("3 more would be merged, but ranks would come to them in different orders",)
+    kept, notes = within_limit(module, found, lambda *_: False)
+    assert kept == [[]]
+    assert notes == ("4 more would be merged, but ranks would come to them in different orders",)
 
 
 def test_what_takes_no_memory_is_done_above_the_limit():
