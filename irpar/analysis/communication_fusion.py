@@ -5,16 +5,21 @@ it.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from typing import Any, Literal, TypeGuard, get_args
 
 from irpar.analysis.cost.together import MOST_MB
 from irpar.ir import Module
+from irpar.ops.collectives import OF_KIND
 from irpar.sharding import IrparError
 
 SAID = "irpar.communication_fusion"
 """The entry of a module's metadata."""
+
+_NO_SIZE_MB = 1e15
+"""More than any memory holds, and few enough that they are a finite number of bytes."""
 
 Mode = Literal["auto", "size", "index", "off"]
 
@@ -28,11 +33,39 @@ class FusionMode:
             all that stand between two of some numbers. off: none.
         size_mb: MB of what is sent at once, and of its result, at most; of auto and size.
         indices: of index: the numbers, from 0, at which a next one begins.
+
+    Raises:
+        IrparError: a mode, a size or indices that there cannot be; it names no place.
     """
 
     mode: Mode = "auto"
     size_mb: float = MOST_MB
     indices: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise IrparError(f"there is no mode {self.mode!r}", do=f"choose from {', '.join(get_args(Mode))}")
+        if not is_size(self.size_mb):
+            raise IrparError(f"size_mb is {self.size_mb!r}", do="give a number of MB above 0, such as 25")
+        if self.indices and self.mode != "index":
+            raise IrparError(
+                f"there are indices {list(self.indices)} in mode {self.mode}",
+                do="give the mode index with indices that ascend, such as [20, 35]",
+            )
+        if not _ascend(self.indices):
+            raise IrparError(
+                f"the indices are {list(self.indices)}", do="give indices that ascend from 0, such as [20, 35]"
+            )
+
+
+def is_size(given: object) -> TypeGuard[float]:
+    """Whether it is a size in MB: a number above 0, of so many MB that bytes are finite."""
+    return isinstance(given, (int, float)) and type(given) is not bool and 0 < given < _NO_SIZE_MB
+
+
+def _ascend(given: Sequence[object]) -> bool:
+    numbers = [index for index in given if type(index) is int and index >= 0]
+    return len(numbers) == len(given) and all(first < second for first, second in pairwise(numbers))
 
 
 @dataclass(frozen=True)
@@ -64,21 +97,56 @@ def fusion_said(module: Module) -> FusionSaid:
     if text is None:
         return FusionSaid()
     try:
-        found = json.loads(text)
-        kinds = {str(kind): _mode(**entry) for kind, entry in found["kinds"].items()}
-        return FusionSaid(kinds, {str(name): int(number) for name, number in found["numbers"].items()})
-    except (ValueError, TypeError, KeyError, AttributeError):
+        found = _of_keys(_parsed(text), "it", FusionSaid)
+        kinds = {kind: _mode(kind, entry) for kind, entry in _object(found["kinds"], "kinds").items()}
+        numbers = {name: _number(name, number) for name, number in _object(found["numbers"], "numbers").items()}
+        return FusionSaid(kinds, numbers)
+    except IrparError as error:
         raise IrparError(
-            f"the metadata {SAID} of the module cannot be read",
+            f"the metadata {SAID} of the module cannot be read: {error.what}",
             where=text if len(text) <= 100 else f"{text[:97]}...",
-            do="take it out, and say anew what is sent together (irpar.annotations.mindspore)",
+            do=error.do or "take it out, and say anew what is sent together (irpar.annotations.mindspore)",
         ) from None
 
 
-def _mode(mode: Mode, size_mb: float, indices: list[int]) -> FusionMode:
-    if mode not in get_args(Mode):
-        raise ValueError(mode)
-    return FusionMode(mode, float(size_mb), tuple(map(int, indices)))
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise IrparError("it is no JSON") from None
+
+
+def _object(found: object, what: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise IrparError(f"{what} is {found!r}, no object")
+    return found
+
+
+def _of_keys(found: object, what: str, record: type[FusionSaid | FusionMode]) -> dict[str, Any]:
+    """An object that has the fields of a class."""
+    names = [field.name for field in fields(record)]
+    if _object(found, what).keys() != set(names):
+        raise IrparError(f"{what} has not the entries {', '.join(names)}, and no others")
+    return _object(found, what)
+
+
+def _mode(kind: str, entry: object) -> FusionMode:
+    what = f"kinds.{kind}"
+    if kind not in OF_KIND:
+        raise IrparError(f"{what} is of no kind of collective", do=f"choose from {', '.join(OF_KIND)}")
+    found = _of_keys(entry, what, FusionMode)
+    if not isinstance(found["indices"], list):
+        raise IrparError(f"{what}.indices is {found['indices']!r}, no list")
+    try:
+        return FusionMode(found["mode"], found["size_mb"], tuple(found["indices"]))
+    except IrparError as error:
+        raise IrparError(f"in {what} {error.what}", do=error.do) from None
+
+
+def _number(name: str, number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise IrparError(f"numbers.{name} is {number!r}", do="give an integer from 0; 0 means alone")
+    return number
 
 
 def say_fusion_of_kinds(module: Module, kinds: Mapping[str, FusionMode]) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from irpar.analysis.communication_fusion import FusionMode, say_fusion_of_kinds, say_fusion_of_tensors
-from irpar.ir import Annotation, Module
+from irpar.analysis.communication_fusion import FusionMode, is_size, say_fusion_of_kinds, say_fusion_of_tensors
+from irpar.ir import Annotation, Module, Value
 from irpar.ops.collectives import OF_KIND
 from irpar.sharding import nearest_names
 
@@ -18,7 +18,7 @@ _AUTO_MB = 64
 _DO = 'write {"allreduce": {"mode": "auto", "config": None}}, and the same for "allgather" and "reducescatter"'
 _MODES = {
     "auto": 'of mode "auto" the config is None',
-    "size": 'of mode "size" the config is a number of MB, of 1 or more: {"mode": "size", "config": 32}',
+    "size": 'of mode "size" the config is a number of MB above 0: {"mode": "size", "config": 32}',
     "index": 'of mode "index" the config is a list that ascends from 1: {"mode": "index", "config": [20, 35]}',
 }
 
@@ -54,7 +54,7 @@ def _kind(name: Any) -> str:
     raise SpellingError(
         f"comm_fusion has no kind {name!r}",
         notes=nearest_names(str(name), [*_KINDS, _OPEN]),
-        do=f"choose from {', '.join(_KINDS)}; of other kinds fuse-communication has the options",
+        do=f"choose from {', '.join(_KINDS)}; for other kinds use fuse-communication{{mode=...}}",
     )
 
 
@@ -69,7 +69,7 @@ def _mode(name: str, said: Any) -> FusionMode:
         raise SpellingError(f'mode "index" is of allreduce, not of {name}', where=where, do='take "auto" or "size"')
     if mode == "auto" and config is None:
         return FusionMode("auto", _AUTO_MB)
-    if mode == "size" and type(config) is int and config > 0:
+    if mode == "size" and is_size(config):
         return FusionMode("size", config)
     if mode == "index" and _ascends(config):
         return FusionMode("index", indices=tuple(config))
@@ -109,9 +109,14 @@ def set_comm_fusion(module: Module, parameter: str, fusion_type: int) -> int:
     names = [value.source_name for value in matched if value.is_constant or value in states]
     if not names:
         raise SpellingError(
-            f'"{parameter}" matches no parameter, but %{matched[0].name}',
+            f'"{parameter}" matches no weight',
             where=where,
+            notes=(f"it matches %{matched[0].name}, which is {_what_it_is(matched[0])}, no weight",),
             do="give the name of a weight, or a glob of several",
         )
     say_fusion_of_tensors(module, dict.fromkeys(names, fusion_type))
     return len(names)
+
+
+def _what_it_is(value: Value) -> str:
+    return "an input" if value.node is None else f"what {value.node.op_type} gives"

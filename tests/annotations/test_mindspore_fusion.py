@@ -35,6 +35,7 @@ def widths(module: Module) -> list[int]:
         ({"mode": "auto", "config": None}, [6], [1] * 6),
         ({"mode": "auto"}, [6], [1] * 6),
         ({"mode": "size", "config": 1}, [6], [6]),
+        ({"mode": "size", "config": 0.0005}, [3, 3], [3, 3]),  # 480 bytes of 160 each.
         ({"mode": "index", "config": [2, 3]}, [2, 1, 3], [2, 1, 3]),
         ({"mode": "index", "config": [1]}, [1, 5], [1, 5]),
     ],
@@ -75,6 +76,7 @@ def test_text_and_clones_have_what_is_said() -> None:
         ({"openstate": 1}, "openstate is 1"),
         ({"allreduced": {"mode": "auto"}}, "no kind 'allreduced'"),
         ({"alltoall": {"mode": "auto"}}, "no kind 'alltoall'"),
+        ({"alltoall": {"mode": "auto"}}, r"for other kinds use fuse-communication{mode=\.\.\.}"),
         ({3: {"mode": "auto"}}, "no kind 3"),
         ({"allreduce": "auto"}, "'auto' is no"),
         ({"allreduce": {"config": 3}}, "is no"),
@@ -84,6 +86,8 @@ def test_text_and_clones_have_what_is_said() -> None:
         ({"allreduce": {"mode": "auto", "config": 3}}, "has the config 3"),
         ({"allreduce": {"mode": "size"}}, "has the config None"),
         ({"allreduce": {"mode": "size", "config": 0}}, "has the config 0"),
+        ({"allreduce": {"mode": "size", "config": -0.5}}, "has the config -0.5"),
+        ({"allreduce": {"mode": "size", "config": float("inf")}}, "has the config inf"),
         ({"allreduce": {"mode": "size", "config": True}}, "has the config True"),
         ({"allreduce": {"mode": "size", "config": [3]}}, "has the config"),
         ({"allreduce": {"mode": "index", "config": []}}, "has the config"),
@@ -101,11 +105,45 @@ def test_what_cannot_be_said(said: Any, message: str) -> None:
     assert not module.metadata
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kinds": {"all_reduce": {"mode": "none"}}, "numbers": {}}'])
-def test_metadata_that_others_have_written(text: str) -> None:
+OFF = {"mode": "off", "size_mb": 25, "indices": []}
+
+
+def of_kind(**entries: Any) -> str:
+    return json.dumps({"kinds": {"all_reduce": OFF | entries}, "numbers": {}})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is no JSON"),
+        ("[" * 100_000, "it is no JSON"),
+        ("[]", r"it is \[\], no object"),
+        ("{}", "it has not the entries kinds, numbers, and no others"),
+        ('{"kinds": [], "numbers": {}}', r"kinds is \[\], no object"),
+        ('{"kinds": {}, "numbers": 3}', "numbers is 3, no object"),
+        ('{"kinds": {"all_reduce": 3}, "numbers": {}}', "kinds.all_reduce is 3, no object"),
+        ('{"kinds": {"all_reduce": {"mode": "off"}}, "numbers": {}}', "kinds.all_reduce has not the entries mode, "),
+        (json.dumps({"kinds": {"allreduce": OFF}, "numbers": {}}), "kinds.allreduce is of no kind"),
+        (of_kind(size=3), "kinds.all_reduce has not the entries mode, size_mb, indices, and no others"),
+        (of_kind(mode="none"), "in kinds.all_reduce there is no mode 'none'"),
+        (of_kind(mode=["off"]), r"in kinds.all_reduce there is no mode \['off'\]"),
+        (of_kind(size_mb="25"), "in kinds.all_reduce size_mb is '25'"),
+        (of_kind(size_mb=0), "in kinds.all_reduce size_mb is 0"),
+        (of_kind(size_mb=True), "in kinds.all_reduce size_mb is True"),
+        (of_kind(size_mb=float("nan")), "in kinds.all_reduce size_mb is nan"),
+        (of_kind(mode="size", size_mb=float("inf")), "in kinds.all_reduce size_mb is inf"),
+        (of_kind(mode="index", indices=3), "kinds.all_reduce.indices is 3, no list"),
+        (of_kind(mode="index", indices=[5, 3]), r"in kinds.all_reduce the indices are \[5, 3\]"),
+        (of_kind(mode="index", indices=["3"]), r"in kinds.all_reduce the indices are \['3'\]"),
+        (of_kind(mode="size", indices=[3]), r"in kinds.all_reduce there are indices \[3\] in mode size"),
+        ('{"kinds": {}, "numbers": {"w": -1}}', "numbers.w is -1"),
+        ('{"kinds": {}, "numbers": {"w": 1.5}}', "numbers.w is 1.5"),
+    ],
+)
+def test_metadata_that_others_have_written(text: str, message: str) -> None:
     module = sums()
     module.metadata[SAID] = text
-    with pytest.raises(IrparError, match="cannot be read"):
+    with pytest.raises(IrparError, match=f"^the metadata {SAID} of the module cannot be read: {message}"):
         run_pipeline("fuse-communication", module)
 
 
@@ -175,7 +213,8 @@ def test_weights_that_are_gathered_go_with_their_number(tmp_path: Path) -> None:
         ("fc1.*", 1.0, "1.0 is no number"),
         ("fc1.*", True, "True is no number"),
         ("fc9.*", 1, 'no tensor matches "fc9'),
-        ("x", 1, '"x" matches no parameter'),
+        ("x", 1, '"x" matches no weight\\n.*\\n  it matches %x, which is an input, no weight'),
+        ("y", 1, "it matches %y, which is what [A-Za-z]+ gives, no weight"),
     ],
 )
 def test_numbers_that_cannot_be(name: str, number: Any, message: str, tmp_path: Path) -> None:
