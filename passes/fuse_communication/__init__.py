@@ -11,7 +11,7 @@ from irpar.analysis.cost.together import MOST_MB
 from irpar.ir import Graph, Module, Node
 from irpar.ops.collectives import number_alike
 from irpar.ops.facts import int_attribute
-from irpar.pass_manager import Pass, PassResult
+from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.sharding import IrparError
 
 from .fusion import Choice, Gain, Sent, sent_in_order
@@ -27,9 +27,10 @@ class FuseCommunication(Pass):
 
     Before: local view. After: the same values; the same bytes in fewer collectives, in all programs alike, where the
     network of the module says that this is faster: a launch is saved, and operands and results are copied once more.
-    Networks that know no seconds (`bytes`) leave all as it is. All-reduces, all-gathers, reduce-scatters and
-    all-to-alls of equal blocks merge, permutes of equal pairs, broadcasts of one root, and Sends of equal pairs, with
-    the Recvs that take them. The reason of the merged one names them all, and its conflict all of theirs.
+    Under networks that know no seconds (`bytes`) mode=auto leaves all as it is. All-reduces, all-gathers,
+    reduce-scatters and all-to-alls of equal blocks merge, permutes of equal pairs, broadcasts of one root, and Sends of
+    equal pairs, with the Recvs that take them. The reason of the merged one names them all, and its conflict all of
+    theirs.
 
     What the module says of a kind or a tensor (`irpar.analysis.communication_fusion`) goes before the options. A merge
     after which a rank would hold more than the memory limit of the module is not done.
@@ -51,31 +52,34 @@ class FuseCommunication(Pass):
         """Rewrite the programs, each of the bodies in them by itself."""
         if not module.is_local:
             raise IrparError("fuse-communication needs the local view", do="run it after localize")
-        if self.indices and (self.mode != "index" or list(self.indices) != sorted({*self.indices})):
-            raise IrparError(
-                f"fuse-communication has indices {list(self.indices)} in mode {self.mode}",
-                do="give mode=index and indices that ascend, such as fuse-communication{mode=index, indices=[20, 35]}",
-            )
+        told = self._told()
         mesh = next(iter(module.meshes.values()), None)
         if mesh is None:
             return PassResult(False)
         network = network_of(module.network)
-        told = FusionMode(self.mode, self.size_mb, self.indices)
         choice = Choice(told, fusion_said(module), network.knows_seconds)
         if choice.is_none:
             return PassResult(False)
-        plans = _plans(_alike(module), Gain(mesh, network, choice))
+        plans, too_many = _with_channels(_plans(_alike(module), Gain(mesh, network, choice)))
         sequences = [plan.sequence for plan in plans]
         found = [plan.buckets for plan in plans]
         kept, notes = within_limit(module, found, partial(_merge, sequences=sequences))
+        notes = (*too_many, *notes)
         if not any(kept):
             return PassResult(False, notes=notes)
         if kept == found:
             _write(module, plans)
         else:
-            _merge(module, kept, sequences)
+            merged = _merge(module, kept, sequences)
+            assert merged, "a copy of the module could be merged so"
         before, after = sum(len(bucket.ids) for each in kept for bucket in each), sum(map(len, kept))
         return PassResult(True, notes=notes, statistics={"merged collectives": before, "into": after})
+
+    def _told(self) -> FusionMode:
+        try:
+            return FusionMode(self.mode, self.size_mb, self.indices)
+        except IrparError as error:
+            raise IrparError(error.what, where=format_pass(self), do=error.do) from None
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,23 @@ def _plan(bodies: Sequence[Graph], gain: Gain, transfers: Sequence[Transfer] = (
     return _ordered(programs, buckets, sequence) or _Plan()
 
 
+def _with_channels(plans: Sequence[_Plan]) -> tuple[list[_Plan], tuple[str, ...]]:
+    """The plans without the transfers for which no channel is left; a note where there are some."""
+    found, left = [], 0
+    for plan in plans:
+        transfers = [bucket for bucket in plan.buckets if not plan.programs[0].has_collectives(bucket)]
+        some = free_channels([program.graph for program in plan.programs], transfers)
+        without = [bucket for bucket in transfers if bucket not in some]
+        if without:
+            left += sum(len(bucket.ids) - 1 for bucket in without)
+            kept = [bucket for bucket in plan.buckets if bucket not in without]
+            found.append(_ordered(plan.programs, kept, plan.sequence) or _Plan() if kept else _Plan())
+        else:
+            found.append(plan)
+    note = f"{left:,} more Sends and their Recvs would be merged, but no channel is left that nothing is sent on"
+    return found, (note,) if left else ()
+
+
 def _sent(bodies: Sequence[Graph], transfers: Sequence[Transfer], choice: Choice | None = None) -> list[Sent]:
     numbers = {node: each.number for each in transfers for end in (each.sends, each.takes) for node in end.values()}
     return [Sent(body, choice, numbers) for body in bodies]
@@ -160,16 +181,17 @@ def _merge(module: Module, buckets: Sequence[Sequence[Bucket]], sequences: Seque
             transfers = (transfers_of(bodies) or ()) if sequence else ()
             plans.append(_ordered(_sent(bodies, transfers), found, sequence))
     known = [plan for plan in plans if plan is not None]
-    return len(known) == len(plans) and _write(module, known)
+    if len(known) < len(plans):
+        return False
+    _write(module, known)
+    return True
 
 
-def _write(module: Module, plans: Sequence[_Plan]) -> bool:
-    """Do what is planned; False where there are no channels for it."""
+def _write(module: Module, plans: Sequence[_Plan]) -> None:
+    """Do what is planned, with transfers on channels of their own, of which there are enough (`_with_channels`)."""
     for plan in (plan for plan in plans if plan.buckets):
         sent = [bucket for bucket in plan.buckets if not plan.programs[0].has_collectives(bucket)]
         channels = free_channels([program.graph for program in plan.programs], sent)
-        if channels is None:
-            return False
         for program, order in zip(plan.programs, plan.orders, strict=True):
             for node in order:
                 program.graph.append(node.detach())
@@ -177,4 +199,3 @@ def _write(module: Module, plans: Sequence[_Plan]) -> bool:
                 for nodes in program.ends(bucket):
                     Merge(module, program.graph, nodes).write(channels.get(bucket, 0))
     number_alike(module.graphs)
-    return True

@@ -97,10 +97,10 @@ def transfers_of(programs: Sequence[Graph]) -> list[Transfer] | None:
     return [Transfer(number, place, *ends) for place, (number, *ends) in enumerate(made)]
 
 
-def free_channels(programs: Sequence[Graph], buckets: Sequence[Bucket]) -> dict[Bucket, int] | None:
-    """A channel for each bucket on which nothing is sent yet; None where there are not as many."""
+def free_channels(programs: Sequence[Graph], buckets: Sequence[Bucket]) -> dict[Bucket, int]:
+    """A channel for each bucket on which nothing is sent yet; for the first few only where there are not as many."""
     if not buckets:
         return {}
     used = {node.attributes["channel"] for graph in programs for node in graph if traits(node).point_to_point}
-    free = [channel for channel in range(min(CHANNELS, len(used) + len(buckets))) if channel not in used]
-    return dict(zip(buckets, free, strict=False)) if len(free) >= len(buckets) else None
+    free = (channel for channel in range(min(CHANNELS, len(used) + len(buckets))) if channel not in used)
+    return dict(zip(buckets, free, strict=False))

@@ -229,7 +229,7 @@ class _Front:
             self.send(heapq.heappop(self._whole)[1] if self._whole else next(iter(self.ready)))
 
     def _add(self, numbers: Iterable[int]) -> None:
-        kinds = {}
+        kinds: dict[int, None] = {}
         for number in numbers:
             kind = self.search.kinds[number]
             kinds[kind] = None

@@ -97,9 +97,23 @@ def test_modes(options: str, widths: list[int], network: str) -> None:
     assert len(sent(module)) == len(merged) + 6 - sum(widths) // 40
 
 
-@pytest.mark.parametrize("options", ["indices=[2]", "mode=index, indices=[3, 2]", "mode=size, indices=[1]"])
-def test_indices_that_mean_nothing(options: str) -> None:
-    with pytest.raises(IrparError, match="indices that ascend"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("indices=[2]", r"there are indices \[2\] in mode auto"),
+        ("mode=size, indices=[1]", r"there are indices \[1\] in mode size"),
+        ("mode=index, indices=[3, 2]", r"the indices are \[3, 2\]"),
+        ("mode=index, indices=[2, 2]", r"the indices are \[2, 2\]"),
+        ("mode=index, indices=[-1, 2]", r"the indices are \[-1, 2\]"),
+        ("size-mb=0", "size_mb is 0.0"),
+        ("mode=size, size-mb=-3", "size_mb is -3.0"),
+        ("size-mb=nan", "size_mb is nan"),
+        ("mode=size, size-mb=inf", "size_mb is inf"),
+        ("size-mb=1e308", r"size_mb is 1e\+308"),
+    ],
+)
+def test_options_that_mean_nothing(options: str, message: str) -> None:
+    with pytest.raises(IrparError, match=f"^{message}\n  fuse-communication{{.*\n  do: give"):
         run(f"fuse-communication{{{options}}}", two())
 
 

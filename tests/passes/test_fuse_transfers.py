@@ -97,6 +97,64 @@ def test_modes(channel: int, network: str) -> None:
         assert counts(fused(text, options)) == (2, 2)
 
 
+def of_transfers(*channels: int) -> str:
+    """Two all-reduces that merge, and two transfers on each of some channels that do."""
+    sends: list[str] = []
+    takes: list[str] = []
+    results = []
+    for place in range(2 * len(channels)):
+        facts = f"channel={channels[place // 2]}, pairs={[0, 1] if place < 2 else [1, 0]}"
+        end = (sends, takes) if place < 2 else (takes, sends)
+        end[0].append(f"  irpar.Send(%b) {{{facts}, id={2 + 2 * place}}}")
+        end[1].append(
+            f'  %r{place} = irpar.Recv() {{{facts}, dtype="f32", shape=[4], id={3 + 2 * place}}} : f32[4] of [4]'
+        )
+        results.append(f"%r{place}")
+    lines = ['module {network="h100-nvlink-ib"}', 'mesh @m = ["x"=2]']
+    for rank, (name, transfers) in enumerate((("first", sends), ("second", takes))):
+        taken = [each for each in results if any(each in line for line in transfers)]
+        lines += [
+            f"graph local @{name}(%a: f32[4] of [4]) -> (%s) opset 21 ranks [{rank}] {{",
+            "  %b = Neg(%a) : f32[4] of [4]",
+            "  %u = Relu(%a) : f32[4] of [4] partial(sum: x)",
+            '  %p = irpar.AllReduce(%b) {axes=["x"], reduce="sum", id=0} : f32[4] of [4]',
+            '  %q = irpar.AllReduce(%u) {axes=["x"], reduce="sum", id=1} : f32[4] of [4]',
+            *transfers,
+            f"  %s = Sum({', '.join(['%p', '%q', *taken])}) : f32[4] of [4]",
+            "}",
+        ]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("free", "sends"), [(0, 4), (1, 3), (2, 2)])
+def test_what_finds_no_channel_is_sent_as_it_was(free: int, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is merged, and what is told is what was done."""
+    monkeypatch.setattr("irpar.passes.fuse_communication.transfers.CHANNELS", 2 + free)
+    module = read(of_transfers(0, 1))
+    result = PassManager.parse("fuse-communication").run(module)
+    verify(module)
+    assert counts(module) == (sends, sends)
+    assert [node.op_type for node in module.graph].count("AllReduce") == 1
+    note = "fuse-communication: {} more Sends and their Recvs would be merged, but no channel is left that nothing is sent on"
+    assert result.notes == ((note.format(2 - free),) if free < 2 else ())
+    assert result.records[0].statistics == {"merged collectives": 2 + 2 * free, "into": 1 + free}
+    given = np.arange(4, dtype=np.float32)
+    with (
+        Executor(module, module.mesh, engine="numpy") as executor,
+        Executor(plain := read(of_transfers(0, 1)), plain.mesh, engine="numpy") as before,
+    ):
+        np.testing.assert_array_equal(executor.run({"a": given})["s"], before.run({"a": given})["s"])
+
+
+def test_where_no_channel_is_left_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irpar.passes.fuse_communication.transfers.CHANNELS", 1)
+    module = read(two(0).replace("channel=3", "channel=0"))
+    result = PassManager.parse("fuse-communication").run(module)
+    assert counts(module) == (2, 2)
+    assert not result.records[0].statistics
+    assert "no channel is left" in result.notes[0]
+
+
 ASKED = '%r = irpar.Recv() {channel=5, pairs=[1, 0], dtype="f32", shape=[4], id=3} : f32[4] of [4]'
 ANSWERED = "irpar.Send(%c) {channel=5, pairs=[1, 0], id=2}"
 
