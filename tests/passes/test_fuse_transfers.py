@@ -105,7 +105,9 @@ def of_transfers(*channels: int) -> str:
     for place in range(2 * len(channels)):
         facts = f"channel={channels[place // 2]}, pairs={[0, 1] if place < 2 else [1, 0]}"
         end = (sends, takes) if place < 2 else (takes, sends)
-        end[0].append(f"  irpar.Send(%b) {{{facts}, id={2 + 2 * place}}}")
+        end[0].append(f"  %k{place} = constant : f32[] {2 + place}")
+        end[0].append(f"  %m{place} = Mul(%b, %k{place}) : f32[4] of [4]")
+        end[0].append(f"  irpar.Send(%m{place}) {{{facts}, id={2 + 2 * place}}}")
         end[1].append(
             f'  %r{place} = irpar.Recv() {{{facts}, dtype="f32", shape=[4], id={3 + 2 * place}}} : f32[4] of [4]'
         )
