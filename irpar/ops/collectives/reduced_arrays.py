@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ def reducer(dtype: np.dtype[Any], size: int, reduction: Reduction) -> Callable[[
     """
     compute, wide = _operation(dtype, reduction)
     if wide == dtype and size <= _CHUNK:
-        return lambda arrays, result: _reduce_small(compute, arrays, result)
+        return partial(_reduce_small, compute)
     return lambda arrays, result: reduce_arrays(arrays, reduction, result)
 
 

@@ -159,7 +159,7 @@ class SpmdGroup(ABC):
 
     def exchange(self, waiting: Mapping[int, Call]) -> dict[int, Array]:
         """See `Group.exchange`."""
-        return {rank: self._exchange(call) for rank, call in waiting.items()}
+        return {self.rank: self._exchange(waiting[self.rank])}
 
     def _exchange(self, call: Call) -> Array:
         if not self._started:

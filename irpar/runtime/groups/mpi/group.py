@@ -31,7 +31,7 @@ from irpar.sharding import Axis, Mesh
 
 from .job import Job, wait
 from .parcels import Parcels
-from .prompt import Prompt, Prompts, QuickPrompt, give_way
+from .prompt import Prompt, Prompts, give_way
 from .works import Exchange, Work
 
 _RUN = struct.Struct("<q")
@@ -105,28 +105,38 @@ class MpiGroup(SpmdGroup):
             self._check()
             tag = self._tag(meeting.collective.axes)
             work = self._prompts.begin(meeting, tag) or Exchange(meeting, self._parcels, tag)
-            self._begun[tag].append(work)
+            works = self._begun[tag]
+            works.append(work)
             if isinstance(work, Exchange):
                 work.advance()
                 self._go_on()
             if QUICK not in meeting.notes:
-                quick = self._prompts.quick(meeting, tag, _PROMPT_SPINS, self._busy_spins)
-                meeting.notes[QUICK] = None if quick is None else partial(self._quick, quick)
-        return lambda: self._finish(work)
+                quick = self._prompts.quick(meeting, _PROMPT_SPINS, self._busy_spins)
+                meeting.notes[QUICK] = None if quick is None else partial(self._quick, quick.run, works)
+        return lambda: self._finish(work, works)
 
-    def _quick(self, quick: QuickPrompt, call: Call) -> Array | None:
-        """See `Quick`."""
+    def _quick(
+        self, run: Callable[[Call], Array | Prompt | None], works: deque[Exchange | Prompt], call: Call
+    ) -> Array | None:
+        """See `Quick`.
+
+        Args:
+            run: of a `QuickPrompt`.
+            works: what has begun over its tag: what goes first may wait for more than what is looked for here.
+        """
         self._steps += 1
-        with self._turn:
-            self._check()
-            works = self._begun[quick.tag]
-            if works:  # What goes first may wait for more than what is looked for here.
+        turn = self._turn
+        with turn.lock:
+            if works or self._failure is not None or self._found is not None:
                 return None
-            found = quick.run(call)
+            try:
+                found = run(call)
+            except turn.failed as error:
+                raise turn.told(error) from None
             if not isinstance(found, Prompt):
                 return found
             works.append(found)
-        return self._finish(found)
+        return self._finish(found, works)
 
     def start(self, call: Call) -> None:
         """See `Group.start`."""
@@ -212,6 +222,8 @@ class MpiGroup(SpmdGroup):
                             self._tell(rank, _CLOSED, b"")
                 # What is large moves only while this rank calls MPI.
                 self._wait_for(self._parcels.sent, self.seconds)
+                if not any(self._begun.values()):
+                    self._prompts.forget()
         except RunError:
             self._job.has_failed = True  # Another rank failed, and tells of it.
         except BaseException:
@@ -237,12 +249,16 @@ class MpiGroup(SpmdGroup):
         if not self._has_left:
             self._has_left = True
             self._parcels.give_up()
+            for works in self._begun.values():
+                if works and isinstance(works[0], Prompt):
+                    works[0].give_up()
         return self._parcels.drain()
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _finish(self, work: Exchange | Prompt) -> Array:
-        if isinstance(work, Prompt) and self._come_promptly(work):
+    def _finish(self, work: Exchange | Prompt, works: deque[Exchange | Prompt]) -> Array:
+        """The result of one of those that have begun over a tag."""
+        if isinstance(work, Prompt) and self._come_promptly(work, works):
             return work.result
         with self._while_it(_AT, work.meeting.header.pack()):
             if not self._wait(work, self.seconds):
@@ -253,12 +269,11 @@ class MpiGroup(SpmdGroup):
                     raise self._absence(work)
         return work.result
 
-    def _come_promptly(self, work: Prompt) -> bool:
+    def _come_promptly(self, work: Prompt, works: deque[Exchange | Prompt]) -> bool:
         """Look a few times for what a small collective waits for, and for nothing else; whether it has come."""
         with self._turn:
             if work.is_done:
                 return True
-            works = self._begun[work.tag]
             if works[0] is not work:  # What goes first may wait for more than what is looked for here.
                 return False
             for spins in range(_PROMPT_SPINS):
@@ -441,27 +456,35 @@ class MpiGroup(SpmdGroup):
 class _Turn:
     """One thread's turn to move what is of a group; a context manager by hand, for it begins with every call.
 
+    Attributes:
+        lock: held meanwhile.
+        failed: the class of MPI's errors.
+
     Raises:
         RunError: MPI failed in it.
     """
 
     def __init__(self, group: MpiGroup) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        self.failed: type[Exception] = group._job.mpi.Exception
         self._rank = rank_text(group.mesh, group.rank)
-        self._failed = group._job.mpi.Exception
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self.lock.acquire()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._lock.release()
-        if isinstance(error, self._failed):
-            what, *more = str(error).splitlines()
-            raise RunError(
-                f"{self._rank}: MPI failed: {what}",
-                notes=tuple(more[:3]),
-                do="see what MPI wrote, and whether all hosts of the job live and reach each other",
-            ) from None
+        self.lock.release()
+        if isinstance(error, self.failed):
+            raise self.told(error) from None
+
+    def told(self, error: Exception) -> RunError:
+        """An error of MPI, as it is raised."""
+        what, *more = str(error).splitlines()
+        return RunError(
+            f"{self._rank}: MPI failed: {what}",
+            notes=tuple(more[:3]),
+            do="see what MPI wrote, and whether all hosts of the job live and reach each other",
+        )
 
 
 class _Awaited(Work):

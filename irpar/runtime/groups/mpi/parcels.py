@@ -106,10 +106,6 @@ class Parcels:
             self._sending.append(outgoing)
         return outgoing
 
-    def post_made(self, rank: int, tag: int, first: Array) -> Outgoing | None:
-        """Send a small parcel, all of it from its `beginning`; None where MPI has taken it at once."""
-        return self.sending(self.comm.Isend((first, self.byte), rank, tag), first)
-
     def sending(self, request: Any, first: Array) -> Outgoing | None:
         """What is sent by a request; None where MPI has taken it."""
         if request.Test():

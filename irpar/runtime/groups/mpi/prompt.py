@@ -1,12 +1,14 @@
 """Collectives in which each member sends a small operand to each other, once, and makes its result of what came.
 
 What goes over MPI is what `Exchange` and `Parcels` send and take for the same collective, to the byte: each member may
-do it either way. Here the buffers are kept from one time to the next, and what came is compared with what came before.
+do it either way. Here buffers and requests are kept from one time to the next, and what came is compared with what came
+before.
 """
 
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,56 +22,93 @@ from irpar.runtime.groups.recycled import SMALLEST
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Meeting
 from irpar.runtime.groups.wire.header import CORRECT_PART, HEADER_BYTES, Header, check_headers, mismatch
+from irpar.runtime.messages import ALIGNMENT
 
-from .parcels import INLINE, Arrival, Outgoing, Parcels, beginning
+from .parcels import INLINE, Arrival, Parcels, beginning
 
+_HEAD_BYTES = len(beginning(0, bytes(HEADER_BYTES)))
+"""Of the first message of a collective, before the operand."""
 give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Gives the core to others."""
 
 
-class _Peer:
-    """What comes of another member.
+class _Line:
+    """What comes first of another member's parcels over one tag: each into the same place, by a request that is kept.
+
+    Only the first collective that has begun over the tag waits for it; what that makes of it is copied.
 
     Attributes:
         rank: the member.
-        position: in the group.
         came: what came, in bytes.
-        operand: the operand in it.
+        head: how it begins.
+        request: of MPI, started anew for each.
+        has_come: whether what it was started for has come; asked until it has.
     """
 
-    def __init__(self, rank: int, position: int, head_bytes: int, operand: Array) -> None:
+    def __init__(self, parcels: Parcels, rank: int, tag: int) -> None:
         self.rank = rank
+        self.came = _room(INLINE)
+        self.head = self.came.data[:_HEAD_BYTES]
+        self.request = parcels.comm.Recv_init((self.came, parcels.byte), rank, tag)
+        self.has_come: Callable[[], bool] = partial(self.request.Test, parcels.status)
+
+
+class _Peer:
+    """Another member.
+
+    Attributes:
+        line: what comes of it.
+        position: in the group.
+        operand: where its operand comes.
+        sending: the request that sends it what lies in the buffers.
+    """
+
+    def __init__(self, line: _Line, position: int, operand: Array, sending: Any) -> None:
+        self.line = line
+        self.rank = line.rank
         self.position = position
-        self.came = np.empty(head_bytes + operand.nbytes, np.uint8)
-        self.operand = self.came[head_bytes:].view(operand.dtype).reshape(operand.shape)
-        self.head = self.came.data[:head_bytes]
+        self.nbytes = _HEAD_BYTES + operand.nbytes
+        self.operand = _operand_in(line.came, operand)
+        self.sending = sending
 
 
 class _Buffers:
     """Where small operands of one shape and dtype lie on their way among the same members; one at a time uses them.
 
     Attributes:
-        sent: what is sent, in bytes.
-        head: how it begins.
+        head: how what is sent begins.
         operand: the operand in it.
         peers: the other members.
         operands: of all members, in order of position.
         is_used: whether one is under way.
     """
 
-    def __init__(self, meeting: Meeting, head_bytes: int) -> None:
+    def __init__(self, meeting: Meeting, parcels: Parcels, lines: list[_Line], tag: int) -> None:
         operand = meeting.operand
-        self.sent = np.empty(head_bytes + operand.nbytes, np.uint8)
-        self.head = self.sent.data[:head_bytes]
-        self.operand = self.sent[head_bytes:].view(operand.dtype).reshape(operand.shape)
+        sent = _room(operand.nbytes)
+        self.sent = sent
+        self.head = sent.data[:_HEAD_BYTES]
+        self.operand = _operand_in(sent, operand)
+        positions = (position for position in range(len(meeting.members)) if position != meeting.position)
         self.peers = [
-            _Peer(rank, position, head_bytes, operand)
-            for position, rank in enumerate(meeting.members)
-            if position != meeting.position
+            _Peer(line, position, operand, parcels.comm.Send_init((sent, parcels.byte), line.rank, tag))
+            for line, position in zip(lines, positions, strict=True)
         ]
         self.operands = [peer.operand for peer in self.peers]
         self.operands.insert(meeting.position, self.operand)
         self.is_used = False
+
+
+def _room(nbytes: int) -> Array:
+    """Bytes for how a parcel begins and so many of its content, which lie where arrays may."""
+    room = np.empty(_HEAD_BYTES + nbytes + ALIGNMENT, np.uint8)
+    first = -(room.ctypes.data + _HEAD_BYTES) % ALIGNMENT
+    return room[first : first + _HEAD_BYTES + nbytes]
+
+
+def _operand_in(room: Array, operand: Array) -> Array:
+    """Where an operand like another one lies in a small parcel."""
+    return room[_HEAD_BYTES : _HEAD_BYTES + operand.nbytes].view(operand.dtype).reshape(operand.shape)
 
 
 class _Known:
@@ -98,65 +137,57 @@ class QuickPrompt:
         meeting: as the collective was executed the first time.
         known: what is the same each time.
         parcels: what else the rank sends and receives.
-        tag: of its messages.
         spins: how often it looks for what comes.
         busy_spins: how often it does before it gives its core to others.
     """
 
-    def __init__(
-        self, meeting: Meeting, known: _Known, parcels: Parcels, tag: int, spins: int, busy_spins: int
-    ) -> None:
+    def __init__(self, meeting: Meeting, known: _Known, parcels: Parcels, spins: int, busy_spins: int) -> None:
         buffers = known.buffers
         self._facts = meeting.members, meeting.position, meeting.header, meeting.shapes, meeting.expected, meeting.notes
         self._known = known
+        self._buffers = buffers
         self._parcels = parcels
-        self.tag = tag
         self._spins, self._busy_spins = spins, busy_spins
-        self._isend, self._improbe, self._status = parcels.comm.Isend, parcels.comm.Improbe, parcels.status
-        self._sent = buffers.sent, parcels.byte
+        self._starts = [peer.line.request.Start for peer in buffers.peers]
+        self._starts += [peer.sending.Start for peer in buffers.peers]
+        self._lines = [peer.line for peer in buffers.peers]
+        self._are_sent = [peer.sending.Test for peer in buffers.peers]
         self._result = known.result
 
     def run(self, call: Call) -> "Array | Prompt | None":
         """The result; or what has begun; None where another one has the buffers."""
-        known, parcels = self._known, self._parcels
-        buffers, byte = known.buffers, parcels.byte
+        known, buffers = self._known, self._buffers
         if buffers.is_used:
             return None
         buffers.head[:] = known.head
         buffers.operand[...] = call.operand
-        requests = [(peer.rank, self._isend(self._sent, peer.rank, self.tag)) for peer in buffers.peers]
-        waited = buffers.peers
-        for peer in buffers.peers:
-            message = self._come(peer.rank)
-            if message is None:
-                return self._go_on(call, waited, requests)
-            if self._status.Get_count(byte) != peer.came.size:
-                return self._go_on(call, waited, requests, message)
-            message.Recv((peer.came, byte))
-            first = bytes(peer.head)
-            if first != known.agreed.get(peer.rank):
-                return self._go_on(call, waited, requests, first)
-            parcels.moved += 1
-            waited = waited[1:]
-        requests = [each for each in requests if not each[1].Test()]
-        if requests:
-            return self._go_on(call, waited, requests)
+        for start in self._starts:
+            start()
+        for place, line in enumerate(self._lines):
+            if not line.has_come() and not self._comes(line.has_come):
+                return self._go_on(call, place)
+            if bytes(line.head) != known.agreed.get(line.rank):  # Quicker to compare than a memory view.
+                return self._go_on(call, place, self._parcels.status.Get_count(self._parcels.byte))
+        for is_sent in self._are_sent:
+            if not is_sent() and not self._comes(is_sent):
+                return self._go_on(call, len(self._lines))
+        self._parcels.moved += 1
         return self._result(buffers.operands)
 
-    def _come(self, rank: int) -> Any:
-        """What a member has sent, if it comes soon."""
-        improbe, tag, status = self._improbe, self.tag, self._status
-        for spins in range(self._spins):
-            message = improbe(rank, tag, status)
-            if message is not None:
-                return message
-            if spins >= self._busy_spins:
+    def _comes(self, is_done: Callable[[], bool]) -> bool:
+        """Whether something is done soon."""
+        spins = 0
+        while not is_done():
+            spins += 1
+            if spins > self._busy_spins:
+                if spins > self._spins:
+                    return False
                 give_way()
-        return None
+        return True
 
-    def _go_on(self, call: Call, waited: list[_Peer], requests: list[tuple[int, Any]], came: Any = None) -> "Prompt":
-        """What has begun; of the first that is waited for a message may have come."""
-        return Prompt(Meeting(call, *self._facts), self._known, self._parcels, self.tag, (waited, requests, came))
+    def _go_on(self, call: Call, place: int, came: int | None = None) -> "Prompt":
+        """What has begun, from one member on; of that so many bytes may have come, which nobody has looked at."""
+        return Prompt(Meeting(call, *self._facts), self._known, self._parcels, (place, came))
 
 
 class Prompts:
@@ -169,27 +200,45 @@ class Prompts:
     def __init__(self, parcels: Parcels) -> None:
         self._parcels = parcels
         self._buffers: dict[Any, _Buffers] = {}
+        self._lines: dict[tuple[int, int], _Line] = {}
 
     def begin(self, meeting: Meeting, tag: int) -> "Prompt | None":
         """Send the operand of a small collective; None where it is none, or one is under way that has its buffers."""
         notes = meeting.notes
         if "prompt" not in notes:
-            notes["prompt"] = self._known(meeting) if _is_small(meeting) else None
+            notes["prompt"] = self._known(meeting, tag) if _is_small(meeting) else None
         known: _Known | None = notes["prompt"]
-        return None if known is None or known.buffers.is_used else Prompt(meeting, known, self._parcels, tag)
+        return None if known is None or known.buffers.is_used else Prompt(meeting, known, self._parcels)
 
-    def quick(self, meeting: Meeting, tag: int, spins: int, busy_spins: int) -> QuickPrompt | None:
+    def quick(self, meeting: Meeting, spins: int, busy_spins: int) -> QuickPrompt | None:
         """What executes a collective that has begun, from the next time on; None where it is not small."""
         known: _Known | None = meeting.notes["prompt"]
-        return None if known is None else QuickPrompt(meeting, known, self._parcels, tag, spins, busy_spins)
+        return None if known is None else QuickPrompt(meeting, known, self._parcels, spins, busy_spins)
 
-    def _known(self, meeting: Meeting) -> _Known:
+    def forget(self) -> None:
+        """Give the requests back to MPI, none of which is under way."""
+        for line in self._lines.values():
+            line.request.Free()
+        for buffers in self._buffers.values():
+            for peer in buffers.peers:
+                peer.sending.Free()
+        self._lines.clear()
+        self._buffers.clear()
+
+    def _known(self, meeting: Meeting, tag: int) -> _Known:
         operand = meeting.operand
         head = beginning(operand.nbytes, meeting.header.pack())
-        key = meeting.members, operand.shape, operand.dtype
+        key = tag, meeting.members, operand.shape, operand.dtype
         if key not in self._buffers:
-            self._buffers[key] = _Buffers(meeting, len(head))
+            others = (rank for position, rank in enumerate(meeting.members) if position != meeting.position)
+            lines = [self._line(rank, tag) for rank in others]
+            self._buffers[key] = _Buffers(meeting, self._parcels, lines, tag)
         return _Known(self._buffers[key], head, _result(meeting, self._parcels.new))
+
+    def _line(self, rank: int, tag: int) -> _Line:
+        if (rank, tag) not in self._lines:
+            self._lines[rank, tag] = _Line(self._parcels, rank, tag)
+        return self._lines[rank, tag]
 
 
 def _result(meeting: Meeting, new: New) -> Callable[[list[Array]], Array]:
@@ -225,66 +274,55 @@ def _is_small(meeting: Meeting) -> bool:
 class Prompt:
     """A small collective that has begun; see `Exchange`, as which it is used.
 
+    Args:
+        meeting: that.
+        known: what is the same each time.
+        parcels: what else the rank sends and receives.
+        begun: where a `QuickPrompt` began it: the place of the first member of which something is waited for, and how
+            many bytes came of that, if any; None: nothing has begun.
+
     Attributes:
         result: set when it is done.
-        tag: of its messages.
         awaited: ranks of which something is waited for.
     """
 
-    __slots__ = ("_error", "_known", "_parcels", "_sends", "_waited", "is_done", "meeting", "result", "tag")
+    __slots__ = ("_error", "_is_listening", "_known", "_parcels", "_sends", "_waited", "is_done", "meeting", "result")
     result: Array
 
     def __init__(
-        self,
-        meeting: Meeting,
-        known: _Known,
-        parcels: Parcels,
-        tag: int,
-        begun: tuple[list[_Peer], list[tuple[int, Any]], Any] | None = None,
+        self, meeting: Meeting, known: _Known, parcels: Parcels, begun: tuple[int, int | None] | None = None
     ) -> None:
         self.meeting = meeting
-        self.tag = tag
         self.is_done = False
         self._known = known
         self._parcels = parcels
         self._error: BaseException | None = None
         buffers = known.buffers
-        self._waited = buffers.peers
         buffers.is_used = True
+        self._waited = buffers.peers
+        self._is_listening = begun is not None
+        if begun is None:
+            buffers.head[:] = known.head
+            buffers.operand[...] = meeting.operand
+            for peer in buffers.peers:
+                peer.sending.Start()
+        self._sends = [
+            (peer.rank, outgoing)
+            for peer in buffers.peers
+            if (outgoing := parcels.sending(peer.sending, buffers.sent)) is not None
+        ]
         if begun is not None:
             self._take_over(*begun)
-            return
-        buffers.head[:] = known.head
-        buffers.operand[...] = meeting.operand
-        self._sends: list[tuple[int, Outgoing]] = []
-        for peer in buffers.peers:
-            outgoing = parcels.post_made(peer.rank, tag, buffers.sent)
-            if outgoing is not None:
-                self._sends.append((peer.rank, outgoing))
 
-    def _take_over(self, waited: list[_Peer], requests: list[tuple[int, Any]], came: Any) -> None:
-        """Go on with what a `QuickPrompt` began, which may have got a message of the first that it waited for.
-
-        Args:
-            waited, requests: of members of which something is still to come; what has been sent.
-            came: that message; or where it has been received, how it begins; None: there is none.
-        """
-        self._waited = waited
-        self._sends = [
-            (rank, outgoing)
-            for rank, request in requests
-            if (outgoing := self._parcels.sending(request, self._known.buffers.sent)) is not None
-        ]
+    def _take_over(self, place: int, came: int | None) -> None:
+        self._waited = self._waited[place:]
         if came is None:
             return
         try:
-            if isinstance(came, bytes):
-                self._check(waited[0], waited[0].came.size, came)
-            else:
-                self._receive(waited[0], came)
+            self._check(self._waited[0], came)
         except MismatchError as error:
             self._error = error
-        self._waited = waited[1:]
+        self._waited = self._waited[1:]
 
     @property
     def awaited(self) -> list[int]:
@@ -292,7 +330,7 @@ class Prompt:
         return [peer.rank for peer in self._waited] or [rank for rank, _ in self._sends]
 
     def advance(self) -> bool:
-        """See `Work.advance`."""
+        """See `Work.advance`; called when all that began before it over its tag is done."""
         if self._error is not None:
             raise self._error
         if not self.is_done:
@@ -303,7 +341,17 @@ class Prompt:
                 raise
         return self.is_done
 
+    def give_up(self) -> None:
+        """Wait no more for what has not come."""
+        if self._is_listening and self._error is None:
+            for peer in self._waited:
+                peer.line.request.Cancel()
+
     def _advance(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            for peer in self._waited:
+                peer.line.request.Start()
         if self._waited:
             self._waited = [peer for peer in self._waited if not self._has_come(peer)]
             if self._waited:
@@ -317,43 +365,29 @@ class Prompt:
             self.is_done = True
 
     def _has_come(self, peer: _Peer) -> bool:
-        """Receive what a member has sent, if it has.
+        """Whether a member's message has come, which must be what is due.
 
         Raises:
             MismatchError: it is at something else.
         """
-        parcels = self._parcels
-        message = parcels.comm.Improbe(peer.rank, self.tag, parcels.status)
-        if message is None:
+        if not peer.line.has_come():
             return False
-        self._receive(peer, message)
+        self._parcels.moved += 1
+        if bytes(peer.line.head) != self._known.agreed.get(peer.rank):
+            self._check(peer, self._parcels.status.Get_count(self._parcels.byte))
         return True
 
-    def _receive(self, peer: _Peer, message: Any) -> None:
-        """Receive what a member has sent, of which the last status tells.
+    def _check(self, peer: _Peer, size: int) -> None:
+        """Compare how the first message of a member begins; what agrees needs no look the next time.
 
         Raises:
             MismatchError: it is at something else.
         """
-        parcels = self._parcels
-        size = parcels.status.Get_count(parcels.byte)
-        if size == peer.came.size:
-            message.Recv((peer.came, parcels.byte))
-            first = bytes(peer.head)  # Quicker to compare than a memory view.
-        else:
-            other = bytearray(size)
-            message.Recv([other, parcels.byte])
-            first = bytes(other)
-        parcels.moved += 1
-        if first != self._known.agreed.get(peer.rank):
-            self._check(peer, size, first)
-
-    def _check(self, peer: _Peer, size: int, first: bytes) -> None:
-        """Compare how the first message of a member begins; what agrees needs no look the next time."""
         mine, nbytes = self.meeting.header, self.meeting.expected[peer.position]
-        arrival = Arrival(peer.rank, self.tag, first, HEADER_BYTES)
+        first = bytes(peer.line.head)
+        arrival = Arrival(peer.rank, 0, first, HEADER_BYTES)
         check_headers(mine, [nbytes], [Header.unpack(arrival.head)])
-        if size != peer.came.size or arrival.size != nbytes:
+        if size != peer.nbytes or arrival.size != nbytes:
             what = f"rank {peer.rank} sent {arrival.size:,} bytes, where {nbytes:,} are due"
             raise mismatch(mine.id, what, [mine.text], CORRECT_PART)
         self._known.agreed[peer.rank] = first
