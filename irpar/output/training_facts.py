@@ -2,10 +2,44 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 METADATA = "irpar.training"
 """The key in a model's metadata."""
+
+
+class ZeroParameter(TypedDict):
+    """A parameter whose state ZeRO does not shard into equal blocks.
+
+    Attributes:
+        parameter: its name.
+        sharding: of what the stage shards.
+        is_sharded: whether the axes of ZeRO shard a dim.
+        why: why not, or why blocks are uneven.
+    """
+
+    parameter: str
+    sharding: list[list[str] | None]
+    is_sharded: bool
+    why: str
+
+
+class ZeroFacts(TypedDict):
+    """What the pass `zero` did.
+
+    Attributes:
+        stage: 1, 2 or 3.
+        axes: what it shards over.
+        threshold_kb: what stays replicated.
+        regather: whether parameters are gathered again in the backward pass.
+        parameters: those of which there is something to say.
+    """
+
+    stage: int
+    axes: list[str]
+    threshold_kb: float
+    regather: bool
+    parameters: list[ZeroParameter]
 
 
 class TrainingFacts(TypedDict):
@@ -21,6 +55,7 @@ class TrainingFacts(TypedDict):
         inputs: the inputs that are samples, along whose first dim the batch is.
         settings: all that `train_step` was asked for.
         bind: sizes of symbolic dims.
+        zero: how optimizer state is sharded, where the pass `zero` ran.
     """
 
     loss: str
@@ -32,6 +67,7 @@ class TrainingFacts(TypedDict):
     inputs: list[str]
     settings: dict[str, Any]
     bind: dict[str, int]
+    zero: NotRequired[ZeroFacts]
 
 
 def facts_of(metadata: Mapping[str, str]) -> TrainingFacts | None:

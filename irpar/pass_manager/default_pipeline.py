@@ -15,3 +15,8 @@ PROGRAM = "localize,simplify-collectives,join-weights,fuse-communication,group-s
 SHARD = f"{COMPLETE},{MOVES},{PROGRAM}"
 """The passes that make it a partition."""
 DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
+
+
+def with_zero(options: str) -> str:
+    """The default pipeline with the pass `zero`, whose options are as a pipeline writes them: `stage=2, axes=[dp]`."""
+    return f"{NORMALISE},zero{{{options}}},{SHARD}"

@@ -1,0 +1,222 @@
+"""zero: optimizer state, gradients and parameters sharded over the ranks that hold the same ones."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from irpar.analysis.completion.flow import require_global
+from irpar.errors import IrparError, listed, nearest_names
+from irpar.ir import Annotation, Builder, Decision, Module, Node, TensorType, Value, clone_module
+from irpar.ir.state import State
+from irpar.output.training_facts import ZeroFacts, ZeroParameter, facts_of, metadata_of
+from irpar.pass_manager import Pass, PassResult
+from irpar.passes.autodiff import GRAD
+from irpar.sharding import Axis, Mesh, Sharding, ShardingError, are_disjoint, ceil_shape
+from irpar.units import bytes_text, count_text
+
+from .cuts import Cut, cut_of
+
+__all__ = ["Zero", "ZeroError"]
+
+STAGES = (1, 2, 3)
+_OF_OPTIMIZER = ("master", "moment")
+
+
+class ZeroError(IrparError):
+    """Optimizer sharding that cannot be."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter that a step replaces, and what belongs to it.
+
+    Attributes:
+        value: the parameter.
+        states: its master and moments.
+        gradient: what its update reads; None where nothing in the graph has that name any more.
+    """
+
+    value: Value
+    states: tuple[Value, ...]
+    gradient: Value | None
+
+
+@dataclass(frozen=True)
+class Zero(Pass):
+    """Shard what a training step keeps over the ranks that would hold the same (ZeRO; Rajbhandari et al., 2020).
+
+    Before: global view with state, after optimizer, before complete-sharding; types are static, the module has a mesh.
+    After: masters and moments of parameters are annotated as sharded over the axes, and from stage 2 on gradients, and
+    in stage 3 the parameters themselves; what the stage does not shard stays as it was annotated or, where it was not,
+    as complete-sharding alone would have it. The collectives that follow from it are put in by insert-redistribution:
+    gradients are reduce-scattered, and parameters all-gathered after the update or, in stage 3, where they are read.
+    What was annotated by name stays as it is.
+
+    Attributes:
+        stage: 1, 2 or 3.
+        axes: mesh axes or sub-axes, major first, such as dp, or `dp:(2)4` for groups of four neighbours (HSDP).
+        threshold_kb: of 1,024 bytes; parameters of which a rank holds less than this stay replicated.
+        regather: in stage 3 gather parameters once in the forward and once in the backward pass, and hold none in
+            between; no: once, and keep them until the backward pass has read them.
+    """
+
+    name = "zero"
+    stage: int = 1
+    axes: tuple[str, ...] = ("dp",)
+    threshold_kb: float = 64
+    regather: Literal["yes", "no"] = "yes"
+
+    def run(self, module: Module) -> PassResult:
+        """Annotate.
+
+        Raises:
+            ZeroError: an option does not fit, or the graph is no training step.
+            IrparError: the module has no mesh, or is in local view already.
+        """
+        require_global(module, self.name)
+        axes = self._axes(module.mesh)
+        trained = _trained(module)
+        before = _shardings(module, [each.value for each in trained])
+        rows = [self._parameter(module, each, before[each.value], axes) for each in trained]
+        facts = facts_of(module.metadata)
+        if facts is not None:
+            kept: ZeroFacts = {
+                "stage": self.stage,
+                "axes": [str(axis) for axis in axes],
+                "threshold_kb": self.threshold_kb,
+                "regather": self.stage == 3 and self.regather == "yes",
+                "parameters": [row for row in rows if row["why"]],
+            }
+            module.metadata |= metadata_of({**facts, "zero": kept})
+        return PassResult(True, self._notes(rows, axes), {"parameters": len(rows)})
+
+    def _axes(self, mesh: Mesh) -> list[Axis]:
+        """The mesh axes that are meant.
+
+        Raises:
+            ZeroError: an option is none that there is, or an axis does not fit the mesh.
+        """
+        if self.stage not in STAGES:
+            raise ZeroError(f"there is no stage {self.stage}", do="use 1 (optimizer state), 2 (gradients too) or 3 (all)")
+        if not 0 <= self.threshold_kb < float("inf"):
+            raise ZeroError(f"a threshold of {self.threshold_kb} kB", do="give a number of 0 or more")
+        if not self.axes:
+            raise ZeroError("zero has no axes", do=f"name axes of the mesh {mesh}")
+        try:
+            axes = [Axis.parse(axis) for axis in self.axes]
+            for axis in axes:
+                mesh.axis_size(axis)
+        except ShardingError as error:
+            raise ZeroError(
+                f"zero cannot shard over {listed(self.axes, 5)}: {error.what}",
+                notes=tuple(note for axis in self.axes for note in nearest_names(axis, mesh.axis_names)),
+                do=f"name axes of the mesh {mesh} over which the batch is sharded",
+            ) from error
+        if not are_disjoint(mesh, axes):
+            raise ZeroError(f"the axes {listed(self.axes, 5)} overlap", do="name each once")
+        return axes
+
+    def _parameter(self, module: Module, trained: Trained, lies: Sharding, axes: Sequence[Axis]) -> ZeroParameter:
+        """Annotate a parameter and what belongs to it; what there is to say of it."""
+        cut = self._cut(trained.value, lies, axes)
+        name, words = trained.value.source_name, f"zero, stage {self.stage}"
+        _annotate(module, trained.value, cut.sharding if self.stage == 3 else lies, words)
+        for state in trained.states:
+            _annotate(module, state, cut.sharding, words)
+        if self.stage >= 2 and trained.gradient is not None:
+            _annotate(module, trained.gradient, cut.sharding, words)
+        if self.stage == 3 and self.regather == "yes" and cut.is_sharded:
+            again = _regathered(module, trained.value)
+            if again is not None:
+                _annotate(module, again, cut.sharding, words)
+        return {"parameter": name, "sharding": cut.sharding.spec(), "is_sharded": cut.is_sharded, "why": cut.why}
+
+    def _cut(self, value: Value, lies: Sharding, axes: Sequence[Axis]) -> Cut:
+        held = TensorType(value.dtype, ceil_shape(lies, value.shape)).nbytes
+        if held < self.threshold_kb * 1024:
+            why = f"a rank holds {bytes_text(held)} of it, less than the threshold of {self.threshold_kb:g} kB"
+            return Cut(lies, why, is_sharded=False)
+        return cut_of(lies, value.shape, axes)
+
+    def _notes(self, rows: Sequence[ZeroParameter], axes: Sequence[Axis]) -> tuple[str, ...]:
+        """Lines for the user."""
+        what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, their state and gradients"}
+        whole = [row for row in rows if not row["is_sharded"]]
+        over = ",".join(map(str, axes))
+        text = f"zero: {what[self.stage]} of {count_text(len(rows) - len(whole), 'tensor')} sharded over {over}"
+        return (text + (f"; {len(whole)} stay as they are" if whole else ""),)
+
+
+def _trained(module: Module) -> list[Trained]:
+    """The parameters that the graph replaces.
+
+    Raises:
+        ZeroError: there are none.
+    """
+    graph = module.graph
+    of: dict[str, list[Value]] = {}
+    for value, state in graph.states.items():
+        if state.kind in _OF_OPTIMIZER and state.parameter is not None:
+            of.setdefault(state.parameter, []).append(value)
+    gradients = {value.source: value for value in graph.values() if (value.source or "").startswith(GRAD)}
+    found = [
+        Trained(value, tuple(of.get(value.source_name, ())), gradients.get(GRAD + value.source_name))
+        for value, state in graph.states.items()
+        if _is_trained(state)
+    ]
+    if not found:
+        raise ZeroError(
+            "the graph has no parameter that it replaces: it is no training step",
+            do="make one: irpar train, or irpar.train_step",
+        )
+    return found
+
+
+def _is_trained(state: State) -> bool:
+    return state.kind == "parameter" and state.output is not None
+
+
+def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Sharding]:
+    """How parameters are sharded without the pass: as annotated, or as complete-sharding decides."""
+    if all(value.sharding is not None and value.sharding.is_settled for value in parameters):
+        return {value: value.sharding for value in parameters if value.sharding is not None}
+    from irpar.passes.complete_sharding import CompleteSharding
+
+    completed = clone_module(module)
+    CompleteSharding().run(completed)
+    known = {value.name: value.sharding for value in completed.graph.inputs}
+    found = {value: known[value.name] for value in parameters}
+    return {value: sharding for value, sharding in found.items() if sharding is not None}
+
+
+def _regathered(module: Module, value: Value) -> Value | None:
+    """What the backward pass reads of a parameter: a view of its own, so that what is gathered of it is not kept.
+
+    None where the backward pass does not read it.
+    """
+    uses = [(node, index) for node, index in value.uses if node.phase == "backward"]
+    readers = {node for node, _ in uses}
+    first = next((node for node in module.graph if any(inner in readers for inner in _with_bodies(node))), None)
+    if first is None:
+        return None
+    builder = Builder(module.graph, module.opsets, before=first, like=first)
+    again = builder.op("Identity", [value], type=value.type, name=f"{value.name}.again")
+    value.replace_uses(again, only=uses)
+    return again
+
+
+def _with_bodies(node: Node) -> Iterator[Node]:
+    yield node
+    for nested in node.nested_graphs():
+        yield from nested.walk()
+
+
+def _annotate(module: Module, value: Value, sharding: Sharding, words: str) -> None:
+    """Let a value be sharded so, where no annotation of its own says otherwise."""
+    known = module.annotated.get(value.name)
+    if value.sharding is not None and value.sharding.is_settled and known is not None and not known.is_implied:
+        return
+    value.sharding = sharding
+    said = Annotation(value.source_name, tuple(sharding.spec()), said=words, is_implied=True)
+    module.annotated[value.name] = said
+    module.decisions[value.name] = [Decision(f"annotated by {words}")]
