@@ -210,15 +210,19 @@ def test_training_is_as_the_page_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    data, trainer, loop = code("training.md", "python")
+    data, trainer, zero, loop = code("training.md", "python")
     exec(data, {})
     found = transcripts(DOCS / "training.md")
-    assert len(found) == 5
+    assert len(found) == 7
     for _, command, shown in found:
         program, *words = shlex.split(command)
         assert (models_main(words[2:]) if program == "python" else main(words)) == 0
         printed = capsys.readouterr().out
         assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
+    step = irpar.train_step("gpt.onnx", optimizer="adamw")
+    plain = irpar.partition(step, {"dp": 2}).plan.ranks[0]["memory"]["optimizer"]
+    exec(zero, {"irpar": irpar, "step": step})
+    assert 0.5 <= int(capsys.readouterr().out) / plain < 0.55
     assert main(["train", "gpt.onnx", "-o", "step.onnx"]) == 0
     for name, program in (("trainer.py", trainer), ("loop.py", loop)):
         (tmp_path / name).write_text(program)

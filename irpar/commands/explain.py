@@ -49,15 +49,28 @@ Conflicts = Annotated[
 ]
 
 
-def explain_command(out: Out, target: Target = None, conflicts: Conflicts = False, as_json: Json = False) -> None:
+Memory = Annotated[
+    bool,
+    typer.Option("--memory", help="What ranks hold: parameters, gradients, optimizer state, activations, buffers."),
+]
+
+
+def explain_command(
+    out: Out, target: Target = None, conflicts: Conflicts = False, memory: Memory = False, as_json: Json = False
+) -> None:
     """Say why a tensor is sharded as it is, or why a collective is there. Without a target: all collectives."""
     from irpar.output.plan import read_plan
 
     plan = read_plan(out)
-    if conflicts:
+    if conflicts or memory:
         if target is not None:
-            raise IrparError("--conflicts shows all of them", do=f"leave out {target}")
-        _explain_conflicts(plan, as_json)
+            shown = "--conflicts shows all of them" if conflicts else "--memory is about ranks"
+            raise IrparError(shown, do=f"leave out {target}")
+        if conflicts and memory:
+            raise IrparError("--conflicts and --memory are two reports", do="ask for one")
+        from .explain_memory import explain_memory
+
+        (_explain_conflicts if conflicts else explain_memory)(plan, as_json)
         return
     if target is None:
         _explain_all(plan, as_json)

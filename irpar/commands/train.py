@@ -70,6 +70,10 @@ from .train_options import (
     Seed,
     Trainable,
     WeightDecay,
+    Zero,
+    ZeroAxes,
+    ZeroRegather,
+    ZeroThreshold,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +126,10 @@ def train_command(
     freeze_statistics: FreezeStatistics = False,
     dropout: Dropout = None,
     seed: Seed = 0,
+    zero: Zero = 0,
+    zero_axes: ZeroAxes = "dp",
+    zero_threshold_kb: ZeroThreshold = 64,
+    zero_regather: ZeroRegather = "yes",
     dataset_sharding: DatasetSharding = "inputs",
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
@@ -141,7 +149,7 @@ def train_command(
     OUT ends in .onnx, that is one model for any ONNX runtime.
     """
     given = locals()
-    asked = Asked.of(given)
+    asked = _with_zero(Asked.of(given), given)
     settings = _settings(given)
     choice("--dataset-sharding", dataset_sharding, DATASET)
     from .loading import shardings_of
@@ -222,6 +230,29 @@ class _Maker:
         assert self._module is not None
         count += file.entries + _shard_samples(module, self.dataset_sharding)
         return Read(module, count, source_files(self._module), self.notes)
+
+
+def _with_zero(asked: Asked, given: Mapping[str, Any]) -> Asked:
+    """With the pass `zero` in the pipeline, where it is asked for.
+
+    Raises:
+        IrparError: the options contradict each other.
+    """
+    if not given["zero"]:
+        return asked
+    from irpar.pass_manager.default_pipeline import with_zero
+    from irpar.passes.zero import Zero as ZeroPass
+
+    choice("--zero-regather", given["zero_regather"], ("yes", "no"))
+    if asked.out.suffix == ".onnx":
+        raise IrparError("an .onnx file holds the step of one device", do="give a folder, or leave out --zero")
+    if asked.pipeline is not None:
+        raise IrparError(
+            "--zero and --pipeline both say what runs", do="write zero{stage=1} into the pipeline, and leave out --zero"
+        )
+    axes = tuple(axis.strip() for axis in given["zero_axes"].split(","))
+    wanted = ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"])
+    return replace(asked, pipeline=with_zero(wanted))
 
 
 def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":

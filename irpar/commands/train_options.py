@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-_LOSS, _UPDATE, _WHAT = "The loss", "The update", "What is trained"
+_LOSS, _UPDATE, _WHAT, _ZERO = "The loss", "The update", "What is trained", "What ranks share (ZeRO)"
 
 Output = Annotated[
     Path,
@@ -165,5 +165,42 @@ DatasetSharding = Annotated[
         help="How samples are sharded: as the inputs are (inputs), along their first dim over all ranks "
         "(data_parallel), or not at all (full_batch).",
         rich_help_panel=_WHAT,
+    ),
+]
+Zero = Annotated[
+    int,
+    typer.Option(
+        "--zero",
+        metavar="STAGE",
+        help="Shard optimizer state over ranks that would hold the same (1), gradients too (2), parameters too (3).",
+        rich_help_panel=_ZERO,
+        show_default=False,
+    ),
+]
+ZeroAxes = Annotated[
+    str,
+    typer.Option(
+        "--zero-axes",
+        metavar="AXES",
+        help="Mesh axes, or sub-axes such as dp:(2)4, over which --zero shards.",
+        rich_help_panel=_ZERO,
+    ),
+]
+ZeroThreshold = Annotated[
+    float,
+    typer.Option(
+        "--zero-threshold-kb",
+        metavar="KB",
+        help="Parameters of which a rank holds less than so many times 1,024 bytes stay as they are.",
+        rich_help_panel=_ZERO,
+    ),
+]
+ZeroRegather = Annotated[
+    str,
+    typer.Option(
+        "--zero-regather",
+        metavar="yes|no",
+        help="Of --zero 3: gather parameters again in the backward pass, or keep what the forward pass gathered.",
+        rich_help_panel=_ZERO,
     ),
 ]

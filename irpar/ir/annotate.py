@@ -102,6 +102,20 @@ def _check(annotation: Annotation, value: Value) -> None:
         )
 
 
+def annotate_further(module: Module, value: Value, sharding: Sharding, words: str) -> None:
+    """Let a value be sharded so, whatever it was annotated with; `words` say what wants that.
+
+    An annotation that says the same stays.
+    """
+    known = module.annotated.get(value.name)
+    if known is not None and value.sharding == sharding:
+        return
+    said = words if known is None else f"{known.title} and {words}"
+    value.sharding = sharding
+    module.annotated[value.name] = Annotation(value.source_name, tuple(sharding.spec()), said=said, is_implied=True)
+    module.decisions[value.name] = [Decision(f"annotated by {words}" if known is None else f"annotated {said}")]
+
+
 def hand_over(module: Module, name: str, heir: str, why: str) -> None:
     """Keep the annotation of a value that is taken out, and the reasons, under the name of the one that stands for it.
 

@@ -12,7 +12,8 @@ from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.arena import arena_bytes
-from irpar.analysis.memory.liveness import bytes_by_use, peak, value_bytes
+from irpar.analysis.memory.by_use import bytes_by_use
+from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries

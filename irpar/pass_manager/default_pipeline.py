@@ -17,6 +17,6 @@ SHARD = f"{COMPLETE},{MOVES},{PROGRAM}"
 DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
 
 
-def with_zero(options: str) -> str:
-    """The default pipeline with the pass `zero`, whose options are as a pipeline writes them: `stage=2, axes=[dp]`."""
-    return f"{NORMALISE},zero{{{options}}},{SHARD}"
+def with_zero(zero: object) -> str:
+    """The default pipeline with the pass `zero`, given as the pass or as a pipeline writes it: `zero{stage=2}`."""
+    return f"{NORMALISE},{zero},{SHARD}"

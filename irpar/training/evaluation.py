@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from irpar.ir import Module
+from irpar.ir.annotate import annotate_further
 from irpar.ir.state_rules import add_states
 from irpar.output.plan import Plan
 from irpar.sharding import Sharding
@@ -51,9 +52,5 @@ def _shard_as(module: Module, entries: Sequence[Mapping[str, Any]]) -> None:
     named = {value.source_name: value for value in module.graph.inputs}
     for entry in entries:
         value = named.get(entry["name"])
-        if value is None or entry["sharding"] is None:
-            continue
-        if value.sharding is None:
-            module.shard(entry["name"], entry["sharding"])
-        else:
-            value.sharding = Sharding.of_spec(module.mesh, entry["sharding"])
+        if value is not None and entry["sharding"] is not None:
+            annotate_further(module, value, Sharding.of_spec(module.mesh, entry["sharding"]), "the training step")

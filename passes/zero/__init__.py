@@ -6,7 +6,8 @@ from typing import Literal
 
 from irpar.analysis.completion.flow import require_global
 from irpar.errors import IrparError, listed, nearest_names
-from irpar.ir import Annotation, Builder, Decision, Module, Node, TensorType, Value, clone_module
+from irpar.ir import Builder, Module, Node, TensorType, Value, clone_module
+from irpar.ir.annotate import annotate_further
 from irpar.ir.state import State
 from irpar.output.training_facts import ZeroFacts, ZeroParameter, facts_of, metadata_of
 from irpar.pass_manager import Pass, PassResult
@@ -50,7 +51,8 @@ class Zero(Pass):
     in stage 3 the parameters themselves; what the stage does not shard stays as it was annotated or, where it was not,
     as complete-sharding alone would have it. The collectives that follow from it are put in by insert-redistribution:
     gradients are reduce-scattered, and parameters all-gathered after the update or, in stage 3, where they are read.
-    What was annotated by name stays as it is.
+    Stage 3 shards a parameter further than its annotation says; masters, moments and gradients that somebody annotated
+    stay as they are.
 
     Attributes:
         stage: 1, 2 or 3.
@@ -97,7 +99,7 @@ class Zero(Pass):
             ZeroError: an option is none that there is, or an axis does not fit the mesh.
         """
         if self.stage not in STAGES:
-            raise ZeroError(f"there is no stage {self.stage}", do="use 1 (optimizer state), 2 (gradients too) or 3 (all)")
+            raise ZeroError(f"there is no stage {self.stage}", do="use 1 (optimizer state), 2 (gradients too) or 3")
         if not 0 <= self.threshold_kb < float("inf"):
             raise ZeroError(f"a threshold of {self.threshold_kb} kB", do="give a number of 0 or more")
         if not self.axes:
@@ -110,7 +112,7 @@ class Zero(Pass):
             raise ZeroError(
                 f"zero cannot shard over {listed(self.axes, 5)}: {error.what}",
                 notes=tuple(note for axis in self.axes for note in nearest_names(axis, mesh.axis_names)),
-                do=f"name axes of the mesh {mesh} over which the batch is sharded",
+                do=f"name axes over which the batch is sharded, of the mesh {mesh} or of another one",
             ) from error
         if not are_disjoint(mesh, axes):
             raise ZeroError(f"the axes {listed(self.axes, 5)} overlap", do="name each once")
@@ -120,15 +122,15 @@ class Zero(Pass):
         """Annotate a parameter and what belongs to it; what there is to say of it."""
         cut = self._cut(trained.value, lies, axes)
         name, words = trained.value.source_name, f"zero, stage {self.stage}"
-        _annotate(module, trained.value, cut.sharding if self.stage == 3 else lies, words)
-        for state in trained.states:
-            _annotate(module, state, cut.sharding, words)
-        if self.stage >= 2 and trained.gradient is not None:
-            _annotate(module, trained.gradient, cut.sharding, words)
+        annotate_further(module, trained.value, cut.sharding if self.stage == 3 else lies, words)
+        others = [*trained.states, *([trained.gradient] if self.stage >= 2 and trained.gradient is not None else [])]
+        for value in others:
+            if value.name not in module.annotated:
+                annotate_further(module, value, cut.sharding, words)
         if self.stage == 3 and self.regather == "yes" and cut.is_sharded:
             again = _regathered(module, trained.value)
             if again is not None:
-                _annotate(module, again, cut.sharding, words)
+                annotate_further(module, again, cut.sharding, words)
         return {"parameter": name, "sharding": cut.sharding.spec(), "is_sharded": cut.is_sharded, "why": cut.why}
 
     def _cut(self, value: Value, lies: Sharding, axes: Sequence[Axis]) -> Cut:
@@ -143,7 +145,7 @@ class Zero(Pass):
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, their state and gradients"}
         whole = [row for row in rows if not row["is_sharded"]]
         over = ",".join(map(str, axes))
-        text = f"zero: {what[self.stage]} of {count_text(len(rows) - len(whole), 'tensor')} sharded over {over}"
+        text = f"{what[self.stage]} of {count_text(len(rows) - len(whole), 'tensor')} sharded over {over}"
         return (text + (f"; {len(whole)} stay as they are" if whole else ""),)
 
 
@@ -209,14 +211,3 @@ def _with_bodies(node: Node) -> Iterator[Node]:
     yield node
     for nested in node.nested_graphs():
         yield from nested.walk()
-
-
-def _annotate(module: Module, value: Value, sharding: Sharding, words: str) -> None:
-    """Let a value be sharded so, where no annotation of its own says otherwise."""
-    known = module.annotated.get(value.name)
-    if value.sharding is not None and value.sharding.is_settled and known is not None and not known.is_implied:
-        return
-    value.sharding = sharding
-    said = Annotation(value.source_name, tuple(sharding.spec()), said=words, is_implied=True)
-    module.annotated[value.name] = said
-    module.decisions[value.name] = [Decision(f"annotated by {words}")]

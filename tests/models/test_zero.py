@@ -27,7 +27,7 @@ def test_parameters_after_some_steps(family: str) -> None:
     for mesh in MESHES:
         for options in (*STAGES, *(OTHERS if family == "gpt" else ())):
             module = annotated(clone_module(step), family, mesh)
-            made = irpar.partition(module, mesh, pipeline=with_zero(options))
+            made = irpar.partition(module, mesh, pipeline=with_zero(f"zero{{{options}}}"))
             others, found = trained(made, data, engine="numpy")
             np.testing.assert_allclose(others, losses, rtol=1e-10, err_msg=f"{mesh} {options}")
             assert difference(found, compared) <= 1e-10, (mesh, options)

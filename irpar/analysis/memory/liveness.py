@@ -50,29 +50,6 @@ def peak(graph: Graph) -> Peak:
     return Peak(constant_bytes(graph), most, where)
 
 
-_OPTIMIZER = ("master", "moment", "scale")
-
-
-def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
-    """What the peak of a local graph is made of, in bytes.
-
-    Args:
-        graph: it.
-        most: its peak.
-
-    Returns:
-        parameters: weights, be they constants or state; gradients; optimizer: state that belongs to parameters;
-        activations; buffers: other state, such as caches. Together they are the peak.
-    """
-    found = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "buffers"), 0)
-    found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
-    for value, state in graph.states.items():
-        use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in _OPTIMIZER else "buffers"
-        found[use] += value_bytes(value)
-        found["activations"] -= value_bytes(value)
-    return found
-
-
 def bytes_at_rest(graph: Graph) -> int:
     """The most bytes of inputs and results that a rank holds while it waits: at a collective, or when it has ended.
 

@@ -1,5 +1,6 @@
 from irpar.analysis.cost.node import graph_flops, node_bytes, node_flops
-from irpar.analysis.memory.liveness import bytes_by_use, peak, value_bytes
+from irpar.analysis.memory.by_use import bytes_by_use
+from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.ir.text.files import parse_module
 
 

@@ -1,0 +1,113 @@
+"""What the peak of a program is made of: parameters, gradients, optimizer state, activations and buffers."""
+
+from collections.abc import Iterator, Set
+from itertools import accumulate
+
+from irpar.ir import Graph, Node, Value
+from irpar.ops import traits
+from irpar.ops.effects import is_communication
+
+from .liveness import Peak, last_uses, roots_of, value_bytes
+
+USES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+_OPTIMIZER = ("master", "moment", "scale")
+
+
+def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
+    """What the peak of a local graph is made of, in bytes.
+
+    Args:
+        graph: it.
+        most: its peak.
+
+    Returns:
+        parameters: weights, be they constants or state, and optimizer: state that belongs to parameters; both are
+        held throughout. gradients: what the update reads, and buffers: gradients before they are reduced and what is
+        gathered of parameters, beside other state, such as caches; of both the most that is held at once.
+        activations: the rest at the peak.
+    """
+    found = dict.fromkeys(USES, 0)
+    found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
+    for value, state in graph.states.items():
+        use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in _OPTIMIZER else "buffers"
+        found[use] += value_bytes(value)
+        found["activations"] -= value_bytes(value)
+    if graph.states:
+        held = _Held(graph)
+        gradients, unreduced = _gradients(graph)
+        for use, values in (("gradients", gradients), ("buffers", unreduced | _gathered(graph))):
+            found[use] += held.most(values)
+            found["activations"] -= held.at(values, most.node)
+    return found
+
+
+class _Held:
+    """When results are held: from the node that makes one to the last that reads it or a view of it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.places: dict[Node | None, int] = {node: place for place, node in enumerate((*graph, graph.return_node))}
+        self.places[None] = -1
+        self.last = last_uses(graph, roots_of(graph))
+
+    def at(self, values: Set[Value], node: Node | None) -> int:
+        """The bytes of some results that are held while a node runs; before the first one where it is None."""
+        place = self.places[node]
+        return sum(size for start, end, size in self._spans(values) if start <= place <= end)
+
+    def most(self, values: Set[Value]) -> int:
+        """The most bytes of some results that are held at once."""
+        changes: dict[int, int] = {}
+        for start, end, size in self._spans(values):
+            changes[start] = changes.get(start, 0) + size
+            changes[end + 1] = changes.get(end + 1, 0) - size
+        return max(accumulate(changes[place] for place in sorted(changes)), default=0)
+
+    def _spans(self, values: Set[Value]) -> Iterator[tuple[int, int, int]]:
+        for value in values:
+            if value in self.last:
+                yield self.places[value.node], self.places[self.last[value]], value_bytes(value)
+
+
+def _gradients(graph: Graph) -> tuple[set[Value], set[Value]]:
+    """What the update reads of the backward pass; and of that what is still to be reduced, or packed for that."""
+    reduced, unreduced = set[Value](), set[Value]()
+    waiting = [
+        (value, reduced)
+        for node in graph
+        if node.phase == "optimizer"
+        for value in node.inputs
+        if _phase(value) == "backward"
+    ]
+    while waiting:
+        value, kind = waiting.pop()
+        if value in reduced or value in unreduced:
+            continue
+        kind.add(value)
+        assert value.node is not None
+        if _only_moves(value.node):
+            kind = unreduced if is_communication(value.node) else kind
+            waiting += [(operand, kind) for operand in value.node.inputs if _phase(operand) == "backward"]
+    return reduced, unreduced
+
+
+def _phase(value: Value) -> str | None:
+    return None if value.node is None else value.node.phase
+
+
+def _gathered(graph: Graph) -> set[Value]:
+    """What is gathered of parameters."""
+    parameters = {value for value, state in graph.states.items() if state.kind == "parameter"}
+    moved: set[Value] = set(parameters)
+    found: set[Value] = set()
+    for node in graph:
+        if _only_moves(node) and node.inputs and all(value in moved or value.is_constant for value in node.inputs):
+            moved.update(node.results)
+            if is_communication(node) or not found.isdisjoint(node.inputs):
+                found.update(node.results)
+    return found
+
+
+def _only_moves(node: Node) -> bool:
+    """Whether results are elements of the operands, or of what other ranks have of them."""
+    known = traits(node)
+    return known.view or known.moves_elements or is_communication(node) or node.identity == ("", "Concat")

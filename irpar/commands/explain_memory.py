@@ -1,0 +1,75 @@
+"""irpar explain OUT --memory: what a rank holds, and what ZeRO leaves unsharded."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from irpar.output.tables import pattern
+from irpar.sharding import IrparError
+from irpar.tables.display import output, print_json, shortened, table
+from irpar.units import bytes_text, count_text, sharding_text
+
+if TYPE_CHECKING:
+    from irpar.output.plan import Plan
+
+
+def explain_memory(plan: "Plan", as_json: bool) -> None:
+    """Print what each rank holds, ranks that hold the same together.
+
+    Raises:
+        IrparError: the plan was written before plans said so.
+    """
+    if not all("memory" in entry for entry in plan.ranks):
+        raise IrparError("this plan does not say what memory is for", do="partition the model again")
+    zero = (plan.training or {}).get("zero")
+    if as_json:
+        print_json({"ranks": plan.ranks, "zero": zero})
+        return
+    console = output()
+    names = list(plan.ranks[0]["memory"])
+    right = [*names, "peak"]
+    made = table("ranks", *right, right=right)
+    for ranks, entry in _alike(plan.ranks):
+        made.add_row(ranks, *(bytes_text(entry["memory"][name]) for name in names), bytes_text(entry["peak_bytes"]))
+    console.print(made)
+    console.print(
+        Text("gradients and buffers: the most that is held at once; activations: what else is held at the peak"),
+        soft_wrap=True,
+    )
+    if zero is not None:
+        console.print()
+        _print_zero(console, zero)
+
+
+def _alike(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The ranks that hold the same, as a text, and what that is."""
+    found: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        found.setdefault((entry["peak_bytes"], *entry["memory"].values()), []).append(entry)
+    return [(_ranks_text([entry["rank"] for entry in same]), same[0]) for same in found.values()]
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """`0 to 7`, or `0, 2 and 6 more`."""
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]} to {ranks[-1]}"
+    first = ", ".join(map(str, ranks[:2]))
+    return first if len(ranks) <= 2 else f"{first} and {len(ranks) - 2} more"
+
+
+def _print_zero(console: Any, zero: Mapping[str, Any]) -> None:
+    """What the pass says, and the parameters of which ranks do not hold equal shares."""
+    again = ", parameters gathered again in the backward pass" if zero["regather"] else ""
+    console.print(Text(f"ZeRO, stage {zero['stage']}, over {', '.join(zero['axes'])}{again}"), soft_wrap=True)
+    if not zero["parameters"]:
+        return
+    alike = dict.fromkeys(
+        (pattern(entry["parameter"]), sharding_text(entry["sharding"]), entry["why"]) for entry in zero["parameters"]
+    )
+    count = count_text(len(zero["parameters"]), "parameter")
+    console.print(f"{count} without equal blocks, {count_text(len(alike), 'kind')}:")
+    rows = table("parameter", "sharding", "why")
+    for name, sharding, why in alike:
+        rows.add_row(shortened(name), sharding, why)
+    console.print(rows)
