@@ -46,10 +46,10 @@ def cut_of(lies: Sharding, shape: Sequence[int], axes: Sequence[Axis]) -> Cut:
         if shape[dim] and shape[dim] % (lies.dim_parts(dim) * parts) == 0:
             return Cut(_cut(lies, dim, axes))
     # The last blocks of a long dim are short by little.
-    dim = max(dims, key=lambda dim: shape[dim] / lies.dim_parts(dim), default=None)
-    if dim is None or shape[dim] < lies.dim_parts(dim) * parts:
+    longest = sorted(dims, key=lambda dim: shape[dim] / lies.dim_parts(dim))[-1:]
+    if not longest or shape[longest[0]] < lies.dim_parts(longest[0]) * parts:
         return Cut(lies, f"no dim of {list(shape)} has {parts} blocks", is_sharded=False)
-    return Cut(_cut(lies, dim, axes), f"uneven blocks: no dim of {list(shape)} divides by {parts}")
+    return Cut(_cut(lies, longest[0], axes), f"uneven blocks: no dim of {list(shape)} divides by {parts}")
 
 
 def _cut(lies: Sharding, dim: int, axes: Sequence[Axis]) -> Sharding:
