@@ -22,6 +22,8 @@ def _source_places(xp: ArrayModule, length: int, before: int, after: int, mode: 
 def pad_array(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], mode: str, value: object) -> Array:
     """Pad each dim by (before, after); negative amounts crop.
 
+    A constant is there before anything is cropped: (3, -3) around a dim of 2 is two of it.
+
     Args:
         xp: the array module.
         x: the operand.
@@ -30,20 +32,27 @@ def pad_array(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], mode: str,
         value: what `constant` fills with.
     """
     one_of("mode", mode, _MODES)
-    crop = tuple(slice(max(0, -b), n - max(0, -a)) for n, (b, a) in zip(x.shape, pads, strict=True))
-    x = x[crop]
-    pads = [(max(0, before), max(0, after)) for before, after in pads]
     if mode == "constant":
-        shape = [n + before + after for n, (before, after) in zip(x.shape, pads, strict=True)]
-        result = xp.full(shape, value, dtype=x.dtype)
-        result[tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, pads, strict=True))] = x
-        return result
+        return _surrounded(xp, x, pads, value)
+    x = x[tuple(slice(max(0, -b), max(0, n + min(0, a))) for n, (b, a) in zip(x.shape, pads, strict=True))]
+    pads = [(max(0, before), max(0, after)) for before, after in pads]
     for axis, (before, after) in enumerate(pads):
         if before or after:
             if not x.shape[axis]:
                 raise ValueError(f"mode {mode!r} cannot pad dim {axis}, which is empty")
             x = xp.take(x, _source_places(xp, x.shape[axis], before, after, mode), axis=axis)
     return x
+
+
+def _surrounded(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], value: object) -> Array:
+    """What is left of an array between constants."""
+    result = xp.full(
+        [n + before + after for n, (before, after) in zip(x.shape, pads, strict=True)], value, dtype=x.dtype
+    )
+    kept = [(max(0, -b), max(0, -b, n + min(0, a))) for n, (b, a) in zip(x.shape, pads, strict=True)]
+    places = tuple(slice(max(0, b), max(0, b) + end - start) for (start, end), (b, _) in zip(kept, pads, strict=True))
+    result[places] = x[tuple(slice(start, end) for start, end in kept)]
+    return result
 
 
 def _pairs(pads: Ints, axes: Ints | None, rank: int) -> list[tuple[int, int]]:

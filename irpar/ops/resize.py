@@ -26,6 +26,8 @@ from .rule import FactorRule, moving_rule
 
 TAPS = {"nearest": 0, "linear": 2, "cubic": 4}
 """Elements that count into a result along one resized dim; 0: it is copied."""
+_UNLIKELY = 2**20 + 7
+"""A size that no Resize asks for."""
 
 
 def _infer_resize(node: Node) -> Sequence[Type]:
@@ -91,8 +93,8 @@ def _cost_resize(node: Node) -> int:
 
 
 def _gradient_resize(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
-    # Dims of unknown size must be those that stay.
-    shape = [size if isinstance(size, int) else 1 for size in dims_of(node, 0)]
+    # Dims of unknown size must be those that stay: any other size or scale changes a size as large as this.
+    shape = [size if isinstance(size, int) else _UNLIKELY for size in dims_of(node, 0)]
     resized = resized_dims(node, shape)
     if any(not isinstance(dims_of(node, 0)[dim], int) for dim in resized):
         raise CannotTellError("the size of a dim that is resized")

@@ -130,6 +130,14 @@ def test_pad(dims, mode):
 
 
 @FEW
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=3))
+def test_pad_of_more_than_the_dim_moves_it_out(dims):
+    shape, before, _ = zip(*dims, strict=True)
+    after = [result - start - size for size, start, result in dims]
+    assert_same("Pad", [floats(*shape), ints(*before, *after), np.array(2.5, np.float32)], VERSION)
+
+
+@FEW
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=2),
     st.sampled_from(["nearest", "linear", "cubic"]),

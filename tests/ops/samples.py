@@ -200,6 +200,7 @@ def _moving() -> Iterator[Sample]:
     yield Sample("Pad", (floats(5, 6), const(0, 1, 0, 2)))
     yield Sample("Pad", (floats(5, 6), const(1, -2), scalar(1, np.float32), const(-1)))
     yield Sample("Pad", (floats(5, 6), const(2, 0, 1, 0)), {"mode": "reflect"})
+    yield Sample("Pad", (floats(5, 6), const(7, -8, -7, 8)))
     yield Sample("Tile", (floats(5, 6), const(1, 3)))
     yield Sample("Tile", (floats(6, 5), const(2, 1)))
     yield Sample("Expand", (floats(5, 1), const(4, 1, 6)))

@@ -96,7 +96,7 @@ def _seen(node: Node, q: Value, k: Value, w: GradientWriter) -> Value | None:
 def _full_mask(mask: Value, scores: Value, w: GradientWriter) -> Value:
     """A mask that covers all keys: what it does not reach is not seen."""
     size, keys = w.dims(mask)[-1], w.dims(scores)[-1]
-    if size == keys or size == 1:
+    if size == 1 or (size is not None and size == keys):
         return mask
     behind: int | Value
     if isinstance(size, int) and isinstance(keys, int):

@@ -140,7 +140,7 @@ def _gathered(g: Value, kernel: Value, window: Window, x: Value, w: GradientWrit
     """The Conv of the gradient; output padding that makes more windows than there were is left out."""
     made = w.op("Conv", [g, kernel], window.attributes)
     for dim, (count, wanted) in enumerate(zip(w.dims(made)[2:], w.dims(x)[2:], strict=True), 2):
-        if count != wanted:
+        if count is None or count != wanted:
             made = w.op("Slice", [made, w.ints([0]), w.size_of(x, dim), w.ints([dim])])
     made.type = x.type
     return made
@@ -301,7 +301,7 @@ def _shifted_along(
     made = []
     for place in range(window.kernel[dim]):
         before = window.before[dim] - place * window.dilations[dim]
-        if before == 0 and stride == 1 and size == count:
+        if before == 0 and stride == 1 and size is not None and size == count:
             made.append(value)
             continue
         if isinstance(size, int) and isinstance(count, int):

@@ -85,7 +85,7 @@ def _of_slice(x: Value, g: Value, cuts: Mapping[int, Cut], w: GradientWriter) ->
     before: dict[int, Value | int] = {}
     for axis, (start, _, step) in cuts.items():
         size, count = w.dims(x)[axis], w.dims(g)[axis]
-        if size == count and step == 1:
+        if size is not None and size == count and step == 1:
             continue
         if step != 1:
             g, start = _spread(x, g, axis, start, step, w)

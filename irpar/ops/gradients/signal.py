@@ -43,6 +43,18 @@ def _static(node: Node, axis: int) -> int:
     return size
 
 
+def _is_complex(value: Value, w: GradientWriter) -> bool:
+    """Whether the last dim has an imaginary part.
+
+    Raises:
+        NoGradientError: its size is not known.
+    """
+    parts = w.dims(value)[-1]
+    if not isinstance(parts, int):
+        raise NoGradientError("because nothing tells whether it is of complex numbers")
+    return parts == 2
+
+
 def of_dft(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
     """The inverse transform times the length, or the transform by it; half a spectrum gets zeros behind it."""
     x, g = needed(node, 0), of[0]
@@ -56,13 +68,13 @@ def of_dft(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
         raise NoGradientError("because it gives a real signal from half of its spectrum")
     if given is None and operand(node, 1) is not None:
         raise NoGradientError("because the length of its transform is computed")
-    length = given[0] if given is not None else size
+    length, is_complex = given[0] if given is not None else size, _is_complex(x, w)
 
     def signal() -> Value:
         whole = _resized(g, axis, length // 2 + 1, length, w) if onesided else g
         back = _transformed(whole, axis, w, inverse=not inverse)
         scaled = w.div(back, float(length)) if inverse else w.mul(back, float(length))
-        parts = scaled if w.dims(x)[-1] == 2 else cut(scaled, rank - 1, 0, 1, w)
+        parts = scaled if is_complex else cut(scaled, rank - 1, 0, 1, w)
         return w.shaped_as(_resized(parts, axis, length, size, w), x)
 
     return w.each(signal)
@@ -86,7 +98,7 @@ def decompose_stft(node: Node, w: GradientWriter) -> list[Value]:
         frames = w.unsqueeze(frames, [3])
     if window is not None:
         frames = w.mul(frames, w.unsqueeze(window, [1]))
-    is_half = bool(int_attribute(node, "onesided", 1)) and w.dims(frames)[-1] == 1
+    is_half = bool(int_attribute(node, "onesided", 1)) and not _is_complex(frames, w)
     return [_transformed(frames, 2, w, onesided=is_half)]
 
 

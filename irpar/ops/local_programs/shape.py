@@ -134,14 +134,13 @@ def _pad_dims(node: Node) -> Sequence[int] | None:
 
 
 def _wanted_of_pad(node: Node, dim: int, parts: int) -> list[Indices]:
-    places = np.arange(shape_of(node, 0)[dim], dtype=np.int64)
-    pads, mode = pads_of(node, len(shape_of(node, 0)))[dim], text_attribute(node, "mode", "constant")
+    size, mode = shape_of(node, 0)[dim], text_attribute(node, "mode", "constant")
+    before, after = pads_of(node, len(shape_of(node, 0)))[dim]
     if mode == "constant":
-        before, after = pads
-        places = places[max(-before, 0) : len(places) - max(-after, 0)]
-        places = np.pad(places, (max(before, 0), max(after, 0)), constant_values=FILL)
+        places = np.arange(-before, size + after, dtype=np.int64)
+        places[(places < 0) | (places >= size)] = FILL
     else:
-        places = np.pad(places, pads, mode=mode)  # type: ignore[call-overload]
+        places = np.pad(np.arange(size, dtype=np.int64), (before, after), mode=mode)  # type: ignore[call-overload]
     return [places[block.start : block.stop] for block in blocks_of(len(places), parts)]
 
 

@@ -160,6 +160,9 @@ def pads(draw: st.DrawFn) -> Drawn:
     mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
     counts = np.zeros((2, len(shape)), np.int64)
     counts[:, axis] = [draw(st.integers(0, 3)), draw(st.integers(1, 4))]
+    if mode == "constant" and draw(st.booleans()):
+        # What is moved out beyond the border; as many elements as there are.
+        counts[:, axis] = draw(st.integers(-2 * shape[axis], 2 * shape[axis])) * np.array([1, -1])
     other = draw(st.integers(0, len(shape) - 1))
     if other != axis and mode in ("constant", "edge"):
         counts[draw(st.integers(0, 1)), other] = 1
