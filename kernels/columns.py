@@ -5,22 +5,16 @@ they take longer than the product.
 """
 
 import math
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from .registry import Array
+from .scratch import SCRATCH
 from .windows import Windows
-
-Ints = tuple[int, ...]
 
 BLOCK_BYTES = 2**20
 """What the columns of a block may take: about the level-2 cache of a core."""
-
-KEPT_BYTES = 4 * BLOCK_BYTES
-"""The most memory that a thread keeps for one purpose."""
 
 LEAST_COLUMNS = 256
 """A product of fewer columns spends its time on packing the weights, however many rows they have."""
@@ -60,7 +54,7 @@ def _by_columns(x: Array, matrices: Array, windows: Windows, result: Array) -> N
         count = len(padded), groups.stop - groups.start
         for start in range(0, windows.counts[0], rows):
             piece = view[(*anything, slice(start, start + rows))]
-            block = _SCRATCH.array("columns", piece.shape, x.dtype)
+            block = SCRATCH.array("columns", piece.shape, x.dtype)
             np.copyto(block, piece)
             places = slice(start * row, start * row + math.prod(piece.shape[len(anything) :]))
             np.matmul(matrices[groups], block.reshape(*count, depth, -1), out=result[images, groups, :, places])
@@ -83,10 +77,10 @@ def _by_pitch(x: Array, matrices: Array, windows: Windows, y: Array) -> None:
     steps = [d * pitch * x.itemsize for d, pitch in zip(windows.dilations, pitches, strict=True)]
     for images, groups, padded in _padded_blocks(x, group, (depth + features) * length * x.itemsize, windows):
         lead = padded.shape[:2]
-        block = _SCRATCH.array("columns", (*lead, *windows.kernel, length), x.dtype)
+        block = SCRATCH.array("columns", (*lead, *windows.kernel, length), x.dtype)
         view = (*padded.strides[:2], *steps, x.itemsize)
         np.copyto(block, np.lib.stride_tricks.as_strided(padded, block.shape, view))
-        sums = _SCRATCH.array("sums", (*lead, features, length), x.dtype)
+        sums = SCRATCH.array("sums", (*lead, features, length), x.dtype)
         np.matmul(matrices[groups], block.reshape(*lead, depth, length), out=sums)
         shape = (*lead, features, *windows.counts)
         strides = (*sums.strides[:3], *(pitch * x.itemsize for pitch in pitches))
@@ -112,7 +106,7 @@ def _padded_blocks(x: Array, group: int, nbytes: int, windows: Windows) -> Itera
     cropped = any(min(pair) < 0 for pair in windows.pads)
     has_room = spatial != x.shape[2:] and not cropped
     if has_room:
-        buffer = _SCRATCH.array("padded", shape, x.dtype)
+        buffer = SCRATCH.array("padded", shape, x.dtype)
         buffer.fill(0)
     for image in range(0, len(x), images):
         for first in range(0, group, groups):
@@ -126,23 +120,3 @@ def _padded_blocks(x: Array, group: int, nbytes: int, windows: Windows) -> Itera
                 padded = buffer[: piece.shape[0], : piece.shape[1]]
                 padded[(slice(None), slice(None), *inside)] = piece
             yield *taken, padded
-
-
-class Scratch(threading.local):
-    """Memory of a thread that its convolutions use again: fresh memory costs a page fault for every 4 KB."""
-
-    def __init__(self) -> None:
-        self._memory: dict[str, np.ndarray[Any, Any]] = {}
-
-    def array(self, purpose: str, shape: Ints, dtype: "np.dtype[Any]") -> Array:
-        """An array for one purpose at a time, of any content; what is large is not kept."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes > KEPT_BYTES:
-            return np.empty(shape, dtype)
-        memory = self._memory.get(purpose)
-        if memory is None or memory.nbytes < nbytes:
-            memory = self._memory[purpose] = np.empty(nbytes, np.uint8)
-        return memory[:nbytes].view(dtype).reshape(shape)
-
-
-_SCRATCH = Scratch()

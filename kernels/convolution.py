@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from . import winograd
 from .columns import convolve
 from .depthwise import depthwise, is_depthwise
 from .gemm import for_product, product
@@ -58,6 +59,15 @@ def _convolved(
     return result.reshape(batch, features, *windows.counts)
 
 
+def _by_tiles(x: Array, weight: Array, group: int, windows: Windows, out: Array | None) -> Array | None:
+    """The convolution by Winograd's tiles, on NumPy and in the compute dtype; None where these do not fit."""
+    x, weight = widen(x), widen(weight)
+    if x.shape[1] != weight.shape[1] or not winograd.is_fit(x, weight, group, windows):
+        return None
+    y = contiguous_result(out, (len(x), len(weight), *windows.counts), x.dtype)
+    return y if winograd.convolve(x, weight, windows, y) else None
+
+
 def _convolved_integers(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows) -> Array:
     """The convolution of 8-bit numbers less their zero points, in int32."""
     kind = summing_dtype(math.prod(weight.shape[1:]))
@@ -90,7 +100,9 @@ def conv(
     windows = Windows.over(
         x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
-    y = _convolved(xp, x, weight, group, windows, out)
+    y = _by_tiles(x, weight, group, windows, out) if xp.__name__ == "numpy" else None
+    if y is None:
+        y = _convolved(xp, x, weight, group, windows, out)
     if bias is not None:
         y += widen(bias).reshape((-1,) + (1,) * (x.ndim - 2))
     return narrow(y, x.dtype)
