@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import BLOCK_BYTES
+from .blocks import BLOCK_BYTES
 from .operands import contiguous_result, in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, kernel

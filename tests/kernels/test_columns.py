@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.kernels import columns, lookup, pooling
+from irpar.kernels import blocks, columns, lookup, pooling
 from irpar.kernels.windows import Windows
 from tests.budget import budget
 
@@ -46,7 +46,7 @@ def test_convolution(geometry, batch, group, depth, multiplier, nbytes):
     )
     y = np.full((batch, len(weight), *windows.counts), np.nan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "BLOCK_BYTES", nbytes)
+        patch.setattr(blocks, "BLOCK_BYTES", nbytes)
         patch.setattr(columns, "LEAST_COLUMNS", 1)
         columns.convolve(x, weight, group, windows, y)
     view = windows.view(np, x, 0).reshape(batch, group, depth, *windows.kernel, *windows.counts)

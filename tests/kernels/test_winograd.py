@@ -1,8 +1,6 @@
 """Convolutions by Winograd's tiles against ONNX Runtime, and what is left to columns."""
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +8,8 @@ from hypothesis import strategies as st
 from irpar.kernels import lookup, winograd
 from irpar.kernels.windows import Windows
 from tests.budget import budget
+
+from .reference import run_onnxruntime
 
 Array = np.ndarray
 
@@ -19,19 +19,6 @@ assert CONV is not None
 
 def numbers(*shape: int, seed: int, dtype: str = "float32") -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def of_onnx_runtime(x: Array, weight: Array, attributes: dict[str, tuple[int, ...]]) -> Array:
-    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
-    x_info, w_info = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, a.shape)
-        for name, a in (("x", x), ("w", weight))
-    )
-    y_info = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    graph = onnx.helper.make_graph([node], "conv", [x_info, w_info], [y_info])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x, "w": weight})[0]
 
 
 def windows_over(x: Array, pads: tuple[int, ...] = (1, 1, 1, 1)) -> Windows:
@@ -49,7 +36,7 @@ def windows_over(x: Array, pads: tuple[int, ...] = (1, 1, 1, 1)) -> Windows:
 )
 def test_results_are_onnx_runtimes(batch, channels, features, spatial, pads, nbytes):
     x, weight = numbers(batch, channels, *spatial, seed=1), numbers(features, channels, 3, 3, seed=2)
-    expected = of_onnx_runtime(x, weight, {"pads": pads})
+    (expected,) = run_onnxruntime("Conv", [x, weight], 18, pads=pads)
     y = np.full(expected.shape, np.nan, np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(winograd, "BLOCK_BYTES", nbytes)
