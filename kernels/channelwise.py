@@ -11,13 +11,16 @@ from typing import TypeAlias
 import numpy as np
 
 from .blocks import BLOCK_BYTES, padded_blocks
-from .registry import Array
+from .registry import Array, Kept
 from .scratch import SCRATCH
 from .windows import Windows
 
-Form: TypeAlias = Callable[[Array, Array, Windows, Array], None]
+Form: TypeAlias = Callable[[Array, Array, Windows, Kept, Array], None]
 """Writes the convolution of x (batch, channels, *spatial) with matrices (channels, multiplier, elements of a kernel)
 into y (batch, channels * multiplier, *counts)."""
+
+WEIGHT = 1
+"""The place of the weight among the operands, for what is kept of it."""
 
 LEAST_WIDTH = 32
 """Shorter rows than that are copied slowly, one by one."""
@@ -44,7 +47,7 @@ def form(x: Array, windows: Windows) -> Form | None:
     return _by_pitch if are_close else None
 
 
-def _by_rows(x: Array, matrices: Array, windows: Windows, y: Array) -> None:
+def _by_rows(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array) -> None:
     """Wide images and stride 1: columns of several rows that are `step` apart, so that neighbours share columns.
 
     The results of a row are a vector times the columns of its windows. The next row's windows have all columns but the
@@ -76,11 +79,12 @@ def _by_rows(x: Array, matrices: Array, windows: Windows, y: Array) -> None:
         np.copyto(target, np.moveaxis(sums.reshape(*lead, step, features, height // step, width), 2, 4))
 
 
-def _by_places(x: Array, matrices: Array, windows: Windows, y: Array) -> None:
+def _by_places(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array) -> None:
     """Many channels: these lie side by side, and the windows of a place are summed for all of them together."""
     group, features, _ = matrices.shape
     rank, padded = len(windows.counts), windows.padded(x.shape[2:])
-    weights = np.ascontiguousarray(np.moveaxis(matrices, 0, 2)).reshape(features, *windows.kernel, group)
+    weights = kept.of(WEIGHT, "channels last", lambda: np.ascontiguousarray(np.moveaxis(matrices, 0, 2)))
+    weights = weights.reshape(features, *windows.kernel, group)
     inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape[2:], windows.pads, strict=True))
     fitting = max(LEAST_CHANNELS, BLOCK_BYTES // 2 // (math.prod(padded) * x.itemsize))
     count = -(-group // max(1, group // fitting))
@@ -99,7 +103,7 @@ def _by_places(x: Array, matrices: Array, windows: Windows, y: Array) -> None:
                 result[taken, feature] = np.moveaxis(sums, -1, 0)
 
 
-def _by_pitch(x: Array, matrices: Array, windows: Windows, y: Array) -> None:
+def _by_pitch(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array) -> None:
     """Windows of one channel and stride 1: each element of a window is the padded image, some places further.
 
     So columns are copied in one long piece each. What they have between the end of a row and the start of the next is

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from . import blocks, channelwise
-from .registry import Array
+from .registry import Array, Kept
 from .scratch import SCRATCH
 from .windows import Windows
 
@@ -17,7 +17,7 @@ LEAST_COLUMNS = 256
 """A product of fewer columns spends its time on packing the weights, however many rows they have."""
 
 
-def convolve(x: Array, weight: Array, group: int, windows: Windows, y: Array) -> None:
+def convolve(x: Array, weight: Array, group: int, windows: Windows, kept: Kept, y: Array) -> None:
     """Write the convolution of x (batch, channels, *spatial) into y (batch, features, *counts), all of one dtype."""
     if not y.size:
         return
@@ -30,7 +30,7 @@ def convolve(x: Array, weight: Array, group: int, windows: Windows, y: Array) ->
     if _is_plain(windows):
         np.matmul(matrices, np.ascontiguousarray(x).reshape(len(x), group, depth, -1), out=result)
     elif depth == 1 and (quicker := channelwise.form(x, windows)) is not None:
-        quicker(x, matrices, windows, y)
+        quicker(x, matrices, windows, kept, y)
     else:
         _by_columns(x, matrices, windows, result)
 

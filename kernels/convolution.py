@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from . import winograd
+from .channelwise import WEIGHT
 from .columns import convolve
 from .depthwise import depthwise, is_depthwise
 from .gemm import for_product, product
@@ -20,7 +21,7 @@ from .operands import (
     widen,
 )
 from .quantization import saturated
-from .registry import Array, ArrayModule, HostArray, kernel
+from .registry import Array, ArrayModule, HostArray, Kept, kernel
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -30,7 +31,13 @@ COLUMN_BYTES = 2**28
 
 
 def _convolved(
-    xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows, out: Array | None = None
+    xp: ArrayModule,
+    x: Array,
+    weight: Array,
+    group: int,
+    windows: Windows,
+    kept: Kept,
+    out: Array | None = None,
 ) -> Array:
     """The convolution itself, in the compute dtype; on NumPy in `out`, where that has its shape and dtype."""
     batch, channels = x.shape[:2]
@@ -43,7 +50,7 @@ def _convolved(
     if xp.__name__ == "numpy":
         shape = (batch, features, *windows.counts)
         y = contiguous_result(out, shape, kind)
-        convolve(widen(x), widen(weight), group, windows, y)
+        convolve(widen(x), widen(weight), group, windows, kept, y)
         return y
     x, depth = for_product(xp, x), weight.shape[1] * math.prod(windows.kernel)
     matrices = for_product(xp, weight).reshape(group, features // group, depth)
@@ -59,19 +66,20 @@ def _convolved(
     return result.reshape(batch, features, *windows.counts)
 
 
-def _by_tiles(x: Array, weight: Array, group: int, windows: Windows, out: Array | None) -> Array | None:
+def _by_tiles(x: Array, weight: Array, group: int, windows: Windows, kept: Kept, out: Array | None) -> Array | None:
     """The convolution by Winograd's tiles, on NumPy and in the compute dtype; None where these do not fit."""
     x, weight = widen(x), widen(weight)
     if x.shape[1] != weight.shape[1] or not winograd.is_fit(x, weight, group, windows):
         return None
     y = contiguous_result(out, (len(x), len(weight), *windows.counts), x.dtype)
-    return y if winograd.convolve(x, weight, windows, y) else None
+    kernels = kept.of(WEIGHT, "transformed", lambda: winograd.transformed_kernels(weight))
+    return y if winograd.convolve(x, kernels, windows, y) else None
 
 
 def _convolved_integers(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows) -> Array:
     """The convolution of 8-bit numbers less their zero points, in int32."""
     kind = summing_dtype(math.prod(weight.shape[1:]))
-    return summed_as_int32(_convolved(xp, x.astype(kind), weight.astype(kind), group, windows))
+    return summed_as_int32(_convolved(xp, x.astype(kind), weight.astype(kind), group, windows, Kept()))
 
 
 def _check_kernel_shape(kernel_shape: Ints | None, weight: Array) -> None:
@@ -93,6 +101,7 @@ def conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
     out: Array | None = None,
+    kept: Kept | None = None,
 ) -> Array:
     """Convolution over any number of spatial dims, in groups, with strides, dilations and padding."""
     check_same_dtype(x, weight, bias)
@@ -100,9 +109,10 @@ def conv(
     windows = Windows.over(
         x.shape[2:], weight.shape[2:], strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad
     )
-    y = _by_tiles(x, weight, group, windows, out) if xp.__name__ == "numpy" else None
+    kept = kept or Kept()
+    y = _by_tiles(x, weight, group, windows, kept, out) if xp.__name__ == "numpy" else None
     if y is None:
-        y = _convolved(xp, x, weight, group, windows, out)
+        y = _convolved(xp, x, weight, group, windows, kept, out)
     if bias is not None:
         y += widen(bias).reshape((-1,) + (1,) * (x.ndim - 2))
     return narrow(y, x.dtype)

@@ -2,7 +2,7 @@
 
 A kernel function states its operator in its signature: operands are positional (`None` when an optional one is absent),
 ONNX attributes are keyword-only parameters whose defaults are ONNX's, `n_outputs` is asked for where it matters, `out`
-where the function can write its result into an array that it is given:
+where the function can write its result into an array that it is given, `kept` where it makes something of constants:
 
     @kernel("Concat", since=4)
     def concat(xp, *operands, axis): ...
@@ -22,7 +22,7 @@ The families of kernels, a file each, are loaded when one of their operators is 
 
 import inspect
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, TypeAlias, get_args
@@ -37,6 +37,7 @@ ShapeArray: TypeAlias = Annotated[Any, "shape"]  # an operand of which the funct
 ArrayModule: TypeAlias = Any  # numpy or cupy
 Function: TypeAlias = Callable[..., Any]
 
+_NOT_ATTRIBUTES = ("n_outputs", "out", "kept")
 _REPORTED = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError, NotImplementedError)
 
 
@@ -54,6 +55,26 @@ class KernelError(ValueError):
         self.problem = problem
 
 
+class Kept:
+    """What a kernel makes of the constant operands of one node, and keeps from run to run.
+
+    Args:
+        constant: places of the operands that are the same arrays in all runs.
+    """
+
+    def __init__(self, constant: Iterable[int] = ()) -> None:
+        self._constant = frozenset(constant)
+        self._made: dict[tuple[int, str], Any] = {}
+
+    def of(self, place: int, what: str, make: Callable[[], Any]) -> Any:
+        """What `make` makes of the operand at a place alone, by a name of it; once, if that is constant."""
+        if place not in self._constant:
+            return make()
+        if (place, what) not in self._made:
+            self._made[place, what] = make()
+        return self._made[place, what]
+
+
 @dataclass(frozen=True)
 class Signature:
     """What a kernel function accepts, read from its Python signature.
@@ -67,6 +88,7 @@ class Signature:
         wants_n_outputs: whether the function must know how many results the node has.
         writes_out: whether the function takes `out`, an array that shares no memory with the operands: its one result
             is that array or a new one, never a view of an operand.
+        keeps: whether the function takes `kept`, a `Kept` of its node.
         host: places of the operands that must be numpy arrays.
         shape_only: places of the operands that may be arrays of any module.
     """
@@ -78,6 +100,7 @@ class Signature:
     required_attributes: frozenset[str]
     wants_n_outputs: bool
     writes_out: bool = False
+    keeps: bool = False
     host: frozenset[int] = frozenset()
     shape_only: frozenset[int] = frozenset()
 
@@ -86,7 +109,7 @@ class Signature:
         """Read the signature of `function(xp, *operands, **attributes)`."""
         parameters = list(inspect.signature(function).parameters.values())[1:]
         operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("n_outputs", "out")]
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _NOT_ATTRIBUTES]
         return cls(
             operands=tuple(p.name for p in operands),
             required=sum(p.default is p.empty for p in operands),
@@ -95,6 +118,7 @@ class Signature:
             required_attributes=frozenset(p.name for p in keywords if p.default is p.empty),
             wants_n_outputs=any(p.name == "n_outputs" for p in parameters),
             writes_out=any(p.name == "out" for p in parameters),
+            keeps=any(p.name == "kept" for p in parameters),
             host=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, HostArray)),
             shape_only=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, ShapeArray)),
         )
@@ -130,6 +154,7 @@ class Kernel:
         attributes: Mapping[str, Any],
         n_outputs: int,
         out: Array | None = None,
+        kept: Kept | None = None,
     ) -> tuple[Array, ...]:
         """Compute the node's results.
 
@@ -139,6 +164,7 @@ class Kernel:
             attributes: the attributes that the node sets, as Python values (int, float, str, tuples of those, arrays).
             n_outputs: how many results the node has.
             out: where the result goes, if the function writes into what it is given and the result fits there.
+            kept: what the function keeps of this node from run to run, if it keeps anything.
 
         Returns:
             `n_outputs` arrays with ONNX's result dtypes; some may be views of inputs, and the first may be `out`.
@@ -151,6 +177,8 @@ class Kernel:
             keywords["n_outputs"] = n_outputs
         if out is not None and self.signature.writes_out:
             keywords["out"] = out
+        if kept is not None and self.signature.keeps:
+            keywords["kept"] = kept
         operands = self._operands(inputs)
         try:
             with np.errstate(all="ignore"):

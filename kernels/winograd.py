@@ -12,6 +12,7 @@ product over the channels; the rest is sums.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,11 +23,17 @@ from .windows import Windows
 BLOCK_BYTES = 2**20
 """What the 16 elements of the tiles of a block may take: about the level-2 cache of a core."""
 
-LEAST_CHANNELS = 32
+LEAST_CHANNELS = 64
 """With fewer channels, or features, the sums take longer than the products that they save."""
 
 LEAST_TILES = 48
 """With fewer tiles the 16 matrices of transformed kernels take longer to read than the products that they save."""
+
+LEAST_PRODUCTS = 2**21
+"""With fewer products for each element of the tiles, calling NumPy takes longer than the products that are saved."""
+
+LEAST_COLUMNS = 128
+"""A block of fewer tiles spends its time on reading the transformed kernels."""
 
 OUTLIERS = 1 / 8
 """What part of the number of products in a sum the greatest element may be, in root mean squares.
@@ -44,7 +51,8 @@ def is_fit(x: Array, weight: Array, group: int, windows: Windows) -> bool:
         return False
     if x.dtype.kind != "f" or not x.size or min(map(min, windows.pads)) < 0 or min(weight.shape[:2]) < LEAST_CHANNELS:
         return False
-    return math.prod(_tiles(windows)) >= LEAST_TILES and _is_even(x)
+    tiles = len(x) * math.prod(_tiles(windows))
+    return tiles >= LEAST_TILES and tiles * math.prod(weight.shape[:2]) >= LEAST_PRODUCTS and _is_even(x)
 
 
 def _tiles(windows: Windows) -> tuple[int, ...]:
@@ -60,27 +68,40 @@ def _is_even(x: Array) -> bool:
     return math.isfinite(squares) and greatest <= OUTLIERS * products * math.sqrt(squares / flat.size)
 
 
-def convolve(x: Array, weight: Array, windows: Windows, y: Array) -> bool:
-    """Write the convolution of x (batch, channels, height, width) into y, all of one dtype, if it `is_fit`.
+def convolve(x: Array, kernels: Array, windows: Windows, y: Array) -> bool:
+    """Write the convolution of x (batch, channels, height, width) into y, if it `is_fit`.
+
+    Args:
+        x: the operand.
+        kernels: the `transformed_kernels`.
+        windows: what is laid over x.
+        y: the result, contiguous; all are of one dtype.
 
     Returns:
         Whether all results are finite. If not, y is wrong: a number that is not spoils all results of its tile.
     """
-    kernels = transformed_kernels(weight)
-    down, across = _tiles(windows)
-    row_bytes = 16 * max(weight.shape[:2]) * (across + 1) * x.itemsize
-    fitting = max(BLOCK_BYTES // row_bytes, -(-LEAST_TILES // across), 1)
-    rows = -(-down // -(-down // fitting))
-    for image, result in zip(x, y, strict=True):
-        for first in range(0, down, rows):
-            taken = min(rows, down - first)
-            operand = _transformed_tiles(_phases(image, windows, first, taken, across), across + 1)
-            products = SCRATCH.array("products", (16, len(weight), operand.shape[-1]), x.dtype)
-            np.matmul(kernels, operand, out=products)
-            shape = (2, 2, len(weight), taken, across + 1)
-            _put(_sums(products).reshape(shape)[..., :-1], result[:, 2 * first : 2 * (first + taken)])
+    features = kernels.shape[1]
+    across = _tiles(windows)[1]
+    for images, first, count in _blocks(x, features, windows):
+        operand = _transformed_tiles(_phases(x[images], windows, first, count, across), across + 1)
+        products = SCRATCH.array("products", (16, features, operand.shape[-1]), x.dtype)
+        np.matmul(kernels, operand, out=products)
+        target = y[images, :, 2 * first : 2 * (first + count)]
+        _put(_sums(products).reshape(2, 2, features, len(target), count, across + 1)[..., :-1], target)
     flat = y.reshape(-1)
     return math.isfinite(float(np.dot(flat, flat)))
+
+
+def _blocks(x: Array, features: int, windows: Windows) -> Iterator[tuple[slice, int, int]]:
+    """Images, and rows of their tiles (the first, and how many), that are computed together."""
+    down, across = _tiles(windows)
+    row_bytes = 16 * max(x.shape[1], features) * (across + 1) * x.itemsize
+    fitting = max(BLOCK_BYTES // row_bytes, -(-LEAST_COLUMNS // across))
+    rows = -(-down // -(-down // fitting))
+    images = max(1, fitting // down)
+    for image in range(0, len(x), images):
+        for first in range(0, down, rows):
+            yield slice(image, image + images), first, min(rows, down - first)
 
 
 def transformed_kernels(weight: Array) -> Array:
@@ -90,20 +111,21 @@ def transformed_kernels(weight: Array) -> Array:
     return np.matmul(matrix, weight.reshape(features * channels, 9).T).reshape(16, features, channels)
 
 
-def _phases(image: Array, windows: Windows, first: int, rows: int, across: int) -> Array:
+def _phases(images: Array, windows: Windows, first: int, rows: int, across: int) -> Array:
     """The padded elements under some rows of tiles, by whether their row and their column are odd.
 
     Results:
-        (2, 2, channels, rows + 1, across + 1): a tile starts at its own place, and ends at the next one.
+        (2, 2, channels, images, rows + 1, across + 1): a tile starts at its own place, and ends at the next one.
     """
     (top, _), (left, _) = windows.pads
-    phases = SCRATCH.array("phases", (2, 2, len(image), rows + 1, across + 1), image.dtype)
+    count, channels, height, width = images.shape
+    phases = SCRATCH.array("phases", (2, 2, channels, count, rows + 1, across + 1), images.dtype)
     phases.fill(0)
     for is_odd_row, of_row in enumerate(phases):
-        to_rows, from_rows = _every_other(2 * first + is_odd_row - top, rows + 1, image.shape[1])
+        to_rows, from_rows = _every_other(2 * first + is_odd_row - top, rows + 1, height)
         for is_odd_column, phase in enumerate(of_row):
-            to_columns, from_columns = _every_other(is_odd_column - left, across + 1, image.shape[2])
-            phase[:, to_rows, to_columns] = image[:, from_rows, from_columns]
+            to_columns, from_columns = _every_other(is_odd_column - left, across + 1, width)
+            phase[..., to_rows, to_columns] = np.swapaxes(images, 0, 1)[..., from_rows, from_columns]
     return phases
 
 
@@ -119,16 +141,16 @@ def _transformed_tiles(phases: Array, pitch: int) -> Array:
 
     Rows are not kept apart: the next row is `pitch` places further, the next column one place.
     """
-    channels, places = phases.shape[2], phases.shape[3] * pitch
-    count = places - pitch
-    even, odd = phases.reshape(2, 2, channels, places)
-    rows = SCRATCH.array("rows", (4, 2, channels, count), phases.dtype)
+    channels, images, rows_and_one = phases.shape[2:5]
+    count = (rows_and_one - 1) * pitch
+    even, odd = phases.reshape(2, 2, channels, images, count + pitch)
+    rows = SCRATCH.array("rows", (4, 2, channels, images, count), phases.dtype)
     _differences(even[..., :count], odd[..., :count], even[..., pitch:], odd[..., pitch:], rows)
-    even, odd = np.moveaxis(rows.reshape(4, 2, channels * count), 1, 0)
-    tiles = SCRATCH.array("tiles", (4, 4, channels * count), phases.dtype)
+    even, odd = np.moveaxis(rows.reshape(4, 2, rows[0, 0].size), 1, 0)
+    tiles = SCRATCH.array("tiles", (4, 4, rows[0, 0].size), phases.dtype)
     tiles[..., -1] = 0
     _differences(even[:, :-1], odd[:, :-1], even[:, 1:], odd[:, 1:], np.moveaxis(tiles[..., :-1], 1, 0))
-    return tiles.reshape(16, channels, count)
+    return tiles.reshape(16, channels, images * count)
 
 
 def _differences(first: Array, second: Array, third: Array, fourth: Array, out: Array) -> None:
@@ -159,8 +181,8 @@ def _sums_along(x: Array, out: Array) -> None:
 
 
 def _put(results: Array, y: Array) -> None:
-    """Put results (2, 2, features, down, across) side by side; the last row and column may be one too many."""
+    """Put results (2, 2, features, images, down, across) side by side; the last row and column may be one too many."""
     for row, of_row in enumerate(results):
         for column, values in enumerate(of_row):
-            target = y[:, row::2, column::2]
-            target[...] = values[:, : target.shape[1], : target.shape[2]]
+            target = y[..., row::2, column::2]
+            target[...] = np.swapaxes(values, 0, 1)[..., : target.shape[2], : target.shape[3]]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.kernels import blocks, columns, lookup, pooling
+from irpar.kernels import Kept, blocks, columns, lookup, pooling
 from irpar.kernels.windows import Windows
 from tests.budget import budget
 
@@ -48,7 +48,7 @@ def test_convolution(geometry, batch, group, depth, multiplier, nbytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", nbytes)
         patch.setattr(columns, "LEAST_COLUMNS", 1)
-        columns.convolve(x, weight, group, windows, y)
+        columns.convolve(x, weight, group, windows, Kept(), y)
     view = windows.view(np, x, 0).reshape(batch, group, depth, *windows.kernel, *windows.counts)
     kernel, counts = "ijk"[: len(spatial)], "uvw"[: len(spatial)]
     weights = weight.reshape(group, multiplier, depth, *windows.kernel)

@@ -109,3 +109,14 @@ def test_scalar_results_are_arrays():
     (y,) = kernels.lookup("", "Add", 21)(np, [np.array(1, np.float32)] * 2, {}, 1)
     assert isinstance(y, np.ndarray)
     assert y.shape == ()
+
+
+def test_what_is_made_of_constants_is_kept():
+    kept, made = registry.Kept([1]), []
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    assert [kept.of(1, "squares", make), kept.of(1, "roots", make), kept.of(1, "squares", make)] == [0, 1, 0]
+    assert [kept.of(0, "squares", make), kept.of(0, "squares", make)] == [2, 3]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from irpar.ir import Node, Value
-from irpar.kernels import Kernel
+from irpar.kernels import Kept, Kernel
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
 
@@ -64,9 +64,10 @@ class Arrays:
     def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> "Operation":
         """What computes a node with a kernel; `on_host`: see `is_for_host`."""
         count = len(node.results)
+        kept = Kept(place for place, value in enumerate(node.operands) if value is not None and value.is_constant)
 
         def run(inputs: list[Any], environment: "Environment") -> Sequence[Any]:
-            return kernel(np, inputs, attributes, count, environment.into.get(node))
+            return kernel(np, inputs, attributes, count, environment.into.get(node), kept)
 
         return run
 
