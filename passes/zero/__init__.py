@@ -49,7 +49,7 @@ class Zero(Pass):
     Before: global view with state, after optimizer, before complete-sharding; types are static, the module has a mesh.
     After: masters and moments of parameters are annotated as sharded over the axes, and from stage 2 on gradients, and
     in stage 3 the parameters themselves; what the stage does not shard stays as it was annotated or, where it was not,
-    as complete-sharding alone would have it. The collectives that follow from it are put in by insert-redistribution:
+    as annotations propagate to it. The collectives that follow from it are put in by insert-redistribution:
     gradients are reduce-scattered, and parameters all-gathered after the update or, in stage 3, where they are read.
     Stage 3 shards a parameter further than its annotation says; masters, moments and gradients that somebody annotated
     stay as they are.
@@ -179,13 +179,13 @@ def _is_trained(state: State) -> bool:
 
 
 def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Sharding]:
-    """How parameters are sharded without the pass: as annotated, or as complete-sharding decides."""
+    """How parameters are sharded without the pass: as annotated, or as annotations propagate to them."""
     if all(value.sharding is not None and value.sharding.is_settled for value in parameters):
         return {value: value.sharding for value in parameters if value.sharding is not None}
     from irpar.passes.complete_sharding import CompleteSharding
 
     completed = clone_module(module)
-    CompleteSharding().run(completed)
+    CompleteSharding(strategy="propagate").run(completed)
     known = {value.name: value.sharding for value in completed.graph.inputs}
     found = {value: known[value.name] for value in parameters}
     return {value: sharding for value, sharding in found.items() if sharding is not None}

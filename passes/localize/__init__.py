@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from irpar.analysis.completion.flow import Flow, completed_flow
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.reasons import Origins, reason_of_program
 from irpar.ir import DOMAIN, Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
@@ -28,6 +29,8 @@ from irpar.sharding import (
     permuted_shapes,
 )
 
+from .shared_constants import share_small_constants
+
 
 @dataclass(frozen=True)
 class Localize(Pass):
@@ -38,7 +41,8 @@ class Localize(Pass):
     MakePartial a Where on the position along its axes, target shapes and the like are the local ones; a node that works
     along dims which are cut is a local program, with collectives of its own; in the place of an optimizer's update is
     what it stands for. There is one local graph for each distinct program: one when every cut divides, more when blocks
-    differ in size. Constants keep their full tensors; who writes or runs a part slices.
+    differ in size. Constants keep their full tensors; who writes or runs a part slices; but where weights are state,
+    devices slice small constants themselves, so that programs do not differ by them.
     """
 
     name = "localize"
@@ -46,6 +50,7 @@ class Localize(Pass):
 
     def run(self, module: Module) -> PassResult:
         """Replace the global graph by local ones."""
+        share_small_constants(module, network_of(module.network))
         flow = completed_flow(module, self.name)
         for node in flow.nodes:
             if not flow.runs_as_it_lies(node) or not _reads_as_said(node):

@@ -1,0 +1,51 @@
+"""Small constants of which each rank holds a block: where nothing else tells programs apart, each slices its own."""
+
+from irpar.analysis.cost.network import Network
+from irpar.analysis.redistribution import redistribution
+from irpar.analysis.redistribution.trees import insert_step
+from irpar.ir import Builder, Module, Value
+from irpar.sharding import Sharding
+
+MOST_BYTES = 1 << 20
+"""Of the whole constant: so much more a device may hold for it."""
+
+
+def share_small_constants(module: Module, network: Network) -> int:
+    """Let each device hold sharded small constants in full, and slice its block, in a graph whose weights are state.
+
+    k : i64[2048@dp, 1] becomes k : i64[2048, 1], k_1 = irpar.AllSlice(k) : i64[2048@dp, 1]
+
+    Ranks whose parameters are inputs differ in their constants alone: 64 of them would be 64 programs for a table of
+    positions.
+
+    Returns:
+        How many constants that are.
+    """
+    graph = module.graph
+    if not graph.states or graph.first is None:
+        return 0
+    found = [value for value in graph.constants if _is_small(value)]
+    for value in found:
+        _slice(module, value, network)
+    return len(found)
+
+
+def _is_small(value: Value) -> bool:
+    lies = value.sharding
+    is_cut = lies is not None and not lies.partial and any(lies.dim_parts(dim) > 1 for dim in range(lies.rank))
+    return is_cut and value.is_static and 0 < value.tensor_type.nbytes <= MOST_BYTES
+
+
+def _slice(module: Module, value: Value, network: Network) -> None:
+    """Put slices between a constant and what reads it."""
+    graph, target, uses = module.graph, value.sharding, value.uses
+    assert target is not None
+    whole = Sharding.replicated(target.mesh, target.rank)
+    planned = redistribution(whole, target, value.shape, value.dtype.bits, network)
+    assert all(step.op == "AllSlice" for step in planned.steps)
+    value.sharding = whole
+    builder = Builder(graph, module.opsets, before=graph.first)
+    result = value
+    for step in planned.steps:
+        result = insert_step(builder, result, step, "each rank slices its own, so that all share one program")
+    value.replace_uses(result, only=uses)
