@@ -1,10 +1,11 @@
 """zero: optimizer state, gradients and parameters sharded over the ranks that hold the same ones."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.completion.flow import require_global
+from irpar.analysis.redistribution.trees import standing_in
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.ir import Builder, Module, Node, TensorType, Value, clone_module
 from irpar.ir.annotate import annotate_further
@@ -79,7 +80,8 @@ class Zero(Pass):
         axes = self._axes(module.mesh)
         trained = _trained(module)
         before = _shardings(module, [each.value for each in trained])
-        rows = [self._parameter(module, each, before[each.value], axes) for each in trained]
+        places = {node: place for place, node in enumerate(module.graph)}
+        rows = [self._parameter(module, each, before[each.value], axes, places) for each in trained]
         facts = facts_of(module.metadata)
         if facts is not None:
             kept: ZeroFacts = {
@@ -118,7 +120,9 @@ class Zero(Pass):
             raise ZeroError(f"the axes {listed(self.axes, 5)} overlap", do="name each once")
         return axes
 
-    def _parameter(self, module: Module, trained: Trained, lies: Sharding, axes: Sequence[Axis]) -> ZeroParameter:
+    def _parameter(
+        self, module: Module, trained: Trained, lies: Sharding, axes: Sequence[Axis], places: Mapping[Node, int]
+    ) -> ZeroParameter:
         """Annotate a parameter and what belongs to it; what there is to say of it."""
         cut = self._cut(trained.value, lies, axes)
         name, words = trained.value.source_name, f"zero, stage {self.stage}"
@@ -128,7 +132,7 @@ class Zero(Pass):
             if value.name not in module.annotated:
                 annotate_further(module, value, cut.sharding, words)
         if self.stage == 3 and self.regather == "yes" and cut.is_sharded:
-            again = _regathered(module, trained.value)
+            again = _regathered(module, trained.value, places)
             if again is not None:
                 annotate_further(module, again, cut.sharding, words)
         return {"parameter": name, "sharding": cut.sharding.spec(), "is_sharded": cut.is_sharded, "why": cut.why}
@@ -191,23 +195,16 @@ def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Shard
     return {value: sharding for value, sharding in found.items() if sharding is not None}
 
 
-def _regathered(module: Module, value: Value) -> Value | None:
+def _regathered(module: Module, value: Value, places: Mapping[Node, int]) -> Value | None:
     """What the backward pass reads of a parameter: a view of its own, so that what is gathered of it is not kept.
 
     None where the backward pass does not read it.
     """
     uses = [(node, index) for node, index in value.uses if node.phase == "backward"]
-    readers = {node for node, _ in uses}
-    first = next((node for node in module.graph if any(inner in readers for inner in _with_bodies(node))), None)
-    if first is None:
+    if not uses:
         return None
+    first = min((standing_in(module.graph, node) for node, _ in uses), key=places.__getitem__)
     builder = Builder(module.graph, module.opsets, before=first, like=first)
     again = builder.op("Identity", [value], type=value.type, name=f"{value.name}.again")
     value.replace_uses(again, only=uses)
     return again
-
-
-def _with_bodies(node: Node) -> Iterator[Node]:
-    yield node
-    for nested in node.nested_graphs():
-        yield from nested.walk()

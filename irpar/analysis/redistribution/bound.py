@@ -32,14 +32,23 @@ def bound_of_bytes(product: int, start: Counts, goal: Counts, whole_bytes: int) 
         whole_bytes: of the full tensor.
     """
     unit = product * product
-    known = by_counts(_units(product, start[-1], goal), goal)
+    # Dims in another order cost the same.
+    order = (*sorted(range(len(goal) - 1), key=lambda dim: goal[dim]), -1)
+    ascending = tuple(goal[dim] for dim in order)
+    known = by_counts(_units(product, start[-1], ascending), ascending)
     mask = (1 << _LAUNCH_BITS) - 1
+    seen: dict[Counts, int | None] = {}
 
-    def bound(counts: Counts) -> int | None:
-        cost = known(counts)
+    def least(counts: Counts) -> int | None:
+        cost = known(tuple(counts[dim] for dim in order))
         if cost is None:
             return None
         return ((cost >> _LAUNCH_BITS) * whole_bytes // unit << _LAUNCH_BITS) + (cost & mask)
+
+    def bound(counts: Counts) -> int | None:
+        if counts not in seen:
+            seen[counts] = least(counts)
+        return seen[counts]
 
     return bound
 
