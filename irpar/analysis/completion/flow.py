@@ -6,6 +6,7 @@ y = Loop(n, go, h) { body(i, go, a) -> (go, b) }      h, a, b and y are one tens
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from irpar.analysis.cost.network import Network
@@ -175,13 +176,33 @@ class Flow:
         The end of the graph has one for each state.
         """
         if node is self.graph.return_node:
-            return tuple(view for tie in self.states if (view := self._views[tie]) is not None)
+            return self._at_end
         if node.is_return:
             return ()
         if node in self.ties:
             return tuple(view for tie in self.ties[node] if (view := self._views[tie]) is not None)
         view = self.rule(node)
         return () if view is None else (view,)
+
+    def views_reading(self, node: Node, value: Value) -> Sequence[RuleView]:
+        """Those that carry the axes of an operand; of thousands of states only its own."""
+        if node is self.graph.return_node:
+            return self._at_end_by_operand.get(value, ())
+        return [view for view in self.views(node) if value in view.values[: view.operand_count]]
+
+    @cached_property
+    def _at_end(self) -> tuple[RuleView, ...]:
+        """A view for each state."""
+        return tuple(view for tie in self.states if (view := self._views[tie]) is not None)
+
+    @cached_property
+    def _at_end_by_operand(self) -> dict[Value, list[RuleView]]:
+        found: dict[Value, list[RuleView]] = {}
+        for view in self._at_end:
+            for value in dict.fromkeys(view.values[: view.operand_count]):
+                if value is not None:
+                    found.setdefault(value, []).append(view)
+        return found
 
     def rule(self, node: Node) -> RuleView | None:
         """The rule of a node beside its shapes, made once; None where it must run replicated."""

@@ -78,9 +78,7 @@ def closing_annotation(
 def _results(flow: Flow, node: Node, operand: Value, cut: tuple[Axes, ...]) -> Iterator[tuple[Value, tuple[Axes, ...]]]:
     """What a node would give in blocks, and how these are cut, if it took an operand so; without a local program where
     it can."""
-    for view in flow.views(node):
-        if operand not in view.values[: view.operand_count]:
-            continue
+    for view in flow.views_reading(node, operand):
         tensor = view.values.index(operand)
         for number in range(view.operand_count, len(view.values)):
             result = view.values[number]
