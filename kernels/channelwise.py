@@ -22,10 +22,10 @@ into y (batch, channels * multiplier, *counts)."""
 WEIGHT = 1
 """The place of the weight among the operands, for what is kept of it."""
 
-LEAST_WIDTH = 32
+LEAST_WIDTH = 28
 """Shorter rows than that are copied slowly, one by one."""
 
-LEAST_PLACES = 400
+LEAST_PLACES = 200
 """Products of a vector with fewer columns spend their time on being called."""
 
 LEAST_CHANNELS = 384
@@ -38,7 +38,7 @@ LEAST_CHANNELS_APART = 128
 def form(x: Array, windows: Windows) -> Form | None:
     """The form that is quicker than columns for x; None where none is."""
     are_close = set(windows.strides) == {1}
-    if are_close and len(windows.counts) == 2 and windows.dilations[0] == 1 and windows.counts[1] >= LEAST_WIDTH:
+    if len(windows.counts) == 2 and windows.dilations[0] == 1 and windows.counts[1] >= LEAST_WIDTH:
         return _by_rows
     channels = LEAST_CHANNELS if are_close else LEAST_CHANNELS_APART
     is_small = channels * math.prod(windows.padded(x.shape[2:])) * x.itemsize <= BLOCK_BYTES
@@ -48,11 +48,11 @@ def form(x: Array, windows: Windows) -> Form | None:
 
 
 def _by_rows(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array) -> None:
-    """Wide images and stride 1: columns of several rows that are `step` apart, so that neighbours share columns.
+    """Wide images: columns of several rows that are `step` apart, so that neighbours share columns.
 
     The results of a row are a vector times the columns of its windows. The next row's windows have all columns but the
-    first and one more: rows of results need not have copies of their own. Six rows of results, a step of 3, and kernels
-    of 3 rows and one column, over rows 0 to 7 of the padded image:
+    first and one more (with strides, but the first few): rows of results need no copies of their own. Six rows of
+    results, a step of 3, and kernels of 3 rows and one column, over rows 0 to 7 of the padded image:
 
         columns        0 3 | 1 4 | 2 5 | 3 6 | 4 7
         results 0 3    0 3 | 1 4 | 2 5
@@ -62,16 +62,18 @@ def _by_rows(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array) 
     group, features, depth = matrices.shape
     (height, width), (down, across) = windows.counts, windows.kernel
     step = max((n for n in range(1, height + 1) if height % n == 0 and height // n * width >= LEAST_PLACES), default=1)
-    shape = (step + down - 1, across, height // step, width)
+    (stride_down, stride_across), dilation = windows.strides, windows.dilations[1]
+    shape = (stride_down * (step - 1) + down, across, height // step, width)
     # Fewer and larger blocks: twice the cache is quicker than once.
     for images, groups, padded in padded_blocks(x, group, math.prod(shape) * x.itemsize // 2, windows):
         lead, strides = padded.shape[:2], padded.strides
         columns = SCRATCH.array("columns", (*lead, *shape), x.dtype)
         row, column = strides[2:]
-        view = (*strides[:2], row, windows.dilations[1] * column, step * row, column)
+        view = (*strides[:2], row, dilation * column, step * stride_down * row, stride_across * column)
         np.copyto(columns, np.lib.stride_tricks.as_strided(padded, columns.shape, view))
         places = height // step * width
-        view = (*columns.strides[:4], x.itemsize)
+        image, channel, row, column = columns.strides[:4]
+        view = (image, channel, stride_down * row, column, x.itemsize)
         shared = np.lib.stride_tricks.as_strided(columns, (*lead, step, depth, places), view)
         sums = SCRATCH.array("sums", (*lead, step, features, places), x.dtype)
         np.matmul(matrices[groups, None], shared, out=sums)
