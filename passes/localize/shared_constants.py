@@ -1,22 +1,22 @@
-"""Small constants of which each rank holds a block: where nothing else tells programs apart, each slices its own."""
+"""Constants of which each rank holds a block: where nothing else tells programs apart, each slices its own."""
 
 from irpar.analysis.cost.network import Network
 from irpar.analysis.redistribution import redistribution
 from irpar.analysis.redistribution.trees import insert_step
-from irpar.ir import Builder, Module, Value
-from irpar.sharding import Sharding
+from irpar.ir import Builder, Module, TensorType, Value
+from irpar.sharding import Sharding, ceil_shape
 
-MOST_BYTES = 1 << 20
-"""Of the whole constant: so much more a device may hold for it."""
+SMALL_SHARE, SMALL_BYTES = 1 / 64, 64 << 10
+"""What a device may hold more for it: this part of its state, and so many bytes."""
 
 
 def share_small_constants(module: Module, network: Network) -> int:
-    """Let each device hold sharded small constants in full, and slice its block, in a graph whose weights are state.
+    """Let each device hold sharded constants in full, and slice its blocks, in a graph whose weights are state.
 
     k : i64[2048@dp, 1] becomes k : i64[2048, 1], k_1 = irpar.AllSlice(k) : i64[2048@dp, 1]
 
     Ranks whose parameters are inputs differ in their constants alone: 64 of them would be 64 programs for a table of
-    positions.
+    positions. All constants, or none where that takes too much.
 
     Returns:
         How many constants that are.
@@ -24,16 +24,24 @@ def share_small_constants(module: Module, network: Network) -> int:
     graph = module.graph
     if not graph.states or graph.first is None:
         return 0
-    found = [value for value in graph.constants if _is_small(value)]
+    found = [value for value in graph.constants if _is_cut(value)]
+    more = sum(value.tensor_type.nbytes - _block_bytes(value) for value in found)
+    if more > SMALL_BYTES + SMALL_SHARE * sum(map(_block_bytes, graph.states)):
+        return 0
     for value in found:
         _slice(module, value, network)
     return len(found)
 
 
-def _is_small(value: Value) -> bool:
+def _is_cut(value: Value) -> bool:
     lies = value.sharding
-    is_cut = lies is not None and not lies.partial and any(lies.dim_parts(dim) > 1 for dim in range(lies.rank))
-    return is_cut and value.is_static and 0 < value.tensor_type.nbytes <= MOST_BYTES
+    return lies is not None and not lies.partial and any(lies.dim_parts(dim) > 1 for dim in range(lies.rank))
+
+
+def _block_bytes(value: Value) -> int:
+    """What a device holds of a value."""
+    shape = value.shape if value.sharding is None else ceil_shape(value.sharding, value.shape)
+    return TensorType(value.dtype, shape).nbytes
 
 
 def _slice(module: Module, value: Value, network: Network) -> None:
