@@ -272,10 +272,10 @@ def mpi_all_reduce(nbytes: int, calls: int) -> float:
 def all_reduce(group: Group, mesh: Mesh, nbytes: int, calls: int) -> float:
     """The median of so many all-reduces of f32."""
     collective = Collective("AllReduce", 0, (Axis("tp"),))
-    operands = {rank: np.ones(nbytes // 4, np.float32) for rank in group.ranks}
+    brought = {rank: (rank, mesh.coords(rank), collective, np.ones(nbytes // 4, np.float32)) for rank in group.ranks}
 
     def run() -> None:
-        waiting = {rank: Call(rank, mesh.coords(rank), collective, operands[rank]) for rank in group.ranks}
+        waiting = {rank: Call(*each) for rank, each in brought.items()}
         while waiting:
             for rank in group.exchange(waiting):
                 del waiting[rank]

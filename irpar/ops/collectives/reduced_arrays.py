@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
     if result is None:
         result = np.empty(first.shape, first.dtype)
     if is_wide and first.size <= _CHUNK:
-        return _reduce_small(compute, arrays, result)
+        return _reduce_few(compute, arrays, result)
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     target = result.reshape(-1)
     with np.errstate(all="ignore"):
@@ -63,16 +63,29 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
     return result
 
 
-def reducer(dtype: np.dtype[Any], size: int, reduction: Reduction) -> Callable[[Sequence[Array], Array], Array]:
-    """What reduces two arrays or more of a dtype and size, into the second argument, as `reduce_arrays` does.
+def reducer(dtype: np.dtype[Any], size: int, reduction: Reduction) -> Callable[[Sequence[Array], Array | None], Array]:
+    """What reduces two arrays or more of a dtype and size as `reduce_arrays` does, into the second argument likewise.
+
+    Without a second argument the arrays lie in one piece each, as the result does.
 
     Raises:
         ValueError: the dtype has no such reduction.
     """
     compute, wide = _operation(dtype, reduction)
-    if wide == dtype and size <= _CHUNK:
-        return partial(_reduce_small, compute)
-    return lambda arrays, result: reduce_arrays(arrays, reduction, result)
+    if wide != dtype or size > _CHUNK:
+        return lambda arrays, result: reduce_arrays(arrays, reduction, result)
+    none = np.empty(0, dtype)
+    # NumPy makes an array of its own in less time than `np.empty`; of int4 it may make one of int8.
+    makes_own = compute(none, none).dtype == dtype
+
+    def reduce(arrays: Sequence[Array], result: Array | None) -> Array:
+        first, second = arrays[0], arrays[1]
+        if result is None and makes_own and first.ndim:
+            made: Array = _quiet.run(compute, first, second)
+            return _reduce_more(compute, arrays, made) if len(arrays) > 2 else made
+        return _reduce_few(compute, arrays, np.empty(first.shape, dtype) if result is None else result)
+
+    return reduce
 
 
 class _Quiet(threading.local):
@@ -87,9 +100,14 @@ class _Quiet(threading.local):
 _quiet = _Quiet()
 
 
-def _reduce_small(compute: Callable[..., Array], arrays: Sequence[Array], result: Array) -> Array:
+def _reduce_few(compute: Callable[..., Array], arrays: Sequence[Array], result: Array) -> Array:
+    _quiet.run(compute, arrays[0], arrays[1], out=result)
+    return _reduce_more(compute, arrays, result) if len(arrays) > 2 else result
+
+
+def _reduce_more(compute: Callable[..., Array], arrays: Sequence[Array], result: Array) -> Array:
+    """Reduce the third and all later arrays into what the first two came to."""
     run = _quiet.run
-    run(compute, arrays[0], arrays[1], out=result)
     for array in arrays[2:]:
         run(compute, result, array, out=result)
     return result

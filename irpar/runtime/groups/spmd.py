@@ -163,13 +163,13 @@ class SpmdGroup(ABC):
 
     def _exchange(self, call: Call) -> Array:
         if not self._started:
-            known = self._known.get(id(call.collective))
-            if known is not None and known[0] is call.collective:
-                quick: Quick | None = known[3][-1].get(QUICK)
-                operand = call.operand
-                if quick is not None and operand.shape == known[2] and operand.dtype == known[1]:
-                    result = quick(call)
-                    if result is not None:
+            collective, operand = call.collective, call.operand
+            known = self._known.get(id(collective))
+            if known is not None:
+                found, dtype, shape, facts = known
+                if found is collective and operand.shape == shape and operand.dtype == dtype:
+                    quick: Quick | None = facts[-1].get(QUICK)
+                    if quick is not None and (result := quick(call)) is not None:
                         return result
         return (self._started.pop(call, None) or self._begin(call))()
 

@@ -45,6 +45,9 @@ TINY = SegmentLayout(4, ring=4096, slot=64, slots=4, pooled=1)
 LAID = SegmentLayout(4, ring=3072, slot=4096, slots=4, pooled=1)
 """Most operands that are reduced are laid into a slot, where one is free."""
 
+SCARCE = SegmentLayout(4, ring=4096, slot=4096, slots=4, pooled=2)
+"""Small operands are laid into a slot, where one is free: rarely where collectives go over several axes."""
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
@@ -181,6 +184,40 @@ def test_what_threads_give_processes_give(ranks: Ranks, program: Any) -> None:
 @given(program=programs(), layout=st.sampled_from([TINY, LAID]))
 def test_in_parts_the_same_comes_out(ranks: Ranks, program: Any, layout: SegmentLayout) -> None:
     check_program(ranks, program, layout=layout)
+
+
+@settings(max_examples=budget(40), deadline=None)
+@given(program=programs(), layout=st.sampled_from([None, SCARCE, LAID]))
+def test_again_and_again_the_same_comes_out(ranks: Ranks, program: Any, layout: SegmentLayout) -> None:
+    check_program(ranks, program, layout=layout, times=4)
+
+
+@pytest.mark.parametrize("layout", [None, SCARCE], ids=["slots for all", "scarce slots"])
+@pytest.mark.parametrize("mesh", [SQUARE, LINE], ids=str)
+def test_all_kinds_on_all_dtypes_again(ranks: Ranks, mesh: Mesh, layout: SegmentLayout | None) -> None:
+    listed = list(cases(mesh, seed=1))
+    given = [[(case.collective, case.operands[rank]) for case in listed] for rank in range(4)]
+    options = {"mesh": mesh, "layout": layout, "times": 3}
+    found = ranks.run(exchange_all, [{"given": each, **options} for each in given])
+    for rank, results in enumerate(found):
+        for case, result in zip(listed, results, strict=True):
+            check(case, mesh, rank, result)
+
+
+def operand_in_columns(mesh: Mesh, times: int) -> list[bytes]:
+    """All-reduces of an operand whose numbers do not lie in the order of its dims."""
+    group = joined(mesh)
+    collective = Collective("AllReduce", 0, (Axis("a"),))
+    operand = np.asfortranarray(np.arange(12, dtype=np.float32).reshape(3, 4) + group.rank)
+    calls = [Call(group.rank, mesh.coords(group.rank), collective, operand) for _ in range(times)]
+    results = [group.exchange({group.rank: call})[group.rank] for call in calls]
+    assert all(result.flags.c_contiguous and result.flags.writeable for result in results)
+    return [result.tobytes() for result in results]
+
+
+def test_results_lie_in_the_order_of_their_dims(ranks: Ranks) -> None:
+    expected = (np.arange(12, dtype=np.float32) * 4 + 6).tobytes()
+    assert ranks.run(operand_in_columns, [{"mesh": LINE, "times": 3}] * 4) == [[expected] * 3] * 4
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """Small collectives of a program from the second time on: what is the same each time has been found the first time.
 
-What goes over the rings each member may send and take this way or as a `Prompt` does. Only here an operand for several
-members may lie in a slot, where all of them read it, instead of in the ring to each.
+An operand and its header lie in a slot, where all other members read them; what goes over the rings is a record without
+a payload. Each member may send and take this way, or as a `Prompt` does.
 """
 
+import hashlib
+import struct
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,14 +15,14 @@ import numpy as np
 from irpar.ops.collectives.reduced_arrays import reducer
 from irpar.runtime.groups.wire.header import HEADER_BYTES
 
-from ..base import Array, Call
+from ..base import Array, Call, Collective
 from ..recycled import SMALLEST
 from ..results import EXECUTED
 from ..spmd import Meeting
-from .prompt import COPIED, Prompt, Prompts
+from .prompt import Prompt, Prompts
 from .segment import Segment
 from .slots import Slots
-from .streams import Lane, Payload, Streams, room_of
+from .streams import BARE, Lane, Record, Streams
 from .transfers import Transfer
 
 if TYPE_CHECKING:
@@ -32,20 +33,28 @@ OFFER = 0
 NOWHERE = -1
 """In place of a slot: the operand is in none."""
 IN_SLOT = 1
-"""The flag of an offer whose operand lies in a slot, to be read when the record is; the second number: its bytes."""
-_HEADER_ROOM = room_of(HEADER_BYTES)
-_NUMBERS = NOWHERE, 0, 0
-_BYTES = np.dtype(np.uint8)
+"""The flag of an offer whose header and operand lie in a slot, to be read when the record is. The first number: the
+slot, and in the lower half the bytes; the others: the mark of the header."""
+_MARK = struct.Struct("<qq")
+_BYTE = np.dtype(np.uint8)
+_Came = list[tuple[Lane, Array]]
+"""Members that have come, and their operands."""
 
 
-def next_of(kind: int, lane: Lane, traffic: "Traffic") -> tuple[int, memoryview] | None:
-    """First number and payload of the next record of a kind from another rank, if it comes soon; others are read."""
+def next_of(kind: int, lane: Lane, traffic: "Traffic") -> Record | None:
+    """The next record of a kind from another rank, if it comes soon; others are read."""
     while traffic.has_come(lane):
-        found, number, payload = lane.look()
-        if found == kind:
-            return number, payload
+        found = lane.look()
+        if found[0] == kind:
+            return found
         traffic.read(lane)
     return None
+
+
+def mark_of(header: bytes) -> tuple[int, int]:
+    """What stands for a header: two headers of one mark are one."""
+    first, second = _MARK.unpack(hashlib.blake2b(header, digest_size=_MARK.size).digest())
+    return first, second
 
 
 class QuickPrompt:
@@ -74,95 +83,92 @@ class QuickPrompt:
         finish: Callable[[Callable[[], Transfer]], Array],
     ) -> None:
         operand, self._execution = meeting.operand, EXECUTED[meeting.collective.kind]
-        self._traffic = traffic
+        self._traffic, self._segment, self._slots = traffic, segment, slots
         self._facts = meeting.members, meeting.position, meeting.header, meeting.shapes, meeting.expected, meeting.notes
+        self._count = len(meeting.members)
         self._prompts = prompts
         self._finish = finish
         self._agreed: dict[int, bytes] = meeting.notes["agreed"]
-        self._length = HEADER_BYTES + operand.nbytes
-        self._room = room_of(self._length)
-        self._peers = [
-            # Bytes as they lie here: of types of less than a byte, one for each element.
-            (streams.lane(rank), position, prod(meeting.shapes[position]) * operand.itemsize, meeting.shapes[position])
-            for rank, position in prompts.positions.items()
-        ]
-        self._is_copied = operand.nbytes <= COPIED
-        self._slots = slots if len(self._peers) > 1 and COPIED < operand.nbytes <= segment.layout.slot else None
-        self._segment = segment
-        self._has_read = partial(streams.has_read, tuple(prompts.positions))
-        self._new = np.empty if operand.nbytes < SMALLEST else prompts.new
+        self._marks: dict[int, tuple[int, int]] = {}
+        """Of headers that have been agreed on, by rank."""
+        self._header, self._mark = prompts.header, mark_of(prompts.header)
+        self._lanes = streams.lanes(prompts.positions)
+        self._peers = [(lane, prompts.positions[lane.peer], self._places(lane.peer, meeting)) for lane in self._lanes]
+        self._own = {
+            each: (place, segment.slot(traffic.rank, each, _BYTE, HEADER_BYTES).data)
+            for each, place in self._places(traffic.rank, meeting).items()
+        }
+        self._nbytes = HEADER_BYTES + operand.nbytes
+        self._new = None if operand.nbytes < SMALLEST else partial(prompts.new, operand.shape, operand.dtype)
         is_reduced = self._execution.returns_pieces
         self._reduce = reducer(operand.dtype, operand.size, meeting.collective.reduce) if is_reduced else None
 
-    def __call__(self, call: Call) -> Array | None:
-        """See the class."""
-        traffic, room, operand = self._traffic, self._room, call.operand
+    def _places(self, rank: int, meeting: Meeting) -> dict[int, Array]:
+        """Where an operand of a rank may lie: by slot."""
+        shape = meeting.shapes[meeting.members.index(rank)]
+        return {each: self._segment.laid(rank, each, meeting.operand.dtype, shape) for each in self._slots.pooled}
+
+    def execute(self, call: Call) -> Array | None:
+        """See `Quick`."""
+        traffic, operand = self._traffic, call.operand
         if not traffic.is_idle:
             return None
-        for lane, *_ in self._peers:
-            if not lane.has_room(room):
+        for lane in self._lanes:
+            if lane.written > lane.freed + lane.most:
                 return None
-        self._offer(operand)
-        operands = [operand] * len(self._facts[0])
-        came: list[tuple[Lane, memoryview, Array]] = []
-        for lane, position, nbytes, shape in self._peers:
+        slot = self._slots.find_pooled()
+        if slot is None:
+            return None
+        place, head = self._own[slot]
+        place[...] = operand
+        head[:] = self._header
+        told, (first, second) = slot << 32 | self._nbytes, self._mark
+        for lane in self._lanes:
+            lane.begun += 1
+            lane.tell(OFFER, IN_SLOT, told, first, second)
+        self._slots.free_when_read(slot, self._lanes)
+        operands = [place] * self._count
+        came: _Came = []
+        for lane, position, theirs in self._peers:
             found = next_of(OFFER, lane, traffic)
             if found is None:
                 return self._finish(partial(self._go_on, call, came, None))
-            slot, payload = found
-            length = HEADER_BYTES if slot != NOWHERE else HEADER_BYTES + nbytes
-            if len(payload) != length or bytes(payload[:HEADER_BYTES]) != self._agreed.get(lane.peer):
+            _, flag, _, told, first, second, lane.freed = found
+            if flag != IN_SLOT or (self._marks.get(lane.peer) != (first, second) and not self._agrees(lane, found)):
                 return self._finish(partial(self._go_on, call, came, lane))
-            if slot == NOWHERE:
-                theirs: Array = np.ndarray(shape, operand.dtype, payload, HEADER_BYTES)
-            else:
-                theirs = np.ndarray(shape, operand.dtype, self._segment.slot(lane.peer, slot, _BYTES, nbytes).data)
-            operands[position] = theirs
-            came.append((lane, payload, theirs))
-        result = self._result(call, operands)
-        for lane, payload, _ in came:
-            traffic.came(lane, len(payload))
-        traffic.look_first_at_last(self._peers)
+            operands[position] = theirs[told >> 32]
+            came.append((lane, operands[position]))
+        result = self._result(call.collective, operands)
+        for lane in self._lanes:
+            lane.came += 1
+            lane.free(BARE)
+        if traffic.slept_for is not None:
+            traffic.look_first_at_last(self._peers)
         return result
 
-    def _offer(self, operand: Array) -> None:
-        """Come to the collective, and bring an operand."""
-        payload: Payload
-        slot = None if self._slots is None else self._slots.find_pooled()
-        if self._slots is not None and slot is not None:
-            self._segment.slot(self._traffic.rank, slot, operand.dtype, operand.size).reshape(operand.shape)[...] = (
-                operand
-            )
-            payload, numbers = (self._prompts.header,), (slot, operand.nbytes, 0)
-            for lane, *_ in self._peers:
-                lane.put_sized(OFFER, IN_SLOT, numbers, payload, HEADER_BYTES, _HEADER_ROOM)
-            self._slots.free_when(slot, self._has_read())
-            self._traffic.offered(self._prompts.positions)
-            return
-        if self._is_copied:
-            payload = (self._prompts.header + operand.tobytes(),)
-        else:
-            payload = self._prompts.header, np.ascontiguousarray(operand).reshape(-1).view(np.uint8).data
-        for lane, *_ in self._peers:
-            lane.put_sized(OFFER, 0, _NUMBERS, payload, self._length, self._room)
-        self._traffic.offered(self._prompts.positions)
+    def _agrees(self, lane: Lane, found: Record) -> bool:
+        """Whether a member's header, of which the mark is new, is one that has been agreed on."""
+        _, _, _, told, first, second, _ = found
+        header = self._segment.slot(lane.peer, told >> 32, _BYTE, HEADER_BYTES).tobytes()
+        agrees = header == self._agreed.get(lane.peer)
+        if agrees:
+            self._marks[lane.peer] = first, second
+        return agrees
 
-    def _result(self, call: Call, operands: list[Array]) -> Array:
-        """From operands of which those of others lie in rings."""
-        operand = call.operand
+    def _result(self, collective: Collective, operands: list[Array]) -> Array:
+        """From operands that lie in slots, and are gone afterwards."""
         if self._reduce is not None:
-            return self._reduce(operands, self._new(operand.shape, operand.dtype))
-        result = self._execution.result(call.collective, operands, self._facts[1])
-        theirs = (each for each in operands if each is not operand)
-        # What lies in rings and slots is gone afterwards.
-        return result.copy() if any(np.may_share_memory(result, each) for each in theirs) else result
+            return self._reduce(operands, None if self._new is None else self._new())
+        result = self._execution.result(collective, operands, self._facts[1])
+        return result.copy() if any(np.may_share_memory(result, each) for each in operands) else result
 
-    def _go_on(self, call: Call, came: list[tuple[Lane, memoryview, Array]], unread: Lane | None) -> Prompt:
+    def _go_on(self, call: Call, came: _Came, unread: Lane | None) -> Prompt:
         """What has begun, as a transfer: some members have come; the token of one's record may have been taken."""
         traffic, made = self._traffic, Prompt(Meeting(call, *self._facts), self._prompts)
-        for lane, payload, theirs in came:
+        for lane, theirs in came:
             made.brought(lane.peer, theirs)
-            traffic.came(lane, len(payload))
+            lane.came += 1
+            lane.free(BARE)
         traffic.await_rest(made)
         if unread is not None:
             traffic.read(unread)

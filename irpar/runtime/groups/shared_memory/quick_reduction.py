@@ -16,11 +16,11 @@ from irpar.runtime.groups.wire.header import HEADER_BYTES
 
 from ..base import Array, Call
 from ..spmd import Meeting
-from .quick import NOWHERE, OFFER, next_of
+from .quick import IN_SLOT, NOWHERE, OFFER, next_of
 from .reductions import Reduction
 from .segment import Segment
 from .slots import Slots
-from .streams import Lane, Streams, room_of
+from .streams import BARE, Lane, Streams, room_of
 from .transfers import Transfer
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 PIECE = 6
 """The kind of the record that a reduced piece lies where the operand does."""
-_ROOMS = room_of(HEADER_BYTES), room_of(0)
-"""Bytes of rings that the two records to each other member take."""
-_Came = tuple[Lane, memoryview, int]
-"""A member's rings, its record, and the slot of its operand."""
+_HEADER_ROOM = room_of(HEADER_BYTES)
+_Came = tuple[Lane, int]
+"""A member that has come, and the slot of its operand."""
 
 
 class QuickReduction:
@@ -67,17 +66,17 @@ class QuickReduction:
             for position, rank in enumerate(meeting.members)
             if position != meeting.position
         ]
+        self._lanes = streams.lanes(made.peers)
         self._own = slice(*made.bounds[meeting.call.rank])
-        self._has_read = partial(streams.has_read, made.peers)
         self._new, self._finish = new, finish
         self._type: tuple[np.dtype[Any], int] = meeting.operand.dtype, meeting.operand.size
         size = self._own.stop - self._own.start
         self._reduce = reducer(meeting.operand.dtype, size, meeting.collective.reduce)
 
-    def __call__(self, call: Call) -> Array | None:
-        """See the class."""
+    def execute(self, call: Call) -> Array | None:
+        """See `Quick`."""
         traffic = self._traffic
-        if not traffic.is_idle or not all(lane.has_room(sum(_ROOMS)) for lane, *_ in self._peers):
+        if not traffic.is_idle or not all(lane.has_room(_HEADER_ROOM + BARE) for lane in self._lanes):
             return None
         slot = self._slots.find_pooled()
         if slot is None:
@@ -89,16 +88,17 @@ class QuickReduction:
             found = next_of(OFFER, lane, traffic)
             if found is None:
                 return self._finish(partial(self._meet_rest, call, slot, numbers, came, None))
-            theirs, payload = found
-            if theirs == NOWHERE or bytes(payload) != self._agreed.get(lane.peer):
+            _, flag, length, theirs, _, _, lane.freed = found
+            is_laid = flag != IN_SLOT and theirs != NOWHERE
+            if not is_laid or bytes(lane.payload(length)) != self._agreed.get(lane.peer):
                 return self._finish(partial(self._meet_rest, call, slot, numbers, came, lane))
-            came.append((lane, payload, theirs))
+            came.append((lane, theirs))
         whole = self._new(call.operand.shape, operand.dtype)
         self._reduce_own(operand, whole.reshape(-1), slot, numbers, came)
         waited = self._join(whole.reshape(-1), numbers, came)
         if waited or not self._streams.is_flushed:
             return self._finish(partial(self._join_rest, call, slot, numbers, whole, waited))
-        self._slots.free_when(slot, self._has_read())
+        self._slots.free_when_read(slot, self._lanes)
         traffic.look_first_at_last(self._peers)
         return whole
 
@@ -106,35 +106,41 @@ class QuickReduction:
         """Come to the collective; which one with each of the others it is."""
         lain, own = self._segment.slot(self._traffic.rank, slot, *self._type), self._own
         lain[: own.start], lain[own.stop :] = operand[: own.start], operand[own.stop :]
-        for lane, *_ in self._peers:
-            lane.put_sized(OFFER, 0, (slot, 0, 0), self._header, HEADER_BYTES, _ROOMS[0])
-        return self._traffic.offered(lane.peer for lane, *_ in self._peers)
+        numbers = {}
+        for lane in self._lanes:
+            numbers[lane.peer] = lane.begun
+            lane.begun += 1
+            lane.put_sized(OFFER, 0, (slot, 0, 0), self._header, HEADER_BYTES, _HEADER_ROOM)
+        return numbers
 
     def _reduce_own(self, operand: Array, whole: Array, slot: int, numbers: dict[int, int], came: list[_Came]) -> None:
         """Reduce this member's piece of the operands that have come, and send it."""
         traffic, segment, own = self._traffic, self._segment, self._own
         pieces = [operand[own]] * len(self._facts[0])
-        for (lane, position, _), (_, _, theirs) in zip(self._peers, came, strict=True):
+        for (lane, position, _), (_, theirs) in zip(self._peers, came, strict=True):
             pieces[position] = segment.slot(lane.peer, theirs, *self._type)[own]
         self._reduce(pieces, whole[own])
         segment.slot(traffic.rank, slot, *self._type)[own] = whole[own]
-        for lane, payload, _ in came:
-            traffic.came(lane, len(payload))
-        for lane, *_ in self._peers:
-            told = numbers[lane.peer], slot, 0
+        for lane, _ in came:
+            lane.came += 1
+            lane.free(_HEADER_ROOM)
+        for lane in self._lanes:
             # What was read meanwhile may have been answered, in the room that there was.
-            if lane.backlog or not lane.put_sized(PIECE, 0, told, (), 0, _ROOMS[1]):
-                self._streams.send(lane.peer, PIECE, 0, told)
+            if lane.backlog or lane.written > lane.freed + lane.most:
+                self._streams.send(lane.peer, PIECE, 0, (numbers[lane.peer], slot, 0))
+            else:
+                lane.tell(PIECE, 0, numbers[lane.peer], slot, 0)
 
     def _join(self, whole: Array, numbers: dict[int, int], came: list[_Came]) -> list[int]:
         """Take the pieces of the others; the ranks whose pieces have not come soon."""
         for number, (lane, _, place) in enumerate(self._peers):
-            while (found := next_of(PIECE, lane, self._traffic)) is None or found[0] != numbers[lane.peer]:
+            while (found := next_of(PIECE, lane, self._traffic)) is None or found[3] != numbers[lane.peer]:
                 if found is None:
                     return [each.peer for each, *_ in self._peers[number:]]
                 self._traffic.read(lane)  # Of another collective.
-            whole[place] = self._segment.slot(lane.peer, came[number][2], *self._type)[place]
-            lane.free(_ROOMS[1])
+            lane.freed = found[-1]
+            whole[place] = self._segment.slot(lane.peer, came[number][1], *self._type)[place]
+            lane.free(BARE)
         return []
 
     def _meet_rest(
@@ -144,9 +150,10 @@ class QuickReduction:
         traffic, made = self._traffic, self._transfer(call)
         made.lies_in(self._segment.slot(traffic.rank, slot, *self._type))
         traffic.take_up(made, slot, numbers)
-        for lane, payload, theirs in came:
-            traffic.meet(made, lane.peer, theirs, payload)
-            traffic.came(lane, len(payload))
+        for lane, theirs in came:
+            traffic.meet(made, lane.peer, theirs, lane.payload(HEADER_BYTES))
+            lane.came += 1
+            lane.free(_HEADER_ROOM)
         traffic.await_rest(made)
         if unread is not None:
             traffic.read(unread)

@@ -22,6 +22,8 @@ BOARD_WORDS = 9
 _MOST_ARENAS = 256 << 20
 _MOST_RINGS = 64 << 20
 _PAGE = 4096
+_MOST_LAID = 10_000
+"""Places of operands that are known: of each slot of each rank, by dtype and shape."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,12 @@ class SegmentLayout:
 
     @classmethod
     def of(cls, count: int) -> Self:
-        """For this many ranks: memory that is bounded (28 MB for 4 ranks, at most 0.5 GB), whatever is sent."""
+        """For this many ranks: memory that is bounded (32 MB for 4 ranks, at most 0.5 GB), whatever is sent."""
         ring = 516 << 10
         while ring > 8 << 10 and ring * count * count > _MOST_RINGS:
             ring //= 2
         ring -= ring % 64
-        slot, slots, pooled = 256 << 10, 16, 4
+        slot, slots, pooled = 256 << 10, 16, 8
         while slot > 32 << 10 and slot * (slots + pooled) * count > _MOST_ARENAS:
             slot //= 2
         return cls(count, ring, slot, slots, pooled)
@@ -117,6 +119,7 @@ class Segment:
         finally:
             os.close(handle)
         self.memory = memoryview(self._map)
+        self._laid: dict[tuple[int, int, np.dtype[Any], tuple[int, ...]], Array] = {}
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @staticmethod
@@ -182,6 +185,17 @@ class Segment:
             self.layout.places["arenas"] + (rank * (self.layout.slots + self.layout.pooled) + number) * self.layout.slot
         )
         return np.frombuffer(self._map, dtype, count, place)
+
+    def laid(self, rank: int, number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """An operand behind its header in a slot of a rank."""
+        known = rank, number, dtype, shape
+        found = self._laid.get(known)
+        if found is None:
+            if len(self._laid) > _MOST_LAID:
+                self._laid.clear()
+            slot = self.slot(rank, number, np.dtype(np.uint8), self.layout.slot)
+            found = self._laid[known] = np.ndarray(shape, dtype, slot.data, HEADER_BYTES)
+        return found
 
     def board(self, rank: int) -> tuple[memoryview, memoryview, memoryview]:
         """The board of a rank: its words, whom it waits for (a byte a rank), and where it waits."""

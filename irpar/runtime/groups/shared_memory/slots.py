@@ -1,10 +1,10 @@
 """The slots of one rank: where data lies on its way to others."""
 
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
 
 from ..base import Array
 from .segment import Segment
+from .streams import Lane
 
 _HELD_SHARE = 2
 """One in so many slots is for data that receivers may keep."""
@@ -34,7 +34,8 @@ class Slots:
         self._free = list(range(len(self._held), count))
         self._pooled = range(count, count + pooled)
         self._free_pooled = list(self._pooled)
-        self._read: deque[tuple[int, Callable[[], bool]]] = deque()
+        self._lent: list[tuple[int, Lane, int, Sequence[tuple[Lane, int]]]] = []
+        """Those that are free once others have read so much, one of them apart; the latest last."""
         self._owner: Hashable = None
 
     @property
@@ -56,15 +57,25 @@ class Slots:
                 return self._free_held.pop(), True
         return (self._free.pop(), False) if self._free else None
 
+    @property
+    def pooled(self) -> range:
+        """Those for operands that go with the header of their collective."""
+        return self._pooled
+
     def find_pooled(self) -> int | None:
         """A free slot for an operand that goes with its header; None where there is none."""
-        while self._read and self._read[0][1]():
-            self._free_pooled.append(self._read.popleft()[0])
+        lent = self._lent
+        for place, (slot, lane, mark, others) in enumerate(lent):
+            if lane.freed >= mark and (not others or all(lane.freed >= mark for lane, mark in others)):
+                del lent[place]
+                return slot
         return self._free_pooled.pop() if self._free_pooled else None
 
-    def free_when(self, slot: int, is_read: Callable[[], bool]) -> None:
-        """A slot of an operand is free once this is so."""
-        self._read.append((slot, is_read))
+    def free_when_read(self, slot: int, lanes: Sequence[Lane]) -> None:
+        """A slot of an operand is free once others have read all that was sent to them until now."""
+        first = lanes[0]
+        others = [(lane, lane.written) for lane in lanes[1:]] if len(lanes) > 1 else ()
+        self._lent.append((slot, first, first.written, others))
 
     def lend(self, slot: int, readers: int) -> None:
         """A slot is free again once so many have read it."""

@@ -17,12 +17,16 @@ _HEAD = struct.Struct("<HHIqqqq")
 _ALIGN = 64
 _RESERVE = 1024
 """Bytes of a ring that only credits may use: at most a few are underway, one for each eighth of the other ring."""
+BARE = 64
+"""Bytes of a ring that a record without a payload takes: wherever it begins, it ends before the ring does."""
 _SKIP = 0xFFFF
 _CREDIT = 0xFFFE
 _ASLEEP = 8
 """The word of a rank's board that says that it sleeps, or is about to."""
 
 T = TypeVar("T")
+Record = tuple[int, int, int, int, int, int, int]
+"""Kind, flag, bytes of the payload, three numbers, and the bytes that its sender has read of what this rank sent."""
 Numbers = tuple[int, int, int]
 """What a kind of record tells, beside its payload."""
 Payload = tuple[bytes | memoryview, ...]
@@ -45,6 +49,9 @@ class Lane:
         comes: waits some seconds for a record, and takes its token; whether one came.
         written: bytes that this rank has written, records that wait for room apart.
         freed: bytes of these that the other is known to have read.
+        most: by how many bytes more than `freed` may be written where there is to be room for a `BARE` record.
+        begun: collectives that this rank has come to with the other.
+        came: those that the other has come to.
     """
 
     def __init__(self, segment: Segment, rank: int, peer: int) -> None:
@@ -56,7 +63,18 @@ class Lane:
         token = segment.token(peer, rank)
         self.has_none, self.comes = token.refuses, token.wait
         self.written = self.freed = self._taken = self._credited = 0
+        self.most = self.size - _RESERVE - BARE
+        self.begun = self.came = 0
         self.backlog: deque[tuple[int, int, Numbers, Payload]] = deque()
+
+    def tell(self, kind: int, flag: int, first: int, second: int, third: int) -> None:
+        """Write a `BARE` record, for which there is room."""
+        written, taken = self.written, self._taken
+        _HEAD.pack_into(self._out, written % self.size, kind, flag, 0, first, second, third, taken)
+        self.written, self._credited = written + BARE, taken
+        self._post()
+        if self._words[_ASLEEP]:
+            self._ring()
 
     def put(self, kind: int, flag: int, numbers: Numbers, payload: Payload, reserve: int = _RESERVE) -> bool:
         """Write a record; False where there is no room."""
@@ -105,20 +123,18 @@ class Lane:
             takes[kind](taker, self.peer, flag, (first, second, third), self._in[begin : begin + length])
         self.free(room_of(length))
 
-    def look(self) -> tuple[int, int, memoryview]:
-        """Kind, first number and payload of the record whose token was taken.
+    def look(self) -> Record:
+        """The record whose token was taken; it is to be `read`, or where it is `BARE` to be freed."""
+        found: Record = _HEAD.unpack_from(self._in, self._taken % self.size)
+        if found[0] == _SKIP:
+            self._taken += self.size - self._taken % self.size
+            found = _HEAD.unpack_from(self._in, 0)
+        return found
 
-        The payload lies where it is until `free` is called, or all of it is `read`.
-        """
-        start = self._taken % self.size
-        kind, _, length, number, _, _, credit = _HEAD.unpack_from(self._in, start)
-        if kind == _SKIP:
-            self._taken += self.size - start
-            start = 0
-            kind, _, length, number, _, _, credit = _HEAD.unpack_from(self._in, 0)
-        self.freed = credit
-        start += _HEAD.size
-        return kind, number, self._in[start : start + length]
+    def payload(self, length: int) -> memoryview:
+        """So many bytes of the payload of the record that was looked at; they lie where they are until it is freed."""
+        start = self._taken % self.size + _HEAD.size
+        return self._in[start : start + length]
 
     def free(self, need: int) -> None:
         """A record that takes so many bytes has been read: from here on its sender may be told."""
@@ -139,6 +155,9 @@ class Streams:
     Args:
         segment: where the rings are.
         rank: this rank.
+
+    Attributes:
+        waiting: the rings for which something waits for room.
     """
 
     def __init__(self, segment: Segment, rank: int) -> None:
@@ -147,7 +166,7 @@ class Streams:
         self._coming = [(lane.has_none, lane) for lane in self._lanes.values()]
         self._bell = segment.bell(rank)
         self._words = segment.board(rank)[0]
-        self._full: set[Lane] = set()
+        self.waiting: set[Lane] = set()
 
     def lane(self, peer: int) -> Lane:
         """The rings between this rank and another."""
@@ -163,7 +182,7 @@ class Streams:
         lane = self._lanes[peer]
         if lane.backlog or not lane.put(kind, flag, numbers, payload):
             lane.backlog.append((kind, flag, numbers, payload))
-            self._full.add(lane)
+            self.waiting.add(lane)
 
     def poll(self, takes: Sequence[Take[T]], taker: T) -> bool:
         """Let all that has come be taken, and write what waited for room; whether anything came.
@@ -177,31 +196,30 @@ class Streams:
             while not has_none():
                 moved = True
                 lane.read(takes, taker)
-        if self._full:
-            for lane in self._full:
+        if self.waiting:
+            for lane in self.waiting:
                 lane.flush()
-            self._full = {lane for lane in self._full if lane.backlog}
+            self.waiting = {lane for lane in self.waiting if lane.backlog}
         return moved
 
-    def has_read(self, peers: Iterable[int]) -> Callable[[], bool]:
-        """Tells whether these ranks have read all that was sent to them until now, as far as is known."""
-        marks = [(self._lanes[peer], self._lanes[peer].written) for peer in peers]
-        return lambda: all(lane.freed >= mark for lane, mark in marks)
+    def lanes(self, peers: Iterable[int]) -> list[Lane]:
+        """The rings between this rank and each of some others."""
+        return [self._lanes[peer] for peer in peers]
 
     @property
     def is_flushed(self) -> bool:
         """Whether all that was sent is where the others find it."""
-        return not self._full
+        return not self.waiting
 
     @property
     def full(self) -> list[int]:
         """The ranks for which something waits for room."""
-        return [lane.peer for lane in self._full]
+        return [lane.peer for lane in self.waiting]
 
     def forget(self, peers: Iterable[int]) -> None:
         """These ranks read nothing any more."""
         for peer in peers:
-            self._full.discard(self._lanes[peer])
+            self.waiting.discard(self._lanes[peer])
             self._lanes[peer].backlog.clear()
 
     def quiet(self) -> None:

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from .quick import IN_SLOT, NOWHERE, OFFER, QuickPrompt
 from .quick_reduction import PIECE, QuickReduction
 from .reductions import Reduction
 from .slots import Slots
-from .streams import Lane, Numbers, Streams, room_of
+from .streams import Lane, Numbers, Streams
 from .transfers import Parcel, Shipment, Texts, Transfer, boxes
 from .watch import TICK, State, Wait, Watch
 
@@ -64,6 +64,7 @@ class Traffic:
     Attributes:
         rank: that rank.
         watch: its view of the others.
+        slept_for: the other rank that this one has slept for since `look_first_at_last`.
     """
 
     def __init__(self, group: SpmdGroup, joined: Joined) -> None:
@@ -74,8 +75,6 @@ class Traffic:
         self._streams = Streams(segment, group.rank)
         self._slots = Slots(segment, group.rank)
         peers = [rank for rank in range(segment.layout.count) if rank != group.rank]
-        self._begun = dict.fromkeys(peers, 0)
-        self._came = dict.fromkeys(peers, 0)
         self._awaited: dict[tuple[int, int], Transfer] = {}
         self._underway: dict[tuple[int, int], Shipment] = {}
         self._numbers: dict[Shipment, dict[int, int]] = {}
@@ -87,7 +86,7 @@ class Traffic:
         has_cores = segment.layout.count <= cores()
         self._busy_spins, self._spins = (_BUSY_SPINS, _SPINS) if has_cores else (0, _FEW_SPINS)
         self._quick_spins, self._quick_yields = (_QUICK_SPINS, _SPINS) if has_cores else (0, 0)
-        self._slept_for: Lane | None = None
+        self.slept_for: Lane | None = None
         self._inbox: dict[int, deque[bytes | memoryview]] = {peer: deque() for peer in peers}
         self._posted: defaultdict[tuple[int, int, int], deque[bytes | memoryview]] = defaultdict(deque)
         self._coming: dict[int, tuple[Array, _Place]] = {}
@@ -117,8 +116,9 @@ class Traffic:
         told = (self._pool(made), 0, 0) if isinstance(made, Reduction) else (NOWHERE, 0, 0)
         numbers = {}
         for peer in made.peers:
-            number = numbers[peer] = self._begun[peer]
-            self._begun[peer] = number + 1
+            lane = self._streams.lane(peer)
+            number = numbers[peer] = lane.begun
+            lane.begun += 1
             self._awaited[peer, number] = made
             if shipment is not None:
                 self._underway[peer, number] = shipment
@@ -136,10 +136,11 @@ class Traffic:
     def quick(self, begun: Transfer, finish: Callable[[Callable[[], Transfer]], Array]) -> Quick | None:
         """What executes a collective that has begun, from the next time on; None where its operand is large."""
         prompts = begun.meeting.notes["transfer"]
-        if isinstance(prompts, Prompts):
-            return QuickPrompt(self, self._streams, self._segment, self._slots, begun.meeting, prompts, finish)
+        operand = begun.meeting.operand
+        if isinstance(prompts, Prompts) and HEADER_BYTES + operand.nbytes <= self._segment.layout.slot:
+            return QuickPrompt(self, self._streams, self._segment, self._slots, begun.meeting, prompts, finish).execute
         if isinstance(begun, Reduction) and begun.is_poolable and begun.is_read_twice:
-            return QuickReduction(self, self._streams, self._segment, self._slots, begun, self._new, finish)
+            return QuickReduction(self, self._streams, self._segment, self._slots, begun, self._new, finish).execute
         return None
 
     @property
@@ -148,8 +149,7 @@ class Traffic:
 
         What is quick relies on it: it takes records from rings by itself.
         """
-        under_way = self._awaited or self._underway or self._sending or self._early
-        return not under_way and self._streams.is_flushed
+        return not (self._awaited or self._underway or self._sending or self._early or self._streams.waiting)
 
     def _maker(self, meeting: Meeting) -> Callable[[Meeting], Transfer]:
         """What makes the transfers of a collective."""
@@ -181,7 +181,7 @@ class Traffic:
                 del self._underway[place]
             slot = self._pooled.pop(made, None)
             if slot is not None:
-                self._slots.free_when(slot, self._streams.has_read(made.peers))
+                self._slots.free_when_read(slot, self._streams.lanes(made.peers))
         return made.result()
 
     def _spin(self, made: Transfer) -> bool:
@@ -206,7 +206,7 @@ class Traffic:
             os.sched_yield()
             if not has_none():
                 return True
-        self._slept_for = lane
+        self.slept_for = lane
         return lane.comes(_SOON)
 
     def look_first_at_last(self, peers: list[Any]) -> None:
@@ -218,18 +218,10 @@ class Traffic:
         Args:
             peers: lanes of members, each with what else is known of it.
         """
-        lane, self._slept_for = self._slept_for, None
+        lane, self.slept_for = self.slept_for, None
         if lane is not None:
             place = next((place for place, peer in enumerate(peers) if peer[0] is lane), 0)
             peers.insert(0, peers.pop(place))
-
-    def offered(self, peers: Iterable[int]) -> dict[int, int]:
-        """This rank has come to the next collective with others, and told them by itself; the number of that."""
-        numbers = {}
-        for peer in peers:
-            numbers[peer] = number = self._begun[peer]
-            self._begun[peer] = number + 1
-        return numbers
 
     def take_up(self, made: Reduction, slot: int, numbers: dict[int, int]) -> None:
         """What was begun without this goes on as all else does.
@@ -245,15 +237,10 @@ class Traffic:
         if not made.is_sent:
             self._sending.append(made)
 
-    def came(self, lane: Lane, length: int) -> None:
-        """Another rank has come to the next collective that this one begins with it; its record has been read."""
-        self._came[lane.peer] += 1
-        lane.free(room_of(length))
-
     def await_rest(self, made: Transfer) -> None:
         """Some have still to come to the collective that this rank came to last with them."""
         for peer in made.absent:
-            self._awaited[peer, self._begun[peer] - 1] = made
+            self._awaited[peer, self._streams.lane(peer).begun - 1] = made
 
     def read(self, lane: Lane) -> None:
         """Take the record whose token was taken."""
@@ -410,11 +397,12 @@ class Traffic:
 
     def _take_offer(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
         if flag == IN_SLOT:
-            slot, nbytes, _ = numbers
-            payload = memoryview(b"".join((payload, self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data)))
+            slot, nbytes = numbers[0] >> 32, numbers[0] & 0xFFFFFFFF
+            payload = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data
             numbers = NOWHERE, 0, 0
-        number = self._came[peer]
-        self._came[peer] = number + 1
+        lane = self._streams.lane(peer)
+        number = lane.came
+        lane.came += 1
         made = self._awaited.pop((peer, number), None)
         if made is None:
             self._early[peer, number] = numbers[0], bytes(payload)
