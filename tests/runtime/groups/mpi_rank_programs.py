@@ -146,6 +146,10 @@ def finalizing() -> None:
     """The program ends MPI itself, and goes on."""
     seconds = slowness()
     group = make_group("mpi", Mesh({"x": 3}), seconds)
+    for size in (2, 20_000):
+        for _ in range(2):
+            collective = Collective("AllReduce", size, (Axis("x"),))
+            group.exchange({group.rank: Call(group.rank, (group.rank,), collective, np.ones(size))})
     group.close()
     job = group._job
     rank = group.rank

@@ -356,15 +356,17 @@ def again(name: str, rounds: str, what: str = "") -> None:
     Args:
         name: of the group.
         rounds: how many.
-        what: it comes to another collective (id), brings more (shape), or ends (end); empty: it does as before. Or all
-            ranks do, and wait for nothing where they can do otherwise (hurried).
+        what: it comes to another collective (id), brings more (shape), or ends (end), at the first collective, or one
+            whose number follows: `id:10`; empty: it does as before. Or all ranks do, and wait for nothing where they
+            can do otherwise (hurried).
     """
+    what, _, odd = what.partition(":")
     mesh = Mesh({"a": 2, "b": 2})
     if what == "hurried":
         Traffic.has_come = lambda traffic, lane: not lane.has_none()
     group = join(name, mesh)
     rank, pauses = group.rank, random.Random(group.rank)
-    kinds = [("AllReduce", axes, size) for axes in ("a", "b", "ab") for size in (3, 700, 9000, 50_000)]
+    kinds = [("AllReduce", axes, size) for axes in ("a", "b", "ab") for size in (3, 700, 9001, 50_000)]
     kinds += [(kind, axes, size) for kind in ("AllGather", "AllToAll") for axes in ("b", "ab") for size in (12, 3000)]
     kinds += [("ReduceScatter", "a", 12), ("ReduceScatter", "ab", 2000), ("Broadcast", "ab", 3000)]
     typed = [(*each, np.float32) for each in kinds]
@@ -381,7 +383,7 @@ def again(name: str, rounds: str, what: str = "") -> None:
             expected = execute(collective, [operands[member] for member in members])[members.index(rank)]
             time.sleep(pauses.choice([0, 0, 0, 0, 0, 0, 0, 1e-3, 1e-3, 8e-3]))
             is_last = turn == int(rounds) - 1
-            if what in ("id", "shape", "end") and rank == 1 and is_last:
+            if what in ("id", "shape", "end") and rank == 1 and is_last and collective.id == int(odd or 0):
                 if what == "end":
                     os._exit(3)
                 if what == "shape":

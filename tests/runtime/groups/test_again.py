@@ -2,10 +2,14 @@
 
 import pytest
 
-from .launched_ranks import PROGRAMS, Ended, run_ranks
+from tests.patience import patient
+
+from .launched_ranks import PROGRAMS, Ended, run_ranks, seconds_after_fault
 from .mpi_libraries import find
 
 ROUNDS = "12"
+IN_PIECES = "10"
+"""The number of an all-reduce of which each of four ranks reduces a piece."""
 
 
 def check_all(ended: list[Ended]) -> None:
@@ -52,6 +56,8 @@ def test_mpi() -> None:
     [
         ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
         ("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"),
+        (f"id:{IN_PIECES}", "rank 1 (a=0, b=1) is at AllReduce id=99 over a,b with f32[9001]"),
+        (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
     ],
 )
 def test_mpi_where_one_does_something_else(what: str, told: str) -> None:
@@ -59,3 +65,11 @@ def test_mpi_where_one_does_something_else(what: str, told: str) -> None:
     assert ended.code != 0
     assert "Traceback" not in ended.err
     assert told in ended.err
+
+
+@pytest.mark.parametrize("at", ["0", IN_PIECES])
+def test_mpi_where_one_ends(at: str) -> None:
+    ended = run_mpi(f"end:{at}")
+    assert ended.code != 0
+    assert "are right" not in ended.out
+    assert seconds_after_fault(ended) < patient(15)

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -24,14 +25,17 @@ from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups.base import Array, Call, rank_text
 from irpar.runtime.groups.progress import Progress
 from irpar.runtime.groups.pulse import Silence
-from irpar.runtime.groups.spmd import QUICK, Finish, Meeting, SpmdGroup
+from irpar.runtime.groups.spmd import QUICK, Finish, Meeting, Quick, SpmdGroup
 from irpar.runtime.groups.wire.header import ELSEWHERE, Header, mismatch
 from irpar.runtime.groups.words import await_word
+from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, Mesh
 
 from .job import Job, wait
+from .lines import Lines, give_way
 from .parcels import Parcels
-from .prompt import Prompt, Prompts, give_way
+from .prompt import Prompt, Prompts
+from .reduction import Reduction, Reductions
 from .works import Exchange, Work
 
 _RUN = struct.Struct("<q")
@@ -50,14 +54,32 @@ _TEXTS = {
 ANSWER_SECONDS = 1.0
 """How long ranks that did not come are waited for to say where they are; those that compute do not."""
 
-_SPINS, _MOVING_SPINS = 50, 200
-"""How often a rank looks at what came, and gives its core to others, before it sleeps: where nothing is on its way, and
-where MPI moves a little at each look."""
-_PROMPT_SPINS, _BUSY_SPINS = 100, 30
-"""The same for what a small collective waits for, and how often it looks before it gives its core to others, where each
-rank has one of its own."""
+
+@dataclass(frozen=True)
+class _Patience:
+    """How often a rank looks at what came, and gives its core to others, before it sleeps.
+
+    Attributes:
+        idle: where nothing is on its way.
+        moving: where MPI moves a little at each look.
+        prompt: where a small collective waits.
+        busy: how often in that it looks before it gives its core to others.
+    """
+
+    idle: int
+    moving: int
+    prompt: int
+    busy: int
+
+
+_ALONE, _CROWDED = _Patience(50, 200, 100, 30), _Patience(2, 4, 10, 0)
+"""Where each rank has a core of its own, and where ranks share cores: who looks keeps others from what it waits for."""
 _LONGEST_PAUSE, _MOVING_PAUSE = 1e-3, 5e-5
 """Seconds between two looks at what came: where nothing is on its way, and where MPI moves a little at each."""
+
+
+_Begun = Exchange | Prompt | Reduction
+"""A collective that has begun."""
 
 
 class MpiGroup(SpmdGroup):
@@ -73,9 +95,11 @@ class MpiGroup(SpmdGroup):
         self._job = job
         self._number = number
         self._parcels = Parcels(job.mpi, comm)
-        self._prompts = Prompts(self._parcels)
+        self._lines = Lines(self._parcels)
+        self._prompts = Prompts(self._parcels, self._lines)
+        self._reductions = Reductions(self._parcels, self._lines)
         self._largest_tag = int(comm.Get_attr(job.mpi.TAG_UB))
-        self._begun: defaultdict[int, deque[Exchange | Prompt]] = defaultdict(deque)
+        self._begun: defaultdict[int, deque[_Begun]] = defaultdict(deque)
         self._tags: dict[tuple[Axis, ...], int] = {}
         self._failure: PeerError | None = None
         self._has_told = False
@@ -87,7 +111,7 @@ class MpiGroup(SpmdGroup):
         self._is_open = True
         self._has_left = False
         self._turn = _Turn(self)
-        self._busy_spins = _BUSY_SPINS if mesh.size <= cores() else 0
+        self._patience = _patience(mesh)
         self._found: RunError | None = None
         self._progress = Progress(self._step)
         job.open_groups.append(self)
@@ -111,17 +135,23 @@ class MpiGroup(SpmdGroup):
                 work.advance()
                 self._go_on()
             if QUICK not in meeting.notes:
-                quick = self._prompts.quick(meeting, _PROMPT_SPINS, self._busy_spins)
-                meeting.notes[QUICK] = None if quick is None else partial(self._quick, quick.run, works)
+                meeting.notes[QUICK] = self._found_quick(meeting, tag)
         return lambda: self._finish(work, works)
 
-    def _quick(
-        self, run: Callable[[Call], Array | Prompt | None], works: deque[Exchange | Prompt], call: Call
-    ) -> Array | None:
+    def _found_quick(self, meeting: Meeting, tag: int) -> Quick | None:
+        """What executes a collective that has begun, from the next time on; None where nothing was found for that."""
+        works = self._begun[tag]
+        prompt = self._prompts.quick(meeting, self._patience.prompt, self._patience.busy)
+        if prompt is not None:
+            return partial(self._quick, prompt.run, works)
+        begin = self._reductions.quick(meeting, tag)
+        return None if begin is None else partial(self._quick, begin, works)
+
+    def _quick(self, run: Callable[[Call], Array | _Begun | None], works: deque[_Begun], call: Call) -> Array | None:
         """See `Quick`.
 
         Args:
-            run: of a `QuickPrompt`.
+            run: of a `QuickPrompt`, or what begins a reduction.
             works: what has begun over its tag: what goes first may wait for more than what is looked for here.
         """
         self._steps += 1
@@ -133,7 +163,7 @@ class MpiGroup(SpmdGroup):
                 found = run(call)
             except turn.failed as error:
                 raise turn.told(error) from None
-            if not isinstance(found, Prompt):
+            if found is None or isinstance(found, np.ndarray):
                 return found
             works.append(found)
         return self._finish(found, works)
@@ -223,7 +253,7 @@ class MpiGroup(SpmdGroup):
                 # What is large moves only while this rank calls MPI.
                 self._wait_for(self._parcels.sent, self.seconds)
                 if not any(self._begun.values()):
-                    self._prompts.forget()
+                    self._forget()  # The program may end MPI itself.
         except RunError:
             self._job.has_failed = True  # Another rank failed, and tells of it.
         except BaseException:
@@ -239,7 +269,7 @@ class MpiGroup(SpmdGroup):
             with self._turn:
                 while (came := self._parcels.any_arrival(_CONTROL)) is not None:
                     self._hear(*came)
-                return len(self._closed) == self.mesh.size and self._parcels.drain()
+                return len(self._closed) == self.mesh.size and self._is_drained()
         except RunError:
             self._job.has_failed = True
             return False
@@ -249,16 +279,26 @@ class MpiGroup(SpmdGroup):
         if not self._has_left:
             self._has_left = True
             self._parcels.give_up()
-            for works in self._begun.values():
-                if works and isinstance(works[0], Prompt):
-                    works[0].give_up()
-        return self._parcels.drain()
+        return self._is_drained()
+
+    def _is_drained(self) -> bool:
+        """Throw away what comes, once it is closed; whether nothing is on its way."""
+        if not (self._parcels.drain() and self._reductions.are_sent()):
+            return False
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """Give what is kept of MPI back."""
+        self._prompts.forget()
+        self._reductions.forget()
+        self._lines.forget()
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _finish(self, work: Exchange | Prompt, works: deque[Exchange | Prompt]) -> Array:
+    def _finish(self, work: _Begun, works: deque[_Begun]) -> Array:
         """The result of one of those that have begun over a tag."""
-        if isinstance(work, Prompt) and self._come_promptly(work, works):
+        if not isinstance(work, Exchange) and self._come_promptly(work, works):
             return work.result
         with self._while_it(_AT, work.meeting.header.pack()):
             if not self._wait(work, self.seconds):
@@ -269,18 +309,18 @@ class MpiGroup(SpmdGroup):
                     raise self._absence(work)
         return work.result
 
-    def _come_promptly(self, work: Prompt, works: deque[Exchange | Prompt]) -> bool:
+    def _come_promptly(self, work: Prompt | Reduction, works: deque[_Begun]) -> bool:
         """Look a few times for what a small collective waits for, and for nothing else; whether it has come."""
         with self._turn:
             if work.is_done:
                 return True
             if works[0] is not work:  # What goes first may wait for more than what is looked for here.
                 return False
-            for spins in range(_PROMPT_SPINS):
+            for spins in range(self._patience.prompt):
                 if work.advance():
                     works.popleft()
                     return True
-                if spins >= self._busy_spins:
+                if spins >= self._patience.busy:
                     give_way()
         return False
 
@@ -297,12 +337,12 @@ class MpiGroup(SpmdGroup):
     def _wait(self, work: Work | Prompt, seconds: float | None) -> bool:
         """Let all go on until one thing is done, or nothing has moved for so long; whether it is done."""
         end = None if seconds is None else time.monotonic() + seconds
-        idle, pause = 0, 1e-5
+        idle, pause, patience = 0, 1e-5, self._patience
         moved = self._parcels.moved
         while True:
             with self._turn:
                 self._go_on()
-                if not isinstance(work, (Exchange, Prompt)):
+                if not isinstance(work, _Begun):
                     work.advance()
             if work.is_done:
                 return True
@@ -314,7 +354,7 @@ class MpiGroup(SpmdGroup):
             if end is not None and time.monotonic() > end:
                 return False
             idle += 1
-            if idle < (_MOVING_SPINS if self._parcels.is_moving else _SPINS):
+            if idle < (patience.moving if self._parcels.is_moving else patience.idle):
                 give_way()
             else:
                 time.sleep(pause)
@@ -393,7 +433,7 @@ class MpiGroup(SpmdGroup):
         with self._turn:
             return self._job.driver_is_silent(silence)
 
-    def _absence(self, work: Exchange | Prompt) -> RunError:
+    def _absence(self, work: _Begun) -> RunError:
         """Why a collective did not come about, after the others have been asked."""
         mine = work.meeting.header
         where = {rank: Header.unpack(content) for rank, (kind, content) in self._where.items() if kind == _AT}
@@ -451,6 +491,13 @@ class MpiGroup(SpmdGroup):
         content = self._parcels.new((arrival.size,), np.dtype(np.uint8))
         yield from self._parcels.read(arrival, content)
         return content
+
+
+def _patience(mesh: Mesh) -> _Patience:
+    """For a rank of this host, of which there are as many as the launcher says, else all of the mesh."""
+    world = World.of_environment()
+    ranks = mesh.size if world is None or world.local_size is None else world.local_size
+    return _ALONE if ranks <= cores() else _CROWDED
 
 
 class _Turn:

@@ -1,6 +1,7 @@
 """Byte strings of any size between the ranks of an MPI communicator; no call of it waits."""
 
 import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ class Parcels:
         new: makes the arrays of results.
         byte: MPI's type of what is sent.
         status: what the last look for a message found.
+        start_all: starts requests that are kept.
     """
 
     chunk = CHUNK
@@ -88,6 +90,7 @@ class Parcels:
         self.new = Recycled().empty
         self.byte = mpi.BYTE
         self.status = mpi.Status()
+        self.start_all: Callable[[Sequence[Any]], None] = mpi.Prequest.Startall
         self._sending: list[Outgoing] = []
         self._receiving: list[tuple[Any, Any]] = []
 
@@ -113,6 +116,16 @@ class Parcels:
         outgoing = Outgoing([request], (first,))
         self._sending.append(outgoing)
         return outgoing
+
+    def ended(self, requests: Sequence[Any]) -> Steps[None]:
+        """Wait until requests that are kept have come to their end; MPI looks for all of them in one call."""
+        look = self._mpi.Request.Testsome
+        # None: all have.
+        while (found := look(requests)) is not None:
+            if found:
+                self.moved += len(found)
+            else:
+                yield
 
     def arrival(self, rank: int, tag: int, head_bytes: int) -> Steps[Arrival]:
         """Wait for the next parcel of a rank and tag."""

@@ -5,10 +5,7 @@ do it either way. Here buffers and requests are kept from one time to the next, 
 before.
 """
 
-import os
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,35 +19,9 @@ from irpar.runtime.groups.recycled import SMALLEST
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Meeting
 from irpar.runtime.groups.wire.header import CORRECT_PART, HEADER_BYTES, Header, check_headers, mismatch
-from irpar.runtime.messages import ALIGNMENT
 
+from .lines import HEAD_BYTES, Line, Lines, content_in, give_way, room
 from .parcels import INLINE, Arrival, Parcels, beginning
-
-_HEAD_BYTES = len(beginning(0, bytes(HEADER_BYTES)))
-"""Of the first message of a collective, before the operand."""
-give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""Gives the core to others."""
-
-
-class _Line:
-    """What comes first of another member's parcels over one tag: each into the same place, by a request that is kept.
-
-    Only the first collective that has begun over the tag waits for it; what that makes of it is copied.
-
-    Attributes:
-        rank: the member.
-        came: what came, in bytes.
-        head: how it begins.
-        request: of MPI, started anew for each.
-        has_come: whether what it was started for has come; asked until it has.
-    """
-
-    def __init__(self, parcels: Parcels, rank: int, tag: int) -> None:
-        self.rank = rank
-        self.came = _room(INLINE)
-        self.head = self.came.data[:_HEAD_BYTES]
-        self.request = parcels.comm.Recv_init((self.came, parcels.byte), rank, tag)
-        self.has_come: Callable[[], bool] = partial(self.request.Test, parcels.status)
 
 
 class _Peer:
@@ -63,12 +34,12 @@ class _Peer:
         sending: the request that sends it what lies in the buffers.
     """
 
-    def __init__(self, line: _Line, position: int, operand: Array, sending: Any) -> None:
+    def __init__(self, line: Line, position: int, operand: Array, sending: Any) -> None:
         self.line = line
         self.rank = line.rank
         self.position = position
-        self.nbytes = _HEAD_BYTES + operand.nbytes
-        self.operand = _operand_in(line.came, operand)
+        self.nbytes = HEAD_BYTES + operand.nbytes
+        self.operand = content_in(line.came, HEAD_BYTES, operand)
         self.sending = sending
 
 
@@ -83,12 +54,12 @@ class _Buffers:
         is_used: whether one is under way.
     """
 
-    def __init__(self, meeting: Meeting, parcels: Parcels, lines: list[_Line], tag: int) -> None:
+    def __init__(self, meeting: Meeting, parcels: Parcels, lines: list[Line], tag: int) -> None:
         operand = meeting.operand
-        sent = _room(operand.nbytes)
+        sent = room(HEAD_BYTES, operand.nbytes)
         self.sent = sent
-        self.head = sent.data[:_HEAD_BYTES]
-        self.operand = _operand_in(sent, operand)
+        self.head = sent.data[:HEAD_BYTES]
+        self.operand = content_in(sent, HEAD_BYTES, operand)
         positions = (position for position in range(len(meeting.members)) if position != meeting.position)
         self.peers = [
             _Peer(line, position, operand, parcels.comm.Send_init((sent, parcels.byte), line.rank, tag))
@@ -97,18 +68,6 @@ class _Buffers:
         self.operands = [peer.operand for peer in self.peers]
         self.operands.insert(meeting.position, self.operand)
         self.is_used = False
-
-
-def _room(nbytes: int) -> Array:
-    """Bytes for how a parcel begins and so many of its content, which lie where arrays may."""
-    room = np.empty(_HEAD_BYTES + nbytes + ALIGNMENT, np.uint8)
-    first = -(room.ctypes.data + _HEAD_BYTES) % ALIGNMENT
-    return room[first : first + _HEAD_BYTES + nbytes]
-
-
-def _operand_in(room: Array, operand: Array) -> Array:
-    """Where an operand like another one lies in a small parcel."""
-    return room[_HEAD_BYTES : _HEAD_BYTES + operand.nbytes].view(operand.dtype).reshape(operand.shape)
 
 
 class _Known:
@@ -195,12 +154,13 @@ class Prompts:
 
     Args:
         parcels: what else it sends and receives.
+        lines: where what comes lies.
     """
 
-    def __init__(self, parcels: Parcels) -> None:
+    def __init__(self, parcels: Parcels, lines: Lines) -> None:
         self._parcels = parcels
+        self._lines = lines
         self._buffers: dict[Any, _Buffers] = {}
-        self._lines: dict[tuple[int, int], _Line] = {}
 
     def begin(self, meeting: Meeting, tag: int) -> "Prompt | None":
         """Send the operand of a small collective; None where it is none, or one is under way that has its buffers."""
@@ -216,13 +176,10 @@ class Prompts:
         return None if known is None else QuickPrompt(meeting, known, self._parcels, spins, busy_spins)
 
     def forget(self) -> None:
-        """Give the requests back to MPI, none of which is under way."""
-        for line in self._lines.values():
-            line.request.Free()
+        """Give the requests back to MPI; nothing of them is on its way."""
         for buffers in self._buffers.values():
             for peer in buffers.peers:
                 peer.sending.Free()
-        self._lines.clear()
         self._buffers.clear()
 
     def _known(self, meeting: Meeting, tag: int) -> _Known:
@@ -231,14 +188,9 @@ class Prompts:
         key = tag, meeting.members, operand.shape, operand.dtype
         if key not in self._buffers:
             others = (rank for position, rank in enumerate(meeting.members) if position != meeting.position)
-            lines = [self._line(rank, tag) for rank in others]
+            lines = [self._lines.of(rank, tag, HEAD_BYTES) for rank in others]
             self._buffers[key] = _Buffers(meeting, self._parcels, lines, tag)
         return _Known(self._buffers[key], head, _result(meeting, self._parcels.new))
-
-    def _line(self, rank: int, tag: int) -> _Line:
-        if (rank, tag) not in self._lines:
-            self._lines[rank, tag] = _Line(self._parcels, rank, tag)
-        return self._lines[rank, tag]
 
 
 def _result(meeting: Meeting, new: New) -> Callable[[list[Array]], Array]:
@@ -340,12 +292,6 @@ class Prompt:
                 self._error = error
                 raise
         return self.is_done
-
-    def give_up(self) -> None:
-        """Wait no more for what has not come."""
-        if self._is_listening and self._error is None:
-            for peer in self._waited:
-                peer.line.request.Cancel()
 
     def _advance(self) -> None:
         if not self._is_listening:

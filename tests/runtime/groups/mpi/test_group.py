@@ -307,6 +307,7 @@ def test_ranks_that_end_when_they_like(library: Library, scenario: tuple[str, ..
     assert ended.code == 0, ended.err
     assert told in ended.out
     assert "error: " not in ended.err
+    assert "persistent request" not in ended.err
 
 
 @pytest.mark.slow
