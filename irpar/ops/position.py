@@ -12,7 +12,7 @@ from .facts import (
     dims_of,
     dtype_attribute,
     int_attribute,
-    needed_ints,
+    needed,
     operand,
     result_shape,
     same_type,
@@ -23,6 +23,7 @@ from .facts import (
 )
 from .gradients.position import of_depth_to_space, of_range, of_space_to_depth, of_trilu
 from .gradients.zero import zero
+from .listed_sizes import listed_sizes, target_sizes
 from .local import set_target, typed_like
 from .microsoft import microsoft
 from .op_def import OpDef
@@ -63,7 +64,10 @@ def _localize_sizes(whole_node: Node, local: Node, builder: Builder) -> list[Val
 
 def _infer_constant_of_shape(node: Node) -> Sequence[Type]:
     value = node.attributes.get("value")
-    return [TensorType(value.dtype if isinstance(value, Tensor) else DType.F32, needed_ints(node, 0))]
+    sizes = listed_sizes(needed(node, 0))
+    if sizes is None:
+        raise CannotTellError("the rank of the target")
+    return [TensorType(value.dtype if isinstance(value, Tensor) else DType.F32, tuple(target_sizes(sizes)))]
 
 
 def _rule_constant_of_shape(node: Node) -> FactorRule:
@@ -81,9 +85,11 @@ def _infer_range(node: Node) -> Sequence[Type]:
     dtype = tensor_of(node, 0).dtype
     if not dtype.is_integer:
         raise CannotTellError("the length of a range of floats")
-    (start,), (limit,), (delta,) = (needed_ints(node, place) for place in range(3))
-    if delta == 0:
-        raise CannotTellError("a step of 0")
+    ((start,), (limit,), (delta,)) = (listed_sizes(needed(node, place)) or (None,) for place in range(3))
+    if (start, delta) == (0, 1) and not isinstance(limit, int):
+        return [TensorType(dtype, tuple(target_sizes([limit])))]
+    if not isinstance(start, int) or not isinstance(limit, int) or not isinstance(delta, int) or delta == 0:
+        raise CannotTellError("its bounds, or a step of 0")
     return [TensorType(dtype, (len(range(start, limit, delta)),))]
 
 

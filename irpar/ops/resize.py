@@ -9,7 +9,10 @@ from irpar.ir import Builder, Dim, Node, Type, Value
 
 from .facts import (
     CannotTellError,
+    data_of,
     dims_of,
+    needed,
+    operand,
     result_shape,
     shape_of,
     shapes_of,
@@ -18,6 +21,7 @@ from .facts import (
 )
 from .gradients.resize import of_resize
 from .gradients.writer import GradientWriter, Of
+from .listed_sizes import listed_sizes, target_sizes
 from .local import set_target
 from .local_programs.resize import RESIZE, is_crop, named_dims, policy_of, resized_dims, scales_of, sizes_of, taps_of
 from .op_def import OpDef
@@ -32,7 +36,7 @@ _UNLIKELY = 2**20 + 7
 
 def _infer_resize(node: Node) -> Sequence[Type]:
     dims = list(dims_of(node, 0))
-    axes, sizes = named_dims(node, len(dims)), sizes_of(node)
+    axes, sizes = named_dims(node, len(dims)), _asked(node)
     if sizes is not None:
         if policy_of(node) != "stretch":
             return [tensor_of(node, 0).with_shape(_kept_aspect(node))]
@@ -44,6 +48,21 @@ def _infer_resize(node: Node) -> Sequence[Type]:
         for axis, scale in zip(axes, scales_of(node), strict=True):
             dims[axis] = _scaled(dims[axis], scale)
     return [tensor_of(node, 0).with_shape(tuple(dims))]
+
+
+def _asked(node: Node) -> Sequence[Dim] | None:
+    """The sizes that are asked for, as far as they are known; None where there are scales.
+
+    Raises:
+        CannotTellError: nobody knows how many there are.
+    """
+    value = operand(node, 3)
+    if value is None:
+        return None
+    found = listed_sizes(value)
+    if found is None:
+        raise CannotTellError("the sizes")
+    return target_sizes(found) or None
 
 
 def _kept_aspect(node: Node) -> tuple[int, ...]:
@@ -95,7 +114,7 @@ def _cost_resize(node: Node) -> int:
 def _gradient_resize(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
     # Dims of unknown size must be those that stay: any other size or scale changes a size as large as this.
     shape = [size if isinstance(size, int) else _UNLIKELY for size in dims_of(node, 0)]
-    resized = resized_dims(node, shape)
+    resized = resized_dims(node, shape, _computed_sizes(node))
     if any(not isinstance(dims_of(node, 0)[dim], int) for dim in resized):
         raise CannotTellError("the size of a dim that is resized")
     taps = {dim: (*taps_of(node, axis), axis.length) for dim, axis in resized.items()}
@@ -113,6 +132,26 @@ define(
         gradient=_gradient_resize,
     )
 )
+
+
+def _computed_sizes(node: Node) -> list[int] | None:
+    """The sizes that are asked for, where they are computed; that of a dim that stays and is not known is one like it.
+
+    Raises:
+        CannotTellError: one is not known.
+    """
+    sizes = _asked(node)
+    if sizes is None or operand(node, 3) is None or data_of(needed(node, 3)) is not None:
+        return None
+    dims = dims_of(node, 0)
+    found = []
+    for axis, size in zip(named_dims(node, len(dims)), sizes, strict=True):
+        if not isinstance(size, int) and (size is None or size != dims[axis]):
+            raise CannotTellError("the size that a dim gets")
+        found.append(size if isinstance(size, int) else _UNLIKELY)
+    return found
+
+
 define(
     OpDef(
         "",

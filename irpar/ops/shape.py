@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from irpar.ir import Builder, Dim, Expr, Node, Type, Value, with_dim
+from irpar.ir import Builder, Dim, Node, Type, Value, with_dim
 from irpar.ir.dims import exact_div, product_of
 from irpar.sharding import ceil_div
 
@@ -11,7 +11,6 @@ from .facts import (
     CannotTellError,
     axes_of,
     axis_attribute,
-    broadcast_dims,
     computed_count,
     data_of,
     dims_of,
@@ -29,6 +28,7 @@ from .facts import (
 )
 from .gradients import shape as gradients
 from .gradients.writer import GradientWriter, Of
+from .listed_sizes import listed_sizes, target_sizes
 from .local import set_target, typed_like
 from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
 from .op_def import OpDef
@@ -86,29 +86,19 @@ def _infer_reshape(node: Node) -> Sequence[Type]:
 
 
 def _reshape_target(node: Node) -> list[Dim]:
-    """The sizes that a Reshape asks for; where they are computed, at least how many there are."""
+    """The sizes that a Reshape asks for, as far as they are known; at least how many there are."""
     sizes = needed(node, 1)
     if sizes.data is not None:
         return list(needed_ints(node, 1))
-    source = sizes.node
-    if source is not None and source.identity == ("", "Shape") and not source.attributes:
-        found = dims_of(source, 0)
-        if 0 not in found:  # 0 asks for a dim of the operand
-            return list(found)
-    (count,) = dims_of(node, 1)
-    if not isinstance(count, int):
-        raise CannotTellError("the rank of the target")
-    return [None] * count
-
-
-def _remaining(total: int | Expr | None, known: int | Expr | None) -> int | Expr:
-    """The size that -1 stands for."""
-    if total is None or known is None or known == 0:
-        raise CannotTellError("the size of -1")
-    found = exact_div(total, known)
+    found = listed_sizes(sizes)
     if found is None:
-        raise CannotTellError("the size of -1")
-    return found
+        raise CannotTellError("the rank of the target")
+    return target_sizes(found)
+
+
+def _remaining(total: Dim, known: Dim) -> Dim:
+    """The size that -1 stands for."""
+    return None if total is None or known is None or known == 0 else exact_div(total, known)
 
 
 def _rule_reshape(node: Node) -> FactorRule:
@@ -360,10 +350,10 @@ define(OpDef("", "Pad", _infer_pad, _rule_pad, local_program=PAD.local_program()
 
 
 def _infer_tile(node: Node) -> Sequence[Type]:
-    dims, repeats = dims_of(node, 0), needed_ints(node, 1)
-    if len(dims) != len(repeats):
+    dims, repeats = dims_of(node, 0), listed_sizes(needed(node, 1))
+    if repeats is None or len(dims) != len(repeats):
         raise CannotTellError("repeats of another rank")
-    sizes = [None if dim is None else dim * count for dim, count in zip(dims, repeats, strict=True)]
+    sizes = [None if None in pair else product_of(pair) for pair in zip(dims, repeats, strict=True)]
     return [tensor_of(node, 0).with_shape(tuple(sizes))]
 
 
@@ -375,6 +365,8 @@ def _rule_tile(node: Node) -> FactorRule:
 
 
 def _gradient_tile(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
+    if data_of(needed(node, 1)) is None:
+        return gradients.of_computed_tile(node, of, writer)
     return gradients.of_tile(node, of, writer, needed_ints(node, 1))
 
 
@@ -392,7 +384,22 @@ define(
 
 
 def _infer_expand(node: Node) -> Sequence[Type]:
-    return [tensor_of(node, 0).with_shape(broadcast_dims([dims_of(node, 0), needed_ints(node, 1)]))]
+    dims, target = dims_of(node, 0), listed_sizes(needed(node, 1))
+    if target is None:
+        raise CannotTellError("the rank of the target")
+    more = len(target) - len(dims)
+    pairs = zip((1,) * more + dims, (1,) * -more + tuple(target_sizes(target)), strict=True)
+    return [tensor_of(node, 0).with_shape(tuple(_expanded_size(*pair) for pair in pairs))]
+
+
+def _expanded_size(size: Dim, wanted: Dim) -> Dim:
+    if size == 1 or wanted == size:
+        return wanted
+    if wanted == 1 or (isinstance(size, int) and not isinstance(wanted, int)):
+        return size
+    if isinstance(size, int):
+        raise CannotTellError(f"{size} does not broadcast to {wanted}")
+    return wanted if isinstance(wanted, int) else None
 
 
 def _rule_expand(node: Node) -> FactorRule:

@@ -10,6 +10,7 @@ from .facts import (
     dims_of,
     int_attribute,
     ints_attribute,
+    needed,
     needed_ints,
     result_shape,
     same_type,
@@ -21,6 +22,7 @@ from .facts import (
 from .gradients.matrices import decompose_inverse, of_center_crop_pad, of_col2im, of_det
 from .gradients.refused import ROUNDED_REGIONS
 from .gradients.sampling import decompose_crop_and_resize, decompose_grid_sample, decompose_roi_align, of_affine_grid
+from .listed_sizes import listed_sizes, target_sizes
 from .local import set_target
 from .local_programs.shape import CENTER_CROP_PAD, crop_targets
 from .microsoft import microsoft
@@ -32,7 +34,10 @@ from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 
 
 def _infer_affine_grid(node: Node) -> Sequence[Type]:
-    batch, _, *places = needed_ints(node, 1)
+    sizes = listed_sizes(needed(node, 1))
+    if sizes is None:
+        raise CannotTellError("the rank of the grid")
+    batch, _, *places = target_sizes(sizes)
     return [tensor_of(node, 0).with_shape((batch, *places, len(places)))]
 
 

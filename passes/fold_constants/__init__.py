@@ -24,6 +24,7 @@ from irpar.ir import (
 )
 from irpar.ir.annotate import hand_over, matches
 from irpar.ops.effects import is_compute, is_deterministic
+from irpar.ops.listed_sizes import known_numbers
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Sharding
 
@@ -111,7 +112,7 @@ class _Folder:
         if self.needs_types(node):
             self.infer(node)
         following = node.next
-        if (size := _size_of_static(node)) is not None:
+        if (size := _size_of_static(node) or _known_list(node)) is not None:
             self.replace(node, [size])
         elif self.is_empty(node):
             self.replace(node, [_empty(value) for value in node.results])
@@ -322,6 +323,19 @@ def _size_of_static(node: Node) -> Tensor | None:
     assert isinstance(end, int)
     # ONNX clamps start and end as Python's slices do.
     return ArrayTensor(np.array(type_.static_shape[start:end], np.int64))
+
+
+def _known_list(node: Node) -> Tensor | None:
+    """A list of sizes of which all are known, although what they are taken from has others: seq of [batch, seq]."""
+    if all(value.data is not None for value in node.inputs) or not _is_static(node):
+        return None
+    if not all(map(_may_be_constant, node.results)):
+        return None
+    numbers = known_numbers(node)
+    if numbers is None:
+        return None
+    type_ = node.result.tensor_type
+    return ArrayTensor(np.array(numbers, type_.dtype.numpy).reshape(type_.static_shape), type_.dtype)
 
 
 def _is_empty(value: Value) -> bool:

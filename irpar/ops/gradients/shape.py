@@ -255,3 +255,18 @@ def of_tile(node: Node, of: Of, w: GradientWriter, repeats: Sequence[int]) -> Se
         return w.sum(w.reshaped(g, sizes), summed, keep=False)
 
     return w.each(data)
+
+
+def of_computed_tile(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
+    """The same for repeats that are computed: each dim is two."""
+    x, repeats, g = needed(node, 0), needed(node, 1), of[0]
+    assert g is not None
+    rank = len(w.dims(x))
+
+    def data() -> Value:
+        pairs = [w.unsqueeze(each, [1]) for each in (repeats, w.shape_of(x))]
+        sizes = w.reshape(w.op("Concat", pairs, {"axis": 1}), [2 * rank])
+        split = w.reshape(g, sizes, x.tensor_type.with_shape((None,) * (2 * rank)))
+        return w.op("ReduceSum", [split, w.ints(range(0, 2 * rank, 2))], {"keepdims": 0}, type=x.type)
+
+    return w.each(data)

@@ -82,8 +82,10 @@ def policy_of(node: Node) -> str:
     return text_attribute(node, "keep_aspect_ratio_policy", "stretch")
 
 
-def resized_dims(node: Node, shape: Sequence[int] | None = None) -> dict[int, Resized]:
-    """The dims whose places change; `shape` is that of the operand, where it is not known.
+def resized_dims(
+    node: Node, shape: Sequence[int] | None = None, wanted: Sequence[int] | None = None
+) -> dict[int, Resized]:
+    """The dims whose places change; `shape` is that of the operand, `wanted` the sizes, where they are not known.
 
     None does where no size changes, whatever the scales: ONNX Runtime copies. Beside a dim that does, a scale of 1
     keeps the places; 5 places at scale 1.1 are 5 places with other numbers.
@@ -93,7 +95,7 @@ def resized_dims(node: Node, shape: Sequence[int] | None = None) -> dict[int, Re
     """
     if is_crop(node):
         raise CannotTellError("a crop")
-    shape, sizes = shape_of(node, 0) if shape is None else shape, sizes_of(node)
+    shape, sizes = shape_of(node, 0) if shape is None else shape, sizes_of(node) if wanted is None else wanted
     dims = named_dims(node, len(shape))
     lengths = [shape[dim] for dim in dims]
     scales = None if sizes is not None else np.asarray(scales_of(node), np.float32)
