@@ -134,10 +134,22 @@ _HIDDEN = 0x3B1
 
 
 def _equation(node: Node) -> tuple[list[str], str]:
-    """The letters of each operand and of the result; the dims of an ellipsis get letters of their own.
+    """The letters of each operand and of the result, each once.
 
     Raises:
         CannotTellError: a letter twice in one operand, or an equation that does not fit the operands.
+    """
+    terms, right = _letters(node)
+    if any(len(set(term)) != len(term) for term in terms):
+        raise CannotTellError("a letter twice in one operand")
+    return terms, right
+
+
+def _letters(node: Node) -> tuple[list[str], str]:
+    """The letters of each operand and of the result; the dims of an ellipsis get letters of their own.
+
+    Raises:
+        CannotTellError: an equation that does not fit the operands.
     """
     left, arrow, right = text_attribute(node, "equation").replace(" ", "").partition("->")
     terms = left.split(",")
@@ -151,8 +163,8 @@ def _equation(node: Node) -> tuple[list[str], str]:
         raise CannotTellError("an ellipsis that is not in the result")
     terms = [_without_ellipsis(term, count) for term, count in zip(terms, hidden, strict=True)]
     right = _without_ellipsis(right, max(hidden))
-    if any("." in term or len(set(term)) != len(term) for term in (*terms, right)):
-        raise CannotTellError("a letter twice in one operand")
+    if any("." in term for term in (*terms, right)) or len(set(right)) != len(right):
+        raise CannotTellError("an equation that ONNX does not have")
     return terms, right
 
 
@@ -207,7 +219,7 @@ def _cost_einsum(node: Node) -> int:
 
 
 def _gradient_einsum(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:
-    return of_einsum(node, of, writer, *latin(*_equation(node)))
+    return of_einsum(node, of, writer, *latin(*_letters(node)))
 
 
 define(OpDef("", "Einsum", _infer_einsum, _rule_einsum, _cost_einsum, gradient=_gradient_einsum))

@@ -39,7 +39,9 @@ class Schedule:
             raise ScheduleError(f"a learning rate of {self.learning_rate}", do="give a number of 0 or more")
         if not (math.isfinite(self.least) and self.least >= 0):
             raise ScheduleError(f"a learning rate of {self.least} at the end", do="give a number of 0 or more")
-        if self.warmup < 0 or (self.kind != "constant" and self.steps < self.warmup):
+        if self.warmup < 0:
+            raise ScheduleError(f"a warm-up of {self.warmup} steps", do="give 0 steps or more")
+        if self.kind != "constant" and self.steps < self.warmup:
             raise ScheduleError(
                 f"a warm-up of {self.warmup} steps in a run of {self.steps}", do="give fewer steps of warm-up"
             )

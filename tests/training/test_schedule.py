@@ -30,7 +30,7 @@ def test_rates() -> None:
         ({"kind": "exponential"}, 'there is no schedule "exponential"'),
         ({"learning_rate": -1.0}, "a learning rate of -1.0"),
         ({"learning_rate": math.nan}, "a learning rate of nan"),
-        ({"warmup": -1}, "a warm-up of -1 steps in a run of 0"),
+        ({"warmup": -1}, "a warm-up of -1 steps"),
         ({"kind": "linear", "warmup": 5, "steps": 4}, "a warm-up of 5 steps in a run of 4"),
         ({"kind": "linear", "steps": 4, "least": math.nan}, "a learning rate of nan at the end"),
         ({"kind": "cosine", "steps": 4, "least": -0.5}, "a learning rate of -0.5 at the end"),

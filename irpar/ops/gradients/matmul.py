@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from string import ascii_letters
 
+import numpy as np
+
 from irpar.ir import Dim, DType, Node, Value
 
 from ..facts import CannotTellError, broadcast_dims, float_attribute, int_attribute, needed, operand
@@ -81,32 +83,61 @@ def of_einsum(node: Node, of: Of, w: GradientWriter, terms: Sequence[str], resul
     """Each operand gets the Einsum of the gradient with the other operands, in its own letters.
 
     A letter that stands in this operand alone was summed there: the gradient is repeated along it, and along one of
-    which the others have size 1. Where this operand has size 1 of a letter, the gradient is summed.
+    which the others have size 1. Where this operand has size 1 of a letter, the gradient is summed. A diagonal is a
+    product with the identity: ii->i is ij,ij->i.
     """
     g = of[0]
     assert g is not None
+    operands = list(node.inputs)
+    terms = _once_each(operands, terms, w)
     found: list[Value | None] = []
-    for index, (value, term) in enumerate(zip(node.operands, terms, strict=True)):
-        if value is None or not w.needs[index]:
+    for index, term in enumerate(terms[: len(node.inputs)]):
+        if not w.needs[index]:
             found.append(None)
             continue
         others = [number for number in range(len(terms)) if number != index]
         known = set(result).union(*(terms[number] for number in others))
         kept = "".join(letter for letter in term if letter in known)
         equation = ",".join([result, *(terms[number] for number in others)]) + "->" + kept
-        operands = [g, *(node.operands[number] for number in others)]
         dims = tuple(
-            _size(letter, node, terms, range(len(terms)) if letter in result else others, w) for letter in kept
+            _size(letter, operands, terms, range(len(terms)) if letter in result else others, w) for letter in kept
         )
-        made = w.op("Einsum", operands, {"equation": equation}, type=g.tensor_type.with_shape(dims))
+        type_ = g.tensor_type.with_shape(dims)
+        made = w.op("Einsum", [g, *(operands[number] for number in others)], {"equation": equation}, type=type_)
         missing = [dim for dim, letter in enumerate(term) if letter not in known]
-        found.append(w.fit_to(w.unsqueeze(made, missing), value))
+        found.append(w.fit_to(w.unsqueeze(made, missing), operands[index]))
     return found
 
 
-def _size(letter: str, node: Node, terms: Sequence[str], places: Sequence[int], w: GradientWriter) -> Dim:
+def _once_each(operands: list[Value], terms: Sequence[str], w: GradientWriter) -> list[str]:
+    """Terms in which each letter stands once; identities that keep the dims together are added to the operands.
+
+    Raises:
+        CannotTellError: the size of a diagonal is not known.
+    """
+    free = iter(sorted(set(ascii_letters).difference(*terms)))
+    apart, identities = [], []
+    for value, term in zip(tuple(operands), terms, strict=True):
+        made = ""
+        for dim, letter in enumerate(term):
+            if letter not in made:
+                made += letter
+                continue
+            size, other = w.dims(value)[dim], next(free, None)
+            if not isinstance(size, int) or other is None:
+                raise CannotTellError("the size of a diagonal")
+            operands.append(w.constant(np.eye(size, dtype=value.dtype.numpy), "identity"))
+            identities.append(letter + other)
+            made += other
+        apart.append(made)
+    return [*apart, *identities]
+
+
+def _size(
+    letter: str, operands: Sequence[Value], terms: Sequence[str], places: Sequence[int], w: GradientWriter
+) -> Dim:
     """How large a letter is in some operands together; None where that cannot be told."""
-    found = [(w.dims(needed(node, place))[terms[place].index(letter)],) for place in places if letter in terms[place]]
+    found = [(w.dims(operands[place])[terms[place].index(letter)],) for place in places if letter in terms[place]]
     try:
         return broadcast_dims(found)[0]
     except CannotTellError:

@@ -40,3 +40,17 @@ def test_sizes_that_are_known_when_the_model_runs(
 def test_three_operands() -> None:
     operands = (floats(2, 1), floats(3, 4), floats(1, 4))
     check_sample(Sample("Einsum", operands, {"equation": "ij,jk,ik->i"}, version=12))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ii->i", [(3, 3)]),
+        ("bii->b", [(2, 3, 3)]),
+        ("iij,jkk->ik", [(3, 3, 2), (2, 4, 4)]),
+        ("...iii->...i", [(2, 3, 3, 3)]),
+    ],
+)
+def test_diagonals(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    operands = tuple(floats(*shape) for shape in shapes)
+    check_sample(Sample("Einsum", operands, {"equation": equation}, version=12))
