@@ -68,7 +68,7 @@ def _print_zero(console: Any, zero: Mapping[str, Any]) -> None:
         (pattern(entry["parameter"]), sharding_text(entry["sharding"]), entry["why"]) for entry in zero["parameters"]
     )
     count = count_text(len(zero["parameters"]), "parameter")
-    console.print(f"{count} without equal blocks, {count_text(len(alike), 'kind')}:")
+    console.print(f"{count} that it leaves as they are or shards unevenly, {count_text(len(alike), 'kind')}:")
     rows = table("parameter", "sharding", "why")
     for name, sharding, why in alike:
         rows.add_row(shortened(name), sharding, why)

@@ -409,7 +409,8 @@ def _print(made: Made, out: Path, by: str) -> None:
     for record in made.passes:
         for note in record["notes"]:
             console.print(f"{record['name']}: {note}")
-    if not made.annotated and plan.mesh_of_ranks.size > 1:
+    is_zero = plan.training is not None and "zero" in plan.training
+    if not made.annotated and not is_zero and plan.mesh_of_ranks.size > 1:
         console.print(f"no tensor was annotated ({by}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
     run = f", irpar run {folder} --data DATA --steps N" if plan.training is not None else ""

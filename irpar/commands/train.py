@@ -85,6 +85,8 @@ if TYPE_CHECKING:
 
 ONE = "one"
 """A mesh of one device."""
+_ZERO_OPTIONS = {"zero_axes": "dp", "zero_threshold_kb": 64, "zero_regather": True}
+"""Options that only say how --zero does it, and what they are by default."""
 DATASET = ("inputs", "data_parallel", "full_batch")
 
 
@@ -129,7 +131,7 @@ def train_command(
     zero: Zero = 0,
     zero_axes: ZeroAxes = "dp",
     zero_threshold_kb: ZeroThreshold = 64,
-    zero_regather: ZeroRegather = "yes",
+    zero_regather: ZeroRegather = True,
     dataset_sharding: DatasetSharding = "inputs",
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
@@ -239,18 +241,24 @@ def _with_zero(asked: Asked, given: Mapping[str, Any]) -> Asked:
         IrparError: the options contradict each other.
     """
     if not given["zero"]:
+        for option, usual in _ZERO_OPTIONS.items():
+            if given[option] != usual:
+                raise IrparError(
+                    f"--{option.replace('_', '-')} without --zero", do="add --zero 1, 2 or 3, or leave it out"
+                )
         return asked
     from irpar.pass_manager.default_pipeline import with_zero
     from irpar.passes.zero import Zero as ZeroPass
 
-    choice("--zero-regather", given["zero_regather"], ("yes", "no"))
     if asked.out.suffix == ".onnx":
         raise IrparError("an .onnx file holds the step of one device", do="give a folder, or leave out --zero")
+    if given["mesh"] in (None, ONE) and given["shardings"] is None:
+        raise IrparError("--zero shards over ranks, and there is one", do="give a mesh: --mesh dp=4")
     if asked.pipeline is not None:
         raise IrparError(
             "--zero and --pipeline both say what runs", do="write zero{stage=1} into the pipeline, and leave out --zero"
         )
-    axes = tuple(axis.strip() for axis in given["zero_axes"].split(","))
+    axes = tuple(axis.strip() for axis in given["zero_axes"].split(",") if axis.strip())
     wanted = ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"])
     return replace(asked, pipeline=with_zero(wanted))
 

@@ -172,9 +172,9 @@ Zero = Annotated[
     typer.Option(
         "--zero",
         metavar="STAGE",
-        help="Shard optimizer state over ranks that would hold the same (1), gradients too (2), parameters too (3).",
+        help="Shard optimizer state over ranks that would hold the same (1), gradients too (2), parameters too (3); "
+        "0: nothing.",
         rich_help_panel=_ZERO,
-        show_default=False,
     ),
 ]
 ZeroAxes = Annotated[
@@ -191,15 +191,14 @@ ZeroThreshold = Annotated[
     typer.Option(
         "--zero-threshold-kb",
         metavar="KB",
-        help="Parameters of which a rank holds less than so many times 1,024 bytes stay as they are.",
+        help="Parameters of which a rank holds less than that stay as they are.",
         rich_help_panel=_ZERO,
     ),
 ]
 ZeroRegather = Annotated[
-    str,
+    bool,
     typer.Option(
-        "--zero-regather",
-        metavar="yes|no",
+        "--zero-regather/--no-zero-regather",
         help="Of --zero 3: gather parameters again in the backward pass, or keep what the forward pass gathered.",
         rich_help_panel=_ZERO,
     ),

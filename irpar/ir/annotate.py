@@ -102,18 +102,23 @@ def _check(annotation: Annotation, value: Value) -> None:
         )
 
 
-def annotate_further(module: Module, value: Value, sharding: Sharding, words: str) -> None:
+def annotate_further(module: Module, value: Value, sharding: Sharding, words: str) -> bool:
     """Let a value be sharded so, whatever it was annotated with; `words` say what wants that.
 
-    An annotation that says the same stays.
+    An annotation that says the same stays; another one cannot be left out by itself any more.
+
+    Returns:
+        Whether that is another sharding than the value had.
     """
     known = module.annotated.get(value.name)
-    if known is not None and value.sharding == sharding:
-        return
+    is_new = value.sharding != sharding
+    if known is not None and not is_new:
+        return False
     said = words if known is None else f"{known.title} and {words}"
     value.sharding = sharding
     module.annotated[value.name] = Annotation(value.source_name, tuple(sharding.spec()), said=said, is_implied=True)
     module.decisions[value.name] = [Decision(f"annotated by {words}" if known is None else f"annotated {said}")]
+    return is_new
 
 
 def hand_over(module: Module, name: str, heir: str, why: str) -> None:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 StateKind = Literal["parameter", "master", "moment", "statistic", "cache", "counter", "scale", "seed"]
 STATE_KINDS: tuple[str, ...] = get_args(StateKind)
+OPTIMIZER_KINDS: tuple[StateKind, ...] = ("master", "moment", "scale")
+"""What an optimizer keeps beside the parameters."""
 
 
 class StateError(IrparError):
@@ -32,3 +34,8 @@ class State:
     output: int | None = None
     data: "Tensor | None" = None
     parameter: str | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """True for a parameter that the graph replaces."""
+        return self.kind == "parameter" and self.output is not None

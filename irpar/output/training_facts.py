@@ -9,11 +9,11 @@ METADATA = "irpar.training"
 
 
 class ZeroParameter(TypedDict):
-    """A parameter whose state ZeRO does not shard into equal blocks.
+    """A parameter that ZeRO leaves as it is, or shards unevenly.
 
     Attributes:
         parameter: its name.
-        sharding: of what the stage shards.
+        sharding: of its masters and moments where nothing else was said of them, and of what else the stage shards.
         is_sharded: whether the axes of ZeRO shard a dim.
         why: why not, or why blocks are uneven.
     """
@@ -30,7 +30,7 @@ class ZeroFacts(TypedDict):
     Attributes:
         stage: 1, 2 or 3.
         axes: what it shards over.
-        threshold_kb: what stays replicated.
+        threshold_kb: parameters of which a rank holds fewer than so many times 1,000 bytes stay as they are.
         regather: whether parameters are gathered again in the backward pass.
         parameters: those of which there is something to say.
     """

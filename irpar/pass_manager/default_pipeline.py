@@ -1,5 +1,10 @@
 """The default pipeline, of which commands, suggestions and annotations each run a part."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from irpar.passes.zero import Zero
+
 NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce"
 """The passes that make an export static and small."""
 NORMALISING = frozenset({"bind-dims", *NORMALISE.split(",")})
@@ -17,6 +22,6 @@ SHARD = f"{COMPLETE},{MOVES},{PROGRAM}"
 DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
 
 
-def with_zero(zero: object) -> str:
+def with_zero(zero: "Zero | str") -> str:
     """The default pipeline with the pass `zero`, given as the pass or as a pipeline writes it: `zero{stage=2}`."""
     return f"{NORMALISE},{zero},{SHARD}"

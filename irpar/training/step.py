@@ -137,7 +137,7 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
 def _trained(module: Module) -> str:
     """How many parameters there are, and what is not trained."""
     graph = module.graph
-    trained = [value for value, state in graph.states.items() if state.kind == "parameter" and state.output is not None]
+    trained = [value for value, state in graph.states.items() if state.is_trained]
     numbers = sum(math.prod(value.tensor_type.static_shape) for value in trained if value.is_static)
     return f"trains {count_text(len(trained), 'tensor')} of {numbers:,} numbers"
 

@@ -41,8 +41,8 @@ class Localize(Pass):
     MakePartial a Where on the position along its axes, target shapes and the like are the local ones; a node that works
     along dims which are cut is a local program, with collectives of its own; in the place of an optimizer's update is
     what it stands for. There is one local graph for each distinct program: one when every cut divides, more when blocks
-    differ in size. Constants keep their full tensors; who writes or runs a part slices; but where weights are state,
-    devices slice small constants themselves, so that programs do not differ by them.
+    differ in size. Constants keep their full tensors; who writes or runs a part slices; but where parameters are
+    state, devices slice small constants themselves, so that programs do not differ by them.
     """
 
     name = "localize"

@@ -1,36 +1,32 @@
 """Constants of which each rank holds a block: where nothing else tells programs apart, each slices its own."""
 
 from irpar.analysis.cost.network import Network
-from irpar.analysis.redistribution import redistribution
+from irpar.analysis.redistribution import block_bytes, redistribution
 from irpar.analysis.redistribution.trees import insert_step
-from irpar.ir import Builder, Module, TensorType, Value
-from irpar.sharding import Sharding, ceil_shape
+from irpar.ir import Builder, Module, Value
+from irpar.sharding import Sharding
 
 SMALL_SHARE, SMALL_BYTES = 1 / 64, 64 << 10
 """What a device may hold more for it: this part of its state, and so many bytes."""
 
 
-def share_small_constants(module: Module, network: Network) -> int:
-    """Let each device hold sharded constants in full, and slice its blocks, in a graph whose weights are state.
+def share_small_constants(module: Module, network: Network) -> None:
+    """Let each device hold sharded constants in full, and slice its blocks, in a graph whose parameters are state.
 
     k : i64[2048@dp, 1] becomes k : i64[2048, 1], k_1 = irpar.AllSlice(k) : i64[2048@dp, 1]
 
     Ranks whose parameters are inputs differ in their constants alone: 64 of them would be 64 programs for a table of
-    positions. All constants, or none where that takes too much.
-
-    Returns:
-        How many constants that are.
+    positions. All constants of the graph, those of bodies aside, or none where that takes too much.
     """
     graph = module.graph
-    if not graph.states or graph.first is None:
-        return 0
+    if graph.first is None or not any(state.kind == "parameter" for state in graph.states.values()):
+        return
     found = [value for value in graph.constants if _is_cut(value)]
-    more = sum(value.tensor_type.nbytes - _block_bytes(value) for value in found)
-    if more > SMALL_BYTES + SMALL_SHARE * sum(map(_block_bytes, graph.states)):
-        return 0
+    more = sum(value.tensor_type.nbytes - _held(value) for value in found)
+    if more > SMALL_BYTES + SMALL_SHARE * sum(map(_held, graph.states)):
+        return
     for value in found:
         _slice(module, value, network)
-    return len(found)
 
 
 def _is_cut(value: Value) -> bool:
@@ -38,10 +34,10 @@ def _is_cut(value: Value) -> bool:
     return lies is not None and not lies.partial and any(lies.dim_parts(dim) > 1 for dim in range(lies.rank))
 
 
-def _block_bytes(value: Value) -> int:
-    """What a device holds of a value."""
-    shape = value.shape if value.sharding is None else ceil_shape(value.sharding, value.shape)
-    return TensorType(value.dtype, shape).nbytes
+def _held(value: Value) -> int:
+    """The bytes that a device holds of a value."""
+    lies = value.sharding
+    return value.tensor_type.nbytes if lies is None else block_bytes(lies, value.shape, value.dtype.bits)
 
 
 def _slice(module: Module, value: Value, network: Network) -> None:

@@ -1,19 +1,19 @@
 """zero: optimizer state, gradients and parameters sharded over the ranks that hold the same ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from irpar.analysis.completion.flow import require_global
+from irpar.analysis.redistribution import block_bytes
 from irpar.analysis.redistribution.trees import standing_in
 from irpar.errors import IrparError, listed, nearest_names
-from irpar.ir import Builder, Module, Node, TensorType, Value, clone_module
+from irpar.ir import Builder, Module, Node, Value, clone_module
 from irpar.ir.annotate import annotate_further
-from irpar.ir.state import State
+from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.output.training_facts import ZeroFacts, ZeroParameter, facts_of, metadata_of
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.autodiff import GRAD
-from irpar.sharding import Axis, Mesh, Sharding, ShardingError, are_disjoint, ceil_shape
+from irpar.sharding import Axis, Mesh, Sharding, ShardingError, are_disjoint, spelled
 from irpar.units import bytes_text, count_text
 
 from .cuts import Cut, cut_of
@@ -21,7 +21,7 @@ from .cuts import Cut, cut_of
 __all__ = ["Zero", "ZeroError"]
 
 STAGES = (1, 2, 3)
-_OF_OPTIMIZER = ("master", "moment")
+_VIEW = ("", "Identity")
 
 
 class ZeroError(IrparError):
@@ -52,22 +52,22 @@ class Zero(Pass):
     in stage 3 the parameters themselves; what the stage does not shard stays as it was annotated or, where it was not,
     as annotations propagate to it. The collectives that follow from it are put in by insert-redistribution:
     gradients are reduce-scattered, and parameters all-gathered after the update or, in stage 3, where they are read.
-    Stage 3 shards a parameter further than its annotation says; masters, moments and gradients that somebody annotated
-    stay as they are.
+    Stage 3 shards a parameter further than its annotation says; masters, moments and gradients of which somebody says
+    how they are sharded stay so.
 
     Attributes:
         stage: 1, 2 or 3.
         axes: mesh axes or sub-axes, major first, such as dp, or `dp:(2)4` for groups of four neighbours (HSDP).
-        threshold_kb: of 1,024 bytes; parameters of which a rank holds less than this stay replicated.
+        threshold_kb: parameters of which a rank holds fewer than so many times 1,000 bytes stay as they are.
         regather: in stage 3 gather parameters once in the forward and once in the backward pass, and hold none in
-            between; no: once, and keep them until the backward pass has read them.
+            between; false: once, and keep them until the backward pass has read them.
     """
 
     name = "zero"
     stage: int = 1
     axes: tuple[str, ...] = ("dp",)
     threshold_kb: float = 64
-    regather: Literal["yes", "no"] = "yes"
+    regather: bool = True
 
     def run(self, module: Module) -> PassResult:
         """Annotate.
@@ -80,19 +80,15 @@ class Zero(Pass):
         axes = self._axes(module.mesh)
         trained = _trained(module)
         before = _shardings(module, [each.value for each in trained])
-        places = {node: place for place, node in enumerate(module.graph)}
-        rows = [self._parameter(module, each, before[each.value], axes, places) for each in trained]
-        facts = facts_of(module.metadata)
-        if facts is not None:
-            kept: ZeroFacts = {
-                "stage": self.stage,
-                "axes": [str(axis) for axis in axes],
-                "threshold_kb": self.threshold_kb,
-                "regather": self.stage == 3 and self.regather == "yes",
-                "parameters": [row for row in rows if row["why"]],
-            }
-            module.metadata |= metadata_of({**facts, "zero": kept})
-        return PassResult(True, self._notes(rows, axes), {"parameters": len(rows)})
+        cuts = {each: self._cut(each.value, before[each.value], axes) for each in trained}
+        changed = [self._annotate(module, each, before[each.value], cut) for each, cut in cuts.items()]
+        if self.stage == 3 and self.regather:
+            places = {node: place for place, node in enumerate(module.graph)}
+            changed += [_regather(module, each.value, places) for each, cut in cuts.items() if cut.is_sharded]
+        changed.append(self._write_facts(module, cuts, axes))
+        sharded = sum(cut.is_sharded for cut in cuts.values())
+        statistics: dict[str, int | float] = {"sharded": sharded, "left": len(cuts) - sharded}
+        return PassResult(any(changed), tuple(self._notes(module, cuts, axes)), statistics)
 
     def _axes(self, mesh: Mesh) -> list[Axis]:
         """The mesh axes that are meant.
@@ -120,37 +116,61 @@ class Zero(Pass):
             raise ZeroError(f"the axes {listed(self.axes, 5)} overlap", do="name each once")
         return axes
 
-    def _parameter(
-        self, module: Module, trained: Trained, lies: Sharding, axes: Sequence[Axis], places: Mapping[Node, int]
-    ) -> ZeroParameter:
-        """Annotate a parameter and what belongs to it; what there is to say of it."""
-        cut = self._cut(trained.value, lies, axes)
-        name, words = trained.value.source_name, f"zero, stage {self.stage}"
-        annotate_further(module, trained.value, cut.sharding if self.stage == 3 else lies, words)
-        others = [*trained.states, *([trained.gradient] if self.stage >= 2 and trained.gradient is not None else [])]
-        for value in others:
-            if value.name not in module.annotated:
-                annotate_further(module, value, cut.sharding, words)
-        if self.stage == 3 and self.regather == "yes" and cut.is_sharded:
-            again = _regathered(module, trained.value, places)
-            if again is not None:
-                annotate_further(module, again, cut.sharding, words)
-        return {"parameter": name, "sharding": cut.sharding.spec(), "is_sharded": cut.is_sharded, "why": cut.why}
+    def _annotate(self, module: Module, trained: Trained, lies: Sharding, cut: Cut) -> bool:
+        """Annotate a parameter and, where nothing says how they are sharded, what belongs to it."""
+        words = f"zero, stage {self.stage}"
+        changed = annotate_further(module, trained.value, cut.sharding if self.stage == 3 else lies, words)
+        gradients = [trained.gradient] if self.stage >= 2 and trained.gradient is not None else []
+        for value in (*trained.states, *gradients):
+            if value.sharding is None:
+                changed = annotate_further(module, value, cut.sharding, words) or changed
+        return changed
+
+    def _write_facts(self, module: Module, cuts: Mapping[Trained, Cut], axes: Sequence[Axis]) -> bool:
+        """Let the plan of a training step say what was done; true where it said something else."""
+        facts = facts_of(module.metadata)
+        if facts is None:
+            return False
+        rows: list[ZeroParameter] = [
+            {
+                "parameter": each.value.source_name,
+                "sharding": cut.sharding.spec(),
+                "is_sharded": cut.is_sharded,
+                "why": cut.why,
+            }
+            for each, cut in cuts.items()
+            if cut.why
+        ]
+        kept: ZeroFacts = {
+            "stage": self.stage,
+            "axes": [str(axis) for axis in axes],
+            "threshold_kb": self.threshold_kb,
+            "regather": self.stage == 3 and self.regather,
+            "parameters": rows,
+        }
+        module.metadata |= metadata_of({**facts, "zero": kept})
+        return facts.get("zero") != kept
 
     def _cut(self, value: Value, lies: Sharding, axes: Sequence[Axis]) -> Cut:
-        held = TensorType(value.dtype, ceil_shape(lies, value.shape)).nbytes
-        if held < self.threshold_kb * 1024:
+        held = block_bytes(lies, value.shape, value.dtype.bits)
+        if held < self.threshold_kb * 1000:
             why = f"a rank holds {bytes_text(held)} of it, less than the threshold of {self.threshold_kb:g} kB"
             return Cut(lies, why, is_sharded=False)
         return cut_of(lies, value.shape, axes)
 
-    def _notes(self, rows: Sequence[ZeroParameter], axes: Sequence[Axis]) -> tuple[str, ...]:
+    def _notes(self, module: Module, cuts: Mapping[Trained, Cut], axes: Sequence[Axis]) -> Iterator[str]:
         """Lines for the user."""
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, their state and gradients"}
-        whole = [row for row in rows if not row["is_sharded"]]
-        over = ",".join(map(str, axes))
-        text = f"{what[self.stage]} of {count_text(len(rows) - len(whole), 'tensor')} sharded over {over}"
-        return (text + (f"; {len(whole)} stay as they are" if whole else ""),)
+        sharded, over = sum(cut.is_sharded for cut in cuts.values()), ",".join(map(str, axes))
+        left = len(cuts) - sharded
+        stays = f"; {left} {'stays as it is' if left == 1 else 'stay as they are'}" if left else ""
+        yield f"{what[self.stage]} of {count_text(sharded, 'tensor')} sharded over {over}{stays}"
+        given = [
+            value for value in module.graph.inputs if value not in module.graph.states and value.sharding is not None
+        ]
+        if all(are_disjoint(module.mesh, [*value.sharding.all_axes, *axes]) for value in given if value.sharding):
+            how = spelled("--dataset-sharding data_parallel", 'module.shard(INPUT, ["dp", ...])')
+            yield f"no input is sharded over {over}, so ranks along it may compute with the same samples: {how}"
 
 
 def _trained(module: Module) -> list[Trained]:
@@ -162,13 +182,13 @@ def _trained(module: Module) -> list[Trained]:
     graph = module.graph
     of: dict[str, list[Value]] = {}
     for value, state in graph.states.items():
-        if state.kind in _OF_OPTIMIZER and state.parameter is not None:
+        if state.kind in OPTIMIZER_KINDS and state.parameter is not None:
             of.setdefault(state.parameter, []).append(value)
     gradients = {value.source: value for value in graph.values() if (value.source or "").startswith(GRAD)}
     found = [
         Trained(value, tuple(of.get(value.source_name, ())), gradients.get(GRAD + value.source_name))
         for value, state in graph.states.items()
-        if _is_trained(state)
+        if state.is_trained
     ]
     if not found:
         raise ZeroError(
@@ -176,10 +196,6 @@ def _trained(module: Module) -> list[Trained]:
             do="make one: irpar train, or irpar.train_step",
         )
     return found
-
-
-def _is_trained(state: State) -> bool:
-    return state.kind == "parameter" and state.output is not None
 
 
 def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Sharding]:
@@ -195,16 +211,17 @@ def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Shard
     return {value: sharding for value, sharding in found.items() if sharding is not None}
 
 
-def _regathered(module: Module, value: Value, places: Mapping[Node, int]) -> Value | None:
-    """What the backward pass reads of a parameter: a view of its own, so that what is gathered of it is not kept.
+def _regather(module: Module, value: Value, places: Mapping[Node, int]) -> bool:
+    """Let the backward pass read a parameter through a view of its own, so that what is gathered of it is not kept.
 
-    None where the backward pass does not read it.
+    False where the backward pass does not read it, or does so already.
     """
-    uses = [(node, index) for node, index in value.uses if node.phase == "backward"]
+    uses = [(node, index) for node, index in value.uses if node.phase == "backward" and node.identity != _VIEW]
     if not uses:
-        return None
+        return False
     first = min((standing_in(module.graph, node) for node, _ in uses), key=places.__getitem__)
     builder = Builder(module.graph, module.opsets, before=first, like=first)
     again = builder.op("Identity", [value], type=value.type, name=f"{value.name}.again")
     value.replace_uses(again, only=uses)
-    return again
+    assert value.sharding is not None
+    return annotate_further(module, again, value.sharding, f"what %{value.name} is")

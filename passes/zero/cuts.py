@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irpar.sharding import Axis, Sharding, are_disjoint
+from irpar.sharding import Axis, Sharding, are_disjoint, ceil_shape
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,16 @@ class Cut:
 
 
 def cut_of(lies: Sharding, shape: Sequence[int], axes: Sequence[Axis]) -> Cut:
-    """A tensor sharded over axes: its first free dim that they divide, else one that is sharded already, else unevenly.
+    """A tensor sharded over axes, or over those of them that do not shard it already.
+
+    Its first free dim that they divide is sharded; else the first that is sharded already, further; else the dim whose
+    blocks are longest, unevenly.
 
     >>> from irpar.sharding import Mesh
     >>> mesh = Mesh({"dp": 4, "tp": 2})
     >>> tall = Sharding.of_spec(mesh, [None, ["tp"]])
     >>> [str(cut_of(tall, shape, [Axis("dp")]).sharding) for shape in ((8, 6), (6, 16), (6, 10))]
-    ['[@dp, @tp]', '[_, @(tp,dp)]', '[_, @(tp,dp)]']
+    ['[@dp, @tp]', '[_, @(tp,dp)]', '[@dp, @tp]']
 
     Args:
         lies: how it is sharded without them.
@@ -36,9 +39,13 @@ def cut_of(lies: Sharding, shape: Sequence[int], axes: Sequence[Axis]) -> Cut:
         axes: of ZeRO, major first.
     """
     mesh = lies.mesh
+    axes = [axis for axis in axes if are_disjoint(mesh, [*lies.all_axes, axis])]
     parts = mesh.group_size(axes)
-    if not are_disjoint(mesh, [*lies.all_axes, *axes]):
+    if not axes:
         return Cut(lies, f"it is sharded over {', '.join(map(str, lies.all_axes))} already", is_sharded=False)
+    if parts == 1:
+        return Cut(lies, f"{', '.join(map(str, axes))} has one device", is_sharded=False)
+    blocks = list(ceil_shape(lies, shape))
     dims = range(len(shape))
     free = [dim for dim in dims if lies.dim_parts(dim) == 1]
     taken = [dim for dim in dims if dim not in free]
@@ -46,10 +53,10 @@ def cut_of(lies: Sharding, shape: Sequence[int], axes: Sequence[Axis]) -> Cut:
         if shape[dim] and shape[dim] % (lies.dim_parts(dim) * parts) == 0:
             return Cut(_cut(lies, dim, axes))
     # The last blocks of a long dim are short by little.
-    longest = sorted(dims, key=lambda dim: shape[dim] / lies.dim_parts(dim))[-1:]
-    if not longest or shape[longest[0]] < lies.dim_parts(longest[0]) * parts:
-        return Cut(lies, f"no dim of {list(shape)} has {parts} blocks", is_sharded=False)
-    return Cut(_cut(lies, longest[0], axes), f"uneven blocks: no dim of {list(shape)} divides by {parts}")
+    dim = max(dims, key=lambda dim: shape[dim] / lies.dim_parts(dim)) if shape else -1
+    if dim < 0 or shape[dim] < lies.dim_parts(dim) * parts:
+        return Cut(lies, f"no dim of a block, {blocks}, has {parts} elements", is_sharded=False)
+    return Cut(_cut(lies, dim, axes), f"uneven blocks: no dim of a block, {blocks}, divides by {parts}")
 
 
 def _cut(lies: Sharding, dim: int, axes: Sequence[Axis]) -> Sharding:

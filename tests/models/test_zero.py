@@ -12,7 +12,7 @@ from tests.models.test_training import CLASSES, batches, difference, trained
 
 MESHES = ({"dp": 4}, {"dp": 2, "tp": 2})
 STAGES = ("stage=1, threshold-kb=0", "stage=2, threshold-kb=0", "stage=3, threshold-kb=0")
-OTHERS = ("stage=3, threshold-kb=0, regather=no", "stage=2")
+OTHERS = ("stage=3, threshold-kb=0, regather=false", "stage=2")
 
 
 @pytest.mark.slow

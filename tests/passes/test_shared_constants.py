@@ -8,7 +8,7 @@ from irpar.ir import Module, parse_module
 
 STEP = """
 mesh @m = ["dp"=2]
-graph @step(%x: f32[8@dp, 4], state statistic %s: f32[4] = [0.0, 0.0, 0.0, 0.0]) -> (%y, %s_1 replaces %s) opset 21 {
+graph @step(%x: f32[8@dp, 4], state parameter %s: f32[4] = [0.0, 0.0, 0.0, 0.0]) -> (%y, %s_1 replaces %s) opset 21 {
   %k = constant : f32[8@dp, 4] {numbers}
   %axes = constant : i64[1] [0]
   %y = Mul(%x, %k) : f32[8, 4]
@@ -44,8 +44,13 @@ def test_ranks_share_a_program_and_slice(rows: int) -> None:
 
 def test_programs_whose_weights_are_constants_stay_as_they_are() -> None:
     lines = [line for line in text(8).splitlines() if not any(word in line for word in ("ReduceSum", "Add", "%axes"))]
-    plain = "\n".join(lines).replace(", state statistic %s: f32[4] = [0.0, 0.0, 0.0, 0.0]", "")
+    plain = "\n".join(lines).replace(", state parameter %s: f32[4] = [0.0, 0.0, 0.0, 0.0]", "")
     made = irpar.partition(parse_module(plain.replace(", %s_1 replaces %s", "")))
+    assert len(made.plan.parts) == 2
+
+
+def test_weights_beside_a_cache_stay_where_they_are_sharded() -> None:
+    made = irpar.partition(parse_module(text(8).replace("state parameter", "state cache")))
     assert len(made.plan.parts) == 2
 
 

@@ -48,7 +48,7 @@ def test_stage_2_shards_gradients_too() -> None:
 
 def test_stage_3_shards_parameters_beside_their_annotation() -> None:
     found = {"x": "[@dp, _]", "w": "[@dp, @tp]", "m": "[@dp, @tp]", "g": "[@dp, @tp]"}
-    assert annotated("stage=3, regather=no") == found
+    assert annotated("stage=3, regather=false") == found
     assert annotated("stage=3") == found | {"w.again": "[@dp, @tp]"}
 
 
@@ -66,6 +66,27 @@ def test_sub_axes_shard_inside_groups() -> None:
     text = STEP.replace('"dp"=2', '"dp"=4')
     module = run("zero{stage=1, threshold-kb=0, axes=[dp:(2)2]}", text)
     assert {str(value.sharding) for value in module.graph.states} == {"[_, @tp]", "[@dp:(2)2, @tp]"}
+
+
+def test_what_the_text_shards_stays() -> None:
+    text = STEP.replace("%m: f32[4, 6]", "%m: f32[4, 6@dp]")
+    found = {value.name: str(value.sharding) for value in run("zero{stage=2, threshold-kb=0}", text).graph.values()}
+    assert (found["m"], found["g"]) == ("[_, @dp]", "[@dp, @tp]")
+
+
+def test_a_second_run_changes_nothing() -> None:
+    """`run` compares what each pass says with the text before and after it."""
+    module = run("zero{stage=3, threshold-kb=0},zero{stage=3, threshold-kb=0}", STEP)
+    assert [node.op_type for node in module.graph].count("Identity") == 1
+
+
+def test_inputs_that_are_sharded_otherwise_are_noted() -> None:
+    (record,) = (
+        PassManager.parse("zero{threshold-kb=0}").run(parse_module(STEP.replace("f32[8@dp, 4]", "f32[8, 4]"))).records
+    )
+    assert any("no input is sharded over dp" in note for note in record.notes)
+    (record,) = PassManager.parse("zero{threshold-kb=0}").run(parse_module(STEP)).records
+    assert record.notes == ("optimizer state of 1 tensor sharded over dp",)
 
 
 def test_what_somebody_annotated_stays() -> None:
@@ -115,13 +136,34 @@ def test_dims_that_do_not_divide_have_uneven_blocks() -> None:
     mesh = Mesh({"dp": 4})
     found = cut_of(Sharding.replicated(mesh, 2), (7, 9), [Axis("dp")])
     assert (str(found.sharding), found.is_sharded) == ("[_, @dp]", True)
-    assert found.why == "uneven blocks: no dim of [7, 9] divides by 4"
+    assert found.why == "uneven blocks: no dim of a block, [7, 9], divides by 4"
+
+
+def test_reasons_name_blocks_of_dims_that_are_sharded_already() -> None:
+    mesh = Mesh({"dp": 4, "tp": 2})
+    found = cut_of(Sharding.of_spec(mesh, [None, ["tp"]]), (6, 12), [Axis("dp")])
+    assert (str(found.sharding), found.why) == ("[@dp, @tp]", "uneven blocks: no dim of a block, [6, 6], divides by 4")
+
+
+def test_axes_of_one_device_shard_nothing() -> None:
+    found = cut_of(Sharding.replicated(Mesh({"dp": 1, "tp": 2}), 1), (8,), [Axis("dp")])
+    assert (found.is_sharded, found.why) == (False, "dp has one device")
+
+
+def test_axes_that_shard_it_already_are_left_out() -> None:
+    mesh = Mesh({"dp": 2, "tp": 2})
+    found = cut_of(Sharding.of_spec(mesh, [None, ["tp"]]), (8, 8), [Axis("dp"), Axis("tp")])
+    assert (str(found.sharding), found.why) == ("[@dp, @tp]", "")
 
 
 def test_short_dims_stay() -> None:
     mesh = Mesh({"dp": 4})
     found = cut_of(Sharding.replicated(mesh, 2), (3, 2), [Axis("dp")])
-    assert (found.sharding.is_replicated, found.is_sharded, found.why) == (True, False, "no dim of [3, 2] has 4 blocks")
+    assert (found.sharding.is_replicated, found.is_sharded, found.why) == (
+        True,
+        False,
+        "no dim of a block, [3, 2], has 4 elements",
+    )
     assert not cut_of(Sharding.replicated(mesh, 0), (), [Axis("dp")]).is_sharded
 
 
@@ -146,10 +188,17 @@ def test_of_any_shape_one_dim_is_sharded_further(shape: list[int], names: list[s
     lies = Sharding.of_spec(mesh, dims)
     axes = [Axis.parse(name) for name in names]
     found = cut_of(lies, shape, axes)
+    axes = [axis for axis in axes if are_disjoint(mesh, [*lies.all_axes, axis])]
+    parts = mesh.group_size(axes)
+    wanted = [lies.dim_parts(dim) * parts for dim in range(len(shape))]
     if not found.is_sharded:
         assert (found.sharding, bool(found.why)) == (lies, True)
+        assert not axes or all(size < blocks for size, blocks in zip(shape, wanted, strict=True))
         return
     assert are_disjoint(mesh, found.sharding.all_axes)
+    divided = [dim for dim, blocks in enumerate(wanted) if shape[dim] and shape[dim] % blocks == 0]
+    first = sorted(divided, key=lambda dim: lies.dim_parts(dim) > 1)[:1]
+    assert not first or found.sharding.axes[first[0]] != lies.axes[first[0]]
     changed = [dim for dim in range(len(shape)) if found.sharding.axes[dim] != lies.axes[dim]]
     assert len(changed) == 1
     parts = found.sharding.dim_parts(changed[0])
@@ -179,11 +228,7 @@ def planned(step: Module, options: str | None) -> irpar.Partition:
 
 
 def sizes(step: Module) -> list[int]:
-    return [
-        math.prod(value.shape)
-        for value, state in step.graph.states.items()
-        if state.kind == "parameter" and state.output is not None
-    ]
+    return [math.prod(value.shape) for value, state in step.graph.states.items() if state.is_trained]
 
 
 FIGURES = {
@@ -192,7 +237,7 @@ FIGURES = {
     "stage=1, threshold-kb=0": ((2, 2 / RANKS, 12 / RANKS), 2),
     "stage=2, threshold-kb=0": ((2, 2 / RANKS, 12 / RANKS), 2),
     "stage=3, threshold-kb=0": ((2 / RANKS, 2 / RANKS, 12 / RANKS), 3),
-    "stage=3, threshold-kb=0, regather=no": ((2 / RANKS, 2 / RANKS, 12 / RANKS), 2),
+    "stage=3, threshold-kb=0, regather=false": ((2 / RANKS, 2 / RANKS, 12 / RANKS), 2),
 }
 
 
@@ -210,21 +255,21 @@ def test_memory_and_volume_are_those_of_the_paper(options: str | None, mixed: Mo
         found = (memory["parameters"] - tables, memory["gradients"], memory["optimizer"])
         assert [size / count for size in found] == pytest.approx(per_parameter, rel=2e-3, abs=1e-3)
     sent = made.plan.totals["sent_bytes"] / 2
-    assert sent <= 1.01 * volume * count * (RANKS - 1) / RANKS
-    if options and "stage=2" in options:
-        reduced = [entry for entry in made.plan.collectives if entry["kind"] == "all_reduce"]
-        assert all(entry["bytes"] <= 64 for entry in reduced)
+    assert sent == pytest.approx(volume * count * (RANKS - 1) / RANKS, rel=0.03)
+    if options:  # Nothing but scalars is all-reduced.
+        reduced = [entry["bytes"] for entry in made.plan.collectives if entry["kind"] == "all_reduce"]
+        assert max(reduced) <= 64
 
 
 @pytest.mark.slow
 def test_stage_3_holds_one_gathered_layer_at_a_time(mixed: Module) -> None:
-    kept = planned(mixed, "stage=3, threshold-kb=0, regather=no").plan.ranks[0]["memory"]["buffers"]
+    kept = planned(mixed, "stage=3, threshold-kb=0, regather=false").plan.ranks[0]["memory"]["buffers"]
     again = planned(mixed, "stage=3, threshold-kb=0").plan.ranks[0]["memory"]["buffers"]
     assert kept >= 2 * sum(sizes(mixed))
     assert again <= 3 * kept / LAYERS
 
 
-@pytest.mark.parametrize(("regather", "least", "most"), [("yes", 0.9, 1.0), ("no", 0.0, 0.0)])
+@pytest.mark.parametrize(("regather", "least", "most"), [("true", 0.9, 1.0), ("false", 0.0, 0.0)])
 def test_parameters_are_gathered_once_in_each_pass(regather: str, least: float, most: float) -> None:
     """But in the backward pass not those that it does not read: tables of embeddings, and what is added."""
     step = irpar.train_step(build("gpt", hidden=128, seq=128, batch=8), optimizer="sgd")
@@ -237,5 +282,5 @@ def test_parameters_are_gathered_once_in_each_pass(regather: str, least: float, 
         if entry["kind"] == "all_gather":
             sent[entry["phase"]] += entry["sent_bytes"]
     share = 4 * sum(sizes(step)) * 3 / 4
-    assert sent["forward"] <= share
+    assert 0.9 * share <= sent["forward"] <= share
     assert least * sent["forward"] <= sent["backward"] <= most * sent["forward"]

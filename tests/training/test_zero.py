@@ -153,9 +153,11 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     refused(capsys, "there is no stage 4", *given, "--zero", 4)
     refused(capsys, "zero cannot shard over ep", *given, "--zero", 1, "--zero-axes", "ep")
     refused(capsys, "--zero and --pipeline both say what runs", *given, "--zero", 1, "--pipeline", "dce")
-    refused(capsys, 'there is no --zero-regather "maybe"', *given, "--zero", 3, "--zero-regather", "maybe")
+    refused(capsys, "--zero-axes without --zero", *given, "--zero-axes", "ep")
+    refused(capsys, "--zero-regather without --zero", *given, "--no-zero-regather")
+    refused(capsys, "zero has no axes", *given, "--zero", 1, "--zero-axes", ",")
     refused(capsys, "an .onnx file holds", "train", network, "-o", tmp_path / "no.onnx", "--zero", 1)
-    refused(capsys, 'no axis "dp" in mesh one=1', "train", network, "-o", tmp_path / "no", "--zero", 1)
+    refused(capsys, "--zero shards over ranks, and there is one", "train", network, "-o", tmp_path / "no", "--zero", 1)
     assert not (tmp_path / "no").exists()
     assert train(capsys, network)[0] == 0
     refused(capsys, "--memory is about ranks", "explain", tmp_path / "out", "w", "--memory")

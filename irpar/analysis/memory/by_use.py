@@ -4,13 +4,13 @@ from collections.abc import Iterator, Set
 from itertools import accumulate
 
 from irpar.ir import Graph, Node, Value
+from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.ops import traits
 from irpar.ops.effects import is_communication
 
 from .liveness import Peak, last_uses, roots_of, value_bytes
 
 USES = ("parameters", "gradients", "optimizer", "activations", "buffers")
-_OPTIMIZER = ("master", "moment", "scale")
 
 
 def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
@@ -29,13 +29,13 @@ def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
     found = dict.fromkeys(USES, 0)
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
     for value, state in graph.states.items():
-        use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in _OPTIMIZER else "buffers"
+        use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in OPTIMIZER_KINDS else "buffers"
         found[use] += value_bytes(value)
         found["activations"] -= value_bytes(value)
     if graph.states:
         held = _Held(graph)
         gradients, unreduced = _gradients(graph)
-        for use, values in (("gradients", gradients), ("buffers", unreduced | _gathered(graph))):
+        for use, values in (("gradients", gradients), ("buffers", (unreduced | _gathered(graph)) - gradients)):
             found[use] += held.most(values)
             found["activations"] -= held.at(values, most.node)
     return found
@@ -100,7 +100,8 @@ def _gathered(graph: Graph) -> set[Value]:
     moved: set[Value] = set(parameters)
     found: set[Value] = set()
     for node in graph:
-        if _only_moves(node) and node.inputs and all(value in moved or value.is_constant for value in node.inputs):
+        reads = [value for value in node.inputs if not value.is_constant]
+        if reads and moved.issuperset(reads) and _only_moves(node) and "reduce" not in node.attributes:
             moved.update(node.results)
             if is_communication(node) or not found.isdisjoint(node.inputs):
                 found.update(node.results)

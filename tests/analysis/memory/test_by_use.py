@@ -45,6 +45,19 @@ def test_what_is_held_at_once_counts_though_it_is_not_at_the_peak() -> None:
     assert sum(found.values()) >= peak(graph).total_bytes
 
 
+def test_a_gathered_gradient_counts_once_and_gathered_constants_are_no_parameters() -> None:
+    text = LOCAL.replace("%d = Neg(%full) {| phase=backward} : f32[256] of [256] partial(sum: dp)\n", "")
+    graph = parse_module(text.replace("(%d)", "(%full)").replace("  %g = ", "%g = ").replace("%g = ", "  %g = ")).graph
+    found = bytes_by_use(graph, peak(graph))
+    assert (found["gradients"], found["buffers"]) == (4 * 128, 4 * 256)
+    assert min(found.values()) >= 0
+    constant = LOCAL.replace("irpar.AllGather(%w)", "irpar.AllGather(%k)").replace(
+        "  %full", '  %k = constant : f32[128] of [256@dp] data("none", 0, 512)\n  %full', 1
+    )
+    graph = parse_module(constant, resources={"none": bytes(512)}).graph
+    assert bytes_by_use(graph, peak(graph))["buffers"] == 4 * 256  # The gradient before it is reduced.
+
+
 def test_programs_without_state_have_weights_and_activations_alone() -> None:
     graph = parse_module(
         """
