@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .blocks import BLOCK_BYTES, padded_blocks
+from . import blocks
 from .registry import Array, Kept
 from .scratch import SCRATCH
 from .windows import Windows
@@ -41,7 +41,7 @@ def form(x: Array, windows: Windows) -> Form | None:
     if len(windows.counts) == 2 and windows.dilations[0] == 1 and windows.counts[1] >= LEAST_WIDTH:
         return _by_rows
     channels = LEAST_CHANNELS if are_close else LEAST_CHANNELS_APART
-    is_small = channels * math.prod(windows.padded(x.shape[2:])) * x.itemsize <= BLOCK_BYTES
+    is_small = channels * math.prod(windows.padded(x.shape[2:])) * x.itemsize <= blocks.BLOCK_BYTES
     if x.shape[1] >= channels and is_small and min(map(min, windows.pads)) >= 0:
         return _by_places
     return _by_pitch if are_close else None
@@ -65,7 +65,7 @@ def _by_rows(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array) 
     (stride_down, stride_across), dilation = windows.strides, windows.dilations[1]
     shape = (stride_down * (step - 1) + down, across, height // step, width)
     # Fewer and larger blocks: twice the cache is quicker than once.
-    for images, groups, padded in padded_blocks(x, group, math.prod(shape) * x.itemsize // 2, windows):
+    for images, groups, padded in blocks.padded_blocks(x, group, math.prod(shape) * x.itemsize // 2, windows):
         lead, strides = padded.shape[:2], padded.strides
         columns = SCRATCH.array("columns", (*lead, *shape), x.dtype)
         row, column = strides[2:]
@@ -88,7 +88,7 @@ def _by_places(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array
     weights = kept.of(WEIGHT, "channels last", lambda: np.ascontiguousarray(np.moveaxis(matrices, 0, 2)))
     weights = weights.reshape(features, *windows.kernel, group)
     inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape[2:], windows.pads, strict=True))
-    fitting = max(LEAST_CHANNELS, BLOCK_BYTES // 2 // (math.prod(padded) * x.itemsize))
+    fitting = max(LEAST_CHANNELS, blocks.BLOCK_BYTES // 2 // (math.prod(padded) * x.itemsize))
     count = -(-group // max(1, group // fitting))
     places, elements = [*range(rank)], [*range(rank, 2 * rank)]
     for image, result in zip(x, y.reshape(len(x), group, features, *windows.counts), strict=True):
@@ -120,7 +120,7 @@ def _by_pitch(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array)
     pitches = [math.prod(padded_shape[axis + 1 :]) for axis in range(len(padded_shape))]
     length = sum((n - 1) * pitch for n, pitch in zip(windows.counts, pitches, strict=True)) + 1
     steps = [d * pitch * x.itemsize for d, pitch in zip(windows.dilations, pitches, strict=True)]
-    for images, groups, padded in padded_blocks(x, group, (depth + features) * length * x.itemsize, windows):
+    for images, groups, padded in blocks.padded_blocks(x, group, (depth + features) * length * x.itemsize, windows):
         lead = padded.shape[:2]
         block = SCRATCH.array("columns", (*lead, *windows.kernel, length), x.dtype)
         view = (*padded.strides[:2], *steps, x.itemsize)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import BLOCK_BYTES
+from . import blocks
 from .operands import contiguous_result, in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, kernel
@@ -98,7 +98,7 @@ def _greatest(x: Array, windows: Windows, out: Array | None) -> Array:
     channels = x.shape[0] * x.shape[1]
     maps, results = x.reshape(1, channels, *x.shape[2:]), y.reshape(1, channels, *windows.counts)
     least = identity_of(x.dtype, least=True)
-    count = max(1, BLOCK_BYTES // (math.prod(windows.padded(x.shape[2:])) * x.itemsize))
+    count = max(1, blocks.BLOCK_BYTES // (math.prod(windows.padded(x.shape[2:])) * x.itemsize))
     for start in range(0, maps.shape[1], count):
         block = windows.with_pads(np, maps[:, start : start + count], least)
         for axis in range(len(windows.kernel)):

@@ -16,12 +16,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from . import blocks
 from .registry import Array
 from .scratch import SCRATCH
 from .windows import Windows
-
-BLOCK_BYTES = 2**20
-"""What the 16 elements of the tiles of a block may take: about the level-2 cache of a core."""
 
 LEAST_CHANNELS = 64
 """With fewer channels, or features, the sums take longer than the products that they save."""
@@ -96,7 +94,7 @@ def _blocks(x: Array, features: int, windows: Windows) -> Iterator[tuple[slice, 
     """Images, and rows of their tiles (the first, and how many), that are computed together."""
     down, across = _tiles(windows)
     row_bytes = 16 * max(x.shape[1], features) * (across + 1) * x.itemsize
-    fitting = max(BLOCK_BYTES // row_bytes, -(-LEAST_COLUMNS // across))
+    fitting = max(blocks.BLOCK_BYTES // row_bytes, -(-LEAST_COLUMNS // across))
     rows = -(-down // -(-down // fitting))
     images = max(1, fitting // down)
     for image in range(0, len(x), images):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.kernels import Kept, blocks, columns, lookup, pooling
+from irpar.kernels import Kept, blocks, columns, lookup
 from irpar.kernels.windows import Windows
 from tests.budget import budget
 
@@ -71,7 +71,7 @@ def test_max_pool(geometry, batch, channels, has_nan, nbytes):
     }
     pool = lookup("", "MaxPool", 22)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pooling, "BLOCK_BYTES", nbytes)
+        patch.setattr(blocks, "BLOCK_BYTES", nbytes)
         (y,) = pool(np, [x], attributes, 1)
     np.testing.assert_array_equal(y, windows.view(np, x, -np.inf).max(axis=windows.kernel_axes), strict=True)
 

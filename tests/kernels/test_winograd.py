@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irpar.kernels import lookup, winograd
+from irpar.kernels import blocks, lookup, winograd
 from irpar.kernels.windows import Windows
 from tests.budget import budget
 
@@ -39,7 +39,7 @@ def test_results_are_onnx_runtimes(batch, channels, features, spatial, pads, nby
     (expected,) = run_onnxruntime("Conv", [x, weight], 18, pads=pads)
     y = np.full(expected.shape, np.nan, np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winograd, "BLOCK_BYTES", nbytes)
+        patch.setattr(blocks, "BLOCK_BYTES", nbytes)
         patch.setattr(winograd, "LEAST_COLUMNS", 1)
         assert winograd.convolve(x, winograd.transformed_kernels(weight), windows_over(x, pads), y)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
