@@ -64,8 +64,12 @@ class Lockstep:
         waiting: dict[int, Call] = {}
         come = [(state, self._go_on(state)) for state in states]
         while True:
-            computing = [(state, at) for state, at in come if type(at) is ComputeStep]
-            waiting.update((state.rank, at) for state, at in come if type(at) is Call)
+            computing = []
+            for state, at in come:
+                if type(at) is Call:
+                    waiting[state.rank] = at
+                elif type(at) is ComputeStep:
+                    computing.append((state, at))
             if computing:
                 come = self._compute(computing)
                 continue
@@ -79,20 +83,23 @@ class Lockstep:
 
     def _run_alone(self, state: RankState, log: CollectiveLog) -> None:
         """As `run`, of the one rank that this process has: it computes all segments in passing."""
-        exchange, go_on, rank = self._group.exchange, self._go_on, state.rank
+        exchange, go_on, add, rank = self._group.exchange, self._go_on, log.add, state.rank
         at = go_on(state)
         while at is not None:
-            if isinstance(at, ComputeStep):
+            if type(at) is Call:
+                result = exchange({rank: at})[rank]
+                add(at)
+                at = go_on(state, result)
+            elif type(at) is ComputeStep:
                 at = self._run_segment(state, at)
-                continue
-            result = exchange({rank: at})[rank]
-            log.add(at)
-            at = go_on(state, result)
 
     def _go_on(self, state: RankState, result: Any = None) -> Call | ComputeStep | None:
         """What a rank comes to next that it cannot do in passing."""
         try:
             return state.go_on(result)
+        except StopIteration:
+            state.step = None
+            return None
         except (MismatchError, PeerError):
             raise  # Of a collective that the rank started.
         except Exception as error:

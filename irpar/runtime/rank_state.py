@@ -35,6 +35,9 @@ class RankState:
 
     Attributes:
         step: the segment that was begun last; None at the end.
+        go_on: comes to the next collective, or to the next long segment, to `compute`; what was come to last is done,
+            and its result is given, where it was a collective: None else. It raises `StopIteration` at the end; and
+            what an engine or a group raises, when `step` says where.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class RankState:
         self._arrays = arrays
         self._places = prepared.tape.places
         self._values: list[Any] = [None] * len(self._places)
-        self._walked = self._walk(prepared.tape.steps)
+        self.go_on: Callable[[Any], Call | ComputeStep] = self._walk(prepared.tape.steps).send
         self.step: ComputeStep | None = None
 
     def read(self, value: Value) -> Any:
@@ -92,63 +95,41 @@ class RankState:
             if value.name == COORDS:
                 self._values[self._places[value]] = np.asarray(self.coords, np.int64)
 
-    def go_on(self, result: Any = None) -> Call | ComputeStep | None:
-        """Come to the next collective or long segment; what was come to last is done.
-
-        Args:
-            result: of the collective that the rank waited at.
-
-        Returns:
-            The collective to meet the others in, or the segment to `compute`; None at the end.
-
-        Raises:
-            Exception: what an engine or a group raises; `step` says where.
-        """
-        try:
-            return self._walked.send(result)
-        except StopIteration:
-            self.step = None
-            return None
-
     def compute(self, step: ComputeStep) -> None:
         """Run a segment."""
         values = self._values
-        inputs = [values[place] for place in step.inputs]
+        inputs = list(map(values.__getitem__, step.inputs))
         for place in step.frees:
             values[place] = None  # The engine holds it as long as a node reads it.
-        results = step.run(inputs, self.rank, self.arena)
-        for place, result in zip(step.outputs, results, strict=True):
+        for place, result in zip(step.outputs, step.run(inputs, self.rank, self.arena), strict=True):
             values[place] = result
 
     def _operand(self, step: CommunicateStep | StartStep) -> Any:
-        if step.operand is not None:
-            operand = self._values[step.operand]
-        elif step.constant is not None:
-            operand = self._constants.array(step.constant)
-        else:
-            operand = step.collective.blank()
-        return self._arrays.operand(operand)
+        """What a rank brings that is in no place."""
+        return step.collective.blank() if step.constant is None else self._constants.array(step.constant)
 
     def _walk(self, steps: Iterable[Step]) -> _Walk:
         """The steps, those of bodies as often as these run; each has been done when the next is asked."""
-        values = self._values
+        values, rank, coords, brought = self._values, self.rank, self.coords, self._arrays.operand
         for step in steps:
-            if isinstance(step, ComputeStep):
+            if type(step) is ComputeStep:
                 self.step = step
                 if step.seconds > self._long_seconds:
                     yield step
                 else:
                     self.compute(step)
-            elif isinstance(step, CommunicateStep):
-                result = yield Call(self.rank, self.coords, step.collective, self._operand(step))
+            elif type(step) is CommunicateStep:
+                operand = self._operand(step) if step.operand is None else values[step.operand]
+                result = yield Call(rank, coords, step.collective, brought(operand))
                 if step.result is not None:
                     values[step.result] = result
-            elif isinstance(step, StartStep):
-                values[step.result] = call = Call(self.rank, self.coords, step.collective, self._operand(step))
+            elif type(step) is StartStep:
+                operand = self._operand(step) if step.operand is None else values[step.operand]
+                values[step.result] = call = Call(rank, coords, step.collective, brought(operand))
                 self._start_call(call)
-            elif isinstance(step, WaitStep):
+            elif type(step) is WaitStep:
                 values[step.result] = yield values[step.inflight]
-            else:
+            elif type(step) is BodiesStep:
                 yield from self._bodies(step)
             for place in step.frees:
                 values[place] = None

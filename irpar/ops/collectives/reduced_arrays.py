@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,12 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
     first = arrays[0]
     if len(arrays) == 1:
         return first
-    compute, wide = _operation(first.dtype, reduction)
+    compute, wide, makes_own = _operation(first.dtype, reduction)
     is_wide = wide == first.dtype
+    if is_wide and first.size <= _CHUNK:
+        return _reduce_few(compute, makes_own, arrays, result)
     if result is None:
         result = np.empty(first.shape, first.dtype)
-    if is_wide and first.size <= _CHUNK:
-        return _reduce_few(compute, arrays, result)
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     target = result.reshape(-1)
     with np.errstate(all="ignore"):
@@ -66,26 +66,13 @@ def reduce_arrays(arrays: Sequence[Array], reduction: Reduction, result: Array |
 def reducer(dtype: np.dtype[Any], size: int, reduction: Reduction) -> Callable[[Sequence[Array], Array | None], Array]:
     """What reduces two arrays or more of a dtype and size as `reduce_arrays` does, into the second argument likewise.
 
-    Without a second argument the arrays lie in one piece each, as the result does.
-
     Raises:
         ValueError: the dtype has no such reduction.
     """
-    compute, wide = _operation(dtype, reduction)
-    if wide != dtype or size > _CHUNK:
-        return lambda arrays, result: reduce_arrays(arrays, reduction, result)
-    none = np.empty(0, dtype)
-    # NumPy makes an array of its own in less time than `np.empty`; of int4 it may make one of int8.
-    makes_own = compute(none, none).dtype == dtype
-
-    def reduce(arrays: Sequence[Array], result: Array | None) -> Array:
-        first, second = arrays[0], arrays[1]
-        if result is None and makes_own and first.ndim:
-            made: Array = _quiet.run(compute, first, second)
-            return _reduce_more(compute, arrays, made) if len(arrays) > 2 else made
-        return _reduce_few(compute, arrays, np.empty(first.shape, dtype) if result is None else result)
-
-    return reduce
+    compute, wide, makes_own = _operation(dtype, reduction)
+    if wide == dtype and size <= _CHUNK:
+        return partial(_reduce_few, compute, makes_own)
+    return lambda arrays, result: reduce_arrays(arrays, reduction, result)
 
 
 class _Quiet(threading.local):
@@ -100,28 +87,34 @@ class _Quiet(threading.local):
 _quiet = _Quiet()
 
 
-def _reduce_few(compute: Callable[..., Array], arrays: Sequence[Array], result: Array) -> Array:
-    _quiet.run(compute, arrays[0], arrays[1], out=result)
-    return _reduce_more(compute, arrays, result) if len(arrays) > 2 else result
-
-
-def _reduce_more(compute: Callable[..., Array], arrays: Sequence[Array], result: Array) -> Array:
-    """Reduce the third and all later arrays into what the first two came to."""
-    run = _quiet.run
-    for array in arrays[2:]:
-        run(compute, result, array, out=result)
+def _reduce_few(compute: Callable[..., Array], makes_own: bool, arrays: Sequence[Array], result: Array | None) -> Array:
+    run, first = _quiet.run, arrays[0]
+    if result is not None:
+        run(compute, first, arrays[1], out=result)
+    elif makes_own and first.ndim:
+        result = run(compute, first, arrays[1], order="C")
+    else:
+        result = run(compute, first, arrays[1], out=np.empty(first.shape, first.dtype))
+    if len(arrays) > 2:
+        for array in arrays[2:]:
+            run(compute, result, array, out=result)
     return result
 
 
 @cache
-def _operation(dtype: np.dtype[Any], reduction: Reduction) -> tuple[Callable[..., Array], np.dtype[Any]]:
-    """What reduces arrays of a dtype, and the dtype in which it does.
+def _operation(dtype: np.dtype[Any], reduction: Reduction) -> tuple[Callable[..., Array], np.dtype[Any], bool]:
+    """What reduces arrays of a dtype, the dtype in which it does, and whether it makes an array of that by itself.
+
+    NumPy makes one in less time than `np.empty`, but of int8 for some reductions of int4.
 
     Raises:
         ValueError: the dtype has no such reduction.
     """
-    is_narrow = dtype_of_numpy(dtype).is_float and dtype.itemsize < 4
-    return operation(dtype, reduction), np.dtype(np.float32) if is_narrow else dtype
+    compute = operation(dtype, reduction)
+    if dtype_of_numpy(dtype).is_float and dtype.itemsize < 4:
+        return compute, np.dtype(np.float32), False
+    none = np.empty(0, dtype)
+    return compute, dtype, compute(none, none).dtype == dtype
 
 
 def operation(dtype: np.dtype[Any], reduction: Reduction) -> Callable[..., Array]:

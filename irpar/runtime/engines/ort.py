@@ -55,6 +55,8 @@ _NOWHERE = "in-memory"
 
 _FOLDER_ENTRY = "session.model_external_initializers_file_folder_path"
 
+_COPY = np.ndarray.copy
+
 _NO_KERNEL = re.compile(r"Could not find an implementation for ([\w.]+)\((\d+)\) node with name '([^']*)'")
 _BAD_TYPE = re.compile(r"Type '([^']*)' of input parameter \(([^)]*)\) of operator \(([^)]*)\) in node \(([^)]*)\)")
 _RUN_FAILED = re.compile(r"while running ([\w.]+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
@@ -430,7 +432,7 @@ class BoundSegment(OrtSegment):
         bindings = self._bindings  # Another thread may find meanwhile that they do not do.
         if bindings is None:
             return super().run(inputs, rank)
-        buffers = bindings.of_thread()
+        buffers = bindings.buffers
         for array, (buffer, shape, dtype) in zip(inputs, buffers.inputs, strict=True):
             if array.shape != shape or array.dtype != dtype:
                 return super().run(inputs, rank)
@@ -442,7 +444,7 @@ class BoundSegment(OrtSegment):
             results = super().run(inputs, rank)
             self._bindings = None
             return results
-        return [buffer.copy() for buffer in buffers.outputs]
+        return list(map(_COPY, buffers.outputs))
 
 
 class ValueSegment(OrtSegment):

@@ -46,17 +46,12 @@ def _buffer(value: Value) -> Array:
     return np.empty(value.shape, value.dtype.numpy)
 
 
-class Bindings:
-    """The buffers of each thread that runs a session."""
+class Bindings(threading.local):
+    """The buffers of the thread that asks, as all threads have that run a session.
+
+    Attributes:
+        buffers: those; a thread's are made when it first asks for them.
+    """
 
     def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
-        self._session = session
-        self._segment = segment
-        self._local = threading.local()
-
-    def of_thread(self) -> Buffers:
-        """Those of the calling thread."""
-        found: Buffers | None = getattr(self._local, "buffers", None)
-        if found is None:
-            found = self._local.buffers = Buffers(self._session, self._segment)
-        return found
+        self.buffers = Buffers(session, segment)
