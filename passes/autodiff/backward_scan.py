@@ -283,7 +283,7 @@ class BackwardScan:
             else:
                 terms, result = equation.split("->")
                 over_trips = ",".join(f"{TRIP}{term}" for term in terms.split(","))
-                made = self.writer.op("Einsum", factors, {"equation": f"{over_trips}->{result}"})
+                made = self.writer.einsum(factors, f"{over_trips}->{result}")
             total = made if total is None else self.writer.add(total, made)
         assert total is not None
         return total

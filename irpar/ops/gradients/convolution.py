@@ -193,11 +193,11 @@ def kernel_gradient(data: Value, g: Value, window: Window, kernel: Value, w: Gra
     right = w.transpose(g, [0, *range(2, last + 1), 1])
     places = _LETTERS[: len(window.kernel)]
     if groups == 1:
-        made = w.op("Einsum", [left, right], {"equation": f"ckn{places},n{places}m->ckm"})
+        made = w.einsum([left, right], f"ckn{places},n{places}m->ckm")
         made = w.transpose(made, [2, 0, 1])
     else:
         left, right = _by_group(left, 0, groups, w), _by_group(right, last, groups, w)
-        made = w.op("Einsum", [left, right], {"equation": f"gckn{places},n{places}gm->gmck"})
+        made = w.einsum([left, right], f"gckn{places},n{places}gm->gmck")
     return w.reshape(made, w.shape_of(kernel), kernel.type)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from irpar.ir import DType, Node, Value
+from irpar.ir import DType, Node, TensorType, Value
 
 from ..facts import int_attribute, needed, operand, text_attribute
 from .writer import GradientWriter, Of
@@ -57,8 +57,10 @@ def _softmax(node: Node, scores: Value, w: GradientWriter) -> Value:
 
 
 def _one_hot(scores: Value, labels: Value, w: GradientWriter) -> Value:
-    ends = w.constant(np.asarray([0, 1]).astype(scores.dtype.numpy), "off_on")
-    return w.op("OneHot", [labels, w.size_of(scores, 1), ends], {"axis": 1}, type=scores.type)
+    wide = w.wide(scores.dtype)  # ONNX has none of bfloat16.
+    ends = w.constant(np.asarray([0, 1]).astype(wide.numpy), "off_on")
+    type_ = TensorType(wide, scores.tensor_type.shape)
+    return w.cast(w.op("OneHot", [labels, w.size_of(scores, 1), ends], {"axis": 1}, type=type_), scores.dtype)
 
 
 class _Rows:

@@ -103,7 +103,7 @@ def of_einsum(node: Node, of: Of, w: GradientWriter, terms: Sequence[str], resul
             _size(letter, operands, terms, range(len(terms)) if letter in result else others, w) for letter in kept
         )
         type_ = g.tensor_type.with_shape(dims)
-        made = w.op("Einsum", [g, *(operands[number] for number in others)], {"equation": equation}, type=type_)
+        made = w.einsum([g, *(operands[number] for number in others)], equation, type=type_)
         missing = [dim for dim, letter in enumerate(term) if letter not in known]
         found.append(w.fit_to(w.unsqueeze(made, missing), operands[index]))
     return found

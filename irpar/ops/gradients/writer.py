@@ -196,6 +196,16 @@ class GradientWriter(Builder):
             return value
         return self.op("ReduceSum", [value, self.ints(axes)], {"keepdims": int(keep)})
 
+    def einsum(self, operands: Sequence[Value], equation: str, *, type: Type = UNKNOWN) -> Value:
+        """An Einsum; of bfloat16, of which ONNX has none, in float32."""
+        dtype = operands[0].dtype
+        if dtype is not DType.BF16:
+            return self.op("Einsum", operands, {"equation": equation}, type=type)
+        found = tensor_type(type)
+        wide = UNKNOWN if found is None else TensorType(DType.F32, found.shape)
+        made = self.op("Einsum", [self.cast(each, DType.F32) for each in operands], {"equation": equation}, type=wide)
+        return self.cast(made, dtype)
+
     # -- shapes -----------------------------------------------------------------------------------------------------
 
     def dims(self, value: Value) -> tuple[Dim, ...]:
@@ -250,7 +260,7 @@ class GradientWriter(Builder):
             return value
         type_ = tensor_type(other.type)
         assert type_ is not None
-        return self.reshape(value, self.shape_of(other), type_)
+        return self.reshape(value, self.shape_of(other), TensorType(value.dtype, type_.shape))
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
         """Dims in another order."""
