@@ -8,6 +8,7 @@ import numpy as np
 
 from irpar.arguments import described, require
 from irpar.errors import listed, nearest_names
+from irpar.sharding import Sharding
 
 from .dtypes import DType
 from .graph import Graph
@@ -141,6 +142,13 @@ def _is_input(graph: Graph, value: Value) -> bool:
     return value.index < len(graph.inputs) and graph.inputs[value.index] is value
 
 
+def _same_blocks(before: Sharding | None, after: Sharding | None) -> bool:
+    """Whether two shardings give each device the same block, however they are spelled."""
+    if before is None or after is None:
+        return before is after
+    return before.canonical == after.canonical
+
+
 def _problems(graph: Graph, value: Value, state: State, *, is_alone: bool = False) -> list[str]:
     """The same of a value that is an input, or will be; `is_alone`: no other state has its result."""
     found = []
@@ -164,7 +172,7 @@ def _problems(graph: Graph, value: Value, state: State, *, is_alone: bool = Fals
         before, now = getattr(value, what), getattr(after, what)
         if before != now and not (what == "type" and repr(now) == "?"):
             found.append(f"has the {what.replace('_', ' ')} {before}, and %{after.name}, which replaces it, {now}")
-    if graph.view == "local" and value.sharding != after.sharding:
+    if graph.view == "local" and not _same_blocks(value.sharding, after.sharding):
         found.append(f"is sharded {value.sharding}, and %{after.name}, which replaces it, {after.sharding}")
     if not is_alone and any(
         other.output == state.output for known, other in graph.states.items() if known is not value

@@ -144,7 +144,7 @@ def allowed(type_: Any) -> str:
 
 def format_value(value: Any) -> str:
     """A value as a pipeline writes it."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(format_value, value))}]"
     if value is None:
         return "none"

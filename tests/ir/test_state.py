@@ -5,6 +5,7 @@ import textwrap
 import numpy as np
 import pytest
 
+import irpar
 from irpar.arguments import ArgumentError
 from irpar.errors import IrparError
 from irpar.inputs.fixed import fix_inputs
@@ -21,6 +22,7 @@ from irpar.ir import (
 )
 from irpar.ir.state_rules import add_states
 from irpar.ir.text.lexer import TextError
+from irpar.sharding import Sharding
 
 STEP = textwrap.dedent(
     """\
@@ -203,3 +205,16 @@ def test_many_states_are_named_at_once() -> None:
     assert str(many) == str(one)
     with pytest.raises(StateError, match='no input and no constant is called "v"'):
         add_states(many, {"v": "cache"})
+
+
+def test_what_replaces_a_state_has_its_blocks_however_they_are_spelled() -> None:
+    module = parse_module(STEP.replace('"dp"=2', '"dp"=2, "one"=1'))
+    work = irpar.partition(module).module
+    assert work is not None
+    graph, mesh = work.graphs[0], work.mesh
+    result = graph.output(1)
+    result.sharding = Sharding.of_spec(mesh, [["one"]])
+    verify(work)
+    result.sharding = Sharding.of_spec(mesh, [["dp"]])
+    with pytest.raises(VerifyError, match=r"is sharded .*, and %mean_1, which replaces it, "):
+        verify(work)

@@ -158,6 +158,10 @@ def test_defaults_are_not_written_and_spaces_do_not_count():
     assert str(made) == "fuse-test"
 
 
+def test_a_list_is_written_as_a_tuple_is():
+    assert str(Fuse(only=["a", "b c"])) == str(Fuse(only=("a", "b c"))) == 'fuse-test{only=[a, "b c"]}'
+
+
 def check_error(text, *lines):
     with pytest.raises(PipelineError) as error:
         PassManager.parse(text)
