@@ -1,6 +1,5 @@
 """Gradients of operators whose operands have sizes that no type tells: right, or refused."""
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,15 @@ from tests.ops.rule_proof import Sample
 from tests.ops.samples import SAMPLES
 
 SIZES = ".sizes"
+NEED_SIZES = frozenset(
+    """
+    AffineGrid Attention AveragePool BatchNormalization BiasSplitGelu CausalConvWithState CenterCropPad ComplexMul
+    ComplexMulConj Conv ConvTranspose CumProd DFT DequantizeLinear Det FusedConv GatherND GridSample GroupNorm
+    GroupNormalization Irfft LinearAttention LpPool MRotaryEmbedding MaxPool Pad Resize Rfft RoiAlign RotaryEmbedding
+    RouterGateUpProj STFT SkipGroupNorm Slice SwiGLU Upsample
+    """.split()
+)
+"""Operators of which some gradient is refused where sizes are not known."""
 
 
 def hide_sizes(module: Module, known: int) -> None:
@@ -65,6 +73,9 @@ def test_gradient_without_sizes_is_right_or_refused(sample: Sample, known: int) 
         for value in module.graph.inputs:
             if value.name.endswith(SIZES):
                 feeds[value.name] = np.int64(feeds[value.name.removesuffix(SIZES)].shape)
-        with suppress(GradientError):
+        try:
             check_module(module, feeds, wrt)
+        except GradientError:
+            assert sample.op in NEED_SIZES
         return
+    pytest.skip("no engine runs it in floats whose sizes are not known")
