@@ -17,12 +17,44 @@ from tests.ops.samples import SAMPLES
 
 SIZES = ".sizes"
 NEED_SIZES = frozenset(
-    """
-    AffineGrid Attention AveragePool BatchNormalization BiasSplitGelu CausalConvWithState CenterCropPad ComplexMul
-    ComplexMulConj Conv ConvTranspose CumProd DFT DequantizeLinear Det FusedConv GatherND GridSample GroupNorm
-    GroupNormalization Irfft LinearAttention LpPool MRotaryEmbedding MaxPool Pad Resize Rfft RoiAlign RotaryEmbedding
-    RouterGateUpProj STFT SkipGroupNorm Slice SwiGLU Upsample
-    """.split()
+    [
+        "AffineGrid",
+        "Attention",
+        "AveragePool",
+        "BatchNormalization",
+        "BiasSplitGelu",
+        "CausalConvWithState",
+        "CenterCropPad",
+        "ComplexMul",
+        "ComplexMulConj",
+        "Conv",
+        "ConvTranspose",
+        "CumProd",
+        "DFT",
+        "DequantizeLinear",
+        "Det",
+        "FusedConv",
+        "GatherND",
+        "GridSample",
+        "GroupNorm",
+        "GroupNormalization",
+        "Irfft",
+        "LinearAttention",
+        "LpPool",
+        "MRotaryEmbedding",
+        "MaxPool",
+        "Pad",
+        "Resize",
+        "Rfft",
+        "RoiAlign",
+        "RotaryEmbedding",
+        "RouterGateUpProj",
+        "STFT",
+        "SkipGroupNorm",
+        "Slice",
+        "SwiGLU",
+        "Upsample",
+    ]
 )
 """Operators of which some gradient is refused where sizes are not known."""
 
