@@ -57,7 +57,7 @@ def test_the_sources_are_those_that_run(model):
         for spec in map(key.find_spec, key._OWN)
         for path in key._sources(list(spec.submodule_search_locations))
     }
-    assert {"api.py", "localize.py", "op_def.py", "matmul.py"} <= found
+    assert {"api.py", "group_segments.py", "op_def.py", "matmul.py"} <= found
 
 
 def test_installed_packages_count(model, monkeypatch, tmp_path):
