@@ -164,9 +164,7 @@ def by_irpar(model: onnx.ModelProto) -> tuple[list[float], Counter[str]]:
     for name in ("x", "target"):
         step.shard(name, ["dp", None])
     made = planned(step, "dp=2", WAYS["stage 3"])
-    sent: Counter[str] = Counter()
-    for kind, entry in made.plan.totals["by_kind"].items():
-        sent[kind] += entry["sent_bytes"]
+    sent = Counter({kind: entry["sent_bytes"] for kind, entry in made.plan.totals["by_kind"].items()})
     with made.trainer() as trainer:
         return [float(trainer.step({"x": x, "target": target})) for x, target in batches()], sent
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +86,8 @@ if TYPE_CHECKING:
 
 ONE = "one"
 """A mesh of one device."""
-_ZERO_OPTIONS = {"zero_axes": "dp", "zero_threshold_kb": 64, "zero_regather": True}
-"""Options that only say how --zero does it, and what they are by default."""
+_ZERO_OPTIONS = ("zero_axes", "zero_threshold_kb", "zero_regather")
+"""Options that only say how --zero does it."""
 DATASET = ("inputs", "data_parallel", "full_batch")
 
 
@@ -241,8 +242,9 @@ def _with_zero(asked: Asked, given: Mapping[str, Any]) -> Asked:
         IrparError: the options contradict each other.
     """
     if not given["zero"]:
-        for option, usual in _ZERO_OPTIONS.items():
-            if given[option] != usual:
+        known = signature(train_command).parameters
+        for option in _ZERO_OPTIONS:
+            if given[option] != known[option].default:
                 raise IrparError(
                     f"--{option.replace('_', '-')} without --zero", do="add --zero 1, 2 or 3, or leave it out"
                 )

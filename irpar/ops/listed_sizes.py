@@ -8,10 +8,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from irpar.ir import Dim, DType, Expr, Node, RefAttribute, Tensor, TensorType, Value
+from irpar.ir import Dim, DType, Expr, Node, Tensor, TensorType, Value
 from irpar.ir.dims import exact_div, floordiv
 
-from .facts import data_of, int_attribute
+from .facts import data_of, int_attribute, refers_to_call
 
 Sizes = tuple[Dim, ...]
 """A number or an expression for each element of a list, or for the one of a scalar; None where it is not known."""
@@ -49,16 +49,12 @@ def _sizes(value: Value | None, depth: int) -> Sizes | None:
     node = value.node
     rule = None if node is None else _RULES.get(node.identity)
     found = None
-    if node is not None and rule is not None and depth and not _refers(node):
+    if node is not None and rule is not None and depth and not refers_to_call(node):
         found = rule(node, depth - 1)
     if found is not None and len(found) <= LONGEST:
         return found
     count = type_.shape[0] if type_.shape else 1
     return (None,) * count if isinstance(count, int) and count <= LONGEST else None
-
-
-def _refers(node: Node) -> bool:
-    return any(isinstance(attribute, RefAttribute) for attribute in node.attributes.values())
 
 
 def _of_shape(node: Node, depth: int) -> Sizes | None:

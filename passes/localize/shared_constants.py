@@ -1,7 +1,8 @@
 """Constants of which each rank holds a block: where nothing else tells programs apart, each slices its own."""
 
 from irpar.analysis.cost.network import Network
-from irpar.analysis.redistribution import block_bytes, redistribution
+from irpar.analysis.memory.liveness import value_bytes
+from irpar.analysis.redistribution import bytes_held, redistribution
 from irpar.analysis.redistribution.trees import insert_step
 from irpar.ir import Builder, Module, Value
 from irpar.sharding import Sharding
@@ -22,8 +23,8 @@ def share_small_constants(module: Module, network: Network) -> None:
     if graph.first is None or not any(state.kind == "parameter" for state in graph.states.values()):
         return
     found = [value for value in graph.constants if _is_cut(value)]
-    more = sum(value.tensor_type.nbytes - _held(value) for value in found)
-    if more > SMALL_BYTES + SMALL_SHARE * sum(map(_held, graph.states)):
+    more = sum(value_bytes(value) - bytes_held(value, value.sharding) for value in found)
+    if more > SMALL_BYTES + SMALL_SHARE * sum(bytes_held(state, state.sharding) for state in graph.states):
         return
     for value in found:
         _slice(module, value, network)
@@ -32,12 +33,6 @@ def share_small_constants(module: Module, network: Network) -> None:
 def _is_cut(value: Value) -> bool:
     lies = value.sharding
     return lies is not None and not lies.partial and any(lies.dim_parts(dim) > 1 for dim in range(lies.rank))
-
-
-def _held(value: Value) -> int:
-    """The bytes that a device holds of a value."""
-    lies = value.sharding
-    return value.tensor_type.nbytes if lies is None else block_bytes(lies, value.shape, value.dtype.bits)
 
 
 def _slice(module: Module, value: Value, network: Network) -> None:

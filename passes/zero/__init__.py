@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.completion.flow import require_global
-from irpar.analysis.redistribution import block_bytes
+from irpar.analysis.redistribution import bytes_held
 from irpar.analysis.redistribution.trees import standing_in
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.ir import Builder, Module, Node, Value, clone_module
@@ -152,7 +152,7 @@ class Zero(Pass):
         return facts.get("zero") != kept
 
     def _cut(self, value: Value, lies: Sharding, axes: Sequence[Axis]) -> Cut:
-        held = block_bytes(lies, value.shape, value.dtype.bits)
+        held = bytes_held(value, lies)
         if held < self.threshold_kb * 1000:
             why = f"a rank holds {bytes_text(held)} of it, less than the threshold of {self.threshold_kb:g} kB"
             return Cut(lies, why, is_sharded=False)
@@ -165,10 +165,9 @@ class Zero(Pass):
         left = len(cuts) - sharded
         stays = f"; {left} {'stays as it is' if left == 1 else 'stay as they are'}" if left else ""
         yield f"{what[self.stage]} of {count_text(sharded, 'tensor')} sharded over {over}{stays}"
-        given = [
-            value for value in module.graph.inputs if value not in module.graph.states and value.sharding is not None
-        ]
-        if all(are_disjoint(module.mesh, [*value.sharding.all_axes, *axes]) for value in given if value.sharding):
+        graph = module.graph
+        given = [value.sharding for value in graph.inputs if value not in graph.states and value.sharding is not None]
+        if all(are_disjoint(module.mesh, [*lies.all_axes, *axes]) for lies in given):
             how = spelled("--dataset-sharding data_parallel", 'module.shard(INPUT, ["dp", ...])')
             yield f"no input is sharded over {over}, so ranks along it may compute with the same samples: {how}"
 
@@ -200,8 +199,9 @@ def _trained(module: Module) -> list[Trained]:
 
 def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Sharding]:
     """How parameters are sharded without the pass: as annotated, or as annotations propagate to them."""
-    if all(value.sharding is not None and value.sharding.is_settled for value in parameters):
-        return {value: value.sharding for value in parameters if value.sharding is not None}
+    said = {value: value.sharding for value in parameters if value.sharding is not None and value.sharding.is_settled}
+    if len(said) == len(parameters):
+        return said
     from irpar.passes.complete_sharding import CompleteSharding
 
     completed = clone_module(module)

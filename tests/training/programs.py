@@ -9,6 +9,7 @@ import numpy as np
 import irpar
 from irpar.ir import ArrayTensor, Module, clone_module
 from irpar.ir.text.files import parse_module
+from irpar.output.checkpoint import Checkpoint
 
 Array = np.ndarray[Any, Any]
 Cuts = Mapping[str, Sequence[Any]]
@@ -77,6 +78,11 @@ def data_file(folder: Path, count: int = SAMPLES) -> Path:
     """The samples as a file."""
     np.savez(folder / "data.npz", **samples(count))
     return folder / "data.npz"
+
+
+def state_in(checkpoint: Checkpoint) -> dict[str, Array]:
+    """The whole state of a checkpoint."""
+    return checkpoint.read(list(checkpoint.tensors), {})
 
 
 def same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:

@@ -22,7 +22,7 @@ import pytest
 import irpar
 from irpar.output.checkpoint import Checkpoint, checkpoints
 from tests.patience import patient
-from tests.training.programs import classifier, data_file, on_mesh, same
+from tests.training.programs import classifier, data_file, on_mesh, same, state_in
 
 IRPAR = [sys.executable, "-P", "-m", "irpar.cli"]
 STEPS, KILLS = 1200, 20
@@ -49,15 +49,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def state(checkpoint: Checkpoint) -> dict[str, Any]:
-    return checkpoint.read(list(checkpoint.tensors), {})
-
-
 def same_end(found: Path, wanted: Path) -> None:
     """Check that two runs ended alike, bit by bit, and left nothing beside."""
     one, other = Checkpoint.open(found), Checkpoint.open(wanted)
     assert one.metadata == other.metadata
-    same(state(one), state(other))
+    same(state_in(one), state_in(other))
     assert metrics(found) == metrics(wanted)
     assert sorted(os.listdir(found)) == sorted(os.listdir(wanted))
 
@@ -90,7 +86,7 @@ def test_a_run_that_is_killed_anywhere_ends_as_the_one_that_was_not(words: list[
     while kills < KILLS and last_step(parts) < STEPS:
         kills += kill_while_running(saving(words, parts, STEPS, *MORE), parts, seconds.uniform(0, 0.1))
         for checkpoint in checkpoints(parts)[-1:]:
-            state(Checkpoint.open(checkpoint))  # It is whole.
+            state_in(Checkpoint.open(checkpoint))  # It is whole.
     subprocess.run(saving(words, parts, STEPS, *MORE), check=True, capture_output=True)
     assert kills == KILLS
     same_end(parts, whole)
@@ -116,7 +112,7 @@ def goes_on(words: list[str], folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     whole, found = (tmp_path / name for name in ("whole", "copy"))
     one, other = Checkpoint.open(found), Checkpoint.open(whole)
-    same(state(one), state(other))
+    same(state_in(one), state_in(other))
     assert metrics(found) == metrics(whole)
     assert {path.name for path in checkpoints(found)} == {path.name for path in checkpoints(whole)}
 

@@ -15,7 +15,7 @@ from irpar.pass_manager.default_pipeline import with_zero
 from tests.command_line import Capture, call, refused
 from tests.partition_runs import GROUPS
 from tests.runtime.groups.mpi_libraries import find
-from tests.training.programs import CLASSIFIER, batch, classifier, data_file, same, with_weights
+from tests.training.programs import CLASSIFIER, batch, classifier, data_file, same, state_in, with_weights
 
 STAGES = (0, 1, 2, 3)
 CUTS = {"x": ["dp", None], "w": [None, "tp"], "u": ["tp", None]}
@@ -69,13 +69,7 @@ def test_every_group_computes_the_same_bits(
         assert ended.code == 0, ended.err
     else:
         assert call(capfd, *words)[0] == 0
-    same(state_in(tmp_path / group), state_in(tmp_path / "threads"))
-
-
-def state_in(folder: Path) -> dict[str, Any]:
-    """The state of the last checkpoint of a run."""
-    found = Checkpoint.open(folder)
-    return found.read(list(found.tensors), {})
+    same(*(state_in(Checkpoint.open(tmp_path / name)) for name in (group, "threads")))
 
 
 def test_checkpoints_go_between_stages_and_meshes(step: irpar.Module, tmp_path: Path) -> None:

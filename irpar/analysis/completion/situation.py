@@ -9,7 +9,6 @@ from irpar.analysis import redistribution
 from irpar.analysis.cost.model import IMPOSSIBLE, Cost, CostModel, Price
 from irpar.analysis.cost.network import BYTES, Network
 from irpar.analysis.cost.node import Work, node_flops, whole_work
-from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Node, Value
 from irpar.ops.local_programs.program import Sent
 from irpar.sharding import Mesh, Sharding, ceil_shape
@@ -53,17 +52,14 @@ def running_cost(node: Node, view: RuleView | None, placement: Placement, networ
 def local_work(node: Node, placement: Placement, mesh: Mesh) -> Work:
     """What the device that has most does for a node, on its blocks of what is read and given."""
     held = [
-        [0 if value is None else _block_bytes(value, lies) for value, lies in zip(values, shardings, strict=True)]
+        [
+            0 if value is None else redistribution.bytes_held(value, lies)
+            for value, lies in zip(values, shardings, strict=True)
+        ]
         for values, shardings in ((node.operands, placement.operands), (node.results, placement.results))
     ]
     operands = [size for value, size in zip(node.operands, held[0], strict=True) if value is not None]
     return Work(node_flops(node) * placement.largest_share(mesh), operands, held[1])
-
-
-def _block_bytes(value: Value, lies: Sharding | None) -> int:
-    if lies is None or not value.is_static:
-        return value_bytes(value)
-    return redistribution.block_bytes(lies, value.shape, value.dtype.bits)
 
 
 def _sent(view: RuleView, placement: Placement) -> list[tuple[Sent, Axes]]:

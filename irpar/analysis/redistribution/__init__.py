@@ -19,6 +19,8 @@ from math import prod
 from irpar.analysis.cost.model import CostModel, Key, add_keys
 from irpar.analysis.cost.network import BYTES, Network
 from irpar.analysis.cost.network_algorithms import ring_bytes
+from irpar.analysis.memory.liveness import value_bytes
+from irpar.ir import Value
 from irpar.ops.collectives import FREE, KINDS
 from irpar.sharding import Axis, IrparError, Mesh, Sharding, ceil_shape, join_axes, permutation
 
@@ -32,6 +34,7 @@ __all__ = [
     "Redistribution",
     "Step",
     "block_bytes",
+    "bytes_held",
     "planned",
     "price",
     "redistribution",
@@ -225,6 +228,13 @@ def _steps(
 def block_bytes(sharding: Sharding, shape: Sequence[int], bits: int) -> int:
     """Bytes of the largest block that any device holds, rounded up."""
     return _block_bytes(sharding, tuple(shape), bits)
+
+
+def bytes_held(value: Value, lies: Sharding | None) -> int:
+    """What a device holds of a value that is sharded so, or not known to be; 0 for what has no static size."""
+    if lies is None or not value.is_static:
+        return value_bytes(value)
+    return block_bytes(lies, value.shape, value.dtype.bits)
 
 
 @lru_cache(maxsize=65536)
