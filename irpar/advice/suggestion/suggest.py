@@ -342,7 +342,7 @@ class _Suggester:
         if words is None:
             self.notes.append("every rank holds the weights in full: no axis is given that shards them, such as tp=2")
         elif used.isdisjoint(axis.name for axis in words.axes):
-            self.notes.append(f"{words.said} shards nothing: no weight is worth it, for the reasons above")
+            self.notes.append(f"{words.said} shards nothing: {self._why_no_weight()}")
         for operator, flops in flops_by_operator(self.graph).items():
             own = variant.flops.get(operator, 0)
             if own - flops / self.mesh.size >= _LEAST_TOLD * variant.prediction.flops_per_rank:
@@ -350,6 +350,14 @@ class _Suggester:
                     f"of the FLOPs of all {operator} nodes a rank has {share_text(own, flops)}, "
                     f"not {share_text(1, self.mesh.size)}"
                 )
+
+    def _why_no_weight(self) -> str:
+        if any(state.is_trained for state in self.graph.states.values()):
+            return (
+                "this is a training step, whose parameters are no weights but state; ask for the model that it was "
+                "made of, and give what is written to irpar train: --shardings FILE"
+            )
+        return "no weight is worth it, for the reasons above"
 
     def _tell_peak(self, variant: Variant) -> None:
         """Say where a rank holds more at once than one device would: copies on their way, whole next to their parts."""

@@ -522,6 +522,11 @@ def test_where_nothing_is_worth_cutting_it_says_so(tmp_path: Path) -> None:
     assert found.notes[0].startswith("tp shards nothing")
 
 
+def test_of_a_training_step_it_names_the_model_that_it_was_made_of(tmp_path: Path) -> None:
+    step = irpar.train_step(build(tmp_path, "gpt"))
+    assert any("ask for the model that it was made of" in note for note in suggest(step, Mesh({"tp": 2})).notes)
+
+
 STEM = """g (float[5,3,48,48] x, float[48,3,3,3] a, float[96,48,3,3] b, float[192,96,2,2] c) => (float[5,192,6,6] y) {
   p = Conv<strides=[2,2], pads=[1,1,1,1]>(x, a)
   q = Relu(p)
