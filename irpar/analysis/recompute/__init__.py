@@ -1,0 +1,22 @@
+"""Recompute (rematerialisation): which results are computed again rather than held, so that a step fits a budget.
+
+On an abstract graph of what runs in which order: nodes with a cost and the bytes of their results. A schedule is a
+list of its nodes; one that comes again is recomputed.
+"""
+
+from .simulation import Outcome, simulate
+from .solution import METHODS, Solution, solve
+from .training_graph import RecomputeError, TrainingGraph, TrainingNode, read_graph, write_graph
+
+__all__ = [
+    "METHODS",
+    "Outcome",
+    "RecomputeError",
+    "Solution",
+    "TrainingGraph",
+    "TrainingNode",
+    "read_graph",
+    "simulate",
+    "solve",
+    "write_graph",
+]

@@ -1,0 +1,357 @@
+"""A training graph as a chain of blocks, and the dynamic program for it.
+
+rotor (Beaumont, Eyraud-Dubois, Herrmann, Joly & Shilova, Optimal checkpointing for heterogeneous chains, arXiv
+1911.13214) chooses for each block of a chain to keep only its input or all that its backward needs. Here a block may be
+kept in several ways, from a sweep of its saved sets, and so may a few blocks that follow each other as one; compare
+Rockmate (Zhao, Le Hellard, Eyraud-Dubois, Gusak & Beaumont, arXiv 2307.01236). Optimal among persistent schedules of
+these choices, to the memory slots: what is kept stays until its block has run backward.
+
+    forward to k without keeping, keep the input of k, [k..j] whole, then [i..k-1] whole       cost of i..k-1 twice
+    forward of a block keeping as an option says, [i+1..j] whole, backward of the block        cost of the option
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from .saved_sets import cheapest, on_demand, sweep
+from .simulation import canonical, held_bytes, simulate
+from .training_graph import TrainingGraph
+
+SLOTS = 500
+"""Of memory, in which the dynamic program counts."""
+SPAN = 3
+"""Blocks that may be kept as one."""
+OPTIONS = 12
+"""Sizes of the saved sets that are tried for a span."""
+MOST_SCHEDULES = 40
+"""Of the dynamic program that are simulated."""
+_SHARED_SPAN, _SHARED_BYTES = 1 / 3, 0.05
+"""Of the nodes of the forward pass, and of the bytes of all their results: what is read so far on, and is so small."""
+_HEADROOM = 1.3
+"""What the dynamic program may plan with beyond the budget: it does not know of all that goes earlier than planned."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of the forward pass of which only its last result goes on, and its part of the backward pass.
+
+    Attributes:
+        forward, backward: the nodes, in order.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+def chain_of(graph: TrainingGraph) -> list[Block]:
+    """The blocks of a graph, as many as there are; one where no single result crosses."""
+    if not 0 < graph.backward < len(graph.nodes):
+        return []
+    ends = list(_ends(graph))
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    bounds = list(zip(starts, ends, strict=True))
+    block_of = [block for block, (start, end) in enumerate(bounds) for _ in range(start, end + 1)]
+    backward: list[list[int]] = [[] for _ in ends]
+    now = len(ends) - 1
+    for place in range(graph.backward, len(graph.nodes)):
+        read = [operand for operand in graph.operands[place] if operand < graph.backward]
+        if read:
+            # The end of a block is also what the next one reads, so that it may be that one's.
+            now = min(now, max(block_of[operand] + (operand == ends[block_of[operand]]) for operand in read))
+        backward[now].append(place)
+    return [
+        Block(tuple(range(start, end + 1)), tuple(behind))
+        for (start, end), behind in zip(bounds, backward, strict=True)
+    ]
+
+
+def _ends(graph: TrainingGraph) -> Iterator[int]:
+    """The nodes after which the forward pass reads of all before only their results, and its last one.
+
+    What may run only once is held anyway, and so is what is small and read almost everywhere, such as a mask.
+    """
+    first = graph.backward
+    total = sum(graph.nodes[place].mem for place in range(first))
+    reach = -1
+    for place in range(first):
+        if reach <= place < first - 1:
+            yield place
+        last = max((reader for reader in graph.readers[place] if reader < first), default=-1)
+        is_shared = last - place > first * _SHARED_SPAN and graph.nodes[place].mem < total * _SHARED_BYTES
+        if graph.may_repeat(place) and not is_shared:
+            reach = max(reach, last)
+    yield first - 1
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A way to run some blocks backward.
+
+    Attributes:
+        saved: bytes that are kept for it, with what the next block reads.
+        peak: bytes that running forward and backward holds.
+        cost: of what is recomputed.
+        backward: the backward pass, with what is recomputed, as numbers in the span.
+    """
+
+    saved: int
+    peak: int
+    cost: int
+    backward: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Blocks that follow each other.
+
+    Attributes:
+        cost: of running them forward.
+        peak: bytes that this holds when nothing is kept.
+        end: bytes of what the next block reads.
+        options: ways to keep them.
+    """
+
+    cost: int
+    peak: int
+    end: int
+    options: tuple[_Option, ...]
+
+
+class Chain:
+    """The dynamic program over the blocks of a graph, for all budgets up to one.
+
+    Args:
+        graph: it.
+        budget: bytes.
+    """
+
+    def __init__(self, graph: TrainingGraph, budget: int) -> None:
+        self.graph = graph
+        self.blocks = chain_of(graph)
+        self.budget = budget
+        self.unit = max(1, int((budget - graph.fixed_mem) * _HEADROOM / SLOTS))
+        self._spans: dict[object, _Span] = {}
+        count = len(self.blocks)
+        self.span = {
+            (start, stop): self._span(start, stop) for start in range(count) for stop in self._stops(start, count)
+        }
+        kinds: dict[tuple[int, ...], int] = {}
+        # Blocks are alike where all that begins with them is: then so are the choices for what they begin.
+        alike = [tuple(id(self.span[block, stop]) for stop in self._stops(block, count)) for block in range(count)]
+        self.kinds = [kinds.setdefault(each, len(kinds)) for each in alike]
+        self.tables: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+        self.moves: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+
+    @staticmethod
+    def _stops(start: int, stop: int) -> range:
+        """Behind which blocks a span may end that begins with one."""
+        return range(start + 1, min(start + SPAN, stop) + 1)
+
+    # -- what blocks are -------------------------------------------------------------------------------------------
+
+    def _places(self, start: int, stop: int) -> tuple[list[int], list[int], list[int]]:
+        """Of a span: its forward nodes, the results of the backward pass that it reads, its backward nodes."""
+        forward = [place for block in self.blocks[start:stop] for place in block.forward]
+        backward = [place for block in reversed(self.blocks[start:stop]) for place in block.backward]
+        own = set(backward)
+        outside = sorted(
+            {
+                operand
+                for place in backward
+                for operand in self.graph.operands[place]
+                if operand >= self.graph.backward and operand not in own
+            }
+        )
+        return forward, outside, backward
+
+    def _signature(self, start: int, stop: int) -> tuple[object, ...]:
+        """What equal spans have in common: nodes, and what they read, counted from the span."""
+        forward, outside, backward = self._places(start, stop)
+        number = {place: index for index, place in enumerate((*forward, *outside, *backward))}
+        nodes = self.graph.nodes
+        facts = [
+            (
+                replace(nodes[place], name="", layer=0),
+                tuple(number.get(operand, -1) for operand in self.graph.operands[place]),
+                bool(self.graph.readers[place]) and self.graph.readers[place][-1] not in number,
+            )
+            for place in number
+        ]
+        return (*facts, len(forward), len(outside), stop == len(self.blocks))
+
+    def _span(self, start: int, stop: int) -> _Span:
+        key = self._signature(start, stop)
+        if key not in self._spans:
+            self._spans[key] = self._made_span(start, stop)
+        return self._spans[key]
+
+    def _made_span(self, start: int, stop: int) -> _Span:
+        forward, outside, backward = self._places(start, stop)
+        part = self._alone(forward, outside, backward)
+        is_last = stop == len(self.blocks)
+        cost = sum(self.graph.nodes[place].cost for place in forward)
+        plain = self.graph.part(forward)
+        end = 0 if is_last else plain.nodes[-1].mem
+        peak = max(held_bytes(plain, range(len(forward))))
+        given = () if is_last else (len(forward) - 1,)
+        options = [self._option(part, saved, len(forward)) for saved in sweep(part, given, OPTIONS)]
+        return _Span(cost, peak, end, tuple(_undominated(options)))
+
+    def _alone(self, forward: list[int], outside: list[int], backward: list[int]) -> TrainingGraph:
+        """A span as a graph: what it reads of the backward pass is there when its own begins."""
+        part = self.graph.part([*forward, *outside, *backward])
+        inside = set(backward)
+        nodes = list(part.nodes)
+        for index in range(len(forward), len(forward) + len(outside)):
+            nodes[index] = replace(nodes[index], cost=0, work=0, bwd=True, norec=True)
+        for index, place in enumerate(backward, len(forward) + len(outside)):
+            is_read = any(reader not in inside for reader in self.graph.readers[place])
+            nodes[index] = replace(nodes[index], bwd=True, keep=is_read)
+        for index in range(len(forward)):
+            nodes[index] = replace(nodes[index], bwd=False)
+        return TrainingGraph(tuple(nodes), part.edges)
+
+    def _option(self, part: TrainingGraph, saved: frozenset[int], first: int) -> _Option:
+        schedule = on_demand(part, saved)
+        backward = schedule[first:]
+        kept = {place for place in range(first) if place in saved or not part.may_repeat(place)}
+        return _Option(
+            saved=sum(part.nodes[place].mem for place in kept),
+            peak=max(held_bytes(part, schedule)),
+            cost=sum(part.nodes[place].cost for place in backward if place < first),
+            backward=tuple(backward),
+        )
+
+    # -- the dynamic program ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def best(self) -> np.ndarray:
+        """The least cost of all blocks for each number of slots."""
+        count = len(self.blocks)
+        for length in range(1, count + 1):
+            for start in range(count - length + 1):
+                key = self._key(start, start + length)
+                if key not in self.tables:
+                    self._fill(key, start, start + length)
+        return self.tables[self._key(0, count)][0]
+
+    def _key(self, start: int, stop: int) -> tuple[int, ...]:
+        return tuple(self.kinds[start:stop])
+
+    def _fill(self, key: tuple[int, ...], start: int, stop: int) -> None:
+        """Costs and choices of the blocks from `start` before `stop`, for each number of slots."""
+        costs: list[np.ndarray] = []
+        moves: list[tuple[int, int]] = []
+        for end in self._stops(start, stop):
+            span = self.span[start, end]
+            for number, option in enumerate(span.options):
+                rest = self._rest(end, stop, option.saved)
+                costs.append(self._from(rest + span.cost + option.cost, option.peak))
+                moves.append((end, number))
+        cost, peak = 0, 0
+        for end in range(start + 1, stop):
+            span = self.span[end - 1, end]
+            before = self.span[end - 2, end - 1].end if end - 1 > start else 0
+            cost, peak = cost + span.cost, max(peak, before + span.peak)
+            again = self.tables[self._key(start, end)][0]
+            costs.append(self._from(self._rest(end, stop, span.end) + again + cost, peak))
+            moves.append((end, -1))
+        table = np.stack(costs)
+        chosen = table.argmin(axis=0)
+        self.tables[key] = np.take_along_axis(table, chosen[None], axis=0)[0], chosen
+        self.moves[key] = [(end - start, number) for end, number in moves]
+
+    def _rest(self, start: int, stop: int, kept: int) -> np.ndarray:
+        """The cost of what follows, beside what is kept."""
+        if start == stop:
+            return np.zeros(SLOTS + 1)
+        return self._shifted(self.tables[self._key(start, stop)][0], self._slots(kept))
+
+    def _shifted(self, costs: np.ndarray, slots: int) -> np.ndarray:
+        made = np.full(SLOTS + 1, np.inf)
+        if slots <= SLOTS:
+            made[slots:] = costs[: SLOTS + 1 - slots]
+        return made
+
+    def _from(self, costs: np.ndarray, peak: int) -> np.ndarray:
+        """Costs, but infinite where the memory is less than that peak."""
+        costs = costs.copy()
+        costs[: self._slots(peak)] = np.inf
+        return costs
+
+    def _slots(self, nbytes: int) -> int:
+        return -(-nbytes // self.unit)
+
+    # -- schedules -------------------------------------------------------------------------------------------------
+
+    def schedule(self, slots: int) -> list[int]:
+        """What was chosen for so many slots."""
+        listed: list[int] = []
+        pending: list[tuple[int, int, int] | list[int]] = [(0, len(self.blocks), slots)]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, list):
+                listed += item
+                continue
+            start, stop, slots = item
+            key = self._key(start, stop)
+            length, number = self.moves[key][self.tables[key][1][slots]]
+            end = start + length
+            listed += [place for block in self.blocks[start:end] for place in block.forward]
+            if number < 0:
+                pending.append((start, end, slots))
+                kept = self.span[end - 1, end].end
+            else:
+                pending.append(self._backward(start, end, number))
+                kept = self.span[start, end].options[number].saved
+            if end < stop:
+                pending.append((end, stop, slots - self._slots(kept)))
+        return canonical(self.graph, listed)
+
+    def _backward(self, start: int, stop: int, number: int) -> list[int]:
+        """The backward pass of a span by one of its options."""
+        forward, outside, backward = self._places(start, stop)
+        places = [*forward, *outside, *backward]
+        skipped = range(len(forward), len(forward) + len(outside))
+        return [places[index] for index in self.span[start, stop].options[number].backward if index not in skipped]
+
+
+def _undominated(options: Sequence[_Option]) -> Iterator[_Option]:
+    """Those beside which no other is better in all."""
+    for option in options:
+        mine = (option.saved, option.peak, option.cost)
+        others = ((other.saved, other.peak, other.cost) for other in options)
+        if not any(its != mine and all(a <= b for a, b in zip(its, mine, strict=True)) for its in others):
+            yield option
+
+
+def chain_schedule(graph: TrainingGraph, budget: int) -> list[int] | None:
+    """The cheapest schedule of the dynamic program that fits; the one with the least peak where none does.
+
+    It plans with memory that no schedule holds exactly so: schedules for several numbers of slots are simulated.
+    """
+    chain = Chain(graph, budget)
+    if not chain.blocks:
+        return None
+    costs = chain.best
+    # The fewest slots for each cost.
+    slots = [place for place in np.flatnonzero(np.isfinite(costs)) if not place or costs[place] < costs[place - 1]]
+    if not slots:
+        return None
+    made: dict[int, list[int]] = {}
+
+    def fits(index: int) -> bool:
+        made[index] = chain.schedule(int(slots[index]))
+        return simulate(graph, made[index]).peak <= budget
+
+    low, high = 0, len(slots) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    for index in sorted(range(len(slots)), key=lambda index: abs(index - low))[:MOST_SCHEDULES]:
+        if index not in made:
+            made[index] = chain.schedule(int(slots[index]))
+    return cheapest(graph, list(made.values()), budget)

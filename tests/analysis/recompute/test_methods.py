@@ -1,0 +1,95 @@
+"""Schedules by each method, on graphs whose best schedules are known."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from irpar.analysis.recompute import METHODS, RecomputeError, TrainingGraph, TrainingNode, simulate, solve
+from irpar.analysis.recompute.chain import chain_of
+from irpar.analysis.recompute.saved_sets import cheapest_set, on_demand
+
+from .graphs import chain, random_graphs
+
+UNIT = 9
+"""Nodes of the forward pass of the chain below: with the loss 19 nodes, whose peak is 11."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_fits_a_chain_into_less(method: str) -> None:
+    graph = chain(UNIT)
+    whole = simulate(graph, range(len(graph.nodes)))
+    found = solve(graph, 8, method, seconds=10)
+    assert simulate(graph, found.schedule) == found.outcome
+    assert found.outcome.peak <= 8 < whole.peak
+    assert list(dict.fromkeys(found.schedule)) == list(range(len(graph.nodes)))
+
+
+def test_the_best_of_all_is_never_worse() -> None:
+    graph = chain(UNIT)
+    for budget in (6, 7, 8, 9):
+        costs = {}
+        for method in METHODS:
+            try:
+                costs[method] = solve(graph, budget, method, seconds=10).outcome.cost
+            except RecomputeError:
+                assert method not in ("auto", "optimal", "chain")
+        assert costs["auto"] == costs["optimal"] == min(costs.values())
+        # A chain of equal nodes is what the dynamic program is optimal for.
+        assert costs["chain"] == costs["auto"]
+
+
+def test_what_fits_stays_as_it_is() -> None:
+    graph = chain(4)
+    whole = simulate(graph, range(len(graph.nodes)))
+    found = solve(graph, whole.peak)
+    assert found.outcome == whole
+    assert found.proven
+
+
+def test_a_budget_that_cannot_be_met_says_the_least_that_can() -> None:
+    graph = chain(6)
+    with pytest.raises(RecomputeError, match="at most 2 bytes") as error:
+        solve(graph, 2, seconds=5)
+    text = str(error.value)
+    least = int(text.rpartition("at least ")[2].split()[0])
+    assert solve(graph, least, seconds=10).outcome.peak <= least
+    with pytest.raises(RecomputeError, match=f"the least that was found holds {least} bytes"):
+        solve(graph, least - 1, seconds=10)
+
+
+@settings(deadline=None, max_examples=20)
+@given(random_graphs(most=12), st.integers(0, 11), st.floats(0, 1))
+def test_any_graph_gets_a_schedule_that_holds_what_is_said(graph: TrainingGraph, first: int, share: float) -> None:
+    nodes = [TrainingNode(node.name, node.cost, node.mem, place >= first) for place, node in enumerate(graph.nodes)]
+    graph = TrainingGraph(tuple(nodes), graph.edges, graph.fixed_mem)
+    whole = simulate(graph, range(len(nodes)))
+    for method in ("sqrt", "sweep", "chain"):
+        try:
+            found = solve(graph, int(whole.peak * (1 - share / 2)), method, seconds=0.2)
+        except RecomputeError:
+            continue
+        assert simulate(graph, found.schedule) == found.outcome
+        assert found.outcome.peak <= whole.peak * (1 - share / 2)
+
+
+def test_blocks_end_where_one_result_goes_on() -> None:
+    # x -> a -> b -> (x + b): the sum ends a block, since only its result is read after it.
+    names = ("x", "a", "b", "sum", "loss", "dsum", "da")
+    nodes = tuple(TrainingNode(name, 1, 1, name.startswith("d")) for name in names)
+    edges = ((0, 1), (1, 2), (0, 3), (2, 3), (3, 4), (4, 5), (1, 6), (5, 6))
+    blocks = chain_of(TrainingGraph(nodes, edges))
+    assert [block.forward for block in blocks] == [(0,), (1, 2, 3), (4,)]
+    assert [block.backward for block in blocks] == [(), (6,), (5,)]
+
+
+def test_the_saved_set_recomputes_what_is_cheap() -> None:
+    # Of two results of the same size that the backward pass reads, the one that costs less is computed again.
+    nodes = [TrainingNode("x", 0, 1, norec=True), TrainingNode("dear", 9, 4), TrainingNode("cheap", 1, 4)]
+    nodes += [TrainingNode("loss", 1, 0), TrainingNode("d", 1, 1, bwd=True)]
+    edges = ((0, 1), (1, 2), (2, 3), (3, 4), (1, 4), (2, 4))
+    graph = TrainingGraph(tuple(nodes), edges)
+    saved = cheapest_set(graph, 5)
+    assert saved is not None
+    assert 1 in saved
+    assert 2 not in saved
+    assert on_demand(graph, saved) == [0, 1, 2, 3, 2, 4]
