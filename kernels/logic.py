@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .operands import FLOAT8_DTYPES, check_same_dtype, narrow, widen
+from .operands import FLOAT8_DTYPES, check_same_dtype, fitting, narrow, widen
 from .registry import Array, ArrayModule, kernel, register
 
 # ONNX name -> (since, name in the array module)
@@ -69,11 +69,20 @@ def bitwise_not(xp: ArrayModule, x: Array) -> Array:
 
 
 @kernel("Where", since=9)
-def where(xp: ArrayModule, condition: Array, x: Array, y: Array) -> Array:
+def where(xp: ArrayModule, condition: Array, x: Array, y: Array, *, out: Array | None = None) -> Array:
     """x where the condition holds, else y; all three broadcast."""
     _check_bool(condition)
     check_same_dtype(x, y)
-    return narrow(xp.where(condition, x, y), x.dtype)
+    result = fitting(out, x.dtype, condition, x, y)
+    if result is None:
+        return narrow(xp.where(condition, x, y), x.dtype)
+    if result is x:
+        xp.copyto(result, y, where=xp.invert(condition))
+    else:
+        if result is not y:
+            xp.copyto(result, y)
+        xp.copyto(result, x, where=condition)
+    return result
 
 
 @kernel("IsNaN", since=9)

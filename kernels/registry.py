@@ -86,8 +86,9 @@ class Signature:
         attributes: names of the ONNX attributes that the function knows.
         required_attributes: those of them that have no default.
         wants_n_outputs: whether the function must know how many results the node has.
-        writes_out: whether the function takes `out`, an array that shares no memory with the operands: its one result
-            is that array or a new one, never a view of an operand.
+        writes_out: whether the function takes `out`: its one result is that array or a new one, never a view of an
+            operand. Where the function is elementwise `out` may be an operand of the result's shape, else it shares no
+            memory with any.
         keeps: whether the function takes `kept`, a `Kept` of its node.
         host: places of the operands that must be numpy arrays.
         shape_only: places of the operands that may be arrays of any module.
@@ -160,7 +161,7 @@ class Kernel:
 
         Args:
             xp: the array module that owns the inputs, `numpy` or `cupy`; see `signature` for those that are numpy's.
-            inputs: the operands in order; `None` for an optional one that is absent. They are never written to.
+            inputs: the operands in order; `None` for an optional one that is absent. None but `out` is written to.
             attributes: the attributes that the node sets, as Python values (int, float, str, tuples of those, arrays).
             n_outputs: how many results the node has.
             out: where the result goes, if the function writes into what it is given and the result fits there.

@@ -6,12 +6,11 @@ from typing import Literal, get_args
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.ir import Dim, DType, Graph, Module, TensorType, Value, tensor_type
 from irpar.ir.added_input import add_named_input
+from irpar.ir.state import LOSS
 from irpar.ops.facts import int_attribute
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
 
-LOSS = "loss"
-"""The name of the result."""
 TARGET = "target"
 """The name of the input that the output is compared with."""
 LossKind = Literal["cross_entropy", "mse", "bce"]

@@ -22,7 +22,7 @@ UNSUPPORTED_BFLOAT16 = {"matmul", "einsum", "argsort", "sort", "argmax", "argmin
 
 _NAMES = """
     abs absolute add all any arange arccos arccosh arcsin arcsinh arctan arctanh argmax argmin argsort asarray
-    ascontiguousarray bitwise_and bitwise_or bitwise_xor broadcast_to ceil clip concatenate copysign cos cosh
+    ascontiguousarray bitwise_and bitwise_or bitwise_xor broadcast_to ceil clip concatenate copysign copyto cos cosh
     cumprod cumsum divide einsum empty equal exp expand_dims expm1 eye flip floor floor_divide fmod frexp full
     full_like greater greater_equal invert isfinite isinf isnan left_shift less less_equal linspace log log1p max
     min logical_and logical_not logical_or logical_xor matmul maximum may_share_memory meshgrid minimum mod moveaxis multiply

@@ -12,6 +12,8 @@ StateKind = Literal["parameter", "master", "moment", "statistic", "cache", "coun
 STATE_KINDS: tuple[str, ...] = get_args(StateKind)
 OPTIMIZER_KINDS: tuple[StateKind, ...] = ("master", "moment", "scale")
 """What an optimizer keeps beside the parameters."""
+LOSS = "loss"
+"""The result of a step of training: where it is not finite, the state stays as it was."""
 
 
 class StateError(IrparError):

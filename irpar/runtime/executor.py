@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -131,7 +132,7 @@ class Executor:
         self._engine = make_engine(engine, settings)
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
-        needed = run_bytes(self.parts, self._threads)
+        needed = run_bytes(self.parts, self._threads, self._engine.writes_over)
         processes = (world and world.local_size) or 1
         self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process", processes)
         self._arenas = Arenas(self._engine.arena)
@@ -527,6 +528,7 @@ class Executor:
                 self._engine.edge(rank),
                 self._lockstep.long_seconds,
                 self._arenas.take(rank, part.tape.arena_bytes),
+                partial(self._held.let_go, session, rank) if session else None,
             )
             for part in prepared.parts
             for rank in part.part.ranks

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from irpar.errors import listed
 from irpar.ir import Graph, Value
 from irpar.ir.state import StateKind
 from irpar.output.parts import Part
 from irpar.sharding import local_region
 
+from .errors import StateLostError
 from .layout import TensorSpec
 from .specs import spec_of
 
@@ -74,9 +76,24 @@ class HeldState:
         self._coords = coords
         self._held: dict[int, dict[int, Blocks]] = {}
         self._before: dict[tuple[int, int], Blocks] = {}
+        self._gone: dict[tuple[int, int], frozenset[str]] = {}
+        """What of a session's state a run has let go on a rank, and not replaced yet."""
 
     def blocks(self, session: int, rank: int) -> Blocks:
-        """What a rank holds by name; at the beginning of a session what the program begins with."""
+        """What a rank holds by name; at the beginning of a session what the program begins with.
+
+        Raises:
+            StateLostError: a run failed while it replaced it.
+        """
+        if gone := self._gone.get((session, rank)):
+            raise StateLostError(
+                f"the state of this session is gone: a run failed on rank {rank} while it was replaced",
+                notes=(f"lost: {listed(sorted(gone), 5)}",),
+                do="load a checkpoint, or begin a new session",
+            )
+        return self._held_by(session, rank)
+
+    def _held_by(self, session: int, rank: int) -> Blocks:
         held = self._held.setdefault(session, {})
         if rank not in held:
             held[rank] = {
@@ -96,21 +113,40 @@ class HeldState:
         if data is None:
             return _zeros(value.shape, value)
         if value.sharding is None or value.sharding.is_replicated:
-            return data.numpy()
-        return data.slice(local_region(value.sharding, data.shape, self._coords[rank])).numpy()
+            return data.numpy().view()  # Nobody writes over what the program begins with.
+        return data.slice(local_region(value.sharding, data.shape, self._coords[rank])).numpy().view()
 
     def write(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
         """Let a rank hold other blocks; what may change outside, such as a view of an input, is copied."""
-        self.blocks(session, rank).update((name, _own(block)) for name, block in blocks.items())
+        self._held_by(session, rank).update((name, _own(block)) for name, block in blocks.items())
+        gone = self._gone.pop((session, rank), frozenset()) - blocks.keys()
+        if gone:
+            self._gone[session, rank] = gone
+
+    def let_go(self, session: int, rank: int) -> None:
+        """Hold no more what a run is about to replace: from here on it cannot be undone, and must not fail."""
+        states, held = self._graphs[rank].states, self._held_by(session, rank)
+        gone = frozenset(value.source_name for value, state in states.items() if state.output is not None)
+        self._gone[session, rank] = gone
+        for name in gone:
+            del held[name]
 
     def replace(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
-        """As `write`, by a run, which can be undone until the next one begins: that takes no memory more than a run."""
-        self._before[session, rank] = dict(self.blocks(session, rank))
+        """As `write`, by a run, which can be undone until the next one begins if it has let go of nothing."""
+        if (session, rank) not in self._gone:
+            self._before[session, rank] = dict(self._held_by(session, rank))
         self.write(session, rank, blocks)
 
     def undo(self, session: int, rank: int) -> None:
-        """Let a rank hold what it held before the last run, which can be undone once."""
-        self.blocks(session, rank).update(self._before.pop((session, rank), {}))
+        """Let a rank hold what it held before the last run, which can be undone once.
+
+        Raises:
+            StateLostError: that is gone.
+        """
+        before = self._before.pop((session, rank), None)
+        if before is None:
+            raise StateLostError("the state before the last run is gone", do="load a checkpoint")
+        self.blocks(session, rank).update(before)
 
     def apart(self, session: int, result: Any) -> Any:
         """A result that its caller may write to: a copy where it shares memory with what is held here."""
@@ -125,8 +161,9 @@ class HeldState:
     def drop(self, session: int) -> None:
         """Let go of what a session holds."""
         self._held.pop(session, None)
-        for key in [key for key in self._before if key[0] == session]:
-            del self._before[key]
+        for rank in self._graphs:
+            self._before.pop((session, rank), None)
+            self._gone.pop((session, rank), None)
 
     def read(self, session: int, rank: int, names: Iterable[str]) -> Blocks:
         """The blocks of some states."""
@@ -153,6 +190,9 @@ class BorrowedState(HeldState):
 
     def replace(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
         """See `HeldState.replace`; there is nothing to replace."""
+
+    def let_go(self, session: int, rank: int) -> None:
+        """See `HeldState.let_go`; what is lent stays."""
 
     def apart(self, session: int, result: Any) -> Any:
         """See `HeldState.apart`."""

@@ -4,7 +4,7 @@ What copies between memories has no instruction yet: nothing makes such nodes.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from irpar.ir import Function, Graph, Node, Value
@@ -24,6 +24,7 @@ class Segment:
         inputs: values from outside that are not constants.
         constants: constants of the graph that the nodes read.
         outputs: results that something outside reads.
+        over: the nodes that can write their result over a state that it replaces, and that state, one of the inputs.
     """
 
     index: int
@@ -32,6 +33,7 @@ class Segment:
     inputs: tuple[Value, ...]
     constants: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    over: Mapping[Node, Value] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -127,6 +129,23 @@ class Free:
 
 
 @dataclass(frozen=True, eq=False)
+class Commit:
+    """Let go of the state before the run, if what it computed is to count.
+
+    Attributes:
+        loss: it counts where this is finite.
+    """
+
+    loss: Value
+
+    writes: ClassVar[tuple[Value, ...]] = ()
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return (self.loss,)
+
+
+@dataclass(frozen=True, eq=False)
 class Bodies:
     """Run a node whose bodies hold collectives, trip by trip.
 
@@ -189,7 +208,7 @@ class Call:
         return dict(zip(inside, (*self.reads, *self.writes), strict=True))
 
 
-Instruction = Compute | Communicate | Start | Wait | Free | Branch | Loop | Call
+Instruction = Compute | Communicate | Start | Wait | Free | Commit | Branch | Loop | Call
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from irpar.analysis.memory.liveness import bytes_at_rest, peak
+from irpar.analysis.memory.liveness import bytes_at_rest, peak, value_bytes
+from irpar.analysis.memory.replaced import written_over
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, option
 
@@ -96,11 +97,16 @@ def _group_limit() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def run_bytes(parts: Sequence[Part], threads: int) -> int:
+def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool) -> int:
     """What all ranks hold at once in this process, estimated by liveness.
 
     Ranks of a part share its weights. All ranks hold what they have while they wait for each other, and as many as
     there are threads compute, each of which may be where it holds the most.
+
+    Args:
+        parts: theirs.
+        threads: how many there are.
+        writes_over: whether what replaces state is written over it; else a second copy is there meanwhile.
     """
     total = 0
     extra: list[int] = []
@@ -108,4 +114,6 @@ def run_bytes(parts: Sequence[Part], threads: int) -> int:
         most, rest = peak(part.graph), bytes_at_rest(part.graph)
         total += most.constant_bytes + rest * len(part.ranks)
         extra.extend([most.activation_bytes - rest] * len(part.ranks))
+        if not writes_over:
+            total += sum(map(value_bytes, written_over(part.graph))) * len(part.ranks)
     return total + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))

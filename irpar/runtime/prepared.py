@@ -15,7 +15,7 @@ from .program import build_program
 from .specs import spec_of
 from .tape import Tape
 
-Key = tuple[int, tuple[Node, ...], tuple[Value, ...]]
+Key = tuple[int, tuple[Node, ...], tuple[Value, ...], frozenset[Node]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,9 @@ class Preparer:
             program = programs.get(part.graph)
             if program is None:
                 extra = [values[part.graph] for values in fetched.values() if part.graph in values]
-                program = programs[part.graph] = build_program(part.graph, extra, functions)
+                program = programs[part.graph] = build_program(
+                    part.graph, extra, functions, writes_over=self._engine.writes_over
+                )
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
             parts.append(PreparedPart(part, program, constants, Tape(program, compiled)))
         return Prepared(tuple(parts), fetched)
@@ -86,7 +88,7 @@ class Preparer:
     def _compile(
         self, part: Part, segment: Segment, constants: Constants, known: dict[Key, CompiledSegment]
     ) -> CompiledSegment:
-        key = (part.index, segment.nodes, segment.outputs)
+        key = (part.index, segment.nodes, segment.outputs, frozenset(segment.over))
         found = known.get(key)
         if found is None:
             found = known[key] = self._engine.compile(segment, constants)

@@ -1,9 +1,11 @@
 """A local graph as a list of instructions, in the graph's order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from irpar.analysis.memory.replaced import update_of, written_over
 from irpar.analysis.segments import is_segment, live_reads, stretches
 from irpar.ir import COMMUNICATION, Function, Graph, Node, Value
+from irpar.ir.state import LOSS
 from irpar.ops import holds_collectives, traits
 from irpar.ops.effects import is_compute
 
@@ -11,23 +13,44 @@ from .called_functions import called_functions
 from .engines.control_flow import TRIPS
 from .errors import ProgramError
 from .groups.base import Collective
-from .instructions import Branch, Call, Communicate, Compute, Free, Instruction, Loop, Program, Segment, Start, Wait
+from .instructions import (
+    Branch,
+    Call,
+    Commit,
+    Communicate,
+    Compute,
+    Free,
+    Instruction,
+    Loop,
+    Program,
+    Segment,
+    Start,
+    Wait,
+)
 
 _Reads = dict[Node, tuple[Value, ...]]
 _Functions = dict[Function, Program]
 """What each function of communication does, for all of its calls."""
 
 
-def build_program(graph: Graph, extra: Sequence[Value] = (), functions: _Functions | None = None) -> Program:
+def build_program(
+    graph: Graph,
+    extra: Sequence[Value] = (),
+    functions: _Functions | None = None,
+    *,
+    writes_over: bool = False,
+) -> Program:
     """The instructions of a local graph: one for each communication, one for the compute nodes between two of them.
 
     The order is the graph's: passes decide it, nothing is moved here. A node whose bodies communicate is an instruction
-    with programs of its own. Nodes that nothing needs are left out.
+    with programs of its own. Nodes that nothing needs are left out. Between the loss of a step of training and its
+    update the state before it is let go.
 
     Args:
         graph: the local graph, or the body of a node, in topological order.
         extra: values of it to keep besides its results.
         functions: the programs of functions that are known, which gets more of them.
+        writes_over: whether segments can write what replaces state over it; the update is a segment of its own then.
 
     Raises:
         ProgramError: collectives in functions that are not of communication alone, and in bodies that are not run trip
@@ -36,7 +59,14 @@ def build_program(graph: Graph, extra: Sequence[Value] = (), functions: _Functio
     _check_nested(graph)
     outputs = tuple(dict.fromkeys((*graph.outputs, *extra)))
     reads = live_reads(graph, outputs)
-    made = _instructions(graph, reads, outputs, {} if functions is None else functions)
+    first = _update(graph, reads)
+    parts = stretches(reads)
+    if first is not None and writes_over:
+        parts = list(_split(parts, first))
+    over = {new.node: old for new, old in written_over(graph, extra).items() if new.node} if writes_over else {}
+    made = _instructions(graph, parts, reads, outputs, {} if functions is None else functions, over)
+    if first is not None:
+        _insert_commit(graph, made, parts, first)
     return Program(graph, _with_frees(graph, made, outputs), outputs)
 
 
@@ -74,14 +104,48 @@ def _check_function(function: Function) -> None:
         )
 
 
-def _instructions(graph: Graph, reads: _Reads, outputs: Sequence[Value], functions: _Functions) -> list[Instruction]:
+def _update(graph: Graph, reads: _Reads) -> Node | None:
+    """The first node of the update that is needed."""
+    first, begun = update_of(graph), False
+    if first is None:
+        return None
+    for node in graph:
+        begun = begun or node is first
+        if begun and node in reads:
+            return node
+    return None
+
+
+def _split(parts: Iterable[list[Node]], first: Node) -> Iterator[list[Node]]:
+    """Stretches of which one begins with a node."""
+    for nodes in parts:
+        place = nodes.index(first) if first in nodes else 0
+        if place:
+            yield nodes[:place]
+        yield nodes[place:]
+
+
+def _insert_commit(graph: Graph, made: list[Instruction], parts: Sequence[list[Node]], first: Node) -> None:
+    """Let go of the state before the run where the update begins; behind its segment, if that computes the loss too."""
+    loss = graph.output(graph.output_names.index(LOSS))
+    (place,) = (number for number, nodes in enumerate(parts) if first in nodes)
+    made.insert(place + (loss.node in parts[place]), Commit(loss))
+
+
+def _instructions(
+    graph: Graph,
+    parts: Sequence[list[Node]],
+    reads: _Reads,
+    outputs: Sequence[Value],
+    functions: _Functions,
+    over: Mapping[Node, Value],
+) -> list[Instruction]:
     found: list[Instruction] = []
     count = 0
-    parts = stretches(reads)
     wanted = _read_elsewhere(parts, reads, outputs)
     for nodes in parts:
         if is_segment(nodes):
-            found.append(Compute(_segment(count, graph, nodes, reads, wanted)))
+            found.append(Compute(_segment(count, graph, nodes, reads, wanted, over)))
             count += 1
         else:
             found.append(_communication(nodes[0], reads, functions))
@@ -121,7 +185,7 @@ def _call(node: Node, function: Function, functions: _Functions) -> Call:
     return Call(node, program, Collective.of(begun, node))
 
 
-def _read_elsewhere(parts: Sequence[Sequence[Node]], reads: _Reads, outputs: Sequence[Value]) -> set[Value]:
+def _read_elsewhere(parts: Sequence[list[Node]], reads: _Reads, outputs: Sequence[Value]) -> set[Value]:
     """Values that something outside the segment that makes them reads."""
     wanted = set(outputs)
     for nodes in parts:
@@ -130,13 +194,16 @@ def _read_elsewhere(parts: Sequence[Sequence[Node]], reads: _Reads, outputs: Seq
     return wanted
 
 
-def _segment(index: int, graph: Graph, nodes: Sequence[Node], reads: _Reads, wanted: set[Value]) -> Segment:
+def _segment(
+    index: int, graph: Graph, nodes: Sequence[Node], reads: _Reads, wanted: set[Value], over: Mapping[Node, Value]
+) -> Segment:
     made = {value for node in nodes for value in node.results}
     outside = dict.fromkeys(value for node in nodes for value in reads[node] if value not in made)
     inputs = tuple(value for value in outside if not value.is_constant)
     constants = tuple(value for value in outside if value.is_constant)
     outputs = tuple(value for node in nodes for value in node.results if value in wanted)
-    return Segment(index, graph, tuple(nodes), inputs, constants, outputs)
+    inside = {node: over[node] for node in nodes if node in over}
+    return Segment(index, graph, tuple(nodes), inputs, constants, outputs, inside)
 
 
 def _with_frees(graph: Graph, instructions: Sequence[Instruction], outputs: Sequence[Value]) -> tuple[Instruction, ...]:

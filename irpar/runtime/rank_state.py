@@ -16,7 +16,7 @@ from .errors import NodeError, RunError
 from .groups import Call
 from .prepared import PreparedPart
 from .specs import program_inputs
-from .tape import BodiesStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
+from .tape import BodiesStep, CommitStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
 
 _Walk = Generator[Call | ComputeStep, Any, None]
 """Takes the results of the collectives that it yields."""
@@ -32,6 +32,7 @@ class RankState:
         arrays: where its arrays lie.
         long_seconds: segments that take longer are not computed in passing.
         arena: memory for its segments.
+        let_go: is called where the state before the run is not needed any more; None: it stays the caller's.
 
     Attributes:
         step: the segment that was begun last; None at the end.
@@ -49,6 +50,7 @@ class RankState:
         arrays: Arrays,
         long_seconds: float = math.inf,
         arena: Arena | None = None,
+        let_go: Callable[[], None] | None = None,
     ) -> None:
         self.rank = rank
         self.coords = coords
@@ -57,6 +59,8 @@ class RankState:
         self._start_call = start_call
         self._long_seconds = long_seconds
         self.arena = arena
+        self._let_go = let_go
+        self._writes_over = False
         self._arrays = arrays
         self._places = prepared.tape.places
         self._values: list[Any] = [None] * len(self._places)
@@ -101,8 +105,14 @@ class RankState:
         inputs = list(map(values.__getitem__, step.inputs))
         for place in step.frees:
             values[place] = None  # The engine holds it as long as a node reads it.
-        for place, result in zip(step.outputs, step.run(inputs, self.rank, self.arena), strict=True):
+        for place, result in zip(step.outputs, step.run(inputs, self.rank, self.arena, self._writes_over), strict=True):
             values[place] = result
+
+    def _commit(self, step: CommitStep) -> None:
+        """Let the state before the run go, which stays where the loss is not finite."""
+        if self._let_go is not None and bool(np.isfinite(self.read_on_host(step.loss)).all()):
+            self._let_go()
+            self._writes_over = True
 
     def _operand(self, step: CommunicateStep | StartStep) -> Any:
         """What a rank brings that is in no place."""
@@ -129,6 +139,8 @@ class RankState:
                 self._start_call(call)
             elif type(step) is WaitStep:
                 values[step.result] = yield values[step.inflight]
+            elif type(step) is CommitStep:
+                self._commit(step)
             elif type(step) is BodiesStep:
                 yield from self._bodies(step)
             for place in step.frees:

@@ -76,6 +76,7 @@ class Session:
         Raises:
             InputError: inputs that do not fit, or one that is state.
             RunError: a rank failed; all ranks have stopped.
+            StateLostError: an earlier step of training failed while it replaced the state.
         """
         require("inputs", inputs, Mapping, "give a dict of arrays by the names of inputs")
         given = [name for name in inputs if name in self.states]
@@ -91,7 +92,11 @@ class Session:
         return found
 
     def undo(self) -> None:
-        """Let the state be what it was before the last run, once."""
+        """Let the state be what it was before the last run, once; of a step of training only if its loss is not finite.
+
+        Raises:
+            StateLostError: what was before is gone.
+        """
         with self._turn:
             self._check_open()
             self._executor.ask_state("undo", self._number)

@@ -9,7 +9,7 @@ from irpar.ir import Graph, Node, Value
 from .engines.arena import Arena
 from .engines.base import CompiledSegment
 from .groups.base import Collective
-from .instructions import Bodies, Call, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
+from .instructions import Bodies, Call, Commit, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
 
 Places = tuple[int, ...]
 
@@ -27,7 +27,7 @@ class ComputeStep:
     """
 
     segment: Segment
-    run: Callable[[list[Any], int, Arena | None], list[Any]]
+    run: Callable[[list[Any], int, Arena | None, bool], list[Any]]
     inputs: Places
     outputs: Places
     frees: Places = ()
@@ -66,6 +66,14 @@ class WaitStep:
 
 
 @dataclass(eq=False, slots=True)
+class CommitStep:
+    """Let go of the state before the run."""
+
+    loss: Value
+    frees: Places = ()
+
+
+@dataclass(eq=False, slots=True)
 class BodiesStep:
     """Run a node whose bodies communicate, trip by trip."""
 
@@ -74,7 +82,7 @@ class BodiesStep:
     frees: Places = ()
 
 
-Step = ComputeStep | CommunicateStep | StartStep | WaitStep | BodiesStep
+Step = ComputeStep | CommunicateStep | StartStep | WaitStep | CommitStep | BodiesStep
 
 
 class Tape:
@@ -142,6 +150,8 @@ class Tape:
                 return StartStep(collective, *self._operand(operand), self._place([result])[0])
             case Wait(inflight, result):
                 return WaitStep(self._place([inflight])[0], self._place([result])[0])
+            case Commit(loss):
+                return CommitStep(loss)
             case Bodies(node, bodies):
                 for body in bodies:
                     self._place(value for value in (*body.inputs, *body.outputs) if not value.is_constant)

@@ -1,6 +1,7 @@
 """Names of what a training step adds to a model."""
 
-from irpar.passes.add_loss import LOSS, TARGET
+from irpar.ir.state import LOSS
+from irpar.passes.add_loss import TARGET
 from irpar.passes.autodiff import GRAD
 from irpar.passes.optimizer.names import GOOD, LEARNING_RATE, MASTER, NEXT, NORM, SCALE, SKIPPED, STEP
 from irpar.passes.training_mode.dropout import COUNT, SEED

@@ -9,6 +9,7 @@ import numpy as np
 
 from irpar.errors import IrparError, listed
 from irpar.ir import DType, Graph, Module, TensorType, Value
+from irpar.ir.state import LOSS
 from irpar.output.training_facts import TrainingFacts, metadata_of
 from irpar.sharding import spelled
 from irpar.units import count_text
@@ -87,7 +88,6 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     """Make a step of a model, in its place; lines about it."""
     from irpar.differentiation import forget_domains, normalise
     from irpar.pass_manager import PassManager
-    from irpar.passes.add_loss import LOSS
     from irpar.passes.autodiff import Autodiff
     from irpar.passes.training_mode import TrainingMode
 
@@ -144,7 +144,6 @@ def _trained(module: Module) -> str:
 
 def _keep_loss(graph: Graph) -> None:
     """Give the graph the loss as its only result."""
-    from irpar.passes.add_loss import LOSS
 
     pairs = dict(zip(graph.output_names, graph.outputs, strict=True))
     graph.set_outputs([pairs[LOSS]], [LOSS])
@@ -194,7 +193,6 @@ def _seed(module: Module, settings: Settings) -> None:
     """Let gradients begin with 1, or with the scale of the loss."""
     from irpar.ir.added_input import add_named_input
     from irpar.ops.gradients.writer import GradientWriter
-    from irpar.passes.add_loss import LOSS
     from irpar.passes.autodiff import GRAD
     from irpar.passes.optimizer.names import SCALE
 

@@ -13,8 +13,8 @@ from irpar.errors import IrparError
 from irpar.files.atomic import new_folder
 from irpar.inputs.dataset import Batch, check_range
 from irpar.ir import Value, tensor_type
+from irpar.ir.state import LOSS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
-from irpar.passes.add_loss import LOSS
 from irpar.passes.optimizer.names import LEARNING_RATE
 from irpar.runtime.session import Session
 

@@ -9,11 +9,10 @@ from irpar.errors import IrparError, listed, nearest_names
 from irpar.globs import matching_names
 from irpar.ir import DType, Graph, Module, Tensor, TensorType, Value
 from irpar.ir.added_input import add_named_input
-from irpar.ir.state import State, StateKind
+from irpar.ir.state import LOSS, State, StateKind
 from irpar.ir.state_rules import replace_outputs, set_states
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
-from irpar.passes.add_loss import LOSS
 from irpar.passes.autodiff import GRAD
 
 from .gradients import Prepared, prepare

@@ -75,7 +75,7 @@ def test_what_the_ranks_need_by_hand() -> None:
     assert peak(graph).activation_bytes == 96
     assert bytes_at_rest(graph) == 96
     # Two parts with 2 * 96 bytes of weights each, four ranks.
-    assert run_bytes(parts, threads=2) == 2 * 192 + 4 * 96
+    assert run_bytes(parts, 2, writes_over=True) == 2 * 192 + 4 * 96
 
 
 def test_only_ranks_that_compute_count_with_their_peak() -> None:
@@ -83,5 +83,5 @@ def test_only_ranks_that_compute_count_with_their_peak() -> None:
     most = peak(made.parts[0].graph).activation_bytes
     rest = bytes_at_rest(made.parts[0].graph)
     assert rest == 128  # the input; the sum is 4 bytes
-    assert run_bytes(made.parts, threads=1) == 4 * rest + (most - rest)
-    assert run_bytes(made.parts, threads=2) == 4 * rest + 2 * (most - rest)
+    assert run_bytes(made.parts, 1, writes_over=True) == 4 * rest + (most - rest)
+    assert run_bytes(made.parts, 2, writes_over=True) == 4 * rest + 2 * (most - rest)

@@ -21,41 +21,52 @@ def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
         most: its peak.
 
     Returns:
-        parameters: weights, be they constants or state, and optimizer: state that belongs to parameters; both are
-        held throughout. gradients: what the update reads, and buffers: gradients before they are reduced and what is
-        gathered of parameters, beside other state, such as caches; of both the most that is held at once.
-        activations: the rest at the peak.
+        parameters: weights, be they constants or state, and optimizer: state that belongs to parameters, old and new
+        where neither is written over the other. gradients: what the update reads, and buffers: gradients before they
+        are reduced and what is gathered of parameters, beside other state, such as caches. Of each the most that is
+        held at once; activations: the rest at the peak.
     """
     found = dict.fromkeys(USES, 0)
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
-    for value, state in graph.states.items():
-        use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in OPTIMIZER_KINDS else "buffers"
-        found[use] += value_bytes(value)
-        found["activations"] -= value_bytes(value)
     if graph.states:
         held = _Held(graph)
+        kept = _kept(graph)
         gradients, unreduced = _gradients(graph)
-        for use, values in (("gradients", gradients), ("buffers", (unreduced | _gathered(graph)) - gradients)):
+        kept["gradients"] = gradients
+        kept["buffers"] |= (unreduced | _gathered(graph)) - gradients - kept["parameters"] - kept["optimizer"]
+        for use, values in kept.items():
             found[use] += held.most(values)
             found["activations"] -= held.at(values, most.node)
     return found
 
 
+def _kept(graph: Graph) -> dict[str, set[Value]]:
+    """State and what replaces it, by use."""
+    found: dict[str, set[Value]] = {"parameters": set(), "optimizer": set(), "buffers": set()}
+    for value, state in graph.states.items():
+        use = "parameters" if state.kind == "parameter" else "optimizer" if state.kind in OPTIMIZER_KINDS else "buffers"
+        found[use].add(value)
+        if state.output is not None:
+            found[use].add(graph.output(state.output))
+    return found
+
+
 class _Held:
-    """When results are held: from the node that makes one to the last that reads it or a view of it."""
+    """When values are held: from the node that makes one to the last that reads it or a view of it."""
 
     def __init__(self, graph: Graph) -> None:
         self.places: dict[Node | None, int] = {node: place for place, node in enumerate((*graph, graph.return_node))}
         self.places[None] = -1
-        self.last = last_uses(graph, roots_of(graph))
+        self.roots = roots_of(graph)
+        self.last = last_uses(graph, self.roots)
 
     def at(self, values: Set[Value], node: Node | None) -> int:
-        """The bytes of some results that are held while a node runs; before the first one where it is None."""
+        """The bytes of some values that are held while a node runs; before the first one where it is None."""
         place = self.places[node]
         return sum(size for start, end, size in self._spans(values) if start <= place <= end)
 
     def most(self, values: Set[Value]) -> int:
-        """The most bytes of some results that are held at once."""
+        """The most bytes of some values that are held at once."""
         changes: dict[int, int] = {}
         for start, end, size in self._spans(values):
             changes[start] = changes.get(start, 0) + size
@@ -64,7 +75,7 @@ class _Held:
 
     def _spans(self, values: Set[Value]) -> Iterator[tuple[int, int, int]]:
         for value in values:
-            if value in self.last:
+            if value in self.last and value not in self.roots:
                 yield self.places[value.node], self.places[self.last[value]], value_bytes(value)
 
 

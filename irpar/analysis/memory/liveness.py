@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from irpar.ir import COMMUNICATION, Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 
+from .replaced import let_go, update_of, written_over
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -41,7 +43,8 @@ def constant_bytes(graph: Graph) -> int:
 def peak(graph: Graph) -> Peak:
     """Peak memory of a graph that frees each value after its last use; results of views share their operand's bytes.
 
-    What a nested graph (If, Loop, Scan) needs inside counts while its holder runs. Linear in uses.
+    What is written over the state that it replaces shares its bytes too. What a nested graph (If, Loop, Scan) needs
+    inside counts while its holder runs. Linear in uses.
     """
     most, where = 0, None
     for node, held in held_bytes(graph):
@@ -89,8 +92,8 @@ def nested_bytes(node: Node) -> int:
 
 
 def roots_of(graph: Graph) -> dict[Value, Value]:
-    """Values that are views, and the value whose bytes they share."""
-    roots: dict[Value, Value] = {}
+    """Values that are views, or are written over state, and the value whose bytes they share."""
+    roots: dict[Value, Value] = dict(written_over(graph))
     for node in graph:
         if traits(node).view and node.inputs:
             source = node.inputs[0]
@@ -101,12 +104,17 @@ def roots_of(graph: Graph) -> dict[Value, Value]:
 def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
     """The last node that reads each value or a view of it; graph results are read by the return node.
 
-    State is held to the end: what replaces it does so when the run is over. What a started collective takes is held
-    until the wait.
+    State is held to the end; but that which a step of training replaces, and is not written over, until its last reader
+    has run and the update begins. What a started collective takes is held until the wait.
     """
     last: dict[Value, Node] = dict.fromkeys(graph.states, graph.return_node)
-    states = graph.states
+    first = update_of(graph)
+    going = set[Value]() if first is None else let_go(graph).keys() - set(map(roots.get, graph.outputs))
+    states = graph.states.keys() - going
     for node in _in_order(graph):
+        if node is first:
+            # Until then the old state is there to go back to.
+            last.update((value, node.previous or node) for value in going)
         # Most nodes hold no graphs: what they read are their operands.
         read = captured_or_read(node) if node.attributes else node.inputs
         for value in (*read, *_in_flight(node)):

@@ -92,6 +92,12 @@ def arena_layout(segment: Segment) -> ArenaLayout:
     return ArenaLayout(slots, found.nbytes)
 
 
+def places_of(segment: Segment) -> dict[Node, int]:
+    """The nodes of a segment that may write over a state, and which of its inputs that is."""
+    places = {value: place for place, value in enumerate(segment.inputs)}
+    return {node: places[state] for node, state in segment.over.items()}
+
+
 def _writes_out(node: Node) -> bool:
     """Whether a node has one result of known size, which its kernel can write into an array that it is given."""
     if node.callee is not None or len(node.results) != 1 or not node.result.is_static:

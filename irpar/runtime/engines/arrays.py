@@ -44,6 +44,10 @@ class Arrays:
         """A tensor as the process group takes it."""
         return value
 
+    def is_own(self, value: Any) -> bool:
+        """Whether an array has its memory to itself: what is mapped from a file, or a part of another, has not."""
+        return isinstance(value, np.ndarray) and value.base is None and value.flags.writeable
+
     def constant(self, array: "np.ndarray[Any, Any]", reads: "Reads") -> Any:
         """A tensor whose numbers are known before anything runs, and where they are read."""
         return array

@@ -56,17 +56,18 @@ class CompiledSegment(Protocol):
     @property
     def arena_bytes(self) -> int: ...
 
-    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute `segment.outputs` from values for `segment.inputs`, on behalf of a rank.
 
         Tensors are numpy arrays, sequences lists of them, an absent optional None. An engine with a device also takes
-        arrays of it, and gives them where `EngineSettings.keep_on_device` says so. Inputs are not written to, and
-        results may share memory with them.
+        arrays of it, and gives them where `EngineSettings.keep_on_device` says so. Results may share memory with
+        inputs, which are not written to, but for state that is replaced.
 
         Args:
             inputs: those values. The list may be emptied, so that what nothing reads any more is freed underway.
             rank: that rank.
             arena: from `Engine.arena`, where results inside the segment lie; no output does. None: they lie anywhere.
+            writes_over: whether results may be written over the state that they replace (`Segment.over`).
 
         Raises:
             NodeError: naming the node that failed, where the engine knows it.
@@ -80,11 +81,13 @@ class Engine(Protocol):
     Attributes:
         name: what `--engine` calls it.
         is_parallel: whether several segments gain from running on several threads (the GIL is let go).
+        writes_over: whether segments can write what replaces state over it.
         notes: what the user should know of how nodes were computed, so far; a line each.
     """
 
     name: str
     is_parallel: bool
+    writes_over: bool
 
     @property
     def notes(self) -> tuple[str, ...]: ...

@@ -13,7 +13,7 @@ from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
 
-from .arena import Arena, arena_layout
+from .arena import Arena, arena_layout, places_of
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope, reads_of
@@ -66,6 +66,7 @@ class CupySegment:
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
         self._layout = arena_layout(segment)
+        self._over = places_of(segment)
         self._engine = engine
         self._segment = segment
         self._compiled: dict[int, tuple[dict[Value, Any], Body]] = {}
@@ -80,7 +81,7 @@ class CupySegment:
         """See `CompiledSegment`."""
         return self._layout.nbytes
 
-    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs on the stream of a rank; see `CompiledSegment.run`."""
         engine = self._engine
         constants, body = self._compiled[engine.lanes.device_of(rank)]
@@ -89,6 +90,10 @@ class CupySegment:
                 given = [engine.arrays.enter(value) for value in inputs]
                 inputs.clear()
                 into = {} if arena is None else arena.buffers(self._layout)
+                if writes_over:
+                    states = {node: given[place] for node, place in self._over.items()}
+                    into = {**into, **{node: state for node, state in states.items() if engine.arrays.is_own(state)}}
+                    del states
                 results = body.take(given, Environment(constants, into))
                 if arena is not None and engine.keep_on_device:
                     results = [arena.copied_out(result) for result in results]
@@ -118,6 +123,7 @@ class CupyEngine:
 
     name = "cupy"
     is_parallel = True
+    writes_over = True
 
     def __init__(self, settings: EngineSettings) -> None:
         cupy = import_cupy("the engine cupy")

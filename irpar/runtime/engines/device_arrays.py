@@ -177,6 +177,10 @@ class DeviceArrays(Arrays):
             return np, [self.host(value) for value in values]
         return self.module, [self.device(value) for value in values]
 
+    def is_own(self, value: Any) -> bool:
+        """See `Arrays.is_own`, of the device's memory."""
+        return isinstance(value, self.module.ndarray) and value.base is None
+
     def keep(self, array: Any) -> Any:
         """A tensor that was made of an array of numpy or of the device."""
         return Held(np.asarray(array)) if isinstance(array, np.ndarray | np.generic) else array

@@ -7,7 +7,7 @@ import numpy as np
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
 
-from .arena import Arena, arena_layout
+from .arena import Arena, arena_layout, places_of
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope
@@ -19,6 +19,7 @@ class NumpySegment:
 
     def __init__(self, segment: Segment, constants: Constants) -> None:
         self._layout = arena_layout(segment)
+        self._over = places_of(segment)
         self._constants = {value: constants.array(value) for value in segment.constants}
         self._body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(ON_HOST))
 
@@ -27,12 +28,14 @@ class NumpySegment:
         """See `CompiledSegment`."""
         return self._layout.nbytes
 
-    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
-        if arena is None:
-            return self._body.take(inputs, Environment(self._constants))
-        results = self._body.take(inputs, Environment(self._constants, arena.buffers(self._layout)))
-        return [arena.copied_out(result) for result in results]
+        into = {} if arena is None else arena.buffers(self._layout)
+        if writes_over:
+            states = {node: inputs[place] for node, place in self._over.items()}
+            into = {**into, **{node: array for node, array in states.items() if ON_HOST.is_own(array)}}
+        results = self._body.take(inputs, Environment(self._constants, into))
+        return results if arena is None else [arena.copied_out(result) for result in results]
 
 
 class NumpyEngine:
@@ -40,6 +43,7 @@ class NumpyEngine:
 
     name = "numpy"
     is_parallel = False
+    writes_over = True
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:

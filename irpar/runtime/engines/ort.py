@@ -72,6 +72,8 @@ class OrtEngine:
 
     name = "ort"
     is_parallel = True
+    writes_over = False
+    """ONNX Runtime does not say that an output may be bound to the memory of an input."""
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -411,7 +413,7 @@ class OrtSegment:
         self._inputs = [value.name for value in segment.inputs]
         self._outputs = [value.name for value in segment.outputs]
 
-    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         try:
             return self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))  # type: ignore[no-any-return]
@@ -427,7 +429,7 @@ class BoundSegment(OrtSegment):
         self._bindings: Bindings | None = Bindings(session, segment)
         self._compute = session.run_with_iobinding
 
-    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         bindings = self._bindings  # Another thread may find meanwhile that they do not do.
         if bindings is None:
@@ -464,7 +466,7 @@ class ValueSegment(OrtSegment):
                     do=_advice(segment),
                 )
 
-    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None) -> list[Any]:
+    def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         feeds = {
             value.name: to_ort(np.asarray(array, order="C"), value.dtype)

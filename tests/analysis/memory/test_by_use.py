@@ -6,7 +6,7 @@ from irpar.ir import parse_module
 
 LOCAL = """
 mesh @m = ["dp"=2]
-graph local @step(%x: f32[64] of [128@dp], state parameter %w: f32[128] of [256@dp], state moment of "w" %m: f32[128] of [256@dp]) -> (%l, %w_1 replaces %w) opset 21 ranks [0, 1] {
+graph local @step(%x: f32[64] of [128@dp], state parameter %w: f32[128] of [256@dp], state moment of "w" %m: f32[128] of [256@dp]) -> (%l as "loss", %w_1 replaces %w) opset 21 ranks [0, 1] {
   %full = irpar.AllGather(%w) {axes=["dp"], dim=0, id=0 | phase=forward} : f32[256] of [256] replicated
   %l = Concat(%x, %full) {axis=0 | phase=forward} : f32[320] of [384]
   %d = Neg(%full) {| phase=backward} : f32[256] of [256] partial(sum: dp)

@@ -1,0 +1,156 @@
+"""What becomes of the state before a training step: let go once the loss is known, or written over."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from irpar.ir import DType, Graph, Node, Value, captured_or_read, tensor_type
+from irpar.ir.state import LOSS
+from irpar.ops import holds_collectives
+from irpar.ops.updates import is_for_plans
+
+_WRITES_OVER = frozenset({"Add", "Sub", "Mul", "Div", "Where"})
+"""Kernels of these can write their result over an operand of its shape."""
+_NEW_MEMORY = _WRITES_OVER | {"MatMul", "Gemm", "Conv", "Concat", "Relu", "Tanh", "Sqrt", "Neg", "Exp"}
+"""Results of these are never views of operands; what others give is taken for one where the dtypes are equal."""
+_WRITTEN = (DType.F32, DType.F64)
+"""Of smaller floats kernels compute wider ones; and what is counted is small."""
+
+
+def update_of(graph: Graph) -> Node | None:
+    """The first node of the update of a training step: from there on nobody asks for the state before the step.
+
+    What replaces state may count from then on, for the loss is known; where it is not finite a run keeps the old state
+    beside the new one to the end. None where the graph has no state, no loss, or no update that comes after it.
+    """
+    if not graph.states or LOSS not in graph.output_names:
+        return None
+    loss = graph.output(graph.output_names.index(LOSS))
+    is_known = loss.node is None
+    for node in graph:
+        if is_known and node.phase == "optimizer":
+            return node
+        is_known = is_known or node is loss.node
+    return None
+
+
+def let_go(graph: Graph, kept: Iterable[Value] = ()) -> dict[Value, Value]:
+    """States whose old value nothing needs after its last reader, and what replaces them.
+
+    Args:
+        graph: it.
+        kept: values that are to outlive a run besides its results.
+    """
+    stays = {*graph.outputs, *kept}
+    return {
+        value: graph.output(state.output)
+        for value, state in graph.states.items()
+        if state.output is not None and value not in stays
+    }
+
+
+def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]:
+    """The results that are written where the state lies that they replace, and that state.
+
+    w' = Sub(w, change): f32[8, 8]      over w, if neither w nor what may be a view of it is read later
+
+    The node that makes such a result writes into memory that it is given, the state is read in the same stretch of
+    compute (so that whoever runs it has the memory), and nothing that outlives the run is a view of either.
+
+    Args:
+        graph: it, in global or local view.
+        kept: values that are to outlive a run besides its results.
+    """
+    first = update_of(graph)
+    if first is None:
+        return {}
+    candidates = {new: old for old, new in let_go(graph, kept).items() if _can_write(new, old)}
+    if not candidates:
+        return {}
+    reads = _Reads(graph, first, {*candidates, *candidates.values()})
+    reads.keep(graph.outputs)
+    reads.keep(kept)
+    return {new: old for new, old in candidates.items() if reads.allow(new, old)}
+
+
+def _can_write(new: Value, old: Value) -> bool:
+    """Whether the node of a result could write it over a state."""
+    node, type_ = new.node, tensor_type(old.type)
+    if node is None or node.phase != "optimizer" or sum(user.is_return for user, _ in new.uses) > 1:
+        return False
+    if type_ is None or new.type != type_ or not type_.is_static or type_.dtype not in _WRITTEN:
+        return False
+    return (node.domain == "" and node.op_type in _WRITES_OVER) or (is_for_plans(node) and old in node.inputs)
+
+
+@dataclass
+class _Read:
+    """Where a value is read.
+
+    Attributes:
+        last: place of the last reader of it or of what may be a view of it.
+        last_view: of the last reader of what may be a view of it.
+        stretches: numbers of the stretches of compute in which it is read itself.
+    """
+
+    last: int = -1
+    last_view: int = -1
+    stretches: set[int] = field(default_factory=set)
+
+
+class _Reads:
+    """Where some values and their views are read.
+
+    Args:
+        graph: it.
+        first: of the update; a stretch of compute begins there.
+        watched: those values.
+    """
+
+    def __init__(self, graph: Graph, first: Node, watched: set[Value]) -> None:
+        self._reads = {value: _Read() for value in watched}
+        self._views: dict[Value, tuple[Value, ...]] = {value: (value,) for value in watched}
+        """Values, and of which watched ones they may be views."""
+        self._kept: set[Value] = set()
+        self._made: dict[Value, tuple[int, int]] = {}
+        stretch, after = 0, False
+        for place, node in enumerate(graph):
+            talks = holds_collectives(node)
+            stretch += talks or after or node is first
+            after = talks
+            self._read(node, place, stretch)
+            self._made.update((value, (place, stretch)) for value in node.results if value in watched)
+
+    def _read(self, node: Node, place: int, stretch: int) -> None:
+        seen: dict[Value, None] = {}
+        for value in captured_or_read(node):
+            for source in self._views.get(value, ()):
+                seen[source] = None
+                read = self._reads[source]
+                read.last = place
+                if source is value:
+                    read.stretches.add(stretch)
+                else:
+                    read.last_view = place
+        if seen and (node.domain or node.op_type not in _NEW_MEMORY):
+            for value in node.results:
+                sources = tuple(source for source in seen if _may_share(value, source))
+                if sources:
+                    self._views[value] = (*self._views.get(value, ()), *sources)
+
+    def keep(self, values: Iterable[Value]) -> None:
+        """Let values outlive the run."""
+        for value in values:
+            self._kept.update(source for source in self._views.get(value, ()) if source is not value)
+
+    def allow(self, new: Value, old: Value) -> bool:
+        """Whether a result may be written over a state."""
+        place, stretch = self._made[new]
+        read = self._reads[old]
+        is_free = read.last <= place and read.last_view < place and self._kept.isdisjoint((new, old))
+        return is_free and stretch in read.stretches
+
+
+def _may_share(value: Value, source: Value) -> bool:
+    """Whether dtypes allow that a value is a view of another."""
+    types = tensor_type(value.type), tensor_type(source.type)
+    return types[0] is None or types[1] is None or types[0].dtype is types[1].dtype
