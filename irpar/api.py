@@ -10,7 +10,7 @@ from irpar.ir import Module, clone_module
 from irpar.ir.collector import collector_off
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan, make_plan, original_of, read_plan, source_of
-from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISING
+from irpar.pass_manager.default_pipeline import NORMALISING, default_pipeline
 from irpar.sharding import ArgumentError, IrparError, Mesh, require, spelled
 from irpar.units import count_text
 
@@ -131,12 +131,13 @@ def partition(
 
     check_partition(pipeline, network, max_redistribution_mb)
     module = module_of(module, bind)
-    manager = pipeline if isinstance(pipeline, PassManager) else PassManager.parse(pipeline or DEFAULT_PIPELINE)
     if not module.graph.outputs:
         raise IrparError("the model has no outputs, so there is nothing to compute", do="export it again with outputs")
     with collector_off():
         work = _prepared(module, mesh, network)
         work.mesh  # noqa: B018 - refuses a module without a mesh before anything runs
+        chosen = pipeline or default_pipeline(work)
+        manager = chosen if isinstance(chosen, PassManager) else PassManager.parse(chosen)
         source = source_of(module)
         original, passes = _shard(manager, work)
         made = Partition._made(module, work, str(manager), source, original, passes)

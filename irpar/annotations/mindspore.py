@@ -1,4 +1,4 @@
-"""MindSpore's `shard(in_strategy, out_strategy)` of an operator, its `Layout`, and how it merges collectives."""
+"""MindSpore's `shard` of an operator, its `Layout`, how it merges collectives and shards optimizer state."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,19 @@ from irpar.sharding.mesh import MOST_DEVICES, too_many
 
 from .devices import Devices, SpellingError, axes_over, device_array, mesh_over, spec_of
 from .mindspore_fusion import set_auto_parallel_context, set_comm_fusion
+from .mindspore_optimizer import hsdp, set_parallel_optimizer
 from .named import infer_undeclared_types
 from .strategies import OpCuts, Strategy, annotate_ops, named_nodes
 
-__all__ = ["Layout", "TensorLayout", "set_auto_parallel_context", "set_comm_fusion", "shard"]
+__all__ = [
+    "Layout",
+    "TensorLayout",
+    "hsdp",
+    "set_auto_parallel_context",
+    "set_comm_fusion",
+    "set_parallel_optimizer",
+    "shard",
+]
 
 NO_AXIS = "None"
 """The alias of a dim that is not sharded."""

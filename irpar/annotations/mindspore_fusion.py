@@ -1,14 +1,15 @@
-"""MindSpore's `comm_fusion` of the parallel context, and `set_comm_fusion` of a cell."""
+"""MindSpore's parallel context, with `comm_fusion`, and `set_comm_fusion` of a cell."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from irpar.analysis.communication_fusion import FusionMode, is_size, say_fusion_of_kinds, say_fusion_of_tensors
-from irpar.ir import Annotation, Module, Value
+from irpar.ir import Module
 from irpar.ops.collectives import OF_KIND
 from irpar.sharding import nearest_names
 
 from .devices import SpellingError
+from .mindspore_optimizer import say_config, weight_names
 
 _KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 """What MindSpore calls them, and plan.json."""
@@ -23,22 +24,36 @@ _MODES = {
 }
 
 
-def set_auto_parallel_context(module: Module, *, comm_fusion: Any) -> None:
-    """Say how collectives are merged, kind by kind.
+def set_auto_parallel_context(
+    module: Module,
+    *,
+    comm_fusion: Any = None,
+    enable_parallel_optimizer: Any = None,
+    parallel_optimizer_config: Any = None,
+) -> None:
+    """Say how collectives are merged, kind by kind, and how optimizer state is sharded.
 
     >>> set_auto_parallel_context(module, comm_fusion={"allreduce": {"mode": "size", "config": 32}})  # doctest: +SKIP
 
     "auto" merges where the network of the partition says that it is faster, up to 64 MB; "size" up to so many MB;
     "index" the all-reduces between two numbers. Kinds that are not named are merged as fuse-communication is told; with
-    `"openstate": False` none are. What was said before is forgotten.
+    `"openstate": False` none are. What was said before is forgotten. The optimizer's arguments are those of `hsdp`.
 
     Args:
         module: the module; fuse-communication reads what is said.
         comm_fusion: kind ("allreduce", "allgather", "reducescatter") to {"mode": ..., "config": ...}.
+        enable_parallel_optimizer: whether optimizer state is sharded.
+        parallel_optimizer_config: how: "parallel_optimizer_threshold" (KB), "optimizer_weight_shard_size" (ranks) and
+            "optimizer_level".
 
     Raises:
-        SpellingError: a kind, a mode or a config that there is not.
+        SpellingError: a kind, a mode, a config or a level that there is not.
     """
+    if enable_parallel_optimizer is not None or parallel_optimizer_config is not None:
+        enable = True if enable_parallel_optimizer is None else enable_parallel_optimizer
+        say_config(module, enable, {} if parallel_optimizer_config is None else parallel_optimizer_config)
+        if comm_fusion is None:
+            return
     if not isinstance(comm_fusion, dict) or not comm_fusion:
         raise SpellingError(f"comm_fusion is {comm_fusion!r}, no dict of kinds", do=_DO)
     is_open = comm_fusion.get(_OPEN, True)
@@ -104,19 +119,6 @@ def set_comm_fusion(module: Module, parameter: str, fusion_type: int) -> int:
     where = f'set_comm_fusion("{parameter}", {fusion_type!r})'
     if type(fusion_type) is not int or fusion_type < 0:
         raise SpellingError(f"{fusion_type!r} is no number from 0", where=where, do="give an integer; 0 means alone")
-    matched = module.named_values.matches(Annotation(parameter, ()))
-    states = {value for graph in module.graphs for value in graph.states}
-    names = [value.source_name for value in matched if value.is_constant or value in states]
-    if not names:
-        raise SpellingError(
-            f'"{parameter}" matches no weight',
-            where=where,
-            notes=(f"it matches %{matched[0].name}, which is {_what_it_is(matched[0])}, no weight",),
-            do="give the name of a weight, or a glob of several",
-        )
+    names = weight_names(module, parameter, where)
     say_fusion_of_tensors(module, dict.fromkeys(names, fusion_type))
     return len(names)
-
-
-def _what_it_is(value: Value) -> str:
-    return "an input" if value.node is None else f"what {value.node.op_type} gives"

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -236,6 +236,7 @@ def _write_new(
     from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
     from irpar.output.target import EVALUATION
+    from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, default_pipeline
 
     from .annotated import check_annotate, write_annotated
 
@@ -246,6 +247,8 @@ def _write_new(
     if asked.annotate is not None:
         check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
     module, annotated, files, notes = read()
+    if asked.pipeline is None and (chosen := default_pipeline(module)) != DEFAULT_PIPELINE:
+        manager = _manager(replace(asked, pipeline=chosen), progress, None if asked.annotate is None else decided)
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)
     beside = None if evaluation is None else partition(evaluation(made.plan), network=asked.network)
     made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside, **said)

@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from irpar.analysis.optimizer_parallel import optimizer_parallel_said
+from irpar.ir import Module
+
 if TYPE_CHECKING:
     from irpar.passes.zero import Zero
 
@@ -25,3 +28,16 @@ DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
 def with_zero(zero: "Zero | str") -> str:
     """The default pipeline with the pass `zero`, given as the pass or as a pipeline writes it: `zero{stage=2}`."""
     return f"{NORMALISE},{zero},{SHARD}"
+
+
+def default_pipeline(module: Module) -> str:
+    """The default pipeline of a module with a mesh: with the pass `zero` where it says how optimizer state is sharded.
+
+    Raises:
+        IrparError: what it says does not fit the mesh.
+    """
+    from irpar.passes.zero import Zero
+
+    said = optimizer_parallel_said(module)
+    axes = said.axes_on(module.mesh) if said.stage else ()
+    return with_zero(Zero(said.stage, axes, said.threshold_kb, said.regather)) if axes else DEFAULT_PIPELINE

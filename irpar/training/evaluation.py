@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from irpar.analysis.optimizer_parallel import SAID
 from irpar.ir import Module
 from irpar.ir.annotate import annotate_further
 from irpar.ir.state_rules import add_states
@@ -32,6 +33,7 @@ def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
 
     with collector_off():
         module = clone_module(model)
+        module.metadata.pop(SAID, None)  # The step has no optimizer here.
         module.set_mesh(plan.mesh_of_ranks)
         with_loss(module, settings)
         graph = module.graph

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.completion.flow import require_global
+from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.analysis.redistribution import bytes_held
 from irpar.analysis.redistribution.trees import standing_in
 from irpar.errors import IrparError, listed, nearest_names
@@ -80,7 +81,8 @@ class Zero(Pass):
         axes = self._axes(module.mesh)
         trained = _trained(module)
         before = _shardings(module, [each.value for each in trained])
-        cuts = {each: self._cut(each.value, before[each.value], axes) for each in trained}
+        whole = optimizer_parallel_said(module).whole
+        cuts = {each: self._cut(each.value, before[each.value], axes, whole) for each in trained}
         changed = [self._annotate(module, each, before[each.value], cut) for each, cut in cuts.items()]
         if self.stage == 3 and self.regather:
             places = {node: place for place, node in enumerate(module.graph)}
@@ -151,7 +153,9 @@ class Zero(Pass):
         module.metadata |= metadata_of({**facts, "zero": kept})
         return facts.get("zero") != kept
 
-    def _cut(self, value: Value, lies: Sharding, axes: Sequence[Axis]) -> Cut:
+    def _cut(self, value: Value, lies: Sharding, axes: Sequence[Axis], whole: Sequence[str]) -> Cut:
+        if value.source_name in whole:
+            return Cut(lies, "the module says that it stays as it is", is_sharded=False)
         held = bytes_held(value, lies)
         if held < self.threshold_kb * 1000:
             why = f"a rank holds {bytes_text(held)} of it, less than the threshold of {self.threshold_kb:g} kB"
