@@ -210,7 +210,7 @@ def test_training_is_as_the_page_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    data, trainer, zero, loop = code("training.md", "python")
+    data, levels, trainer, zero, loop = code("training.md", "python")
     exec(data, {})
     found = transcripts(DOCS / "training.md")
     assert len(found) == 7
@@ -219,6 +219,8 @@ def test_training_is_as_the_page_shows(
         assert (models_main(words[2:]) if program == "python" else main(words)) == 0
         printed = capsys.readouterr().out
         assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
+    exec(levels, {})
+    assert capsys.readouterr().out == "3\n"
     step = irpar.train_step("gpt.onnx", optimizer="adamw")
     plain = irpar.partition(step, {"dp": 2}).plan.ranks[0]["memory"]["optimizer"]
     exec(zero, {"irpar": irpar, "step": step})

@@ -1,7 +1,7 @@
 """How optimizer state is sharded, as a module says it: all of it, and which parameters stay as they are.
 
-What is said stands in the metadata of the module, so that clones, text and ONNX files have it; the default pipeline gets
-the pass `zero` where it is said how, and `zero` reads which parameters it leaves.
+What is said stands in the metadata of the module, so that clones, text and ONNX files have it; the default pipeline
+gets the pass `zero` where it is said how, and `zero` reads which parameters it leaves.
 """
 
 import json
