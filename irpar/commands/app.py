@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "verify": "Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ.",
     "launch": "Run a command once for each rank, one process each, on this machine.",
     "explain": "Say why a tensor is sharded as it is, or why a collective is there. Without a target: all collectives.",
+    "plan-memory": "Give each buffer a place in little memory: buffers that are held at different times share it.",
     "opt": "Run passes over IR text and print the IR that they leave. A reproducer brings its own passes.",
     "grad": "Write the gradients of a model as one more ONNX model, which stock ONNX Runtime runs.",
     "train": "Make a training step of a model, shard it over a mesh and write a program for each device.",
@@ -77,7 +78,8 @@ def _write_parameters(command: TyperCommand | TyperGroup, ctx: Any, formatter: A
 
 def command(name: str) -> TyperCommand:
     """A command with its options, imported."""
-    function = getattr(import_module(f".{name}", __package__), f"{name}_command")
+    file = name.replace("-", "_")
+    function = getattr(import_module(f".{file}", __package__), f"{file}_command")
     only = typer.Typer(**_PLAIN)
     only.command(name, cls=_Command, context_settings=_SETTINGS.get(name))(function)
     made = get_command(only)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from irpar.analysis.memory.arena import Lifetime, place
+from irpar.analysis.memory.offsets.heuristics import place
+from irpar.analysis.memory.offsets.lifetimes import Lifetime
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.kernels import lookup
 from irpar.runtime.instructions import Segment
