@@ -21,7 +21,9 @@ SMALL = 1 << 16
 """Bytes that a member may send in one round where two rounds would send less."""
 
 
-def run(execution: Execution, member: Member, link: Link, new: New = np.empty) -> Steps[Array]:
+def run(
+    execution: Execution, member: Member, link: Link, new: New = np.empty, reducers: int | None = None
+) -> Steps[Array]:
     """What one member does.
 
     Args:
@@ -29,6 +31,7 @@ def run(execution: Execution, member: Member, link: Link, new: New = np.empty) -
         member: what the member brings.
         link: what carries the rounds.
         new: makes arrays of a shape and dtype.
+        reducers: how many members reduce a piece each of what all are to have, the first ones; None: all.
 
     Raises:
         ValueError: the attributes do not fit the operand.
@@ -37,7 +40,7 @@ def run(execution: Execution, member: Member, link: Link, new: New = np.empty) -
         return (yield from execution.exchange(member, link))
     if execution.moves is not None:
         return (yield from move(execution.moves(member, empty_like(member, new)), member, link))
-    return (yield from _reduce(execution, member, link, new))
+    return (yield from _reduce(execution, member, link, new, reducers))
 
 
 def empty_like(member: Member, new: New = np.empty) -> Empty:
@@ -65,7 +68,7 @@ def move(movement: Movement, member: Member, link: Link) -> Steps[Array]:
     return movement.result
 
 
-def _reduce(execution: Execution, member: Member, link: Link, new: New) -> Steps[Array]:
+def _reduce(execution: Execution, member: Member, link: Link, new: New, reducers: int | None) -> Steps[Array]:
     """Each member reduces one piece; it keeps it, or sends it to all: what a ring sends, in one round or two."""
     reduction = member.collective.reduce
     count, position = len(member.shapes), member.position
@@ -73,22 +76,30 @@ def _reduce(execution: Execution, member: Member, link: Link, new: New) -> Steps
         operands = yield from _all_operands(member, link, new)
         # In place of an operand that came: of the first two, since later ones are still to be read.
         return reduce_arrays(operands, reduction, operands[1 if position == 0 else 0])
-    assert execution.pieces is not None
-    pieces = [contiguous(piece) for piece in execution.pieces(member)]
-    own = pieces[position]
     if not execution.returns_pieces:
+        assert execution.pieces is not None
+        pieces = [contiguous(piece) for piece in execution.pieces(member)]
+        own = pieces[position]
         held = [own if place == position else new(own.shape, own.dtype) for place in range(count)]
         yield from link.round(pieces, held)
         return reduce_arrays(held, reduction)
+    pieces = cut_for(contiguous(member.operand), count, reducers or count)
+    own = pieces[position]
     whole = new(member.operand.shape, member.operand.dtype)
-    places = cut_flat(whole, count)
+    places = cut_for(whole, count, reducers or count)
     # What comes first lies where the results of the others will come.
     held = [place[: own.size] if place.size >= own.size else new(own.shape, own.dtype) for place in places]
     held[position] = own
     yield from link.round(pieces, held)
     reduce_arrays(held, reduction, places[position])
-    yield from link.round([places[position]] * count, places)
+    own_to_all = [places[position] if own.size else None] * count
+    yield from link.round(own_to_all, [place if place.size else None for place in places])
     return whole
+
+
+def cut_for(array: Array, count: int, reducers: int) -> list[Array]:
+    """Views of what each of `count` members reduces of an array: pieces of about the same size, or nothing."""
+    return cut_flat(array, reducers) + [array.reshape(-1)[:0]] * (count - reducers)
 
 
 def is_one_round(execution: Execution, member: Member) -> bool:

@@ -14,15 +14,21 @@ from .results import EXECUTED
 from .spmd import Meeting
 
 
-def exchange(meeting: Meeting, link: Link, new: New = np.empty) -> Steps[Array]:
+def exchange(meeting: Meeting, link: Link, new: New = np.empty, reducers: int | None = None) -> Steps[Array]:
     """Execute a collective; the first round has begun when the first step ends.
+
+    Args:
+        meeting: what the members agree on.
+        link: what carries the rounds.
+        new: makes arrays of a shape and dtype.
+        reducers: see `rounds.run`.
 
     Raises:
         ValueError: the attributes do not fit the operands.
     """
     if is_text(meeting.operand.dtype):
         return (yield from _texts(meeting, link))
-    return (yield from run(EXECUTED[meeting.collective.kind], meeting, link, new))
+    return (yield from run(EXECUTED[meeting.collective.kind], meeting, link, new, reducers))
 
 
 def _texts(meeting: Meeting, link: Link) -> Steps[Array]:

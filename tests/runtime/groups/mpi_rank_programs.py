@@ -1,6 +1,7 @@
 """What ranks of an MPI job run that there is of MPI alone: `mpiexec -n N python -m tests.runtime.groups.mpi_rank_programs
 SCENARIO ...`."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import numpy as np
 from irpar.cli import main
 from irpar.runtime.driver import abort
 from irpar.runtime.groups import Call, Collective, make_group
+from irpar.runtime.groups.mpi import group as group_module
+from irpar.runtime.groups.mpi.gather import shared_cores
 from irpar.runtime.groups.mpi.group import MpiGroup
 from irpar.runtime.groups.mpi.job import Job
 from irpar.runtime.groups.mpi.parcels import Parcels
@@ -31,6 +34,21 @@ def chunked(chunk: str, scenario: str, *words: str) -> None:
     """A scenario of any group, with messages of MPI that are so many bytes at most."""
     Parcels.chunk = int(chunk)
     rank_programs.SCENARIOS[scenario]("mpi", *words)
+
+
+def crowded(cores: str, scenario: str, *words: str) -> None:
+    """A scenario of any group, as where ranks share so many cores."""
+    vars(group_module)["shared_cores"] = lambda job, seconds: int(cores)
+    rank_programs.SCENARIOS[scenario]("mpi", *words)
+
+
+def shared() -> None:
+    """All ranks know how many cores they share, each of which may use one of them."""
+    every = sorted(os.sched_getaffinity(0))
+    job = Job.enter(Mesh({"x": 3}), 20)
+    os.sched_setaffinity(0, [every[job.mpi.COMM_WORLD.rank % len(every)]])
+    assert shared_cores(job, 20) == min(3, len(every))
+    print("the cores are known", flush=True)
 
 
 def overlap() -> None:
@@ -191,7 +209,22 @@ def absent(seconds: str) -> None:
 
 SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
-    for scenario in (chunked, overlap, computing, leaving, late, many, two, apart, finalizing, deaf, lost, absent)
+    for scenario in (
+        chunked,
+        crowded,
+        shared,
+        overlap,
+        computing,
+        leaving,
+        late,
+        many,
+        two,
+        apart,
+        finalizing,
+        deaf,
+        lost,
+        absent,
+    )
 }
 
 if __name__ == "__main__":

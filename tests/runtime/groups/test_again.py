@@ -4,7 +4,8 @@ import pytest
 
 from tests.patience import patient
 
-from .launched_ranks import PROGRAMS, Ended, run_ranks, seconds_after_fault
+from .launched_ranks import Ended, run_ranks, seconds_after_fault
+from .mpi_libraries import PROGRAMS as MPI_PROGRAMS
 from .mpi_libraries import find
 
 ROUNDS = "12"
@@ -29,6 +30,9 @@ def test_processes(what: str) -> None:
         ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
         ("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"),
         ("end", "rank 1 (a=0, b=1) failed"),
+        (f"id:{IN_PIECES}", "rank 1 (a=0, b=1) is at AllReduce id=99 over a,b with f32[9001]"),
+        (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
+        (f"end:{IN_PIECES}", "rank 1 (a=0, b=1) failed"),
     ],
 )
 def test_processes_of_which_one_does_something_else(what: str, told: str) -> None:
@@ -38,15 +42,16 @@ def test_processes_of_which_one_does_something_else(what: str, told: str) -> Non
         assert told in ended[rank].err, ended[rank].err
 
 
-def run_mpi(*words: str) -> Ended:
+def run_mpi(*words: str, cores: str = "4") -> Ended:
     found = find("MPICH")
     if isinstance(found, str):
         pytest.skip(found)
-    return found.run(4, PROGRAMS, "mpi", "again", ROUNDS, *words)
+    return found.run(4, MPI_PROGRAMS, "crowded", cores, "again", ROUNDS, *words)
 
 
-def test_mpi() -> None:
-    ended = run_mpi()
+@pytest.mark.parametrize("cores", ["1", "2", "3", "4"])
+def test_mpi(cores: str) -> None:
+    ended = run_mpi(cores=cores)
     assert ended.code == 0, ended.err
     assert ended.out.count("all are right") == 4
 
@@ -60,16 +65,17 @@ def test_mpi() -> None:
         (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
     ],
 )
-def test_mpi_where_one_does_something_else(what: str, told: str) -> None:
-    ended = run_mpi(what)
+@pytest.mark.parametrize("cores", ["2", "4"])
+def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> None:
+    ended = run_mpi(what, cores=cores)
     assert ended.code != 0
     assert "Traceback" not in ended.err
     assert told in ended.err
 
 
-@pytest.mark.parametrize("at", ["0", IN_PIECES])
-def test_mpi_where_one_ends(at: str) -> None:
-    ended = run_mpi(f"end:{at}")
+@pytest.mark.parametrize(("at", "cores"), [("0", "4"), (IN_PIECES, "4"), (IN_PIECES, "2")])
+def test_mpi_where_one_ends(at: str, cores: str) -> None:
+    ended = run_mpi(f"end:{at}", cores=cores)
     assert ended.code != 0
     assert "are right" not in ended.out
     assert seconds_after_fault(ended) < patient(15)

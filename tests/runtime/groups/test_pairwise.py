@@ -80,14 +80,14 @@ class Rank(SpmdGroup):
     def close(self) -> None: ...
 
 
-def run(mesh: Mesh, calls: dict[int, Call]) -> tuple[dict[int, np.ndarray], Wire]:
+def run(mesh: Mesh, calls: dict[int, Call], reducers: int | None = None) -> tuple[dict[int, np.ndarray], Wire]:
     """What all ranks get, one going a step after the other, and what was sent."""
     wire = Wire()
     works = {}
     for rank, call in calls.items():
         group = Rank(mesh, rank, 1.0)
         group.start(call)
-        works[rank] = exchange(group.meeting, Rounds(wire, group.meeting))
+        works[rank] = exchange(group.meeting, Rounds(wire, group.meeting), reducers=reducers)
     results: dict[int, np.ndarray] = {}
     for _ in range(100):
         for rank, work in works.items():
@@ -109,6 +109,23 @@ def test_all_kinds_have_the_bits_of_threads(mesh: dict[str, int], rows: int, see
         results, _ = run(made, {rank: case.call(made, rank) for rank in range(made.size)})
         for rank, result in results.items():
             check(case, made, rank, result)
+
+
+@pytest.mark.parametrize("reducers", [1, 2, 3])
+def test_few_members_reduce_to_the_same_bits(reducers: int) -> None:
+    mesh = Mesh({"x": 4})
+    for case in cases(mesh, rows=9000, seed=4):
+        results, _ = run(mesh, {rank: case.call(mesh, rank) for rank in range(4)}, reducers)
+        for rank, result in results.items():
+            check(case, mesh, rank, result)
+
+
+def test_members_that_do_not_reduce_have_to_do_with_those_alone_that_do() -> None:
+    mesh, operand = Mesh({"x": 4}), np.ones(SMALL, np.float32)
+    collective = Collective("AllReduce", 0, (Axis("x"),))
+    _, wire = run(mesh, {rank: Call(rank, (rank,), collective, operand) for rank in range(4)}, 2)
+    assert wire.sent == {rank: operand.nbytes * (0.5 + 1.5 if rank < 2 else 1) for rank in range(4)}
+    assert {pair for pair in wire.boxes if wire.boxes[pair]} == set()
 
 
 def test_all_kinds_are_here() -> None:

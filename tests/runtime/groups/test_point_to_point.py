@@ -30,7 +30,7 @@ from .spmd_threads import run_ranks
 from .wired_threads import controls, run_threads
 
 LINE = Mesh({"x": 3})
-TINY = SegmentLayout(3, ring=4096, slot=64, slots=4, pooled=1)
+TINY = SegmentLayout(3, ring=4096, slot=64, slots=4, pooled=1, cores=2)
 """Almost everything goes in parts, and slots are scarce."""
 
 

@@ -40,13 +40,16 @@ REDUCED = {
     np.bool_: ("and", "or"),
     np.complex64: ("sum",),
 }
-TINY = SegmentLayout(4, ring=4096, slot=64, slots=4, pooled=1)
+TINY = SegmentLayout(4, ring=4096, slot=64, slots=4, pooled=1, cores=4)
 """Almost everything goes in parts, and slots are scarce."""
-LAID = SegmentLayout(4, ring=3072, slot=4096, slots=4, pooled=1)
+LAID = SegmentLayout(4, ring=3072, slot=4096, slots=4, pooled=1, cores=4)
 """Most operands that are reduced are laid into a slot, where one is free."""
 
-SCARCE = SegmentLayout(4, ring=4096, slot=4096, slots=4, pooled=2)
+SCARCE = SegmentLayout(4, ring=4096, slot=4096, slots=4, pooled=2, cores=4)
 """Small operands are laid into a slot, where one is free: rarely where collectives go over several axes."""
+
+CROWDED = [replace(LAID, cores=1), replace(LAID, cores=2, pooled=2), replace(LAID, cores=3)]
+"""Ranks share cores, so that not all of them reduce what is laid into a slot."""
 
 
 @pytest.fixture(scope="module")
@@ -163,10 +166,10 @@ def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
         assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("layout", [None, TINY, LAID], ids=["whole", "in parts", "laid"])
+@pytest.mark.parametrize("layout", [None, TINY, LAID, CROWDED[1]], ids=["whole", "in parts", "laid", "crowded"])
 @pytest.mark.parametrize("mesh", [SQUARE, LINE], ids=str)
 def test_all_kinds_on_all_dtypes(ranks: Ranks, mesh: Mesh, layout: SegmentLayout | None) -> None:
-    listed = list(cases(mesh, rows=64 if layout is LAID else 8))
+    listed = list(cases(mesh, rows=64 if layout in (LAID, *CROWDED) else 8))
     given = [[(case.collective, case.operands[rank]) for case in listed] for rank in range(4)]
     found = ranks.run(exchange_all, [{"mesh": mesh, "given": each, "layout": layout} for each in given])
     for rank, results in enumerate(found):
@@ -181,13 +184,13 @@ def test_what_threads_give_processes_give(ranks: Ranks, program: Any) -> None:
 
 
 @settings(max_examples=budget(40), deadline=None)
-@given(program=programs(), layout=st.sampled_from([TINY, LAID]))
+@given(program=programs(), layout=st.sampled_from([TINY, LAID, *CROWDED]))
 def test_in_parts_the_same_comes_out(ranks: Ranks, program: Any, layout: SegmentLayout) -> None:
     check_program(ranks, program, layout=layout)
 
 
 @settings(max_examples=budget(40), deadline=None)
-@given(program=programs(), layout=st.sampled_from([None, SCARCE, LAID]))
+@given(program=programs(), layout=st.sampled_from([None, SCARCE, LAID, *CROWDED]))
 def test_again_and_again_the_same_comes_out(ranks: Ranks, program: Any, layout: SegmentLayout) -> None:
     check_program(ranks, program, layout=layout, times=4)
 
@@ -222,7 +225,7 @@ def test_results_lie_in_the_order_of_their_dims(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=budget(1500), deadline=None)
-@given(program=programs(), layout=st.sampled_from([None, TINY, LAID]))
+@given(program=programs(), layout=st.sampled_from([None, TINY, LAID, *CROWDED]))
 def test_many_programs(ranks: Ranks, program: Any, layout: SegmentLayout | None) -> None:
     check_program(ranks, program, layout=layout)
 
@@ -231,7 +234,7 @@ def test_many_programs(ranks: Ranks, program: Any, layout: SegmentLayout | None)
 @settings(max_examples=budget(200), deadline=None)
 @given(
     program=programs([(Mesh({"x": 2, "y": 3}), axes) for axes in (["x"], ["y"], ["x", "y"], ["y", "x"])]),
-    layout=st.sampled_from([replace(TINY, count=6), replace(LAID, count=6)]),
+    layout=st.sampled_from([replace(each, count=6) for each in (TINY, LAID, *CROWDED)]),
 )
 def test_groups_of_three_and_six(six_ranks: Ranks, program: Any, layout: SegmentLayout) -> None:
     check_program(six_ranks, program, layout=layout)

@@ -31,6 +31,7 @@ from irpar.runtime.groups.words import await_word
 from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, Mesh
 
+from .gather import shared_cores
 from .job import Job, wait
 from .lines import Lines, give_way
 from .parcels import Parcels
@@ -72,8 +73,9 @@ class _Patience:
     busy: int
 
 
-_ALONE, _CROWDED = _Patience(50, 200, 100, 30), _Patience(2, 4, 10, 0)
-"""Where each rank has a core of its own, and where ranks share cores: who looks keeps others from what it waits for."""
+_ALONE, _CROWDED = _Patience(500, 500, 2000, 30), _Patience(2, 4, 10, 0)
+"""Where each rank has a core of its own: for about 2 ms, since one that sleeps takes 50 us and more to wake. And where
+ranks share cores: who looks keeps others from what it waits for."""
 _LONGEST_PAUSE, _MOVING_PAUSE = 1e-3, 5e-5
 """Seconds between two looks at what came: where nothing is on its way, and where MPI moves a little at each."""
 
@@ -89,7 +91,7 @@ class MpiGroup(SpmdGroup):
     long as one is under way (MPI libraries move nothing large by themselves).
     """
 
-    def __init__(self, mesh: Mesh, job: Job, number: int, seconds: float) -> None:
+    def __init__(self, mesh: Mesh, job: Job, number: int, seconds: float, cores: int | None) -> None:
         comm = job.communicators[number]
         super().__init__(mesh, comm.rank, seconds)
         self._job = job
@@ -97,7 +99,7 @@ class MpiGroup(SpmdGroup):
         self._parcels = Parcels(job.mpi, comm)
         self._lines = Lines(self._parcels)
         self._prompts = Prompts(self._parcels, self._lines)
-        self._reductions = Reductions(self._parcels, self._lines)
+        self._reductions = Reductions(self._parcels, self._lines, cores)
         self._largest_tag = int(comm.Get_attr(job.mpi.TAG_UB))
         self._begun: defaultdict[int, deque[_Begun]] = defaultdict(deque)
         self._tags: dict[tuple[Axis, ...], int] = {}
@@ -120,7 +122,9 @@ class MpiGroup(SpmdGroup):
     def join(cls, mesh: Mesh, seconds: float) -> Self:
         """See `SpmdGroup.join`."""
         job = Job.enter(mesh, seconds)
-        return cls(mesh, job, job.communicator(seconds), seconds)
+        number = job.communicator(seconds)
+        # Two reduce by themselves what both bring.
+        return cls(mesh, job, number, seconds, shared_cores(job, seconds) if mesh.size > 2 else None)
 
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`."""
@@ -128,7 +132,7 @@ class MpiGroup(SpmdGroup):
         with self._turn:
             self._check()
             tag = self._tag(meeting.collective.axes)
-            work = self._prompts.begin(meeting, tag) or Exchange(meeting, self._parcels, tag)
+            work = self._prompts.begin(meeting, tag) or self._exchange_in_rounds(meeting, tag)
             works = self._begun[tag]
             works.append(work)
             if isinstance(work, Exchange):
@@ -137,6 +141,9 @@ class MpiGroup(SpmdGroup):
             if QUICK not in meeting.notes:
                 meeting.notes[QUICK] = self._found_quick(meeting, tag)
         return lambda: self._finish(work, works)
+
+    def _exchange_in_rounds(self, meeting: Meeting, tag: int) -> Exchange:
+        return Exchange(meeting, self._parcels, tag, self._reductions.reducers(meeting))
 
     def _found_quick(self, meeting: Meeting, tag: int) -> Quick | None:
         """What executes a collective that has begun, from the next time on; None where nothing was found for that."""

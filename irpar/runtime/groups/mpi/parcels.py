@@ -10,8 +10,9 @@ from irpar.ops.collectives.record import Steps
 from irpar.runtime.groups.base import Array
 from irpar.runtime.groups.recycled import Recycled
 
-INLINE = 1 << 16
-"""Bytes of content that travel with the size: to copy so much takes less time than a message of its own."""
+INLINE = 1 << 18
+"""Bytes of content that travel with the size: to copy so much takes less time than a message of its own, and what goes
+in one message can go by a request that is kept."""
 
 CHUNK = 1 << 26
 """Largest message in bytes. Counts of many MPI libraries end at 2^31 - 1; and a wait is bounded by the time since a

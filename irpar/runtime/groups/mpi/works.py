@@ -9,7 +9,7 @@ from irpar.ops.collectives.record import Steps
 from irpar.runtime.groups.base import Array
 from irpar.runtime.groups.pairwise import exchange, together
 from irpar.runtime.groups.spmd import Meeting
-from irpar.runtime.groups.wire.header import CORRECT_PART, Header, mismatch
+from irpar.runtime.groups.wire.header import CORRECT_PART, Header, check_headers, mismatch
 
 from .parcels import Outgoing, Parcels
 
@@ -50,14 +50,21 @@ class Work:
 class Exchange(Work):
     """A collective that has begun: its rounds over MPI.
 
+    Args:
+        meeting: that.
+        parcels: what else the rank sends and receives.
+        tag: of its first round.
+        reducers: how many members reduce, where not all do.
+
     Attributes:
         tag: of its first round; those of later rounds have the next.
         awaited: ranks of which something is waited for.
     """
 
-    def __init__(self, meeting: Meeting, parcels: Parcels, tag: int) -> None:
-        super().__init__(exchange(meeting, self, parcels.new))
+    def __init__(self, meeting: Meeting, parcels: Parcels, tag: int, reducers: int | None = None) -> None:
+        super().__init__(exchange(meeting, self, parcels.new, reducers))
         self.meeting = meeting
+        self._partners = partners_of(meeting, reducers)
         self.tag = tag
         self.awaited: list[int] = []
         self._parcels = parcels
@@ -73,21 +80,19 @@ class Exchange(Work):
         self._is_first = False
         tag = self.tag if is_first else self.tag + 1
         head = meeting.header.pack() if is_first else b""
-        others = [place for place in range(len(meeting.members)) if place != meeting.position]
         outgoing: dict[int, Outgoing] = {}
-        for place in others:
+        for place in self._partners:
             content = sends[place]
             if is_first or content is not None:
                 outgoing[place] = self._parcels.post(meeting.members[place], tag, head, _bytes_of(content))
-        come = others if is_first else [place for place in others if receives[place] is not None]
+        come = [place for place in self._partners if is_first or receives[place] is not None]
         self._await(come)
         if is_first:
             yield  # What comes first is for the collectives over these axes that have begun before this one.
         arrivals = yield from together([self._arrival(place, tag, len(head)) for place in come])
         if is_first:
-            headers = {place: Header.unpack(arrival.head) for place, arrival in zip(come, arrivals, strict=True)}
-            headers[meeting.position] = meeting.header
-            meeting.check([headers[place] for place in range(len(meeting.members))])
+            headers = [Header.unpack(arrival.head) for arrival in arrivals]
+            check_headers(meeting.header, [meeting.expected[place] for place in come], headers)
         self._await(come)
         yield from together(
             [self._content(place, arrival, receives[place]) for place, arrival in zip(come, arrivals, strict=True)]
@@ -115,6 +120,13 @@ class Exchange(Work):
         while not outgoing.is_done():
             yield
         self.awaited.remove(self.meeting.members[place])
+
+
+def partners_of(meeting: Meeting, reducers: int | None) -> list[int]:
+    """The positions of the members that a member sends to and takes from: where not all reduce, those that do."""
+    count, own = len(meeting.members), meeting.position
+    reach = count if reducers is None or own < reducers else reducers
+    return [place for place in range(reach) if place != own]
 
 
 def _bytes_of(array: Array | None) -> Array:

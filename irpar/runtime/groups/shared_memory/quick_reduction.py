@@ -1,7 +1,8 @@
 """All-reduces of middling operands of a program from the second time on; see `Quick`.
 
 What goes over the rings is what a `Reduction` sends and takes whose operand lies in a slot, to the byte: each member
-may do it either way.
+may do it either way. A member that reduces comes to those that do not only with the piece that these wait for: until
+then they sleep.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,12 +62,15 @@ class QuickReduction:
         self._facts = meeting.members, meeting.position, meeting.header, meeting.shapes, meeting.expected, meeting.notes
         self._header = (meeting.header.pack(),)
         self._agreed: dict[int, bytes] = meeting.notes["agreed"]
-        self._peers = [
-            (streams.lane(rank), position, slice(*made.bounds[rank]))
-            for position, rank in enumerate(meeting.members)
-            if position != meeting.position
+        positions = {rank: position for position, rank in enumerate(meeting.members)}
+        self._peers = [(streams.lane(rank), positions[rank]) for rank in made.peers]
+        self._reducers = [
+            (streams.lane(rank), slice(*made.bounds[rank])) for rank in made.reducers if rank != meeting.call.rank
         ]
         self._lanes = streams.lanes(made.peers)
+        self._first = [lane for lane in self._lanes if lane.peer in made.reducers]
+        self._last = [lane for lane in self._lanes if lane.peer not in made.reducers]
+        self._reduces = made.reduces
         self._own = slice(*made.bounds[meeting.call.rank])
         self._new, self._finish = new, finish
         self._type: tuple[np.dtype[Any], int] = meeting.operand.dtype, meeting.operand.size
@@ -82,9 +86,11 @@ class QuickReduction:
         if slot is None:
             return None
         operand = np.ascontiguousarray(call.operand).reshape(-1)
-        numbers = self._offer(operand, slot)
+        self._lay(operand, slot)
+        numbers: dict[int, int] = {}
+        self._offer(self._first, slot, numbers)
         came: list[_Came] = []
-        for lane, *_ in self._peers:
+        for lane, _ in self._peers:
             found = next_of(OFFER, lane, traffic)
             if found is None:
                 return self._finish(partial(self._meet_rest, call, slot, numbers, came, None))
@@ -94,36 +100,46 @@ class QuickReduction:
                 return self._finish(partial(self._meet_rest, call, slot, numbers, came, lane))
             came.append((lane, theirs))
         whole = self._new(call.operand.shape, operand.dtype)
-        self._reduce_own(operand, whole.reshape(-1), slot, numbers, came)
-        waited = self._join(whole.reshape(-1), numbers, came)
+        flat = whole.reshape(-1)
+        if self._reduces:
+            self._reduce_own(operand, flat, slot, came)
+        for lane, _ in came:
+            lane.came += 1
+            lane.free(_HEADER_ROOM)
+        if self._reduces:
+            self._offer(self._last, slot, numbers)
+            self._send_own(slot, numbers)
+        waited = self._join(flat, numbers)
         if waited or not self._streams.is_flushed:
             return self._finish(partial(self._join_rest, call, slot, numbers, whole, waited))
         self._slots.free_when_read(slot, self._lanes)
         traffic.look_first_at_last(self._peers)
         return whole
 
-    def _offer(self, operand: Array, slot: int) -> dict[int, int]:
-        """Come to the collective; which one with each of the others it is."""
+    def _lay(self, operand: Array, slot: int) -> None:
+        """Lay the pieces of the others into a slot."""
         lain, own = self._segment.slot(self._traffic.rank, slot, *self._type), self._own
         lain[: own.start], lain[own.stop :] = operand[: own.start], operand[own.stop :]
-        numbers = {}
-        for lane in self._lanes:
+
+    def _offer(self, lanes: Iterable[Lane], slot: int, numbers: dict[int, int]) -> None:
+        """Come to the collective with some of the others; `numbers` gets which one with each of them it is."""
+        for lane in lanes:
             numbers[lane.peer] = lane.begun
             lane.begun += 1
-            lane.put_sized(OFFER, 0, (slot, 0, 0), self._header, HEADER_BYTES, _HEADER_ROOM)
-        return numbers
+            if lane.backlog or not lane.put_sized(OFFER, 0, (slot, 0, 0), self._header, HEADER_BYTES, _HEADER_ROOM):
+                self._streams.send(lane.peer, OFFER, 0, (slot, 0, 0), *self._header)
 
-    def _reduce_own(self, operand: Array, whole: Array, slot: int, numbers: dict[int, int], came: list[_Came]) -> None:
-        """Reduce this member's piece of the operands that have come, and send it."""
-        traffic, segment, own = self._traffic, self._segment, self._own
+    def _reduce_own(self, operand: Array, whole: Array, slot: int, came: list[_Came]) -> None:
+        """Reduce this member's piece of the operands that have come, and lay it where the others find it."""
+        segment, own = self._segment, self._own
         pieces = [operand[own]] * len(self._facts[0])
-        for (lane, position, _), (_, theirs) in zip(self._peers, came, strict=True):
+        for (lane, position), (_, theirs) in zip(self._peers, came, strict=True):
             pieces[position] = segment.slot(lane.peer, theirs, *self._type)[own]
         self._reduce(pieces, whole[own])
-        segment.slot(traffic.rank, slot, *self._type)[own] = whole[own]
-        for lane, _ in came:
-            lane.came += 1
-            lane.free(_HEADER_ROOM)
+        segment.slot(self._traffic.rank, slot, *self._type)[own] = whole[own]
+
+    def _send_own(self, slot: int, numbers: dict[int, int]) -> None:
+        """Tell the others that this member's piece is reduced."""
         for lane in self._lanes:
             # What was read meanwhile may have been answered, in the room that there was.
             if lane.backlog or lane.written > lane.freed + lane.most:
@@ -131,15 +147,15 @@ class QuickReduction:
             else:
                 lane.tell(PIECE, 0, numbers[lane.peer], slot, 0)
 
-    def _join(self, whole: Array, numbers: dict[int, int], came: list[_Came]) -> list[int]:
+    def _join(self, whole: Array, numbers: dict[int, int]) -> list[int]:
         """Take the pieces of the others; the ranks whose pieces have not come soon."""
-        for number, (lane, _, place) in enumerate(self._peers):
+        for number, (lane, place) in enumerate(self._reducers):
             while (found := next_of(PIECE, lane, self._traffic)) is None or found[3] != numbers[lane.peer]:
                 if found is None:
-                    return [each.peer for each, *_ in self._peers[number:]]
+                    return [each.peer for each, _ in self._reducers[number:]]
                 self._traffic.read(lane)  # Of another collective.
             lane.freed = found[-1]
-            whole[place] = self._segment.slot(lane.peer, came[number][1], *self._type)[place]
+            whole[place] = self._segment.slot(lane.peer, found[4], *self._type)[place]
             lane.free(BARE)
         return []
 
@@ -148,6 +164,7 @@ class QuickReduction:
     ) -> Transfer:
         """What has begun, as a transfer: some members have come; the token of one's record may have been taken."""
         traffic, made = self._traffic, self._transfer(call)
+        self._offer((lane for lane in self._last if lane.peer not in numbers), slot, numbers)
         made.lies_in(self._segment.slot(traffic.rank, slot, *self._type))
         traffic.take_up(made, slot, numbers)
         for lane, theirs in came:

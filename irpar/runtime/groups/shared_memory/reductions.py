@@ -5,17 +5,19 @@ done to all others. The order is that of the members, as `results.execute` has i
 last bit.
 
 An operand that fits into a slot goes there with its header, where one is free: the others read their pieces where they
-lie, and the piece that is done is written in place of this member's own.
+lie, and the piece that is done is written in place of this member's own. Where all are to have the result of such a
+one, no more members reduce than there are cores: the first ones. The others have to do with these alone, which spares
+records, and turns on a core.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
-from irpar.ops.collectives.arrays import cut
+from irpar.ops.collectives.arrays import contiguous, cut
 from irpar.ops.collectives.record import Execution
 from irpar.ops.collectives.reduced_arrays import reduce_arrays
-from irpar.ops.collectives.rounds import New
+from irpar.ops.collectives.rounds import New, cut_for
 
 from ..base import Array
 from ..spmd import Meeting
@@ -25,7 +27,15 @@ from .transfers import Parcel, Parts, boxes
 class Reduction(Parts):
     """A collective that reduces.
 
+    Args:
+        meeting: what the members agree on.
+        slot: bytes of a slot.
+        execution: of the kind.
+        new: makes arrays of a shape and dtype.
+        cores: that the ranks share.
+
     Attributes:
+        reducers: the ranks of the members that reduce a piece.
         bounds: where a member's piece of an operand begins and ends, in elements.
         is_poolable: whether an operand fits into a slot.
         pooled: the slot in which this member's lies.
@@ -34,14 +44,14 @@ class Reduction(Parts):
         ValueError: there is no such reduction of these elements, or the blocks do not fit.
     """
 
-    def __init__(self, meeting: Meeting, slot: int, execution: Execution, new: New) -> None:
+    def __init__(self, meeting: Meeting, slot: int, execution: Execution, new: New, cores: int) -> None:
+        operand, self._is_all = meeting.operand, execution.returns_pieces
+        fits = operand.nbytes <= slot
+        self.reducers = meeting.members[:cores] if self._is_all and fits else meeting.members
         super().__init__(meeting, slot)
-        operand = meeting.operand
         reduce_arrays([operand.reshape(-1)[:0]] * 2, meeting.collective.reduce)
-        assert execution.pieces is not None
-        self._operands = execution.pieces(meeting)
+        self._operands = self._pieces(execution)
         self._own = self._operands[meeting.position]
-        self._is_all = execution.returns_pieces
         self._whole = new((operand.size,) if self._is_all else self._own.shape, operand.dtype)
         places = cut(self._whole, [piece.size for piece in self._operands], 0) if self._is_all else []
         self._places = dict(zip(meeting.members, places, strict=False))
@@ -57,8 +67,25 @@ class Reduction(Parts):
         self._left = {rank: left for rank, left in self._left.items() if left}
         bounds = list(accumulate((piece.size for piece in self._operands), initial=0))
         self.bounds = dict(zip(meeting.members, pairwise(bounds), strict=True))
-        self.is_poolable = bounds[-1] <= self.most and all(piece.size for piece in self._operands)
+        reduced = self._operands[: len(self.reducers)]
+        self.is_poolable = bounds[-1] <= self.most and all(piece.size for piece in reduced)
         self.pooled: Array | None = None
+
+    def find_peers(self) -> list[int]:
+        """See `Shipment.find_peers`."""
+        return super().find_peers() if self.reduces else list(self.reducers)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether this member reduces a piece."""
+        return self.meeting.call.rank in self.reducers
+
+    def _pieces(self, execution: Execution) -> list[Array]:
+        """Of this member's operand what each member reduces."""
+        if self._is_all:
+            return cut_for(contiguous(self.meeting.operand), len(self.meeting.members), len(self.reducers))
+        assert execution.pieces is not None
+        return execution.pieces(self.meeting)
 
     @property
     def is_read_twice(self) -> bool:

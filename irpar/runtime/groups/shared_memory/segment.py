@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from irpar.process import cores
 from irpar.runtime.groups.wire.header import HEADER_BYTES
 from irpar.sharding import IrparError, option
 
@@ -36,6 +37,7 @@ class SegmentLayout:
         slot: bytes of a slot, which holds data on its way from a rank to others.
         slots: of each rank.
         pooled: more of them, for operands that their readers take where they lie.
+        cores: that the ranks share, as the one that made the segment sees them.
     """
 
     count: int
@@ -43,6 +45,7 @@ class SegmentLayout:
     slot: int
     slots: int
     pooled: int
+    cores: int
 
     @classmethod
     def of(cls, count: int) -> Self:
@@ -54,7 +57,7 @@ class SegmentLayout:
         slot, slots, pooled = 256 << 10, 16, 8
         while slot > 32 << 10 and slot * (slots + pooled) * count > _MOST_ARENAS:
             slot //= 2
-        return cls(count, ring, slot, slots, pooled)
+        return cls(count, ring, slot, slots, pooled, cores())
 
     @property
     def longest(self) -> int:

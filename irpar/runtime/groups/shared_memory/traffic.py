@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from irpar.ops.collectives.arrays import is_text
-from irpar.process import cores
 from irpar.runtime.groups.wire.header import HEADER_BYTES, Header, check_headers
 
 from ...driver import DRIVER
@@ -44,12 +43,15 @@ _BUSY_SPINS = 8
 _QUICK_SPINS = 60
 """The same for what a `QuickPrompt` waits for: a look takes a tenth of the time, and members come within 10 us of each
 other where they compute little."""
-_SPINS = 20
-"""How often a rank looks, and gives its core to others, before it sleeps."""
+_SPINS = 3000
+"""How often a rank looks at a ring, and gives its core to others, before it sleeps: for about 2 ms, since one that
+sleeps on a core of its own takes 50 us and more to wake."""
 _FEW_SPINS = 2
 """The same where ranks are more than cores."""
 _SOON = 5e-3
 """Seconds that a rank sleeps for a record of one other rank, whatever else comes; afterwards all that comes moves."""
+_SOON_CROWDED = 5e-2
+"""The same where ranks are more than cores: others compute before the one that is waited for can."""
 _FLUSH_SECONDS = 5.0
 """Seconds that a rank stays at its end for others to take what it has sent."""
 
@@ -83,9 +85,10 @@ class Traffic:
         self._kept: dict[tuple[Transfer, int, int, int], int] = {}
         self._pooled: dict[Shipment, int] = {}
         self._new = Recycled().empty
-        has_cores = segment.layout.count <= cores()
-        self._busy_spins, self._spins = (_BUSY_SPINS, _SPINS) if has_cores else (0, _FEW_SPINS)
+        has_cores = segment.layout.count <= segment.layout.cores
+        self._busy_spins, self._spins = (_BUSY_SPINS, _SPINS // max(1, len(peers))) if has_cores else (0, _FEW_SPINS)
         self._quick_spins, self._quick_yields = (_QUICK_SPINS, _SPINS) if has_cores else (0, 0)
+        self._soon = _SOON if has_cores else _SOON_CROWDED
         self.slept_for: Lane | None = None
         self._inbox: dict[int, deque[bytes | memoryview]] = {peer: deque() for peer in peers}
         self._posted: defaultdict[tuple[int, int, int], deque[bytes | memoryview]] = defaultdict(deque)
@@ -164,7 +167,8 @@ class Traffic:
             return Prompts(meeting, self._new)
         if execution.pieces is None:
             return lambda meeting: Moves(meeting, slot, execution)
-        return lambda meeting: Reduction(meeting, slot, execution, self._new)
+        cores = self._segment.layout.cores
+        return lambda meeting: Reduction(meeting, slot, execution, self._new, cores)
 
     def finish(self, made: Transfer) -> Array:
         """Wait for the result of a collective, and until the others have what they need of this rank for it.
@@ -207,7 +211,7 @@ class Traffic:
             if not has_none():
                 return True
         self.slept_for = lane
-        return lane.comes(_SOON)
+        return lane.comes(self._soon)
 
     def look_first_at_last(self, peers: list[Any]) -> None:
         """Put the member that this rank slept for, if it did, in front of the others.
@@ -270,6 +274,8 @@ class Traffic:
         made.came(peer, offered)
         if slot != NOWHERE:
             assert isinstance(made, Reduction)
+            if not made.reduces:
+                return
             place = made.place_of(self.rank)
             data = self._segment.slot(peer, slot, np.dtype(np.uint8), place.stop)[place]
             is_kept = made.take(peer, 0, 0, data, True)

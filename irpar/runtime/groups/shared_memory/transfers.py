@@ -70,8 +70,8 @@ class Transfer(ABC):
 
     Attributes:
         meeting: what the members agree on.
-        peers: the ranks of the other members.
-        absent: ranks of members that have not come yet.
+        peers: the ranks of the other members that this one sends to or takes from.
+        absent: those of them that have not come yet.
         is_done: whether the result is there and everything is sent.
     """
 
@@ -117,7 +117,7 @@ class Shipment(Transfer):
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
-        self._peers = [rank for rank in meeting.members if rank != meeting.call.rank]
+        self._peers = self.find_peers()
         self.absent = set(self._peers)
         self.is_sent = False
         self._next: Parcel | None = None
@@ -127,6 +127,10 @@ class Shipment(Transfer):
     def peers(self) -> list[int]:
         """See `Transfer`."""
         return self._peers
+
+    def find_peers(self) -> list[int]:
+        """The ranks of the members that this one sends to or takes from."""
+        return [rank for rank in self.meeting.members if rank != self.meeting.call.rank]
 
     def offer(self) -> tuple[bytes | memoryview, ...]:
         """See `Transfer.offer`."""

@@ -63,6 +63,18 @@ def test_all_kinds_have_the_bits_of_threads(library: Library, mesh: str, how: tu
     assert ended.out.count("collectives are right") == count
 
 
+def test_all_kinds_have_the_bits_of_threads_where_ranks_share_cores(library: Library) -> None:
+    ended = library.run(4, MPI_PROGRAMS, "crowded", "2", "collectives", "a=2,b=2", "0-1:3", "5:20000", seconds=120)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("collectives are right") == 4
+
+
+def test_ranks_know_how_many_cores_they_share(library: Library) -> None:
+    ended = library.run(3, MPI_PROGRAMS, "shared")
+    assert ended.code == 0, ended.err
+    assert ended.out.count("the cores are known") == 3
+
+
 def test_tensors_go_from_rank_to_rank_and_a_missing_one_is_told_in_time(library: Library) -> None:
     ended = library.run(3, MPI_PROGRAMS, "chunked", "100000", "pairs", "x=3", "0", "400")
     assert ended.out.count("24 are right") == 3, ended.err

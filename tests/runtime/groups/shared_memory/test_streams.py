@@ -15,7 +15,7 @@ from tests.budget import budget
 
 def two_streams(ring: int) -> tuple[Streams, Streams]:
     """Both ends, in one process."""
-    layout = SegmentLayout(2, ring=ring, slot=64, slots=2, pooled=0)
+    layout = SegmentLayout(2, ring=ring, slot=64, slots=2, pooled=0, cores=2)
     handle = Segment.create(layout)
     first, second = Segment(layout, os.dup(handle)), Segment(layout, handle)
     first.start()
