@@ -117,14 +117,14 @@ def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
             last.update((value, node.previous or node) for value in going)
         # Most nodes hold no graphs: what they read are their operands.
         read = captured_or_read(node) if node.attributes else node.inputs
-        for value in (*read, *_in_flight(node)):
+        for value in (*read, *in_flight(node)):
             root = roots.get(value, value)
             if not root.is_constant and root.owner is graph and root not in states:
                 last[root] = node
     return last
 
 
-def _in_flight(node: Node) -> tuple[Value, ...]:
+def in_flight(node: Node) -> tuple[Value, ...]:
     """What the collective took whose result a node waits for."""
     if node.is_return or not traits(node).waits:
         return ()
