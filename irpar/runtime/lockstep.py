@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from irpar.sharding import IrparError, Mesh, option, spelled
@@ -12,10 +12,11 @@ from .errors import MismatchError, PeerError, RunError
 from .groups import Call, Group, rank_text
 from .log import CollectiveLog
 from .rank_state import RankState
+from .side_threads import SideThreads
 from .tape import ComputeStep
 
 PARALLEL_SECONDS = 2e-4
-"""Segments that take longer run on a thread each; handing work to a thread takes about a quarter of that."""
+"""Segments that take longer are shared out to threads; handing work to one takes about a quarter of that."""
 
 
 _Come = tuple[RankState, Call | ComputeStep | None]
@@ -37,13 +38,13 @@ class Lockstep:
     def __init__(self, group: Group, mesh: Mesh, threads: int) -> None:
         self._group = group
         self._mesh = mesh
-        self._pool = ThreadPoolExecutor(threads, "irpar-rank") if threads > 1 else None
-        self.long_seconds = math.inf if self._pool is None else PARALLEL_SECONDS
+        self._beside = SideThreads(threads - 1, "irpar-rank") if threads > 1 else None
+        self.long_seconds = math.inf if self._beside is None else PARALLEL_SECONDS
 
     def close(self) -> None:
         """Stop the threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        if self._beside is not None:
+            self._beside.close()
 
     def run(self, states: Sequence[RankState], log: CollectiveLog) -> None:
         """Bring all ranks to the end of their programs.
@@ -107,20 +108,9 @@ class Lockstep:
 
     def _compute(self, states: Sequence[tuple[RankState, ComputeStep]]) -> list[_Come]:
         """Run the long segment that each rank has come to, on threads where there are several."""
-        if self._pool is None or len(states) == 1:
+        if self._beside is None or len(states) == 1:
             return [(state, self._run_segment(state, step)) for state, step in states]
-        futures = [self._pool.submit(self._run_segment, state, step) for state, step in states[1:]]
-        errors: list[BaseException | None] = []
-        try:
-            first = self._run_segment(*states[0])
-        except Exception as error:
-            errors.append(error)
-        # Every rank comes to an end before an error is reported: nothing runs on behind the caller's back.
-        errors.extend(future.exception() for future in futures)
-        for failed in errors:
-            if failed is not None:
-                raise failed
-        found = [first, *(future.result() for future in futures)]
+        found = self._beside.run([partial(self._run_segment, *each) for each in states])
         return [(state, at) for (state, _), at in zip(states, found, strict=True)]
 
     def _run_segment(self, state: RankState, step: ComputeStep) -> Call | ComputeStep | None:
