@@ -73,6 +73,7 @@ from .train_options import (
     WeightDecay,
     Zero,
     ZeroAxes,
+    ZeroPrefetch,
     ZeroRegather,
     ZeroThreshold,
 )
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
 
 ONE = "one"
 """A mesh of one device."""
-_ZERO_OPTIONS = ("zero_axes", "zero_threshold_kb", "zero_regather")
+_ZERO_OPTIONS = ("zero_axes", "zero_threshold_kb", "zero_regather", "zero_prefetch")
 """Options that only say how --zero does it."""
 DATASET = ("inputs", "data_parallel", "full_batch")
 
@@ -133,6 +134,7 @@ def train_command(
     zero_axes: ZeroAxes = "dp",
     zero_threshold_kb: ZeroThreshold = 64,
     zero_regather: ZeroRegather = True,
+    zero_prefetch: ZeroPrefetch = 1,
     dataset_sharding: DatasetSharding = "inputs",
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
@@ -261,7 +263,7 @@ def _with_zero(asked: Asked, given: Mapping[str, Any]) -> Asked:
             "--zero and --pipeline both say what runs", do="write zero{stage=1} into the pipeline, and leave out --zero"
         )
     axes = tuple(axis.strip() for axis in given["zero_axes"].split(",") if axis.strip())
-    wanted = ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"])
+    wanted = ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"], given["zero_prefetch"])
     return replace(asked, pipeline=with_zero(wanted))
 
 

@@ -195,6 +195,15 @@ ZeroThreshold = Annotated[
         rich_help_panel=_ZERO,
     ),
 ]
+ZeroPrefetch = Annotated[
+    int,
+    typer.Option(
+        "--zero-prefetch",
+        metavar="N",
+        help="Of --zero 3: layers whose parameters the forward pass may gather together, ahead of their readers.",
+        rich_help_panel=_ZERO,
+    ),
+]
 ZeroRegather = Annotated[
     bool,
     typer.Option(

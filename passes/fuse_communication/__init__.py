@@ -8,6 +8,7 @@ from functools import partial
 from irpar.analysis.communication_fusion import FusionMode, Mode, fusion_said
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.together import MOST_MB
+from irpar.analysis.gathers import gathers_said
 from irpar.ir import Graph, Module, Node
 from irpar.ops.collectives import number_alike
 from irpar.ops.facts import int_attribute
@@ -33,7 +34,8 @@ class FuseCommunication(Pass):
     theirs.
 
     What the module says of a kind or a tensor (`irpar.analysis.communication_fusion`) goes before the options. A merge
-    after which a rank would hold more than the memory limit of the module is not done.
+    after which a rank would hold more than the memory limit of the module is not done. Gathers of parameters merge
+    within a layer, and over as many as `zero` says (`irpar.analysis.gathers`).
 
     Options:
         mode: auto: what the network says is faster, of up to `size_mb`. size: as many as make up to `size_mb`, whatever
@@ -57,7 +59,7 @@ class FuseCommunication(Pass):
         if mesh is None:
             return PassResult(False)
         network = network_of(module.network)
-        choice = Choice(told, fusion_said(module), network.knows_seconds)
+        choice = Choice(told, fusion_said(module), network.knows_seconds, gathers_said(module))
         if choice.is_none:
             return PassResult(False)
         plans, too_many = _with_channels(_plans(_alike(module), Gain(mesh, network, choice)))

@@ -14,7 +14,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,6 +23,7 @@ from irpar.analysis.communication_fusion import FusionMode, FusionSaid
 from irpar.analysis.completion.moves import captured
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.together import Packed, Together, packed
+from irpar.analysis.gathers import Gathers, gathered
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Node
 from irpar.ops.collectives import COLLECTIVES, KINDS, collective_axes, sends
@@ -44,11 +45,13 @@ class Choice:
         told: of kinds of which the module says nothing.
         said: by the module.
         knows_seconds: whether the network does; else auto merges nothing.
+        gathers: which parameters may be gathered together.
     """
 
     told: FusionMode
     said: FusionSaid
     knows_seconds: bool
+    gathers: Gathers
 
     @property
     def is_none(self) -> bool:
@@ -102,6 +105,7 @@ class Sent:
         self._all: dict[int, list[Node]] = {}
         """The nodes of each, and what holds it in a body."""
         self.before: dict[int, frozenset[int]] = {}
+        self._layers = self._gathered_layers()
         self._stretches: dict[Node, int] = {}
         """How many nodes of other communication stand before each: what crosses one may wait for a rank that waits."""
         stretch = 0
@@ -130,6 +134,13 @@ class Sent:
                 nearest = frozenset([number])
             behind[node] = nearest
 
+    def _gathered_layers(self) -> dict[Node, Hashable]:
+        """Of each gather of a parameter the layers with which it may be sent."""
+        if self._choice is None or not self._choice.gathers.layers:
+            return {}
+        gathers = self._choice.gathers
+        return {node: gathers.group(node, parameter) for node, parameter in gathered(self.graph)}
+
     def made_by(self, node: Node) -> Iterable[Node]:
         """The nodes of the graph that a node reads, those that bodies in it read included."""
         values = [*node.inputs, *(value for value, _ in captured(node))] if node.attributes else node.inputs
@@ -151,7 +162,9 @@ class Sent:
             return None
         dtype, others = node.inputs[0].dtype, tuple(node.attributes.get(name) for name in record.others)
         segment = bisect_right(mode.indices, self._numbers[node])
-        facts = node.phase, node.stage, node.place, self._stretches[node], segment, self._choice.number(node)
+        number_said = self._choice.number(node)
+        layers = self._layers.get(node) if number_said is None else None
+        facts = node.phase, node.stage, node.place, self._stretches[node], segment, number_said, layers
         return node.op_type, collective_axes(node), others, dtype, *facts
 
     def order(self, buckets: Sequence[Bucket], sequence: Sequence[int] = ()) -> list[Node]:

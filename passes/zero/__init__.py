@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.completion.flow import require_global
+from irpar.analysis.gathers import Gathers, layers_of, say_gathers
 from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.analysis.redistribution import bytes_held
 from irpar.analysis.redistribution.trees import standing_in
@@ -60,6 +61,8 @@ class Zero(Pass):
         stage: 1, 2 or 3.
         axes: mesh axes or sub-axes, major first, such as dp, or `dp:(2)4` for groups of four neighbours (HSDP).
         threshold_kb: parameters of which a rank holds fewer than so many times 1,000 bytes stay as they are.
+        prefetch: in stage 3, parameters of so many layers may be gathered together, ahead of the first that reads them;
+            what is gathered again is of one layer. A rank holds 1 + prefetch gathered layers at most.
         regather: in stage 3 gather parameters once in the forward and once in the backward pass, and hold none in
             between; false: once, and keep them until the backward pass has read them.
     """
@@ -69,6 +72,7 @@ class Zero(Pass):
     axes: tuple[str, ...] = ("dp",)
     threshold_kb: float = 64
     regather: bool = True
+    prefetch: int = 1
 
     def run(self, module: Module) -> PassResult:
         """Annotate.
@@ -87,6 +91,9 @@ class Zero(Pass):
         if self.stage == 3 and self.regather:
             places = {node: place for place, node in enumerate(module.graph)}
             changed += [_regather(module, each.value, places) for each, cut in cuts.items() if cut.is_sharded]
+        if self.stage == 3:
+            layers = layers_of(module.graph, [each.value for each, cut in cuts.items() if cut.is_sharded])
+            changed.append(say_gathers(module, Gathers(self.prefetch, layers)))
         changed.append(self._write_facts(module, cuts, axes))
         sharded = sum(cut.is_sharded for cut in cuts.values())
         statistics: dict[str, int | float] = {"sharded": sharded, "left": len(cuts) - sharded}
@@ -102,6 +109,8 @@ class Zero(Pass):
             raise ZeroError(f"there is no stage {self.stage}", do="use 1 (optimizer state), 2 (gradients too) or 3")
         if not 0 <= self.threshold_kb < float("inf"):
             raise ZeroError(f"a threshold of {self.threshold_kb} kB", do="give a number of 0 or more")
+        if self.prefetch < 0:
+            raise ZeroError(f"a prefetch of {self.prefetch} layers", do="give a number of 0 or more")
         if not self.axes:
             raise ZeroError("zero has no axes", do=f"name axes of the mesh {mesh}")
         try:

@@ -150,6 +150,8 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     refused(capsys, "--zero and --pipeline both say what runs", *given, "--zero", 1, "--pipeline", "dce")
     refused(capsys, "--zero-axes without --zero", *given, "--zero-axes", "ep")
     refused(capsys, "--zero-regather without --zero", *given, "--no-zero-regather")
+    refused(capsys, "--zero-prefetch without --zero", *given, "--zero-prefetch", 2)
+    refused(capsys, "a prefetch of -1 layers", *given, "--zero", 3, "--zero-prefetch", -1)
     refused(capsys, "zero has no axes", *given, "--zero", 1, "--zero-axes", ",")
     refused(capsys, "an .onnx file holds", "train", network, "-o", tmp_path / "no.onnx", "--zero", 1)
     refused(capsys, "--zero shards over ranks, and there is one", "train", network, "-o", tmp_path / "no", "--zero", 1)

@@ -55,14 +55,20 @@ class Layers:
         return tuple(member[place].results[index] for place, index in self.results)
 
 
-def find_layers(graph: Graph, least: int = LEAST) -> list[Layers]:
+def find_layers(graph: Graph, least: int = LEAST, *, phase: str | None = None) -> list[Layers]:
     """The layers of a graph: maximal, without overlap, each with at least `least` nodes; those that save most first.
 
     Near-linear in nodes. Nested graphs are looked at as part of the node that holds them.
+
+    Args:
+        graph: it.
+        least: nodes of the smallest.
+        phase: look among the nodes of one phase alone; None: among all.
     """
     keys = NodeKeys()
-    numbers = {node: keys.number(node) for node in graph}
-    found = [_Search(graph, order, numbers, least).run() for order in (list(graph), order_of_operands(graph))]
+    numbers = {node: keys.number(node) for node in graph if phase in (None, node.phase)}
+    orders = [[node for node in order if node in numbers] for order in (graph, order_of_operands(graph))]
+    found = [_Search(graph, order, numbers, least).run() for order in orders]
     best = max(found, key=lambda bodies: sum((len(members) - 1) * len(members[0]) for members in bodies))
     place = {node: index for index, node in enumerate(graph)}
     layers = [_layers(members, place) for members in best]

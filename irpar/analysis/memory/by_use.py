@@ -95,7 +95,7 @@ def _gradients(graph: Graph) -> tuple[set[Value], set[Value]]:
             continue
         kind.add(value)
         assert value.node is not None
-        if _only_moves(value.node):
+        if only_moves(value.node):
             kind = unreduced if is_communication(value.node) else kind
             waiting += [(operand, kind) for operand in value.node.inputs if _phase(operand) == "backward"]
     return reduced, unreduced
@@ -112,14 +112,14 @@ def _gathered(graph: Graph) -> set[Value]:
     found: set[Value] = set()
     for node in graph:
         reads = [value for value in node.inputs if not value.is_constant]
-        if reads and moved.issuperset(reads) and _only_moves(node) and "reduce" not in node.attributes:
+        if reads and moved.issuperset(reads) and only_moves(node) and "reduce" not in node.attributes:
             moved.update(node.results)
             if is_communication(node) or not found.isdisjoint(node.inputs):
                 found.update(node.results)
     return found
 
 
-def _only_moves(node: Node) -> bool:
+def only_moves(node: Node) -> bool:
     """Whether results are elements of the operands, or of what other ranks have of them."""
     known = traits(node)
     return known.view or known.moves_elements or is_communication(node) or node.identity == ("", "Concat")
