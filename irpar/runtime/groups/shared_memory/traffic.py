@@ -50,7 +50,7 @@ _FEW_SPINS = 2
 """The same where ranks are more than cores."""
 _SOON = 5e-3
 """Seconds that a rank sleeps for a record of one other rank, whatever else comes; afterwards all that comes moves."""
-_SOON_CROWDED = 5e-2
+_SOON_CROWDED = 2e-2
 """The same where ranks are more than cores: others compute before the one that is waited for can."""
 _FLUSH_SECONDS = 5.0
 """Seconds that a rank stays at its end for others to take what it has sent."""
