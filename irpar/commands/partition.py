@@ -32,6 +32,7 @@ from .options import (
     choice,
 )
 from .progress_report import ProgressReport
+from .recompute_options import MemoryBudget, MemoryBudgetGb, Recompute, RecomputeMethod, RecomputeSeconds, pipeline_of
 
 if TYPE_CHECKING:
     from irpar.annotations.onnx_annotations import DecidedShardings
@@ -102,6 +103,11 @@ def partition_command(
     annotate: Annotate = None,
     configuration: Configuration = "",
     max_redistribution_mb: MostMoved = None,
+    recompute: Recompute = None,
+    memory_budget: MemoryBudget = None,
+    memory_budget_gb: MemoryBudgetGb = None,
+    recompute_method: RecomputeMethod = "auto",
+    recompute_seconds: RecomputeSeconds = 30,
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
     print_ir_after: PrintIrAfter = None,
@@ -115,7 +121,7 @@ def partition_command(
 ) -> None:
     """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
     given = locals()
-    asked = Asked.of(given)
+    asked = replace(Asked.of(given), pipeline=pipeline_of(given))
     sources = checked_sources(asked, model, shardings)
     made = write_partition(
         asked,

@@ -46,6 +46,14 @@ from .partition import (
     report,
     write_partition,
 )
+from .recompute_options import (
+    MemoryBudget,
+    MemoryBudgetGb,
+    Recompute,
+    RecomputeMethod,
+    RecomputeSeconds,
+    pipeline_of,
+)
 from .train_options import (
     Betas,
     ClassAxis,
@@ -82,6 +90,7 @@ if TYPE_CHECKING:
     from irpar.annotations.shardings_file import ShardingsFile
     from irpar.ir import Module
     from irpar.output.plan import Plan
+    from irpar.passes.zero import Zero as ZeroPass
     from irpar.sharding import Mesh
     from irpar.training.settings import Settings
 
@@ -112,6 +121,11 @@ def train_command(
     annotate: Annotate = None,
     configuration: Configuration = "",
     max_redistribution_mb: MostMoved = None,
+    recompute: Recompute = None,
+    memory_budget: MemoryBudget = None,
+    memory_budget_gb: MemoryBudgetGb = None,
+    recompute_method: RecomputeMethod = "auto",
+    recompute_seconds: RecomputeSeconds = 30,
     class_axis: ClassAxis = -1,
     ignore_index: IgnoreIndex = None,
     label_smoothing: LabelSmoothing = 0.0,
@@ -154,7 +168,7 @@ def train_command(
     OUT ends in .onnx, that is one model for any ONNX runtime.
     """
     given = locals()
-    asked = _with_zero(Asked.of(given), given)
+    asked = replace(Asked.of(given), pipeline=pipeline_of(given, _zero(given)))
     settings = _settings(given)
     choice("--dataset-sharding", dataset_sharding, DATASET)
     from .loading import shardings_of
@@ -237,8 +251,8 @@ class _Maker:
         return Read(module, count, source_files(self._module), self.notes)
 
 
-def _with_zero(asked: Asked, given: Mapping[str, Any]) -> Asked:
-    """With the pass `zero` in the pipeline, where it is asked for.
+def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
+    """The pass `zero`, where it is asked for.
 
     Raises:
         IrparError: the options contradict each other.
@@ -250,21 +264,19 @@ def _with_zero(asked: Asked, given: Mapping[str, Any]) -> Asked:
                 raise IrparError(
                     f"--{option.replace('_', '-')} without --zero", do="add --zero 1, 2 or 3, or leave it out"
                 )
-        return asked
-    from irpar.pass_manager.default_pipeline import with_zero
+        return None
     from irpar.passes.zero import Zero as ZeroPass
 
-    if asked.out.suffix == ".onnx":
+    if given["out"].suffix == ".onnx":
         raise IrparError("an .onnx file holds the step of one device", do="give a folder, or leave out --zero")
     if given["mesh"] in (None, ONE) and given["shardings"] is None:
         raise IrparError("--zero shards over ranks, and there is one", do="give a mesh: --mesh dp=4")
-    if asked.pipeline is not None:
+    if given["pipeline"] is not None:
         raise IrparError(
             "--zero and --pipeline both say what runs", do="write zero{stage=1} into the pipeline, and leave out --zero"
         )
     axes = tuple(axis.strip() for axis in given["zero_axes"].split(",") if axis.strip())
-    wanted = ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"], given["zero_prefetch"])
-    return replace(asked, pipeline=with_zero(wanted))
+    return ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"], given["zero_prefetch"])
 
 
 def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":

@@ -6,6 +6,7 @@ from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.ir import Module
 
 if TYPE_CHECKING:
+    from irpar.passes.recompute import Recompute
     from irpar.passes.zero import Zero
 
 NORMALISE = "inline-functions,infer-types,fold-constants,cse,simplify-layout,dce"
@@ -18,8 +19,11 @@ COMPLETE = f"split-weights,split-bias,{COMPLETION}"
 """This pass, and what makes more cuts possible before it."""
 MOVES = "insert-redistribution,simplify-collectives"
 """The passes that put collectives where values are sharded otherwise than they are needed."""
-PROGRAM = "localize,simplify-collectives,join-weights,fuse-communication,group-segments"
+LOCAL = "localize,simplify-collectives,join-weights"
 """The passes that make programs of a graph in which all communication stands."""
+ORDER = "fuse-communication,group-segments"
+"""The passes that decide how these communicate and in which order they run."""
+PROGRAM = f"{LOCAL},{ORDER}"
 SHARD = f"{COMPLETE},{MOVES},{PROGRAM}"
 """The passes that make it a partition."""
 DEFAULT_PIPELINE = f"{NORMALISE},{SHARD}"
@@ -41,3 +45,9 @@ def default_pipeline(module: Module) -> str:
     said = optimizer_parallel_said(module)
     axes = said.axes_on(module.mesh) if said.stage else ()
     return with_zero(Zero(said.stage, axes, said.threshold_kb, said.regather)) if axes else DEFAULT_PIPELINE
+
+
+def with_recompute(recompute: "Recompute | str", zero: "Zero | str | None" = None) -> str:
+    """The default pipeline with the pass `recompute`, and with `zero` where that is given."""
+    before = NORMALISE if zero is None else f"{NORMALISE},{zero}"
+    return f"{before},{COMPLETE},{MOVES},{LOCAL},{recompute},{ORDER}"

@@ -10,7 +10,7 @@ these choices, to the memory slots: what is kept stays until its block has run b
     forward of a block keeping as an option says, [i+1..j] whole, backward of the block        cost of the option
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -50,14 +50,15 @@ def chain_of(graph: TrainingGraph) -> list[Block]:
     """The blocks of a graph, as many as there are; one where no single result crosses."""
     if not 0 < graph.backward < len(graph.nodes):
         return []
-    ends = list(_ends(graph))
+    held = _held_anyway(graph)
+    ends = list(_ends(graph, held))
     starts = [0, *(end + 1 for end in ends[:-1])]
     bounds = list(zip(starts, ends, strict=True))
     block_of = [block for block, (start, end) in enumerate(bounds) for _ in range(start, end + 1)]
     backward: list[list[int]] = [[] for _ in ends]
     now = len(ends) - 1
     for place in range(graph.backward, len(graph.nodes)):
-        read = [operand for operand in graph.operands[place] if operand < graph.backward]
+        read = [operand for operand in graph.operands[place] if operand < graph.backward and operand not in held]
         if read:
             # The end of a block is also what the next one reads, so that it may be that one's.
             now = min(now, max(block_of[operand] + (operand == ends[block_of[operand]]) for operand in read))
@@ -68,21 +69,29 @@ def chain_of(graph: TrainingGraph) -> list[Block]:
     ]
 
 
-def _ends(graph: TrainingGraph) -> Iterator[int]:
-    """The nodes after which the forward pass reads of all before only their results, and its last one.
-
-    What may run only once is held anyway, and so is what is small and read almost everywhere, such as a mask.
-    """
+def _held_anyway(graph: TrainingGraph) -> set[int]:
+    """What of the forward pass may run only once, or is small and read almost everywhere, such as a mask."""
     first = graph.backward
     total = sum(graph.nodes[place].mem for place in range(first))
-    reach = -1
+    found = set[int]()
     for place in range(first):
-        if reach <= place < first - 1:
-            yield place
         last = max((reader for reader in graph.readers[place] if reader < first), default=-1)
         is_shared = last - place > first * _SHARED_SPAN and graph.nodes[place].mem < total * _SHARED_BYTES
-        if graph.may_repeat(place) and not is_shared:
-            reach = max(reach, last)
+        if is_shared or not graph.may_repeat(place):
+            found.add(place)
+    return found
+
+
+def _ends(graph: TrainingGraph, held: Collection[int]) -> Iterator[int]:
+    """The nodes after which the forward pass reads of all before only their results, and its last one."""
+    first = graph.backward
+    reach = -1
+    for place in range(first):
+        if place in held:
+            continue
+        if reach <= place < first - 1:
+            yield place
+        reach = max([reach, *(reader for reader in graph.readers[place] if reader < first)])
     yield first - 1
 
 

@@ -69,12 +69,15 @@ def last_uses(graph: TrainingGraph, schedule: Schedule) -> list[int]:
 
 
 def canonical(graph: TrainingGraph, schedule: Schedule) -> list[int]:
-    """The same repetitions before each new node, each once there and in the order of the graph, without idle ones."""
+    """The same repetitions before each new node, each once there and in the order of the graph.
+
+    Without those whose results nobody reads, and those of nodes that may run only once.
+    """
     stages: list[set[int]] = [set()]
     seen: set[int] = set()
     for place in schedule:
         if place in seen:
-            stages[-1].add(place)
+            stages[-1].update([place] if graph.may_repeat(place) else [])
         else:
             seen.add(place)
             stages.append(set())

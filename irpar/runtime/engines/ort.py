@@ -32,6 +32,7 @@ from irpar.kernels import has_kernel
 from irpar.onnx_io import external_tensor, sizes_pieces, to_proto
 from irpar.onnx_io.tensors import write_tensor
 from irpar.ops.effects import schema_of
+from irpar.ops.recomputed import is_recomputed
 from irpar.ops.training_batch_norm import trains, write_out
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Segment
@@ -176,6 +177,12 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
 
 
 _MOVES_DEQUANTISATION = "QDQPropagationTransformer"
+_MERGES_EQUAL = "CommonSubexpressionElimination"
+_FUSES_CHAINS = (
+    *("GeluFusionL1", "GeluFusionL2", "FastGeluFusion", "QuickGeluFusion", "BiasGeluFusion", "BiasSoftmaxFusion"),
+    *("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion", "SkipLayerNormFusion"),
+    *("ConvActivationFusion", "ConvAddActivationFusion", "MatMulActivationFusion", "GemmActivationFusion"),
+)
 
 
 def _wrong_optimizers(segment: Segment) -> list[str]:
@@ -184,14 +191,19 @@ def _wrong_optimizers(segment: Segment) -> list[str]:
     It (1.32) moves a DequantizeLinear behind a Slice, Reshape or Transpose, and quantises in between. Of integers that
     are not u8 that goes wrong: before opset 21 without a zero point it quantises to u8, so that what is negative
     becomes 0; from then on with one it makes a node that it refuses itself.
+
+    Equal nodes it merges, so that what is computed again in order not to be held would be held. And what is computed
+    again is no longer read by the backward pass, so that chains of it would become one operator, with another rounding
+    than that of the program without recompute.
     """
+    wrong = [_MERGES_EQUAL, *_FUSES_CHAINS] if any(map(is_recomputed, segment.nodes)) else []
     walked = (inner for node in segment.nodes for inner in _walk(node) if inner.op_type == "DequantizeLinear")
     for node in walked:
         has_point = len(node.operands) > 2 and node.operands[2] is not None
         is_other = node.operands[0] is not None and node.operands[0].dtype is not DType.U8
         if is_other and has_point == (node.version >= 21):
-            return [_MOVES_DEQUANTISATION]
-    return []
+            return [*wrong, _MOVES_DEQUANTISATION]
+    return wrong
 
 
 def _replace_copies(copies: dict[Value, Value], instead: Mapping[Value, Value]) -> None:

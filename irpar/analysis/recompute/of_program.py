@@ -1,0 +1,147 @@
+"""The training graph of a program, in its order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from irpar.analysis.memory.liveness import constant_bytes, last_uses, nested_bytes, roots_of, value_bytes
+from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ops import holds_collectives, traits
+from irpar.ops.effects import draws_random_numbers, is_communication
+
+from .training_graph import TrainingGraph, TrainingNode
+
+CostOf = Callable[[Node], int]
+"""What it costs to run a node, in any unit."""
+MaySendAgain = Callable[[Node], bool]
+"""Whether a collective may run again."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as a training graph.
+
+    Attributes:
+        graph: what recompute is decided on.
+        nodes: of each of its nodes the one in the program; None for an input.
+        results: and which of its results.
+    """
+
+    graph: TrainingGraph
+    nodes: tuple[Node | None, ...]
+    results: tuple[tuple[Value, ...], ...]
+
+
+def of_program(graph: Graph, cost_of: CostOf, may_send_again: MaySendAgain) -> Program:
+    """The training graph of a program.
+
+    A node of several results is as many nodes, one after the other, each of which costs as much: written into a
+    program, what is repeated of them in one stage is repeated once. What nobody reads, and what bodies hold, is held
+    while the node runs. Views are no nodes: who reads them reads what they are views of. Inputs, and state that is let
+    go, are nodes that may run only once. So the peak of the whole is that of `irpar.analysis.memory.liveness`.
+
+    Args:
+        graph: a local program.
+        cost_of: what nodes cost.
+        may_send_again: which collectives may run again.
+    """
+    return _Reader(graph, cost_of, may_send_again).read()
+
+
+class _Reader:
+    def __init__(self, graph: Graph, cost_of: CostOf, may_send_again: MaySendAgain) -> None:
+        self.graph = graph
+        self.cost_of = cost_of
+        self.may_send_again = may_send_again
+        self.roots = roots_of(graph)
+        self.nodes: list[Node | None] = []
+        self.results: list[tuple[Value, ...]] = []
+        self.made: list[TrainingNode] = []
+        self.edges: set[tuple[int, int]] = set()
+        self.of_value: dict[Value, int] = {}
+        self.views: set[Node] = {node for node in graph if traits(node).view and node.inputs}
+        self.once = self._only_once()
+        outputs = {self.roots.get(value, value) for value in graph.outputs}
+        self.kept = outputs
+        self.read_values = {
+            self.roots.get(value, value) for node in graph for value in captured_or_read(node)
+        } | outputs
+
+    def read(self) -> Program:
+        fixed = constant_bytes(self.graph)
+        last = last_uses(self.graph, self.roots)
+        for value in self.graph.inputs:
+            if value in self.graph.states and last[value].is_return:
+                fixed += value_bytes(value)
+            elif value in self.read_values:
+                made = TrainingNode(value.name, 0, value_bytes(value), norec=True, keep=value in self.kept)
+                self._add(None, (value,), made)
+        ends: dict[Node, list[int]] = {}
+        for value in self.graph.states:
+            if value in self.of_value:  # Held longer than it is read.
+                ends.setdefault(last[value], []).append(self.of_value[value])
+        for node in self.graph:
+            if node not in self.views:
+                self._add_node(node)
+            self.edges.update((place, len(self.made) - 1) for place in ends.get(node, ()))
+        graph = TrainingGraph(tuple(self.made), tuple(sorted(self.edges)), fixed)
+        return Program(graph, tuple(self.nodes), tuple(self.results))
+
+    def _add(self, node: Node | None, results: Sequence[Value], made: TrainingNode) -> int:
+        self.nodes.append(node)
+        self.results.append(tuple(results))
+        self.made.append(made)
+        self.of_value.update(dict.fromkeys(results, len(self.made) - 1))
+        return len(self.made) - 1
+
+    def _add_node(self, node: Node) -> None:
+        read = [value for value in node.results if value in self.read_values]
+        large = [value for value in read if self._bytes(value)]
+        small = [value for value in node.results if value not in large]
+        unread = sum(value_bytes(value) for value in node.results if value not in self.read_values)
+        sources = {self.of_value.get(self.roots.get(value, value)) for value in self._operands(node)}
+        groups = [[value] for value in large] or [[]]
+        groups[-1] += small
+        for results in groups:
+            made = TrainingNode(
+                name=node.name or (node.results[0].name if node.results else node.op_type),
+                cost=self.cost_of(node),
+                mem=sum(map(self._bytes, (value for value in results if value in self.read_values))),
+                bwd=node.phase in ("backward", "optimizer"),
+                keep=any(value in self.kept for value in results),
+                norec=node in self.once,
+                work=unread + (nested_bytes(node) if node.attributes else 0) if results is groups[-1] else 0,
+            )
+            number = self._add(node, results, made)
+            self.edges.update((source, number) for source in sources if source is not None)
+
+    def _bytes(self, value: Value) -> int:
+        """Those of a result; none where it is written over something."""
+        return 0 if value in self.roots else value_bytes(value)
+
+    def _operands(self, node: Node) -> Iterator[Value]:
+        yield from captured_or_read(node)
+        if traits(node).waits and node.inputs[0].node is not None:
+            yield from node.inputs[0].node.inputs
+
+    def _only_once(self) -> set[Node]:
+        """What must not run again: chance, communication if not allowed, what a view with computed sizes needs."""
+        found = {node for node in self.graph if not self._may_repeat(node)}
+        for view in self.views:
+            computed = [value for value in captured_or_read(view) if not value.is_constant][1:]
+            if computed:
+                found.update(node for node in map(self._producer, (*computed, view.inputs[0])) if node is not None)
+        for node in self.graph:
+            if traits(node).starts:
+                found.update(producer for value in node.inputs if (producer := self._producer(value)) is not None)
+        return found
+
+    def _producer(self, value: Value) -> Node | None:
+        return self.roots.get(value, value).node
+
+    def _may_repeat(self, node: Node) -> bool:
+        known = traits(node)
+        if node.phase == "optimizer" or draws_random_numbers(node) or known.starts or known.waits:
+            return False
+        if is_communication(node):
+            return not known.point_to_point and self.may_send_again(node)
+        return not holds_collectives(node)

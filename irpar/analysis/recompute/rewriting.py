@@ -1,0 +1,121 @@
+"""Writing a schedule into a program."""
+
+from collections.abc import Sequence
+
+from irpar.analysis.layers.find import holder_in
+from irpar.analysis.memory.liveness import roots_of
+from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ir.clone import clone_node
+from irpar.ops import traits
+from irpar.ops.bodies import is_numbered
+from irpar.ops.recomputed import AGAIN, FIRST, is_recomputed, mark_recomputed
+
+from .of_program import Program
+
+
+def write(graph: Graph, program: Program, schedule: Sequence[int], first_id: int) -> int:
+    """Let a program run as a schedule says; a node that runs again stands just before the new node that comes next.
+
+        a = f(x); b = g(a); d = h(b, a)     f g f h     a = f(x); b = g(a); a.again = f(x); d = h(b, a.again)
+
+    Args:
+        graph: the program.
+        program: its training graph, as it stands.
+        schedule: of that.
+        first_id: the first id that no communication has.
+
+    Returns:
+        How many nodes run again.
+    """
+    return _Writer(graph, first_id).write(program, schedule)
+
+
+class _Writer:
+    def __init__(self, graph: Graph, first_id: int) -> None:
+        self.graph = graph
+        self.next_id = first_id
+        self.count = 0
+        self.roots = roots_of(graph)
+        self.newest: dict[Value, Value] = {}
+        self.views: dict[tuple[Value, Value], Value] = {}
+
+    def write(self, program: Program, schedule: Sequence[int]) -> int:
+        waiting: list[int] = []
+        seen: set[int] = set()
+        written: Node | None = None
+        for place in schedule:
+            if place in seen:
+                waiting.append(place)
+                continue
+            seen.add(place)
+            node = program.nodes[place]
+            # Inputs come first; the further results of a node come with its first.
+            if node is not None and node is not written:
+                self._repeat(program, waiting, node)
+                waiting.clear()
+                self._read_newest(node)
+                written = node
+        self._erase_unread_views()
+        return self.count
+
+    def _repeat(self, program: Program, places: Sequence[int], before: Node) -> None:
+        """Put copies of nodes there, which read the newest of what they read; one for all results of a node."""
+        copies: dict[Node, Node] = {}
+        for place in places:
+            node = program.nodes[place]
+            assert node is not None
+            if node not in copies:
+                copies[node] = self._copy(node, before)
+            for value in program.results[place]:
+                self.newest[value] = copies[node].results[value.index]
+
+    def _copy(self, node: Node, before: Node) -> Node:
+        values = {value: self._now(value, before) for value in captured_or_read(node)}
+        made = clone_node(node, values, self.graph.names)
+        made.phase, made.stage = before.phase, before.stage
+        made.name = f"{node.name}.{AGAIN}" if node.name else ""
+        for old, new in zip(node.results, made.results, strict=True):
+            new.name, new.source = f"{old.name}.{AGAIN}", None
+        if is_numbered(made):
+            made.set_attribute("id", self.next_id)
+            self.next_id += 1
+        if not is_recomputed(node):
+            mark_recomputed(node, FIRST)
+        mark_recomputed(made, AGAIN)
+        self.graph.insert_before(before, made)
+        self.count += 1
+        return made
+
+    def _read_newest(self, node: Node) -> None:
+        """Let a node, and the graphs in it, read the newest of what it reads."""
+        for value in dict.fromkeys(captured_or_read(node)):
+            now = self._now(value, node)
+            if now is not value:
+                value.replace_uses(now, only=[use for use in value.uses if holder_in(use[0], self.graph) is node])
+
+    def _now(self, value: Value, before: Node) -> Value:
+        """The newest result that stands for a value; of a view one that is made there."""
+        root = self.roots.get(value)
+        if root is None:
+            return self.newest.get(value, value)
+        newest = self.newest.get(root, root)
+        if newest is root:
+            return value
+        known = self.views.get((value, newest))
+        if known is None:
+            view = value.node
+            assert view is not None
+            made = clone_node(view, {view.inputs[0]: self._now(view.inputs[0], before)}, self.graph.names)
+            made.phase, made.stage = before.phase, before.stage
+            made.name = f"{view.name}.{AGAIN}" if view.name else ""
+            made.result.name, made.result.source = f"{value.name}.{AGAIN}", None
+            self.graph.insert_before(before, made)
+            known = self.views[value, newest] = made.result
+        return known
+
+    def _erase_unread_views(self) -> None:
+        """What nobody reads would hold what it is a view of."""
+        for value in reversed(self.roots):
+            node = value.node
+            if node is not None and traits(node).view and not value.uses:
+                node.erase()

@@ -1,0 +1,120 @@
+"""Options of commands that make programs which compute results again rather than hold them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irpar.errors import IrparError
+
+if TYPE_CHECKING:
+    from irpar.passes.recompute import Recompute as RecomputePass
+    from irpar.passes.zero import Zero
+
+_PANEL = "Recompute"
+
+Recompute = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recompute",
+        metavar="GLOB",
+        help="Scopes or nodes of the model, such as h.*/mlp*, whose results are computed again in the backward pass "
+        "rather than held. May be repeated.",
+        rich_help_panel=_PANEL,
+    ),
+]
+MemoryBudget = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-budget",
+        metavar="SHARE",
+        help="What a rank may hold, as a share of what it would hold: as much is computed again as that takes.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+MemoryBudgetGb = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-budget-gb",
+        metavar="GB",
+        help="The same in GB.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+RecomputeMethod = Annotated[
+    str,
+    typer.Option(
+        "--recompute-method",
+        metavar="NAME",
+        help="How what is computed again for a budget is found: auto, optimal, chain, sqrt or sweep.",
+        rich_help_panel=_PANEL,
+    ),
+]
+RecomputeSeconds = Annotated[
+    float,
+    typer.Option(
+        "--recompute-seconds", metavar="N", help="The most seconds that this is searched.", rich_help_panel=_PANEL
+    ),
+]
+
+
+def pipeline_of(given: Mapping[str, Any], zero: "Zero | None" = None) -> str | None:
+    """The pipeline that a command is asked for; None: the default one.
+
+    Args:
+        given: its arguments by name.
+        zero: the pass that shards what a training step keeps, where that is asked for.
+
+    Raises:
+        IrparError: the options contradict each other.
+    """
+    from irpar.pass_manager.default_pipeline import with_recompute, with_zero
+
+    recompute = _recompute_of(given)
+    if recompute is not None:
+        return with_recompute(recompute, zero)
+    return given["pipeline"] if zero is None else with_zero(zero)
+
+
+def _recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
+    """The pass that is asked for; None where nothing is to be computed again.
+
+    Raises:
+        IrparError: the options contradict each other.
+    """
+    asked = {
+        "--recompute": given["recompute"],
+        "--memory-budget": given["memory_budget"],
+        "--memory-budget-gb": given["memory_budget_gb"],
+    }
+    said = [option for option, value in asked.items() if value]
+    if not said and all(value is None or value == [] for value in asked.values()):
+        return None
+    if len(said) != 1:
+        raise IrparError(
+            f"{' and '.join(said)} both say what is computed again" if said else "a memory budget of nothing",
+            do="give one of --recompute GLOB, --memory-budget 0.5 and --memory-budget-gb 24",
+        )
+    if given["pipeline"] is not None:
+        raise IrparError(
+            f"{said[0]} and --pipeline both say what runs",
+            do=f"write recompute{{budget=0.5}} into the pipeline, after localize, and leave out {said[0]}",
+        )
+    if given["out"].suffix == ".onnx":
+        do = f"give a folder, or leave out {said[0]}"
+        raise IrparError("an .onnx file leaves the order, and so what is held, to who runs it", do=do)
+    from irpar.analysis.recompute import METHODS
+    from irpar.passes.recompute import Recompute
+
+    from .options import choice
+
+    method: Any = choice("--recompute-method", given["recompute_method"], METHODS)
+    return Recompute(
+        tuple(given["recompute"] or ()),
+        given["memory_budget"] or 0,
+        given["memory_budget_gb"] or 0,
+        method,
+        given["recompute_seconds"],
+    )

@@ -1,0 +1,209 @@
+"""recompute: results that are computed again rather than held, so that ranks hold less."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from irpar.analysis.memory.liveness import peak
+from irpar.analysis.recompute import RecomputeError, Solution, simulate, solve
+from irpar.analysis.recompute.of_program import Program, of_program
+from irpar.analysis.recompute.rewriting import write
+from irpar.analysis.recompute.saved_sets import on_demand
+from irpar.globs import matching_names
+from irpar.ir import Graph, Module, Node
+from irpar.ir.clone import clone_graph
+from irpar.ops.bodies import is_numbered
+from irpar.ops.collectives import number_alike
+from irpar.ops.facts import int_attribute
+from irpar.pass_manager import Pass, PassResult, format_pass
+from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.sharding import IrparError, nearest_names
+from irpar.units import bytes_text, count_text
+
+from .costs import Costs, gathers_parameter
+
+__all__ = ["Recompute"]
+
+GIGABYTE = 10**9
+_MOST_TRIES = 4
+"""How often a budget is lowered where the program then holds more than its training graph says."""
+
+
+@dataclass(frozen=True)
+class Recompute(Pass):
+    """Compute results again just before they are read, instead of holding them, so that ranks hold less.
+
+    Before: local view, the order that of execution. After: the same values, bit for bit, in the same order; what is
+    computed again stands just before the new node that needs it, in all programs alike, with communication among it in
+    equal order on all ranks. With a budget no rank holds more, which later passes keep: it is the module's memory limit
+    then. All that counts is the peak of the whole step, as `irpar.analysis.memory.liveness` has it.
+
+    Time is that of the network of the module, or where it knows none, of an H100; the rank that holds most decides.
+    What draws random numbers runs once, but for counters, whose numbers repeat.
+
+    Options:
+        match: scopes, nodes or values of the model, or globs of them: what the backward pass reads of them is computed
+            again.
+        budget: what ranks may hold, as a share of what they hold without recompute.
+        budget_gb: the same in GB.
+        method: see `irpar.analysis.recompute`: auto is never worse than the others.
+        seconds: of search.
+        mp_comm_recompute: whether communication may be repeated, but for what gathers parameters.
+        parallel_optimizer_comm_recompute: whether what gathers parameters may be repeated.
+    """
+
+    name = "recompute"
+    match: tuple[str, ...] = ()
+    budget: float = 0
+    budget_gb: float = 0
+    method: Literal["auto", "optimal", "chain", "sqrt", "sweep"] = "auto"
+    seconds: float = 30
+    mp_comm_recompute: bool = True
+    parallel_optimizer_comm_recompute: bool = True
+
+    def run(self, module: Module) -> PassResult:
+        """Rewrite the programs.
+
+        Raises:
+            IrparError: an option does not fit.
+            RecomputeError: no schedule that was found fits the budget.
+        """
+        self._check(module)
+        before = peak_bytes(module)
+        programs = self._programs(module)
+        if self.match:
+            schedules = self._matched(module, programs)
+            facts: tuple[str, ...] = ()
+        else:
+            budget = self._budget(before)
+            schedules, facts = self._solved(module, programs, budget)
+            module.memory_limit = min(budget, module.memory_limit or budget)
+        count = _write(module, programs, schedules)
+        if not count and self.match:
+            return PassResult(False, notes=("nothing that the backward pass reads matches",))
+        if not count:
+            return PassResult(True, notes=(f"ranks hold {bytes_text(before)}, which fits",))
+        after = peak_bytes(module)
+        cost = sum(program.graph.cost for program in programs)
+        more = sum(simulate(each.graph, plan).cost for each, plan in zip(programs, schedules, strict=True)) - cost
+        note = (
+            f"{count_text(count, 'node')} computed again: ranks hold {bytes_text(after)} instead of "
+            f"{bytes_text(before)}, for {100 * more / max(cost, 1):.1f} % more time"
+        )
+        return PassResult(True, notes=(note, *facts), statistics={"recomputed": count, "saved bytes": before - after})
+
+    def _check(self, module: Module) -> None:
+        where = format_pass(self)
+        if not module.is_local:
+            raise IrparError("recompute needs the local view", do="run it after localize")
+        if sum(map(bool, (self.match, self.budget, self.budget_gb))) != 1:
+            raise IrparError("recompute needs one of match, budget and budget-gb", where=where, do="write one of them")
+        if not (0 <= self.budget <= 1 and 0 <= self.budget_gb < float("inf")):
+            do = "give a share above 0 up to 1, or GB above 0"
+            raise IrparError("the budget of recompute is no share and no size", where=where, do=do)
+        if not 0 < self.seconds < float("inf"):
+            raise IrparError("recompute needs time to search", where=where, do="give seconds above 0")
+
+    def _budget(self, before: int) -> int:
+        return int(before * self.budget) if self.budget else int(self.budget_gb * GIGABYTE)
+
+    def _programs(self, module: Module) -> list[Program]:
+        """The training graphs of the programs, in which communication runs once where programs differ."""
+        costs = Costs(module)
+
+        def may_send_again(node: Node) -> bool:
+            return self.parallel_optimizer_comm_recompute if gathers_parameter(node) else self.mp_comm_recompute
+
+        programs = [of_program(graph, costs.of_node, may_send_again) for graph in module.graphs]
+        if _are_alike(programs):
+            return programs
+        return [of_program(graph, costs.of_node, lambda node: False) for graph in module.graphs]
+
+    def _matched(self, module: Module, programs: Sequence[Program]) -> list[list[int]]:
+        """Schedules that save nothing of what matches."""
+        names = dict.fromkeys(name for graph in module.graphs for node in graph for name in _names(node))
+        chosen: set[str] = set()
+        for pattern in self.match:
+            found = matching_names(pattern, names)
+            if not found:
+                raise IrparError(
+                    f'no scope, no node and no value is "{pattern}"',
+                    where=format_pass(self),
+                    notes=nearest_names(pattern, names),
+                    do="name a scope of the model, such as h.0/mlp, or a glob",
+                )
+            chosen.update(found)
+        schedules = []
+        for program in programs:
+            nodes = enumerate(program.nodes)
+            held = {place for place, node in nodes if node is None or chosen.isdisjoint(_names(node))}
+            schedules.append(on_demand(program.graph, held))
+        return schedules
+
+    def _solved(
+        self, module: Module, programs: Sequence[Program], budget: int
+    ) -> tuple[list[list[int]], tuple[str, ...]]:
+        """Schedules that fit; lines about them. Programs that are alike have one: that of the one that holds most."""
+        peaks = [peak(graph).total_bytes for graph in module.graphs]
+        if not _are_alike(programs):
+            found = [self._fitting(*each, budget) for each in zip(programs, module.graphs, strict=True)]
+            return [each.schedule for each in found], _facts(max(found, key=lambda each: each.seconds))
+        most = max(range(len(programs)), key=peaks.__getitem__)
+        one = self._fitting(programs[most], module.graphs[most], budget)
+        return [one.schedule] * len(programs), _facts(one)
+
+    def _fitting(self, program: Program, graph: Graph, budget: int) -> Solution:
+        """A schedule after which a program holds no more than a budget, by the liveness of the program itself."""
+        tried = budget
+        for _ in range(_MOST_TRIES):
+            found = solve(program.graph, tried, self.method, self.seconds)
+            held = _peak_after(graph, found.schedule)
+            if held <= budget:
+                return found
+            tried -= held - budget
+        raise RecomputeError(f"no schedule was found that holds at most {budget:,} bytes", do="give a larger budget")
+
+
+def _names(node: Node) -> list[str]:
+    """What a node is known by: its scope, its name in the model, and those of its results."""
+    return [name for name in (node.scope, node.source, *(value.source_name for value in node.results)) if name]
+
+
+def _peak_after(graph: Graph, schedule: Sequence[int]) -> int:
+    """What a program holds that runs as a schedule says."""
+    trial = clone_graph(graph)
+    write(trial, of_program(trial, lambda node: 0, lambda node: False), schedule, 0)
+    return peak(trial).total_bytes
+
+
+def _are_alike(programs: Sequence[Program]) -> bool:
+    """Whether programs are the same but for sizes, so that one schedule fits all."""
+    first = programs[0]
+    operators = [node and node.identity for node in first.nodes]
+    return all(
+        each.graph.edges == first.graph.edges and [node and node.identity for node in each.nodes] == operators
+        for each in programs[1:]
+    )
+
+
+def _write(module: Module, programs: Sequence[Program], schedules: Sequence[Sequence[int]]) -> int:
+    """Rewrite all programs; returns how many nodes of the one with most run again."""
+    ids = [int_attribute(node, "id") for graph in module.graphs for node in graph.walk() if is_numbered(node)]
+    first_id = max(ids, default=-1) + 1
+    planned = zip(module.graphs, programs, schedules, strict=True)
+    count = max(write(graph, program, schedule, first_id) for graph, program, schedule in planned)
+    if count:
+        number_alike(module.graphs)
+    return count
+
+
+def _facts(found: Solution) -> tuple[str, ...]:
+    """How good a schedule is."""
+    if found.proven:
+        return (f"by {found.method}, in {found.seconds:.1f} s: nothing is faster, of what the search looks at",)
+    gap = (
+        ""
+        if found.bound is None
+        else f"; at most {100 * (1 - found.bound / found.outcome.cost):.1f} % of the step could be saved"
+    )
+    return (f"by {found.method}, in {found.seconds:.1f} s{gap}",)

@@ -1,0 +1,99 @@
+"""Recompute in training steps of every family: the same bits, and no rank holds more than it may."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import irpar
+from irpar.analysis.memory.liveness import constant_bytes, held_bytes, value_bytes
+from irpar.analysis.recompute import RecomputeError
+from irpar.ir import Module, clone_module
+from irpar.models import FAMILIES, build
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute, with_zero
+from irpar.pass_manager.memory_limit import peak_bytes
+from tests.models.test_partitioned_gradients import annotated
+from tests.models.test_training import CLASSES, batches, trained
+from tests.training.test_state_in_place import Watch
+
+ONE = {"d": 1}
+SHARDED = {"dp": 2, "tp": 2}
+ZERO = "zero{stage=3, threshold-kb=0}"
+SPECS = ("match=[*]", "budget=0.7", "budget=0.5")
+SECONDS = 1
+"""Of search; what is found then is held to its budget, how good it is shows elsewhere."""
+
+
+def step_of(family: str) -> Module:
+    loss = "cross_entropy" if family in CLASSES else "mse"
+    return irpar.train_step(build(family, preset="tiny"), loss=loss, optimizer="momentum")
+
+
+def recomputed(module: Module, spec: str, zero: str | None) -> irpar.Partition:
+    """A partition that recomputes; with the least budget that is possible where the share is too small."""
+    try:
+        return irpar.partition(
+            clone_module(module), pipeline=with_recompute(f"recompute{{{spec}, seconds={SECONDS}}}", zero)
+        )
+    except RecomputeError as error:
+        found = re.search(r"at least ([\d,]+) bytes", str(error))
+        assert found is not None
+        least = int(found[1].replace(",", ""))
+        return irpar.partition(
+            clone_module(module),
+            pipeline=with_recompute(f"recompute{{budget-gb={least / 1e9!r}, seconds={SECONDS}}}", zero),
+        )
+
+
+def cases(family: str) -> Iterator[tuple[Module, str | None]]:
+    """The step on one rank, on four, and on four with ZeRO."""
+    step = step_of(family)
+    for mesh, zero in ((ONE, None), (SHARDED, None), (SHARDED, ZERO)):
+        module = clone_module(step)
+        module.set_mesh(irpar.Mesh(mesh))
+        yield annotated(module, family, mesh), zero
+
+
+QUICK = "mlp"
+EACH = [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("family", EACH)
+def test_the_same_bits_in_less_memory(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, zero in cases(family):
+        plain = irpar.partition(clone_module(module), pipeline=DEFAULT_PIPELINE if zero is None else with_zero(zero))
+        assert plain.module is not None
+        data = batches(step_of(family))[:2]
+        expected = trained(plain, data, engine="numpy")
+        for spec in SPECS:
+            made = recomputed(module, spec, zero)
+            assert made.module is not None
+            limit = made.module.memory_limit
+            assert limit is None or peak_bytes(made.module) <= limit
+            with monkeypatch.context() as patch:
+                watch = Watch(patch)
+                graph = watch.look_at(made.executor("numpy"))
+                losses, state = trained(made, data, engine="numpy")
+            assert losses == expected[0]
+            for name, array in expected[1].items():
+                np.testing.assert_array_equal(
+                    array.view(np.uint8), state[name].view(np.uint8), err_msg=f"{spec} {name}"
+                )
+            unread = sum(value_bytes(value) for value in graph.inputs if not value.has_uses)
+            predicted = {node: held for node, held in held_bytes(graph) if node is not None}
+            assert watch.held
+            assert all(held <= predicted[node] + unread for node, held in watch.held.items())
+            if limit is not None:
+                assert max(watch.held.values()) + constant_bytes(graph) <= limit + unread
+
+
+def test_onnx_runtime_computes_again_what_is_to_be_computed_again() -> None:
+    module, _ = next(cases("gpt"))
+    plain = irpar.partition(clone_module(module))
+    data = batches(module)[:2]
+    expected = trained(plain, data, engine="ort")
+    for spec in ("match=[*]", "budget=0.8, method=chain"):
+        losses, state = trained(recomputed(module, spec, None), data, engine="ort")
+        assert losses == expected[0]
+        assert all(array.tobytes() == state[name].tobytes() for name, array in expected[1].items())

@@ -1,0 +1,197 @@
+"""recompute: what is computed again, where it stands, and what is refused."""
+
+import numpy as np
+import pytest
+
+import irpar
+from irpar.analysis.recompute import RecomputeError
+from irpar.ir import Module, clone_module
+from irpar.ir.text.files import parse_module
+from irpar.pass_manager.default_pipeline import with_recompute
+from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.sharding import IrparError
+from tests.training.programs import MESHES, batch, classifier, on_mesh, same
+
+from .golden import check, read, run, run_pipeline
+
+HEAD = """
+mesh @m = ["tp"=2]
+graph local @g(%x: f32[8, 8] of [8, 8]) -> (%y) opset 21 ranks [0, 1] {
+  %shape = constant : i64[2] [4, 16]
+"""
+BODY = """
+  %a = Exp(%x) {| phase=forward} : f32[8, 8] of [8, 8] scope "body"
+  %b = irpar.AllReduce(%a) {axes=["tp"], id=0, reduce="sum" | phase=forward} : f32[8, 8] of [8, 8] scope "body"
+  %v = Reshape(%b, %shape) {| phase=forward} : f32[4, 16] of [4, 16] scope "body"
+  %c = Tanh(%v) {| phase=forward} : f32[4, 16] of [4, 16] scope "head"
+  %d = Neg(%c) {| phase=forward} : f32[4, 16] of [4, 16] scope "head"
+  %e = irpar.AllReduce(%d) {axes=["tp"], id=1, reduce="sum" | phase=backward} : f32[4, 16] of [4, 16]
+  %f = Mul(%e, %c) {| phase=backward} : f32[4, 16] of [4, 16]
+  %h = Mul(%f, %v) {| phase=backward} : f32[4, 16] of [4, 16]
+  %y = Mul(%h, %h) {| phase=backward} : f32[4, 16] of [4, 16]
+}
+"""
+STEP = HEAD + BODY.removeprefix("\n")
+
+
+def test_what_matches_is_computed_again_where_it_is_read() -> None:
+    # A view of what is computed again is made again too; the collective gets an id of its own.
+    check(
+        "recompute{match=body}",
+        STEP,
+        HEAD
+        + """\
+  %a = Exp(%x) {| phase=forward} : f32[8, 8] of [8, 8] scope "body" meta {"irpar.recompute": "first"}
+  %b = irpar.AllReduce(%a) {axes=["tp"], id=0, reduce="sum" | phase=forward} : f32[8, 8] of [8, 8] scope "body" meta {"irpar.recompute": "first"}
+  %v = Reshape(%b, %shape) {| phase=forward} : f32[4, 16] of [4, 16] scope "body"
+  %c = Tanh(%v) {| phase=forward} : f32[4, 16] of [4, 16] scope "head"
+  %d = Neg(%c) {| phase=forward} : f32[4, 16] of [4, 16] scope "head"
+  %e = irpar.AllReduce(%d) {axes=["tp"], id=1, reduce="sum" | phase=backward} : f32[4, 16] of [4, 16]
+  %f = Mul(%e, %c) {| phase=backward} : f32[4, 16] of [4, 16]
+  %a.again = Exp(%x) {| phase=backward} : f32[8, 8] of [8, 8] scope "body" meta {"irpar.recompute": "again"}
+  %b.again = irpar.AllReduce(%a.again) {axes=["tp"], reduce="sum", id=2 | phase=backward} : f32[8, 8] of [8, 8] scope "body" meta {"irpar.recompute": "again"}
+  %v.again = Reshape(%b.again, %shape) {| phase=backward} : f32[4, 16] of [4, 16] scope "body"
+  %h = Mul(%f, %v.again) {| phase=backward} : f32[4, 16] of [4, 16]
+  %y = Mul(%h, %h) {| phase=backward} : f32[4, 16] of [4, 16]
+}
+""",
+    )
+
+
+def test_results_stay_until_what_reads_them_first_has_run() -> None:
+    found = str(run("recompute{match=head*}", STEP))
+    assert "%e = irpar.AllReduce(%d.again)" in found
+    assert "%f = Mul(%e, %c.again)" in found
+    # %c and %d are there once in the forward pass and once in the backward pass.
+    assert [line.split()[0] for line in found.splitlines() if "Tanh" in line or "Neg" in line] == [
+        "%c",
+        "%d",
+        "%c.again",
+        "%d.again",
+    ]
+
+
+def test_communication_is_not_repeated_where_that_is_said() -> None:
+    module = read(STEP)
+    (record,) = run_pipeline("recompute{match=body, mp-comm-recompute=false}", module)
+    assert record.notes == ("nothing that the backward pass reads matches",)
+
+
+def test_chance_runs_once() -> None:
+    text = STEP.replace("Exp(%x) {|", "RandomNormalLike(%x) {|").replace("irpar.AllReduce(%a)", "irpar.AllReduce(%a)")
+    found = str(run("recompute{match=body}", text))
+    assert found.count("RandomNormalLike") == 1
+    assert "irpar.AllReduce(%a) {axes" in found
+    assert found.count("%b.again") == 2
+
+
+def chain(count: int) -> str:
+    """A forward pass of so many nodes, all of whose results the backward pass reads."""
+    lines = [f"  %f{place} = Tanh(%f{place - 1}) {{| phase=forward}} : f32[64]" for place in range(1, count)]
+    lines += [
+        f"  %b{place} = Mul(%b{place + 1}, %f{place}) {{| phase=backward}} : f32[64]"
+        for place in reversed(range(count - 1))
+    ]
+    text = "\n".join(lines).replace("%f0 ", "%x ").replace("%f0)", "%x)").replace(f"%b{count - 1}", f"%f{count - 1}")
+    return f'mesh @m = ["tp"=1]\ngraph local @g(%x: f32[64] of [64]) -> (%b0) opset 21 ranks [0] {{\n{text}\n}}\n'
+
+
+@pytest.mark.parametrize("method", ["auto", "optimal", "chain", "sqrt", "sweep"])
+def test_a_budget_is_kept_by_later_passes(method: str) -> None:
+    before = read(chain(12))
+    for later in ("", ",cse", ",simplify-collectives", ",fuse-communication,group-segments"):
+        module = clone_module(before)
+        run_pipeline(f"recompute{{budget=0.7, method={method}, seconds=5}}{later}", module)
+        assert module.memory_limit == int(peak_bytes(before) * 0.7)
+        assert peak_bytes(module) <= module.memory_limit
+
+
+def test_what_fits_stays_as_it_is() -> None:
+    module = read(chain(6))
+    text = str(module)
+    (record,) = run_pipeline("recompute{budget=1}", module)
+    assert str(module) == text.replace("mesh @m", "module {memory_limit=1792}\nmesh @m")
+    assert record.notes == ("ranks hold 1.79 kB, which fits",)
+
+
+def test_a_budget_in_gb() -> None:
+    module = read(chain(12))
+    (record,) = run_pipeline("recompute{budget-gb=0.0000025, seconds=5}", module)
+    assert peak_bytes(module) <= 2500
+    assert record.notes[0].startswith("4 nodes computed again: ranks hold 2.3 kB instead of 3.33 kB, for ")
+    assert record.statistics["recomputed"] == 4
+
+
+def test_inference_programs_recompute_too() -> None:
+    # %a is large and cheap, read at both ends.
+    text = """
+    mesh @m = ["tp"=1]
+    graph local @g(%x: f32[4] of [4]) -> (%y) opset 21 ranks [0] {
+      %large = constant : i64[2] [64, 4]
+      %a = Expand(%x, %large) : f32[64, 4]
+      %b = ReduceSum(%a) : f32[1, 1]
+      %c = Expand(%b, %large) : f32[64, 4]
+      %d = Exp(%c) : f32[64, 4]
+      %e = ReduceSum(%d) : f32[1, 1]
+      %y = Mul(%a, %e) : f32[64, 4]
+    }
+    """
+    module = run("recompute{budget=0.75, seconds=5}", text)
+    assert [node.op_type for node in module.graph].count("Expand") == 3
+    assert peak_bytes(module) <= peak_bytes(read(text)) * 0.75
+
+
+REFUSED = [
+    ("recompute", "recompute needs one of match, budget and budget-gb"),
+    ("recompute{match=body, budget=0.5}", "recompute needs one of match, budget and budget-gb"),
+    ("recompute{budget=1.5}", "the budget of recompute is no share and no size"),
+    ("recompute{budget-gb=-1}", "the budget of recompute is no share and no size"),
+    ("recompute{budget=0.5, seconds=0}", "recompute needs time to search"),
+    ("recompute{match=bodie}", 'no scope, no node and no value is "bodie"'),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "said"), REFUSED)
+def test_refusals(pipeline: str, said: str) -> None:
+    with pytest.raises(IrparError, match=said):
+        run(pipeline, STEP)
+
+
+def test_a_budget_that_cannot_be_met_says_the_least() -> None:
+    with pytest.raises(RecomputeError, match="give a budget of at least 1,040 bytes"):
+        run("recompute{budget=0.5, seconds=2}", STEP)
+
+
+def test_the_global_view_is_refused() -> None:
+    with pytest.raises(IrparError, match="recompute needs the local view"):
+        run("recompute{budget=0.5}", "graph @g(%x: f32[4]) -> (%x) opset 21 {\n}")
+
+
+def test_the_mark_is_read_back() -> None:
+    module = run("recompute{match=body}", STEP)
+    again = parse_module(str(module))
+    assert [node.metadata for node in again.graph] == [node.metadata for node in module.graph]
+
+
+def with_cuts(module: Module, mesh: str) -> Module:
+    known = {value.source_name for value in module.graph.inputs}
+    for name, cut in MESHES[mesh].items():
+        if name in known:
+            module.shard(name, cut)
+    return module
+
+
+@pytest.mark.parametrize("mesh", list(MESHES))
+@pytest.mark.parametrize("engine", ["numpy", "ort"])
+def test_ranks_whose_blocks_differ_compute_the_same_bits(mesh: str, engine: str) -> None:
+    step = classifier()
+    found = []
+    recomputed = irpar.partition(
+        with_cuts(clone_module(step), mesh), mesh, pipeline=with_recompute("recompute{match=[*]}")
+    )
+    for partition in (on_mesh(step, mesh), recomputed):
+        with partition.trainer(engine=engine) as trainer:  # type: ignore[arg-type]
+            losses = [trainer.step(batch(number)) for number in range(3)]
+            found.append({"loss": np.asarray(losses), **trainer.read_all()})
+    assert "again" in str(recomputed.module)
+    same(*found)

@@ -1,0 +1,63 @@
+"""Recompute from the command line: what it says, and the same numbers in a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from irpar.onnx_io import save
+from tests.command_line import call, refused
+from tests.training.programs import CLASSIFIER, data_file, with_weights
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    save(with_weights(CLASSIFIER), tmp_path / "classifier.onnx")
+    return tmp_path / "classifier.onnx"
+
+
+def train(capsys: Capture, network: Path, out: str, *options: Any) -> tuple[int, str, str]:
+    return call(capsys, "train", network, "-o", network.parent / out, "--optimizer", "sgd", "--no-cache", *options)
+
+
+def test_a_run_has_the_same_losses(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    data, losses = data_file(tmp_path), []
+    mesh = ("--mesh", "dp=2", "--dataset-sharding", "data_parallel")
+    for out, options in (("plain", ()), ("less", ("--recompute", "*")), ("zero", ("--recompute", "*", "--zero", 1))):
+        code, printed, _ = train(capsys, network, out, *mesh, *options)
+        assert code == 0
+        assert ("computed again: ranks hold" in printed) == (out != "plain")
+        metrics = tmp_path / f"{out}.jsonl"
+        run = ("run", tmp_path / out, "--data", data, "--steps", 3, "--metrics", metrics)
+        assert call(capsys, *run)[0] == 0
+        losses.append([json.loads(line).get("loss") for line in metrics.read_text().splitlines()])
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_budget_says_what_it_does(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    code, printed, _ = train(capsys, network, "out", "--memory-budget", 1)
+    assert code == 0
+    assert "which fits" in printed
+    peak = json.loads((tmp_path / "out" / "plan.json").read_text())["ranks"][0]["peak_bytes"]
+    code, printed, _ = train(capsys, network, "gb", "--memory-budget-gb", peak / 1e9)
+    assert code == 0
+    said = refused(
+        capsys, "give a budget of at least", "train", network, "-o", tmp_path / "no", "--memory-budget", 0.01
+    )
+    assert "the least that was found holds" in said
+
+
+def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    given = ("train", network, "-o", tmp_path / "no")
+    both = ("--recompute", "*", "--memory-budget", 0.5)
+    refused(capsys, "--recompute and --memory-budget both say what is computed again", *given, *both)
+    refused(capsys, "--recompute and --pipeline both say what runs", *given, "--recompute", "*", "--pipeline", "dce")
+    refused(capsys, "a memory budget of nothing", *given, "--memory-budget", 0)
+    refused(capsys, "the budget of recompute is no share", *given, "--memory-budget", 2)
+    refused(capsys, 'there is no --recompute-method "best"', *given, *both[2:], "--recompute-method", "best")
+    onnx = ("train", network, "-o", tmp_path / "no.onnx", "--recompute", "*")
+    refused(capsys, "an .onnx file leaves the order", *onnx)
+    assert not (tmp_path / "no").exists()
