@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +89,17 @@ def _check_kernel_shape(kernel_shape: Ints | None, weight: Array) -> None:
         raise ValueError(f"attribute kernel_shape={kernel_shape} is not the weight's {weight.shape[2:]}")
 
 
-@kernel("Conv", since=1)
+def _kept_bytes(shapes: Sequence[Ints | None], attributes: Mapping[str, Any], itemsize: int) -> int:
+    """What is kept of a constant weight on a processor: its kernels transformed, or with channels last."""
+    weight = shapes[WEIGHT]
+    assert weight is not None
+    if attributes.get("group", 1) > 1:
+        return math.prod(weight) * itemsize if weight[1] == 1 else 0
+    is_dense = {*attributes.get("strides", ()), *attributes.get("dilations", ())} <= {1}
+    return winograd.transformed_bytes(weight, itemsize) if is_dense else 0
+
+
+@kernel("Conv", since=1, kept_bytes=_kept_bytes)
 def conv(
     xp: ArrayModule,
     x: Array,

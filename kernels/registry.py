@@ -36,6 +36,8 @@ HostArray: TypeAlias = Annotated[Any, "host"]  # an operand whose numbers the fu
 ShapeArray: TypeAlias = Annotated[Any, "shape"]  # an operand of which the function reads shape and dtype: of any module
 ArrayModule: TypeAlias = Any  # numpy or cupy
 Function: TypeAlias = Callable[..., Any]
+KeptBytes: TypeAlias = Callable[[Sequence[tuple[int, ...] | None], Mapping[str, Any], int], int]
+"""What a function keeps at most of its operands, by their shapes, the node's attributes and the bytes of an element."""
 
 _NOT_ATTRIBUTES = ("n_outputs", "out", "kept")
 _REPORTED = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError, NotImplementedError)
@@ -140,6 +142,7 @@ class Kernel:
         since: the first operator-set version that this function computes.
         function: `function(xp, *operands, **attributes)`, giving one array or a tuple of arrays.
         signature: what the function accepts.
+        kept_bytes: what it keeps at most of constant operands from run to run; None for nothing.
     """
 
     domain: str
@@ -147,6 +150,7 @@ class Kernel:
     since: int
     function: Function
     signature: Signature
+    kept_bytes: KeptBytes | None = None
 
     def __call__(
         self,
@@ -219,22 +223,26 @@ _TABLE: dict[tuple[str, str], list[Kernel]] = {}
 _LOADED: set[str] = set()
 
 
-def register(op_type: str, since: int, function: Function, domain: str = "") -> None:
+def register(
+    op_type: str, since: int, function: Function, domain: str = "", kept_bytes: KeptBytes | None = None
+) -> None:
     """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
     if not function.__module__.startswith(f"{__package__}."):
         _load(domain, op_type)  # So that two for one version are reported here.
     versions = _TABLE.setdefault((domain, op_type), [])
     if any(entry.since == since for entry in versions):
         raise ValueError(f"two kernels for {op_type} since version {since}")
-    versions.append(Kernel(domain, op_type, since, function, Signature.of(function)))
+    versions.append(Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes))
     versions.sort(key=lambda entry: entry.since)
 
 
-def kernel(op_type: str, since: int, domain: str = "") -> Callable[[Function], Function]:
+def kernel(
+    op_type: str, since: int, domain: str = "", kept_bytes: KeptBytes | None = None
+) -> Callable[[Function], Function]:
     """Decorator form of `register`; may be stacked where one function computes several operators."""
 
     def enter(function: Function) -> Function:
-        register(op_type, since, function, domain)
+        register(op_type, since, function, domain, kept_bytes)
         return function
 
     return enter

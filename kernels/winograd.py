@@ -109,6 +109,13 @@ def transformed_kernels(weight: Array) -> Array:
     return np.matmul(matrix, weight.reshape(features * channels, 9).T).reshape(16, features, channels)
 
 
+def transformed_bytes(weight: tuple[int, ...], itemsize: int) -> int:
+    """Bytes of the `transformed_kernels` of a weight of some shape; 0 where that is never transformed."""
+    if weight[2:] != (3, 3) or min(weight[:2]) < LEAST_CHANNELS:
+        return 0
+    return 16 * weight[0] * weight[1] * itemsize
+
+
 def _phases(images: Array, windows: Windows, first: int, rows: int, across: int) -> Array:
     """The padded elements under some rows of tiles, by whether their row and their column are odd.
 

@@ -132,7 +132,7 @@ class Executor:
         self._engine = make_engine(engine, settings)
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
-        needed = run_bytes(self.parts, self._threads, self._engine.writes_over)
+        needed = run_bytes(self.parts, self._threads, self._engine.writes_over, self._engine.keeps)
         processes = (world and world.local_size) or 1
         self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process", processes)
         self._arenas = Arenas(self._engine.arena)

@@ -5,8 +5,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from irpar.analysis.memory.liveness import bytes_at_rest, peak, value_bytes
 from irpar.analysis.memory.replaced import written_over
+from irpar.ir import Graph, Node, plain_attribute, tensor_type
+from irpar.kernels import lookup
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, option
 
@@ -97,7 +101,7 @@ def _group_limit() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool) -> int:
+def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool, keeps: bool = False) -> int:
     """What all ranks hold at once in this process, estimated by liveness.
 
     Ranks of a part share its weights. All ranks hold what they have while they wait for each other, and as many as
@@ -107,13 +111,36 @@ def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool) -> int:
         parts: theirs.
         threads: how many there are.
         writes_over: whether what replaces state is written over it; else a second copy is there meanwhile.
+        keeps: whether kernels keep what they make of constants, once for all ranks of a part.
     """
     total = 0
     extra: list[int] = []
     for part in parts:
         most, rest = peak(part.graph), bytes_at_rest(part.graph)
         total += most.constant_bytes + rest * len(part.ranks)
+        if keeps:
+            total += kept_bytes(part.graph)
         extra.extend([most.activation_bytes - rest] * len(part.ranks))
         if not writes_over:
             total += sum(map(value_bytes, written_over(part.graph))) * len(part.ranks)
     return total + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))
+
+
+def kept_bytes(graph: Graph) -> int:
+    """What kernels keep at most of constants from run to run, such as kernels of convolutions in another form."""
+    called = dict.fromkeys(node.callee.graph for node in graph.walk() if node.callee is not None)
+    return sum(_kept_by(node) for inner in (graph, *called) for node in inner.walk())
+
+
+def _kept_by(node: Node) -> int:
+    kernel = None if node.callee is not None else lookup(node.domain, node.op_type, node.version)
+    if kernel is None or kernel.kept_bytes is None:
+        return 0
+    types = [None if value is None else tensor_type(value.type) for value in node.operands]
+    if not any(value is not None and value.is_constant for value in node.operands):
+        return 0
+    shapes = [type_.static_shape if type_ is not None and type_.is_static else None for type_ in types]
+    attributes = {name: plain_attribute(value) for name, value in node.attributes.items()}
+    # Kernels compute floats that are narrower than f32 in f32.
+    itemsize = max((type_.dtype.nbytes(1) for type_ in types if type_ is not None), default=0)
+    return kernel.kept_bytes(shapes, attributes, max(itemsize, np.dtype(np.float32).itemsize))

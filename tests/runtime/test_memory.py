@@ -7,11 +7,12 @@ import pytest
 
 from irpar import api
 from irpar.analysis.memory.liveness import bytes_at_rest, peak
-from irpar.ir import Module
+from irpar.ir import ArrayTensor, DType, Graph, Module, Node, TensorType
 from irpar.ir.text.files import parse_module
-from irpar.output.parts import parts_of
+from irpar.kernels import Kept, lookup
+from irpar.output.parts import Part, parts_of
 from irpar.runtime import memory
-from irpar.runtime.memory import OutOfMemoryError, check_memory, memory_limit, run_bytes
+from irpar.runtime.memory import OutOfMemoryError, check_memory, kept_bytes, memory_limit, run_bytes
 from irpar.sharding import IrparError
 
 from .programs import MLP, mlp_weights, module
@@ -85,3 +86,37 @@ def test_only_ranks_that_compute_count_with_their_peak() -> None:
     assert rest == 128  # the input; the sum is 4 bytes
     assert run_bytes(made.parts, 1, writes_over=True) == 4 * rest + (most - rest)
     assert run_bytes(made.parts, 2, writes_over=True) == 4 * rest + 2 * (most - rest)
+
+
+CONVOLUTIONS = [
+    # Kernels of 3x3 are transformed: 16 numbers for each 9.
+    ((1, 64, 48, 48), (64, 64, 3, 3), {}, 16 * 64 * 64 * 4),
+    # Many channels apart lie side by side.
+    ((1, 384, 6, 6), (384, 1, 3, 3), {"group": 384}, 384 * 9 * 4),
+    ((1, 64, 32, 32), (64, 64, 3, 3), {"strides": [2, 2]}, 0),
+    ((1, 8, 32, 32), (8, 8, 3, 3), {}, 0),
+]
+
+
+@pytest.mark.parametrize(("x", "weight", "attributes", "expected"), CONVOLUTIONS)
+def test_what_kernels_keep_of_constants_counts(
+    x: tuple[int, ...], weight: tuple[int, ...], attributes: dict[str, object], expected: int
+) -> None:
+    kept = Kept([1])
+    kernel = lookup("", "Conv", 22)
+    assert kernel is not None
+    random = np.random.default_rng(0)
+    operands = [random.standard_normal(shape).astype(np.float32) for shape in (x, weight)]
+    kernel(np, operands, {**attributes, "pads": [1, 1, 1, 1]}, 1, kept=kept)
+    assert sum(made.nbytes for made in kept._made.values()) == expected
+    graph = Graph("g")
+    graph.view, graph.ranks = "local", (0,)
+    constant = graph.add_constant(ArrayTensor(operands[1]), "w")
+    node = Node(
+        "Conv", [graph.add_input("x", TensorType(DType.F32, x)), constant], {**attributes, "pads": [1] * 4}, version=22
+    )
+    graph.set_outputs([graph.append(node).result])
+    assert kept_bytes(graph) == expected
+    parts = [Part(0, graph, (0,), (0,))]
+    known = run_bytes(parts, 1, writes_over=True)
+    assert run_bytes(parts, 1, writes_over=True, keeps=True) == known + expected

@@ -82,12 +82,14 @@ class Engine(Protocol):
         name: what `--engine` calls it.
         is_parallel: whether several segments gain from running on several threads (the GIL is let go).
         writes_over: whether segments can write what replaces state over it.
+        keeps: whether its kernels keep what they make of constants (`Kernel.kept_bytes`).
         notes: what the user should know of how nodes were computed, so far; a line each.
     """
 
     name: str
     is_parallel: bool
     writes_over: bool
+    keeps: bool
 
     @property
     def notes(self) -> tuple[str, ...]: ...

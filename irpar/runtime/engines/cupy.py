@@ -124,6 +124,7 @@ class CupyEngine:
     name = "cupy"
     is_parallel = True
     writes_over = True
+    keeps = False
 
     def __init__(self, settings: EngineSettings) -> None:
         cupy = import_cupy("the engine cupy")

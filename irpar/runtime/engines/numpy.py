@@ -44,6 +44,7 @@ class NumpyEngine:
     name = "numpy"
     is_parallel = False
     writes_over = True
+    keeps = True
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:

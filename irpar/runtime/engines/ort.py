@@ -74,6 +74,7 @@ class OrtEngine:
     name = "ort"
     is_parallel = True
     writes_over = False
+    keeps = False
     """ONNX Runtime does not say that an output may be bound to the memory of an input."""
     notes: tuple[str, ...] = ()
 
