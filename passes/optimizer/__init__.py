@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from irpar.errors import IrparError, listed, nearest_names
@@ -17,7 +17,7 @@ from irpar.passes.autodiff import GRAD
 
 from .gradients import Prepared, prepare
 from .names import LEARNING_RATE, MASTER, NEXT, SCALE, STEP
-from .rules import RULES, Numbers, Parameter
+from .rules import RULES, SOME_READ, Numbers, Parameter
 
 __all__ = ["OPTIMIZERS", "Optimizer", "OptimizerError", "OptimizerKind"]
 
@@ -30,6 +30,10 @@ _NARROW = (DType.F16, DType.BF16)
 
 class OptimizerError(IrparError):
     """An optimizer that cannot be, or a graph that it cannot work on."""
+
+
+_ALL_READ = ("weight-decay", "no-decay", "lr-scale", "clip-norm", "loss-scale")
+"""Options of all optimizers."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,24 @@ class Optimizer(Pass):
         for what, value, is_right, wanted in problems:
             if not is_right:
                 raise OptimizerError(f"{what} of {value}", do=f"give {wanted}")
-        if self.nesterov and self.kind != "momentum":
-            raise OptimizerError(f"{self.kind} has no Nesterov momentum", do="use momentum")
+        self._check_read()
+
+    def _check_read(self) -> None:
+        """Refuse options that the optimizer does not read.
+
+        Raises:
+            OptimizerError: naming one, and those that it does.
+        """
+        reads = RULES[self.kind].reads
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in SOME_READ:
+            if name not in reads and getattr(self, name) != defaults[name]:
+                having = [kind for kind, rule in RULES.items() if name in rule.reads]
+                raise OptimizerError(
+                    f"{self.kind} has no {name}",
+                    do=f"leave {name} out, or use {listed(having, 5)}; "
+                    f"{self.kind} has {listed([*reads, *_ALL_READ], 10)}",
+                )
 
     def _parameter(
         self, value: Value, gradient: Value, scale: float, decay: float, states: "_States", w: GradientWriter

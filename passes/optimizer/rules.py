@@ -108,11 +108,13 @@ class Rule:
         moments: suffixes of what it keeps of each parameter.
         counts: whether it needs the number of updates.
         update: gives the new parameter as "w", and each moment by its suffix.
+        reads: options of the pass that are not of all optimizers.
     """
 
     moments: tuple[str, ...]
     counts: bool
     update: Callable[[Parameter, Numbers], Mapping[str, Value]]
+    reads: tuple[str, ...] = ()
 
 
 def _written(name: str, p: Parameter, n: Numbers, numbers: Sequence[Value], **attributes: int) -> Mapping[str, Value]:
@@ -180,10 +182,13 @@ def _lamb(p: Parameter, n: Numbers) -> Mapping[str, Value]:
     return {"w": w.sub(p.wide, w.mul(n.rate_of(p), w.mul(update, ratio))), "m": mean, "v": square}
 
 
+_OF_ADAM = ("betas", "eps")
 RULES: Mapping[str, Rule] = {
     "sgd": Rule((), False, _sgd),
-    "momentum": Rule(("m",), False, _momentum),
-    "adam": Rule(("m", "v"), True, _adam),
-    "adamw": Rule(("m", "v"), True, _adamw),
-    "lamb": Rule(("m", "v"), True, _lamb),
+    "momentum": Rule(("m",), False, _momentum, ("momentum", "nesterov")),
+    "adam": Rule(("m", "v"), True, _adam, _OF_ADAM),
+    "adamw": Rule(("m", "v"), True, _adamw, _OF_ADAM),
+    "lamb": Rule(("m", "v"), True, _lamb, _OF_ADAM),
 }
+SOME_READ = ("momentum", "nesterov", *_OF_ADAM)
+"""Options that are not of all optimizers."""

@@ -97,6 +97,24 @@ def test_options_are_read_back() -> None:
     assert PassManager.parse(str(made)).passes == (made,)
 
 
+OTHERS = {"momentum": 0.5, "nesterov": True, "betas": (0.5, 0.5), "eps": 0.5}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("option", OTHERS)
+def test_options_that_an_optimizer_does_not_read_are_refused(kind: str, option: str) -> None:
+    reads = {"sgd": (), "momentum": ("momentum", "nesterov")}.get(kind, ("betas", "eps"))
+    made = Optimizer(**{"kind": kind, option: OTHERS[option]})
+    module = parse_module(GRADIENTS)
+    if option in reads:
+        assert made.run(module).changed
+        return
+    with pytest.raises(IrparError, match=f"{kind} has no {option}") as raised:
+        made.run(module)
+    assert f"leave {option} out" in raised.value.do
+    assert f"{kind} has {', '.join((*reads, 'weight-decay'))}" in raised.value.do
+
+
 SCALED = GRADIENTS.replace("%l: f32[])", '%l: f32[], %s: f32[] from "loss_scale")')
 
 
@@ -114,7 +132,7 @@ SCALED = GRADIENTS.replace("%l: f32[])", '%l: f32[], %s: f32[] from "loss_scale"
         ({"clip_norm": 0.0}, GRADIENTS, "clip norm of 0.0"),
         ({"clip_norm": float("nan")}, GRADIENTS, "clip norm of nan"),
         ({"growth_interval": 0}, GRADIENTS, "growth interval of 0"),
-        ({"kind": "adam", "nesterov": True}, GRADIENTS, "adam has no Nesterov momentum"),
+        ({"kind": "adam", "nesterov": True}, GRADIENTS, "adam has no nesterov"),
         ({"kind": "adagrad"}, GRADIENTS, 'there is no optimizer "adagrad"'),
         ({"loss_scale": "static"}, SCALED, 'there is no loss scale "static"'),
         ({"loss_scale": "dynamic"}, GRADIENTS, 'the graph has no input "loss_scale"'),
