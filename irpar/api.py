@@ -139,7 +139,7 @@ def partition(
         chosen = pipeline or default_pipeline(work)
         manager = chosen if isinstance(chosen, PassManager) else PassManager.parse(chosen)
         source = source_of(module)
-        original, passes = _shard(manager, work)
+        original, passes = _shard(manager, work, lambda: _prepared(module, mesh, network))
         made = Partition._made(module, work, str(manager), source, original, passes)
     if max_redistribution_mb is not None:
         from irpar.advice.redistribution_limit import check_redistributions
@@ -188,9 +188,17 @@ def _prepared(
     return work
 
 
-def _shard(manager: "PassManager", work: Module) -> "tuple[dict[str, Any], PipelineResult]":
-    """Normalise, measure what the whole model costs one device, and make programs of it."""
-    run = manager.start(work)
+def _shard(
+    manager: "PassManager", work: Module, again: Callable[[], Module]
+) -> "tuple[dict[str, Any], PipelineResult]":
+    """Normalise, measure what the whole model costs one device, and make programs of it.
+
+    Args:
+        manager: the passes.
+        work: what they change.
+        again: makes it once more, where a pass fails.
+    """
+    run = manager.start(work, again)
     run.advance(lambda pass_: pass_.name in NORMALISING)
     original = original_of(work) if len(run.result.records) < len(manager.passes) else {}
     run.advance()

@@ -125,8 +125,7 @@ class _Arrangement:
         return 0
 
     def _put(self, order: Iterable[int]) -> None:
-        for place in order:
-            self.graph.append(self.nodes[place].detach())
+        self.graph.reorder([self.nodes[place] for place in order])
 
     def _targets(self) -> tuple[list[int], list[int]]:
         """The slots that are used, and the slot of every node; communication keeps its own."""

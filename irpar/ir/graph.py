@@ -228,11 +228,13 @@ class Node:
 
     def nested_graphs(self) -> Iterator["Graph"]:
         """The graphs among the attributes (If, Loop, Scan bodies)."""
+        found: list[Graph] = []
         for value in self.attributes.values():
             if isinstance(value, Graph):
-                yield value
+                found.append(value)
             elif isinstance(value, Graphs):
-                yield from value
+                found.extend(value)
+        return iter(found)
 
     def detach(self) -> "Node":
         """Take the node out of its graph, with operands and results as they are, to be inserted elsewhere: O(1)."""
@@ -634,16 +636,20 @@ class Graph:
         return f"<graph @{self.name}: {self._count} nodes>"
 
 
-def captured_or_read(node: Node) -> Iterator[Value]:
+def captured_or_read(node: Node) -> tuple[Value, ...]:
     """The values that a node reads, those that its nested graphs read from outside them included."""
-    yield from node.inputs
-    if not node.attributes:
-        return
-    for nested in node.nested_graphs():
-        graphs = list(nested.graphs())
-        inside = set(graphs)
-        for graph in graphs:
-            for inner in itertools.chain(graph, (graph.return_node,)):
-                for value in inner.inputs:
-                    if value.owner not in inside:
-                        yield value
+    if not node.attributes:  # Most nodes hold no graphs: what they read are their operands.
+        return node.inputs
+    captured = [value for nested in node.nested_graphs() for value in _captured(nested)]
+    return (*node.inputs, *captured) if captured else node.inputs
+
+
+def _captured(nested: Graph) -> Iterator[Value]:
+    """What a graph and those in it read from outside it, once for each time."""
+    graphs = list(nested.graphs())
+    inside = set(graphs)
+    for graph in graphs:
+        for inner in itertools.chain(graph, (graph.return_node,)):
+            for value in inner.inputs:
+                if value.owner not in inside:
+                    yield value

@@ -17,6 +17,8 @@ _MOST_KNOWN = 1024
 _MOST_ELEMENTS = 64
 """Of a constant that makes nodes alike by its numbers."""
 _NOT_ASKED = object()
+_OWN: set[tuple[str, str]] = set()
+"""Operators without local programs whose rules read nothing beside what `_likeness` tells."""
 
 
 def define(made: OpDef) -> OpDef:
@@ -39,7 +41,14 @@ def define(made: OpDef) -> OpDef:
         ),
     )
     DEFINITIONS[key] = guarded
+    if made.rule is not None and _is_own(made.rule) and made.local_program is None and not made.other_programs:
+        _OWN.add(key)
     return guarded
+
+
+def _is_own(rule: Rule) -> bool:
+    """Rules of irpar itself read nothing beside what `_likeness` tells; what those of others read nobody knows."""
+    return getattr(rule, "__module__", "").startswith(f"{__package__}.")
 
 
 class MisfitError(IrparError):
@@ -91,9 +100,7 @@ def _guarded_rule(rule: Rule) -> Rule:
         except _MISFITS as error:
             raise _misfit(node) from error
 
-    # Rules of irpar itself read nothing beside what `_likeness` tells; what those of others read nobody knows.
-    own = getattr(rule, "__module__", "").startswith(f"{__package__}.")
-    return _remembered(answer) if own else answer
+    return _remembered(answer) if _is_own(rule) else answer
 
 
 def _remembered(rule: Rule) -> Rule:
@@ -156,6 +163,14 @@ def _is_plain(value: Value) -> bool:
 def _is_empty_list(value: Value) -> bool:
     """True for a constant such as `axes = []`."""
     return value.data is not None and value.data.shape == (0,)
+
+
+def kind_of_rule(node: Node) -> Hashable | None:
+    """Equal for nodes that have the same rule, shapes, and no local programs; None where that is not known."""
+    if node.callee is not None or node.identity not in _OWN:
+        return None
+    alike = _likeness(node)
+    return None if alike is None else (node.identity, alike)
 
 
 def factor_rule(node: Node) -> FactorRule | None:

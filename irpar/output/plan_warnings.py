@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from irpar.sharding import Region, Sharding, local_region
+from irpar.sharding import Region, Sharding, all_regions
 from irpar.units import bytes_text, count_text, seconds_text, sharding_text
 
 from .plan_record import BYTES_ALONE
@@ -79,7 +79,6 @@ class _Cut:
 def _cuts(plan: "Plan") -> list[_Cut]:
     """Each way in which tensors are sharded once."""
     mesh = plan.mesh_of_ranks
-    coords = [mesh.coords(rank) for rank in range(mesh.size)]
     found: dict[tuple[Sharding, tuple[int, ...]], _Cut] = {}
     distinct = {(str(value["sharding"]), tuple(value["shape"])): value for value in reversed(plan.values)}
     for (_, shape), value in reversed(distinct.items()):
@@ -88,7 +87,7 @@ def _cuts(plan: "Plan") -> list[_Cut]:
         sharding = Sharding.of_spec(mesh, value["sharding"]).canonical
         if sharding.is_replicated or (sharding, shape) in found:
             continue
-        regions = [local_region(sharding, shape, place) for place in coords]
+        regions = all_regions(sharding, shape)
         blocks = tuple(None if any(start >= stop for start, stop in region) else region for region in regions)
         # A cut of a single element is how one rank is told to hold it.
         is_short = any(1 < size < sharding.dim_parts(dim) for dim, size in enumerate(shape))

@@ -19,6 +19,13 @@ from .progress import PassRecord, Progress
 from .reproducer import write_reproducer
 from .tables import statistics_table, timing_table
 
+Again = Callable[[], Module]
+"""Makes a module once more."""
+
+
+def _same(module: Module) -> Again:
+    return lambda: module
+
 
 class PassFailure(IrparError):  # noqa: N818 - it says that a pass failed
     """A pass failed through a bug of its own; the message names the file that replays it. Chained from the original."""
@@ -67,15 +74,17 @@ class PipelineRun:
         result: what those that have run did.
     """
 
-    def __init__(self, manager: "PassManager", module: Module) -> None:
+    def __init__(self, manager: "PassManager", module: Module, again: Again | None = None) -> None:
         self.module = module
         self._manager = manager
         self._records: list[PassRecord] = []
         watch = manager.instrumentation
         watch.at_start(module)
-        # A pass that fails may leave the module half changed. What it met is made again from this copy, so that only
-        # one copy is made, not one before each pass.
-        self._original = clone_module(module) if watch.reproducer is not None else None
+        # A pass that fails may leave the module half changed. What it met is made again from this copy, so that at
+        # most one copy is made, not one before each pass.
+        self._again: Again | None = None
+        if watch.reproducer is not None:
+            self._again = again or _same(clone_module(module))
 
     @property
     def result(self) -> PipelineResult:
@@ -98,7 +107,7 @@ class PipelineRun:
         name = passes[index].name
         watch.report(Progress("start", name, index, len(passes)))
         watch.before(passes[index], module)
-        record = self._manager.run_one(index, module, self._original)
+        record = self._manager.run_one(index, module, self._again)
         self._records.append(record)
         module.forget_names()
         watch.after(passes[index], index, module, record.changed)
@@ -141,19 +150,24 @@ class PassManager:
         started.advance()
         return started.result
 
-    def start(self, module: Module) -> "PipelineRun":
-        """Begin to run the passes over a module, for who looks at it in between; errors are those of `run`."""
+    def start(self, module: Module, again: Again | None = None) -> "PipelineRun":
+        """Begin to run the passes over a module, for who looks at it in between; errors are those of `run`.
+
+        Args:
+            module: what they change.
+            again: makes the module as it is now once more, where a failure is to be reproduced; None: it is copied.
+        """
         require("module", module, Module, 'load a model first: module = irpar.load("model.onnx")')
         self.instrumentation.check([pass_.name for pass_ in self.passes])
-        return PipelineRun(self, module)
+        return PipelineRun(self, module, again)
 
-    def run_one(self, index: int, module: Module, original: Module | None) -> PassRecord:
+    def run_one(self, index: int, module: Module, again: Again | None) -> PassRecord:
         """Run the pass of a number.
 
         Args:
             index: which.
             module: what it changes.
-            original: the module before the first pass, of which a failure is made again; None: no reproducer.
+            again: gives the module before the first pass, of which a failure is made again; None: no reproducer.
 
         Raises:
             IrparError: as from `run`.
@@ -167,32 +181,32 @@ class PassManager:
             raise
         except Exception as error:
             what = f"pass {pass_.name} failed: {type(error).__name__}: {error}"
-            raise self._failure(what, index, original, error) from error
+            raise self._failure(what, index, again, error) from error
         seconds = time.perf_counter() - start
         note_gone(module, annotated, f"{pass_.name} took it out{pass_.takes_out and f': {pass_.takes_out}'}")
         if self.instrumentation.verify_each:
-            self._verify(index, module, original)
+            self._verify(index, module, again)
         nodes = sum(map(len, module.graphs))
         text = format_pass(pass_)
         return PassRecord(text, pass_.name, result.changed, result.notes, dict(result.statistics), seconds, nodes)
 
-    def _verify(self, index: int, module: Module, original: Module | None) -> None:
+    def _verify(self, index: int, module: Module, again: Again | None) -> None:
         from irpar.ir.verifier import verify
 
         try:
             verify(module)
         except IrparError as error:
             what = f"pass {self.passes[index].name} left an invalid module: {error.what}"
-            raise self._failure(what, index, original, error, error.notes) from error
+            raise self._failure(what, index, again, error, error.notes) from error
 
     def _failure(
-        self, what: str, index: int, original: Module | None, error: Exception, notes: tuple[str, ...] = ()
+        self, what: str, index: int, again: Again | None, error: Exception, notes: tuple[str, ...] = ()
     ) -> PassFailure:
         do = "this is a bug of the pass, not of your model: report it"
-        if original is None:
+        if again is None:
             return PassFailure(what, notes=notes, do=do + "; run again with a reproducer to attach")
         try:
-            path = self._reproduce(index, original, error)
+            path = self._reproduce(index, again(), error)
         except Exception as second:
             note = f"no reproducer could be written: {type(second).__name__}: {second}"
             return PassFailure(what, notes=(*notes, note), do=do)

@@ -7,6 +7,7 @@ from irpar.errors import IrparError, ShardingError, listed, nearest_names
 from .axes import common_atoms, join_axes, split_axis
 from .blocks import (
     Region,
+    all_regions,
     block_range,
     block_sizes,
     ceil_div,
@@ -43,6 +44,7 @@ __all__ = [
     "Region",
     "Sharding",
     "ShardingError",
+    "all_regions",
     "are_disjoint",
     "asked_by_command",
     "block_range",

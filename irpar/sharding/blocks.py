@@ -48,6 +48,17 @@ def local_region(sharding: Sharding, shape: Sequence[int], coords: Sequence[int]
     )
 
 
+def all_regions(sharding: Sharding, shape: Sequence[int]) -> list[Region]:
+    """The blocks that all devices hold, in order of rank."""
+    mesh = sharding.mesh
+    by_dim: list[list[tuple[int, int]]] = []
+    for size, dim in zip(shape, sharding.dims, strict=True):
+        parts = mesh.group_size(dim.axes)
+        ranges = [block_range(size, parts, index) for index in range(parts)]
+        by_dim.append([ranges[position] for position in mesh.positions(dim.axes)])
+    return list(zip(*by_dim, strict=True)) if by_dim else [()] * mesh.size
+
+
 def local_shape(sharding: Sharding, shape: Sequence[int], coords: Sequence[int]) -> tuple[int, ...]:
     """The shape of that block."""
     return tuple(stop - start for start, stop in local_region(sharding, shape, coords))

@@ -234,6 +234,18 @@ class Mesh:
             position = position * size + coordinate // minor % size
         return position
 
+    def positions(self, axes: Sequence[Axis]) -> Sequence[int]:
+        """The position of each rank along `axes`."""
+        key = tuple(axes)
+        known = self._positions.get(key)
+        if known is None:
+            known = self._positions[key] = [self.position(coords, key) for coords in self.all_coords()]
+        return known
+
+    @cached_property
+    def _positions(self) -> dict[tuple[Axis, ...], list[int]]:
+        return {}
+
     def groups(self, axes: Sequence[Axis]) -> list[list[int]]:
         """The groups of ranks that a collective over `axes` joins, each in order of position along `axes`."""
         found: dict[tuple[int, ...], list[tuple[int, int]]] = {}

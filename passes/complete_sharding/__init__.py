@@ -1,13 +1,12 @@
 """complete-sharding: from the annotated values to a sharding for every value."""
 
-import itertools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.completion.flow import Flow, require_global
 from irpar.analysis.completion.moves import cost_of_moves
-from irpar.analysis.completion.placement import Axes, Placement, RuleView
+from irpar.analysis.completion.placement import Axes, FactorAxes, Placement, RuleView
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.types.symbols import require_static
 from irpar.ir import UNKNOWN, Decision, Module, Node, Value, tensor_type
@@ -284,9 +283,10 @@ class _Completion:
             factors = self._merged(view)
             if not any(factors):
                 continue
+            merged = tuple(factors)
             for tensor, value in enumerate(view.values):
                 if value is not None and value in self.open:
-                    self._extend(node, view, tensor, value, factors)
+                    self._extend(node, view, tensor, value, merged)
 
     def _merged(self, view: RuleView) -> list[Axes]:
         """Per factor the axes on which the values agree; of two factors that want one axis the earlier keeps it.
@@ -301,7 +301,7 @@ class _Completion:
                 continue
             for factor, axes in view.project(tensor, self.axes[value]).items():
                 known = merged[factor]
-                shorter, longer = sorted((known, axes), key=len)
+                shorter, longer = (known, axes) if len(known) <= len(axes) else (axes, known)
                 if longer[: len(shorter)] == shorter:
                     merged[factor] = longer
                 else:
@@ -312,8 +312,7 @@ class _Completion:
                 merged[factor] = common
         held = self.rounds.held.get(view) or [()] * len(merged)
         taken = [axis for axes in held for axis in axes]
-        order = sorted(range(len(merged)), key=lambda factor: view.rule.kinds[factor] is Kind.REDUCE)
-        for factor in order:
+        for factor in view.reduced_last:
             count = len(held[factor])
             more = merged[factor][count:]
             if merged[factor][:count] == held[factor] and are_disjoint(self.mesh, [*taken, *more]):
@@ -322,10 +321,9 @@ class _Completion:
                 merged[factor] = held[factor]
         return merged
 
-    def _extend(self, node: Node, view: RuleView, tensor: int, value: Value, factors: list[Axes]) -> None:
+    def _extend(self, node: Node, view: RuleView, tensor: int, value: Value, factors: FactorAxes) -> None:
         """Let open dims of a value take the axes that the factors give them."""
-        present = [factor for parts in view.tensors[tensor] for factor in parts]
-        wanted = self._expressible(view, tensor, [axes if f in present else () for f, axes in enumerate(factors)])
+        wanted = view.expressible(tensor, factors)
         current = self.axes[value]
         added: list[Axis] = []
         for dim, axes in enumerate(wanted):
@@ -343,31 +341,26 @@ class _Completion:
             neighbours = self.flow.neighbours(value)
             self.dirty.update(other for other in neighbours if other is not node and self.views.get(other))
 
-    def _expressible(self, view: RuleView, tensor: int, factors: list[Axes]) -> tuple[Axes, ...]:
-        """The dim axes of a tensor; a minor factor whose majors are not cut down to 1 is left out."""
-        dims = view.assemble(tensor, factors)
-        while dims is None:
-            for parts in view.tensors[tensor]:
-                for factor, following in itertools.pairwise(parts):
-                    if self.mesh.group_size(factors[factor]) != view.rule.sizes[factor]:
-                        factors[following] = ()
-            dims = view.assemble(tensor, factors)
-        return dims
-
     def _decision(self, node: Node, view: RuleView, value: Value, name: str) -> Decision:
         """Which other value of the node brought a mesh axis: one that it cuts along the same factor."""
         when = self.rounds.title
-        factors: dict[Value, set[int]] = {}
-        for tensor, each in enumerate(view.values):
-            if each is not None and each in self.axes:
-                cut = view.project(tensor, self.axes[each])
-                found = {factor for factor, axes in cut.items() if any(axis.name == name for axis in axes)}
-                factors.setdefault(each, set()).update(found)
-        mine = factors.pop(value, set())
-        for other, its in factors.items():
-            if its & mine:
+        mine = self._cut_by(view, value, name)
+        for other in dict.fromkeys(view.values):
+            if other is None or other is value or other not in self.axes:
+                continue
+            if not mine.isdisjoint(self._cut_by(view, other, name)):
                 return Decision(f"follows %{other.name} through {node.title}{when}", other.name, (name,))
         return Decision(f"follows {node.title}{when}", axes=(name,))
+
+    def _cut_by(self, view: RuleView, value: Value, name: str) -> set[int]:
+        """The factors of a node that a mesh axis cuts in one of its values."""
+        return {
+            factor
+            for tensor, other in enumerate(view.values)
+            if other is value
+            for factor, axes in view.project(tensor, self.axes[value]).items()
+            if any(axis.name == name for axis in axes)
+        }
 
     def _free_constants(self) -> list[Value]:
         return [value for graph in self.flow.trips for value in graph.constants if value not in self.pinned]

@@ -7,7 +7,7 @@ moves decides (compare Alpa's intra-operator pass, Zheng et al., OSDI 2022, sect
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from irpar.ops.effects import is_compute
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
-from .choice_memory import AlikeNodes, alike_nodes
+from .choice_memory import AlikeNodes, Followed, alike_nodes
 from .elimination import Elimination
 
 MOST_STATES = 6
@@ -35,6 +35,8 @@ MOST_COMBINATIONS = 256
 MOST_PRICED = 20_000
 """Combinations of all nodes together, to which each node adds a few."""
 _NEVER = math.inf
+_AS_IT_WAS = np.array([0.0] + [1e-9] * (MOST_STATES - 1))
+"""What tells equals apart: the first alternative of a value is how it lies."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class _Chooser:
         states: per value its alternatives, the first as it is.
         free: per view which of its values cost nothing to bring anywhere.
         suggested: per view what its values may lie for already.
+        followed: per view how the node may run where one value has an alternative.
     """
 
     def __init__(self, flow: Flow, pinned: set[Value], network: Network, kept: Mapping[Value, Sequence[Axes]]) -> None:
@@ -99,7 +102,8 @@ class _Chooser:
         self.kinds: dict[Node, AlikeNodes] = {}
         self.movable: dict[Value, bool] = {}
         self.free: dict[RuleView, tuple[bool, ...]] = {}
-        self.suggested: dict[RuleView, set[Placement]] = {}
+        self.suggested: defaultdict[RuleView, set[Placement]] = defaultdict(set)
+        self.followed: dict[RuleView, Followed] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
 
@@ -107,11 +111,11 @@ class _Chooser:
         self._find_parts()
         for node, view in self.views.items():
             if self._is_torn(node, view):
-                for placement in self._situation(view, self._lies(view)).placements(view):
-                    self._suggest(view, placement)
+                self._suggest(view, self._situation(view, self._lies(view)).placements(view))
         while self.waiting:
             node, value, state = self.waiting.popleft()
-            self._follow(self.views[node], value, state)
+            view = self.views[node]
+            self._suggest(view, self._followed(view, value, state))
         for node in self.flow.nodes:
             self._bound(node)
         self._bound_all()
@@ -203,27 +207,30 @@ class _Chooser:
             for operands in carriers(user, reduce)
         )
 
-    def _suggest(self, view: RuleView, placement: Placement) -> None:
-        """Let the values of a node be sharded as a way to run it wants them; said again it changes nothing."""
-        known = self.suggested.setdefault(view, set())
-        if placement in known:
-            return
-        known.add(placement)
+    def _suggest(self, view: RuleView, placements: Iterable[Placement]) -> None:
+        """Let the values of a node be sharded as ways to run it want them; said again it changes nothing."""
+        known = self.suggested[view]
         count = view.operand_count
-        for value, needed in zip(view.values[:count], placement.operands, strict=True):
-            if value is not None and needed is not None:
-                self._add(value, needed)
-        for value, given in zip(view.values[count:], placement.results, strict=True):
-            if value is not None and given is not None:
-                self._add(value, given.with_partial(()))
-                if given.partial and self._is_carried_on(value, given.reduce):
-                    self._add(value, given)
+        for placement in placements:
+            if placement in known:
+                continue
+            known.add(placement)
+            for value, needed in zip(view.values[:count], placement.operands, strict=True):
+                if value is not None and needed is not None:
+                    self._add(value, needed)
+            for value, given in zip(view.values[count:], placement.results, strict=True):
+                if value is not None and given is not None:
+                    self._add(value, given.with_partial(()))
+                    if given.partial and self._is_carried_on(value, given.reduce):
+                        self._add(value, given)
 
     def _add(self, value: Value, state: Sharding) -> None:
         if not self._may_change(value) or (state.partial and value in self.outputs):
             return
-        assert value.sharding is not None
-        states = self.states.setdefault(value, [value.sharding])
+        states = self.states.get(value)
+        if states is None:
+            assert value.sharding is not None
+            states = self.states[value] = [value.sharding]
         if state in states or len(states) == MOST_STATES or not self._keeps(value, state):
             return
         states.append(state)
@@ -235,32 +242,32 @@ class _Chooser:
         kept = self.kept.get(value, ())
         return all(axes[: len(old)] == old for axes, old in zip(state.axes, kept, strict=bool(kept)))
 
-    def _follow(self, view: RuleView, value: Value, state: Sharding) -> None:
-        """What an alternative of one value of a node means for the others."""
-        lies = self._lies(view, {value: state})
-        pinned = [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]
-        for tensor, other in enumerate(view.values):
-            if other is value:
-                for placement in self._followed(view, tensor, state, lies, pinned):
-                    self._suggest(view, placement)
-
-    def _followed(
-        self,
-        view: RuleView,
-        tensor: int,
-        state: Sharding,
-        lies: Sequence[Sharding | None],
-        pinned: Sequence[Sharding | None],
-    ) -> Iterable[Placement]:
+    def _followed(self, view: RuleView, value: Value, state: Sharding) -> Iterable[Placement]:
         """How a node may run where one of its values has an alternative, the others lying as they do."""
+        places = tuple([place for place, other in enumerate(view.values) if other is value])
         if state.partial:
             # What is carried on depends on the states that others have by then.
-            return self._ways_with(view, tensor, state, lies, pinned)
-        followed = self._kind(view).followed
-        key = tensor, state, tuple(lies), tuple(pinned)
-        if key not in followed:
-            followed[key] = tuple(self._ways_with(view, tensor, state, lies, pinned))
-        return followed[key]
+            return self._ways_around(view, value, state, places)
+        known = self.followed.get(view)
+        if known is None:
+            known = self.followed[view] = self._followed_alike(view)
+        found = known.get((places, state))
+        if found is None:
+            found = known[places, state] = tuple(dict.fromkeys(self._ways_around(view, value, state, places)))
+        return found
+
+    def _followed_alike(self, view: RuleView) -> Followed:
+        """What was found of nodes that are alike and lie alike."""
+        lies = tuple(self._lies(view))
+        pinned = tuple([value in self.pinned for value in view.values])
+        return self._kind(view).followed.setdefault((lies, pinned), {})
+
+    def _ways_around(self, view: RuleView, value: Value, state: Sharding, places: Iterable[int]) -> Iterator[Placement]:
+        """The ways to run a node of which a value, which stands at some places, has an alternative."""
+        lies = self._lies(view, {value: state})
+        pinned = [lie if v in self.pinned else None for v, lie in zip(view.values, lies, strict=True)]
+        for place in places:
+            yield from self._ways_with(view, place, state, lies, pinned)
 
     def _ways_with(
         self,
@@ -325,15 +332,18 @@ class _Chooser:
     def _bound_all(self) -> None:
         """Keep fewer alternatives of each value where all nodes together would have too many combinations."""
         most = MOST_PRICED + 10 * len(self.views)
+        sizes = list(filter(None, map(self._alternatives, self.views)))
         for count in range(MOST_STATES - 1, 0, -1):
-            if sum(map(self._combinations, self.views)) <= most:
+            if sum(map(math.prod, sizes)) - len(sizes) <= most:
                 return
+            sizes = [[min(size, count) for size in of_node] for of_node in sizes]
             for states in self.states.values():
                 del states[count:]
 
-    def _combinations(self, node: Node) -> int:
+    def _alternatives(self, node: Node) -> list[int]:
+        """How many states each value of a node has that has several."""
         values = dict.fromkeys((*node.inputs, *node.results))
-        return math.prod(len(self.states.get(value, (None,))) for value in values) - 1
+        return [len(states) for value in values if (states := self.states.get(value)) is not None and len(states) > 1]
 
     # -- the best -------------------------------------------------------------------------------------------------
 
@@ -348,9 +358,7 @@ class _Chooser:
                 problem.add(*table)
         for value in variables:
             # Among equals as it was.
-            costs = np.full(len(self.states[value]), 1e-9)
-            costs[0] = 0
-            problem.add([number[value]], costs)
+            problem.add([number[value]], _AS_IT_WAS[: len(self.states[value])])
         start = [0] * len(variables)
         chosen = problem.solve(start)
         before, after = (

@@ -10,7 +10,10 @@ from irpar.analysis.completion.placement import FactorAxes, Placement, RuleView
 from irpar.analysis.cost.model import Price
 from irpar.analysis.cost.network import Network
 from irpar.ops.linear import carriers
-from irpar.sharding import Mesh
+from irpar.sharding import Mesh, Sharding
+
+Followed = dict[tuple[tuple[int, ...], Sharding], tuple[Placement, ...]]
+"""Ways to run a node, by the places among its values at which one stands, and the alternative of that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,14 +23,13 @@ class AlikeNodes:
     Attributes:
         prices: by how the values lie.
         joined: the factor axes of one value and what fits beside them, by its number and how all lie.
-        followed: how the node may run where one value has an alternative, by its number, that, how all lie and which
-            are pinned.
+        followed: how the node may run where one value has an alternative, by how all lie and which are pinned.
         tables: costs in all alternatives of the values, by all that they depend on beside.
     """
 
     prices: dict[Hashable, Price] = field(default_factory=dict)
     joined: dict[Hashable, FactorAxes] = field(default_factory=dict)
-    followed: dict[Hashable, tuple[Placement, ...]] = field(default_factory=dict)
+    followed: dict[Hashable, Followed] = field(default_factory=dict)
     tables: dict[Hashable, np.ndarray] = field(default_factory=dict)
 
 

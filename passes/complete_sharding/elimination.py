@@ -31,6 +31,7 @@ class Elimination:
         self._most = most_entries
         self._tables: dict[int, tuple[tuple[int, ...], Array]] = {}
         self._of: list[set[int]] = [set() for _ in sizes]
+        self._joints: list[tuple[tuple[int, ...], int] | None] = [None] * len(sizes)
         self._next = 0
 
     def add(self, scope: Sequence[int], costs: Array) -> None:
@@ -43,6 +44,7 @@ class Elimination:
         self._tables[self._next] = scope, table
         for variable in scope:
             self._of[variable].add(self._next)
+            self._joints[variable] = None
         self._next += 1
 
     def solve(self, start: Sequence[int]) -> list[int]:
@@ -75,8 +77,11 @@ class Elimination:
 
     def _joint(self, variable: int) -> tuple[tuple[int, ...], int]:
         """The variables that share a table with one, itself included, and the entries of their joint table."""
-        scope = sorted({other for table in self._of[variable] for other in self._tables[table][0]} | {variable})
-        return tuple(scope), math.prod(self._sizes[other] for other in scope)
+        known = self._joints[variable]
+        if known is None:
+            scope = sorted({variable}.union(*[self._tables[table][0] for table in self._of[variable]]))
+            known = self._joints[variable] = tuple(scope), math.prod([self._sizes[other] for other in scope])
+        return known
 
     def _take(self, variable: int) -> list[tuple[tuple[int, ...], Array]]:
         """Remove the tables of a variable."""
@@ -86,15 +91,21 @@ class Elimination:
             for other in scope:
                 if other != variable:
                     self._of[other].discard(number)
+                    self._joints[other] = None
             taken.append((scope, table))
         self._of[variable].clear()
+        self._joints[variable] = None
         return taken
 
     def _eliminate(self, variable: int, scope: tuple[int, ...]) -> tuple[tuple[int, ...], Array]:
         """Put the least over a variable's states for its tables; returns what the choice depends on, and the choice."""
-        total = np.zeros([self._sizes[other] for other in scope])
-        for inner, table in self._take(variable):
-            total += table.reshape([self._sizes[other] if other in inner else 1 for other in scope])
+        tables = [
+            table if inner == scope else table.reshape([self._sizes[other] if other in inner else 1 for other in scope])
+            for inner, table in self._take(variable)
+        ]
+        total = tables[0] if tables else np.zeros(self._sizes[variable])
+        for table in tables[1:]:
+            total = total + table
         axis = scope.index(variable)
         rest = scope[:axis] + scope[axis + 1 :]
         best = total.argmin(axis)

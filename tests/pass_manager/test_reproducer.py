@@ -68,6 +68,26 @@ def test_a_replay_keeps_the_reasons(before: str, tmp_path: Path) -> None:
     assert any("gpt.yaml, line 1" in str(why) for _, _, why in found)
 
 
+def test_what_fails_in_a_partition_is_made_again_from_what_was_given(tmp_path: Path) -> None:
+    module = annotated(tmp_path)
+    given = str(module)
+    passes = PassManager.parse(NORMALISE).passes
+    with pytest.raises(PassFailure) as failure:
+        irpar.partition(
+            module,
+            network="a100-pcie",
+            pipeline=PassManager([*passes, Crash()], Instrumentation(reproducer=tmp_path)),
+        )
+    assert "reproducer: " in str(failure.value)
+    again, text = read_reproducer(tmp_path / "crash-test.irpar")
+    assert text == "crash-test"
+    assert again.network == "a100-pcie"
+    assert str(module) == given
+    PassManager.parse(NORMALISE).run(module)
+    assert [node.title for node in again.graph] == [node.title for node in module.graph]
+    assert again.annotated == module.annotated
+
+
 def test_annotations_that_wait_keep_their_titles(tmp_path: Path) -> None:
     from irpar.ir import Annotation
 

@@ -11,6 +11,7 @@ from irpar.sharding import (
     Mesh,
     Sharding,
     ShardingError,
+    all_regions,
     block_range,
     block_sizes,
     ceil_shape,
@@ -64,6 +65,13 @@ def test_where_a_minor_gather_is_aligned_minor_blocks_join_to_major_ones(size: i
     assert aligned or size % 8
     assert not aligned or joined == [block_range(size, 2, k) for k in range(2)]
     assert minor_gather_is_aligned(size, MESH, axes, 2)
+
+
+@pytest.mark.parametrize("spec", [[["dp"], ["tp"]], [["tp", "dp"], None], [["tp:(2)2"], ["dp"]], [None, None]])
+def test_the_blocks_of_all_devices_are_those_of_each(spec: list[list[str] | None]) -> None:
+    sharding = Sharding.of_spec(MESH, spec)
+    assert all_regions(sharding, (9, 6)) == [local_region(sharding, (9, 6), coords) for coords in MESH.all_coords()]
+    assert all_regions(Sharding.replicated(MESH, 0), ()) == [()] * MESH.size
 
 
 def test_errors_tell_what_where_and_what_to_do() -> None:

@@ -6,7 +6,7 @@ y = Loop(n, go, h) { body(i, go, a) -> (go, b) }      h, a, b and y are one tens
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from irpar.analysis.cost.network import Network
@@ -14,7 +14,7 @@ from irpar.analysis.types.control_flow import runs, scan_axes
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops import has_open_bodies
 from irpar.ops.effects import is_compute
-from irpar.ops.rule import RuleBuilder, TensorFactors
+from irpar.ops.rule import FactorRule, RuleBuilder
 from irpar.sharding import IrparError, Mesh, Sharding
 
 from .placement import Placement, RuleView, fits, has_rank, placement_as_it_lies, rule_view, whole_placement
@@ -219,20 +219,18 @@ class Flow:
         shape = inner[0].shape
         if any(value.shape != shape for value in inner):
             return None
-        rule = RuleBuilder()
-        inside = tuple(rule.dims(shape))
-        outside = _with_dim(inside, tie.scanned)
-        if any(len(value.shape) != len(outside) for value in outer):
+        rank = len(shape) if tie.scanned is None else len(shape) + 1
+        if any(len(value.shape) != rank for value in outer):
             return None
         operand, result = self._outer(node, tie)
-        operands: list[tuple[Value, TensorFactors]] = [(value, inside) for value in inner[len(tie.inputs) :]]
-        results: list[tuple[Value, TensorFactors]] = [(value, inside) for value in tie.inputs]
+        operands: list[Value] = inner[len(tie.inputs) :]
+        results: list[Value] = list(tie.inputs)
+        sides = len(operands), len(results), operand is not None, result is not None
         if operand is not None:
-            operands.insert(0, (operand, outside))
+            operands.insert(0, operand)
         if result is not None:
-            results.append((result, outside))
-        made = rule.done([factors for _, factors in operands], [factors for _, factors in results])
-        return RuleView(node, made, self.mesh, [value for value, _ in (*operands, *results)])
+            results.append(result)
+        return RuleView(node, _tie_rule(shape, tie.scanned, *sides), self.mesh, [*operands, *results])
 
     def _outer(self, node: Node, tie: Tie) -> tuple[Value | None, Value | None]:
         operand = None if tie.operand is None else node.operands[tie.operand]
@@ -253,9 +251,9 @@ class Flow:
         if view is None:
             return whole_placement(node, self.mesh)
         lies = tuple([None if value is None else value.sharding for value in view.values])
-        pairs = zip(view.values, lies, strict=True)
-        # Most values are none of the constants that may cost nothing.
-        free = tuple([v is not None and v.is_constant and costs_nothing(v, lie, is_pinned) for v, lie in pairs])
+        free = view.none_free
+        if view.reads_constants:  # No other value may cost nothing.
+            free = tuple([costs_nothing(v, lie, is_pinned) for v, lie in zip(view.values, lies, strict=True)])
         key = node, network, lies, free
         found = self._placed.get(key)
         if found is None:
@@ -329,6 +327,17 @@ class Flow:
     def placement_as_it_lies(self, node: Node) -> Placement | None:
         """How a node without bodies runs on blocks as its operands and results lie; None where it cannot."""
         return placement_as_it_lies(node, self.rule(node), self.mesh)
+
+
+@lru_cache(maxsize=1024)
+def _tie_rule(
+    shape: tuple[int, ...], scanned: int | None, outputs: int, inputs: int, has_operand: bool, has_result: bool
+) -> FactorRule:
+    """The rule of a tie: of results and inputs of bodies, and of an operand and a result of their holder."""
+    rule = RuleBuilder()
+    inside = tuple(rule.dims(shape))
+    outside = _with_dim(inside, scanned)
+    return rule.done([outside] * has_operand + [inside] * outputs, [inside] * inputs + [outside] * has_result)
 
 
 def require_global(module: Module, name: str) -> None:

@@ -4,10 +4,12 @@ h = MatMul(x : [8@dp, 64], w : [64, 256@tp])      rule ([i,j],[j,k])->([i,k]) re
 factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp]; gives h [@dp, @tp]
 """
 
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 from irpar.analysis.engines import is_known
 from irpar.ir import Node, Value, tensor_type
@@ -17,6 +19,7 @@ from irpar.ops import (
     definition,
     factor_rule,
     flops,
+    kind_of_rule,
     other_rules,
     program_factors,
     program_of,
@@ -122,7 +125,9 @@ class _Alike:
         moves: (from, to): what cuts the one may cut the other instead, after an all-to-all: those that the rule names,
             and from factors that are needed whole to those beside them that pass.
         projections: by (tensor, dim axes): factor axes.
+        reduced_last: the factors, those that are reduced behind the others.
         assembled: by (tensor, factor axes): dim axes.
+        expressible: the same, without what cannot be said.
         placements: by (factor axes, what is carried).
         agreements: by the dim axes of all values: how a node runs that takes them as they are sharded.
         suggestions: by the dim axes of all values: what they suggest for each factor.
@@ -132,8 +137,10 @@ class _Alike:
     must_divide: tuple[bool, ...]
     least: tuple[int, ...]
     moves: tuple[tuple[int, int], ...]
+    reduced_last: tuple[int, ...]
     projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
     assembled: dict[tuple[int, FactorAxes], tuple[Axes, ...] | None] = field(default_factory=dict)
+    expressible: dict[tuple[int, FactorAxes], tuple[Axes, ...]] = field(default_factory=dict)
     placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
     agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
     suggestions: dict[tuple[tuple[Axes, ...] | None, ...], Suggested] = field(default_factory=dict)
@@ -153,7 +160,8 @@ def _alike(
             elif len(parts) > 1 or (parts and rule.sizes[parts[0]] != size):
                 for factor in parts:
                     must_divide[factor] = True
-    return _Alike(tuple(must_divide), tuple(least), _moves(rule, in_program))
+    reduced_last = sorted(range(len(rule.sizes)), key=lambda factor: rule.kinds[factor] is Kind.REDUCE)
+    return _Alike(tuple(must_divide), tuple(least), _moves(rule, in_program), tuple(reduced_last))
 
 
 def _moves(rule: FactorRule, in_program: frozenset[int]) -> tuple[tuple[int, int], ...]:
@@ -192,6 +200,20 @@ class RuleView:
         shapes = tuple(None if value is None else value.shape for value in self.values)
         self._alike = _alike(rule, mesh, shapes, self.program_factors)
         self.moves = self._alike.moves
+
+    @classmethod
+    def like(cls, shared: Mapping[str, Any], node: Node) -> "RuleView":
+        """The view of a node, where that of another of its kind is known: see `shared`."""
+        view = cls.__new__(cls)
+        view.__dict__.update(shared)
+        view.node, view.values, view.ways = node, (*node.operands, *node.results), (view,)
+        return view
+
+    def shared(self) -> Mapping[str, Any]:
+        """What is the same for all nodes of the kind: they have one rule, the same types and no local programs."""
+        names = ("mesh", "rule", "tensors", "operand_count", "program", "program_factors", "_alike", "moves")
+        known = ("reads_constants", "none_free", "operand_sizes", "result_sizes", "sums_products", "has_programs")
+        return {name: getattr(self, name) for name in (*names, *known)}
 
     def fitting(self, factor: int, axes: Axes) -> Axes:
         """The longest major part of `axes` that may shard a factor.
@@ -291,6 +313,34 @@ class RuleView:
             dims.append(join_axes(self.mesh, axes))
         return tuple(dims)
 
+    def expressible(self, tensor: int, factors: FactorAxes) -> tuple[Axes, ...]:
+        """The dim axes of a tensor under those of its factors that can be said.
+
+        A minor factor whose majors are not cut down to 1 is left out.
+        """
+        key = tensor, factors
+        known = self._alike.expressible
+        if key not in known:
+            known[key] = self._expressible(*key)
+        return known[key]
+
+    def _expressible(self, tensor: int, factors: FactorAxes) -> tuple[Axes, ...]:
+        present = {factor for parts in self.tensors[tensor] for factor in parts}
+        left = [axes if factor in present else () for factor, axes in enumerate(factors)]
+        dims = self.assemble(tensor, left)
+        while dims is None:
+            for parts in self.tensors[tensor]:
+                for factor, following in itertools.pairwise(parts):
+                    if self.mesh.group_size(left[factor]) != self.rule.sizes[factor]:
+                        left[following] = ()
+            dims = self.assemble(tensor, left)
+        return dims
+
+    @property
+    def reduced_last(self) -> tuple[int, ...]:
+        """The factors, those that are reduced behind the others."""
+        return self._alike.reduced_last
+
     @cached_property
     def operand_sizes(self) -> tuple[tuple[int, tuple[int, ...], int], ...]:
         """Of each operand that there is its number, shape and bits of an element."""
@@ -304,6 +354,16 @@ class RuleView:
     def _sizes(self) -> Iterator[tuple[int, tuple[int, ...], int]]:
         values = enumerate(self.values)
         return ((place, value.shape, value.dtype.bits) for place, value in values if value is not None)
+
+    @cached_property
+    def reads_constants(self) -> bool:
+        """Whether one of the values is a constant."""
+        return any(value is not None and value.is_constant for value in self.values)
+
+    @cached_property
+    def none_free(self) -> tuple[bool, ...]:
+        """That none of the values costs nothing."""
+        return (False,) * len(self.values)
 
     @cached_property
     def flops(self) -> int:
@@ -489,6 +549,27 @@ def whole_placement(node: Node, mesh: Mesh) -> Placement:
 
 def rule_view(node: Node, mesh: Mesh) -> RuleView | None:
     """The rule of a node beside its shapes, or None where it must run replicated."""
+    kind = kind_of_rule(node)
+    if kind is None:
+        return _new_view(node, mesh)
+    key = mesh, kind
+    if key not in _KNOWN:
+        view = _new_view(node, mesh)
+        if len(_KNOWN) == _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = None if view is None else view.shared()
+        return view
+    shared = _KNOWN[key]
+    return None if shared is None else RuleView.like(shared, node)
+
+
+_MOST_KNOWN = 4096
+"""Kinds of nodes whose rules are kept beside their shapes."""
+_KNOWN: dict[tuple[Mesh, Hashable], Mapping[str, Any] | None] = {}
+"""By mesh and kind; None where such a node must run replicated."""
+
+
+def _new_view(node: Node, mesh: Mesh) -> RuleView | None:
     if not all(value.is_static for value in (*node.inputs, *node.results)):
         return None
     rule = factor_rule(node)

@@ -115,11 +115,10 @@ def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
         if node is first:
             # Until then the old state is there to go back to.
             last.update((value, node.previous or node) for value in going)
-        # Most nodes hold no graphs: what they read are their operands.
-        read = captured_or_read(node) if node.attributes else node.inputs
-        for value in (*read, *in_flight(node)):
+        read, taken = captured_or_read(node), in_flight(node)
+        for value in (*read, *taken) if taken else read:
             root = roots.get(value, value)
-            if not root.is_constant and root.owner is graph and root not in states:
+            if root.data is None and root.owner is graph and root not in states:
                 last[root] = node
     return last
 

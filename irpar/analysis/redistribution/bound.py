@@ -1,7 +1,7 @@
 """A lower bound of what a redistribution costs: as if any atom could be taken for any other of its size.
 
-What remains of a state then is into how many blocks each dim is sharded; there are few such states. All of them get
-their distance to the goal by one search backwards. The bound is exact for redistributions that need no permutation.
+What remains of a state then is into how many blocks each dim is sharded; there are few such states. They get their
+distance to the goal by one search backwards. The bound is exact for redistributions that need no permutation.
 
     [@x, @y] -> [@y, @x] on x=2, y=4: 2 x 4 -> 4 x 2 blocks, so at least the AllToAll over 2 devices
 
@@ -35,7 +35,7 @@ def bound_of_bytes(product: int, start: Counts, goal: Counts, whole_bytes: int) 
     # Dims in another order cost the same.
     order = (*sorted(range(len(goal) - 1), key=lambda dim: goal[dim]), -1)
     ascending = tuple(goal[dim] for dim in order)
-    known = by_counts(_units(product, start[-1], ascending), ascending)
+    known = _units(product, start[-1], ascending)
     mask = (1 << _LAUNCH_BITS) - 1
     seen: dict[Counts, int | None] = {}
 
@@ -54,13 +54,15 @@ def bound_of_bytes(product: int, start: Counts, goal: Counts, whole_bytes: int) 
 
 
 @lru_cache(maxsize=8192)
-def _units(product: int, partial: int, goal: Counts) -> dict[Counts, int]:
+def _units(product: int, partial: int, goal: Counts) -> Bound:
     """For a tensor of product**2 bytes: all blocks are whole numbers of bytes, however it is sharded."""
     return distances(product, partial, goal, product * product, BytePrices())
 
 
-def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices: Prices) -> dict[Counts, int]:
-    """The least cost from all counts to the goal, by `by_counts`.
+def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices: Prices) -> Bound:
+    """The least cost from counts, with dims that are alike in any order, to the goal.
+
+    The search backwards goes only as far as it is asked about.
 
     Args:
         product: devices along all atoms.
@@ -73,28 +75,25 @@ def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices
     found: dict[Counts, int] = {}
     queue = [(0, ordered(goal))]
     best = {ordered(goal): 0}
-    while queue:
-        cost, counts = heapq.heappop(queue)
-        if counts in found:
-            continue
-        found[counts] = cost
-        for before, op, n, operand in _before(product, partial, goal, counts, whole_bytes):
-            before = ordered(before)
-            more = cost + (prices.least(op, n, operand) if op else 0)
-            if before not in found and more < best.get(before, more + 1):
-                best[before] = more
-                heapq.heappush(queue, (more, before))
-    return found
-
-
-def by_counts(known: dict[Counts, int], goal: Counts) -> Bound:
-    """What `distances` to a goal tell of counts in any order."""
-    ordered = _order(goal)
     seen: dict[Counts, int | None] = {}
+
+    def search(wanted: Counts) -> int | None:
+        while queue and wanted not in found:
+            cost, counts = heapq.heappop(queue)
+            if counts in found:
+                continue
+            found[counts] = cost
+            for before, op, n, operand in _before(product, partial, goal, counts, whole_bytes):
+                before = ordered(before)
+                more = cost + (prices.least(op, n, operand) if op else 0)
+                if before not in found and more < best.get(before, more + 1):
+                    best[before] = more
+                    heapq.heappush(queue, (more, before))
+        return found.get(wanted)
 
     def distance(counts: Counts) -> int | None:
         if counts not in seen:
-            seen[counts] = known.get(ordered(counts))
+            seen[counts] = search(ordered(counts))
         return seen[counts]
 
     return distance
@@ -126,30 +125,31 @@ def _before(
     """
     cut = math.prod(counts[:-1])
     size = whole_bytes // cut
-    here = counts[-1]
+    here, last = counts[-1], len(counts) - 1
     free = product // (cut * here)
     classes = defaultdict[tuple[int, int], list[int]](list)
     for dim, count in enumerate(counts[:-1]):
         classes[goal[dim], count].append(dim)
+    gathered, reduced = divisors(free), divisors(partial // here) if partial % here == 0 else ()
     for (_, count), (dim, *_) in classes.items():
         others = [(alike[alike[0] == dim], many) for (_, many), alike in classes.items() if alike != [dim]]
-        for n in divisors(free):
-            yield _with(counts, {dim: count * n}), "AllGather", n, size // n
+        for n in gathered:
+            yield _with(counts, dim, count * n), "AllGather", n, size // n
         for n in divisors(count):
-            rest = count // n
+            fewer = _with(counts, dim, count // n)
             for other, many in others:
-                yield _with(counts, {dim: rest, other: many * n}), "AllToAll", n, size
-            if partial % (here * n) == 0:
-                yield _with(counts, {dim: rest, len(counts) - 1: here * n}), "ReduceScatter", n, size * n
+                yield _with(fewer, other, many * n), "AllToAll", n, size
+            if n in reduced:
+                yield _with(fewer, last, here * n), "ReduceScatter", n, size * n
         for n in set(prime_factors(count)):
-            yield _with(counts, {dim: count // n}), "", n, 0
-    for n in divisors(free):
-        if partial % (here * n) == 0:
-            yield _with(counts, {len(counts) - 1: here * n}), "AllReduce", n, size
+            yield _with(counts, dim, count // n), "", n, 0
+    for n in gathered:
+        if n in reduced:
+            yield _with(counts, last, here * n), "AllReduce", n, size
     for n in divisors(here):
         if goal[-1] % here == 0:
-            yield _with(counts, {len(counts) - 1: here // n}), "", n, 0
+            yield _with(counts, last, here // n), "", n, 0
 
 
-def _with(counts: Counts, changed: dict[int, int]) -> Counts:
-    return tuple(changed.get(place, count) for place, count in enumerate(counts))
+def _with(counts: Counts, place: int, count: int) -> Counts:
+    return (*counts[:place], count, *counts[place + 1 :])

@@ -4,6 +4,7 @@ The parts of a network's key, seconds before bytes before launches, stand side b
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from irpar.analysis.cost.model import CostModel, Key
@@ -93,6 +94,7 @@ def coded(key: Key) -> int:
     return number
 
 
+@lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
     """All but 1."""
     found = {1}

@@ -6,7 +6,7 @@ from typing import Literal
 
 from irpar.analysis.cost.network import Network
 
-from .bound import Bound, bound_of_bytes, by_counts, distances
+from .bound import bound_of_bytes, distances
 from .prices import BytePrices, NetworkPrices, Prices
 from .problem import Names, Problem, refined
 from .search import Effort, Path, Search, weighed
@@ -124,8 +124,8 @@ def _search(problem: Problem, names: Names, network: Network) -> Search:
         whole_bytes *= size
     whole_bytes //= 8
     if not network.knows_seconds:
-        bound: Bound = bound_of_bytes(product, start, goal, whole_bytes)
+        bound = bound_of_bytes(product, start, goal, whole_bytes)
         return Search(problem, space, BytePrices(), bound, orders=False)
     prices: Prices = NetworkPrices(network, names.mesh, names.axes[: len(problem.sizes)], problem.sizes)
-    known = distances(product, start[-1], goal, whole_bytes, prices)
-    return Search(problem, space, prices, by_counts(known, goal), orders=True)
+    bound = distances(product, start[-1], goal, whole_bytes, prices)
+    return Search(problem, space, prices, bound, orders=True)

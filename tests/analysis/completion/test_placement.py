@@ -1,7 +1,7 @@
 import pytest
 
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import Placement, rule_view, why_whole
+from irpar.analysis.completion.placement import Placement, RuleView, rule_view, why_whole
 from irpar.analysis.cost.network import BYTES
 from irpar.ir import Function, Graph, Node
 from irpar.ir.text.files import parse_module
@@ -46,6 +46,25 @@ def test_matmul(a: str, b: str, c: str, operands: list[str], result: str) -> Non
         text = text.replace(f"f32[{c}] }}", f"f32[{c}] replicated }}")
     _, placement = placed(text)
     assert texts(placement) == (operands, [result])
+
+
+def test_nodes_of_one_kind_share_all_but_their_values() -> None:
+    module = parse_module(
+        """mesh @m = ["x"=2]
+        graph @g(%a: f32[8, 64], %w: f32[64, 64]) -> (%d) opset 21 {
+            %b = MatMul(%a, %w) : f32[8, 64]
+            %c = MatMul(%b, %w) : f32[8, 64]
+            %d = MatMul(%w, %w) : f32[64, 64]
+        }"""
+    )
+    first, second, other = module.graph
+    views = [rule_view(node, module.mesh) for node in (first, second, other)]
+    alone = RuleView(second, views[1].rule, module.mesh)  # type: ignore[union-attr]
+    assert views[1].shared() == alone.shared() == views[0].shared()  # type: ignore[union-attr]
+    assert views[1].values == alone.values == (*second.operands, second.result)  # type: ignore[union-attr]
+    assert views[1].ways == (views[1],)  # type: ignore[union-attr]
+    assert views[1].flops == alone.flops  # type: ignore[union-attr]
+    assert views[2].shared() != alone.shared()  # type: ignore[union-attr]
 
 
 def test_minor_factors_are_cut_only_inside_whole_majors() -> None:
