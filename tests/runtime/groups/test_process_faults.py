@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.groups import Call, Collective, make_group
+from irpar.runtime.groups.shared_memory.segment import SegmentLayout
 from irpar.sharding import Axis, IrparError, Mesh, asked_by_command
 from tests.patience import patient
 
@@ -176,13 +178,13 @@ def test_a_rank_that_does_nothing_is_not_waited_for() -> None:
     assert "rank 1 (a=1) has done nothing, and not answered, in 1 s" in str(error)
 
 
-def in_order(mesh: Mesh, order: list[tuple[int, str]], elements: int) -> Ended:
+def in_order(mesh: Mesh, order: list[tuple[int, str]], elements: int, layout: SegmentLayout | None = None) -> Ended:
     """Collectives over axes, in an order of the rank's own."""
-    group = joined(mesh, 20)
+    group = joined(mesh, 20, layout)
     began = time.monotonic()
     try:
         for id_, axis in order:
-            collective = Collective("AllReduce", id_, (Axis.parse(axis),), label=f"op {id_}")
+            collective = Collective("AllReduce", id_, tuple(map(Axis.parse, axis.split(","))), label=f"op {id_}")
             operand = np.ones(elements, np.float32)
             group.exchange({group.rank: Call(group.rank, mesh.coords(group.rank), collective, operand)})
         group.receive(0 if group.rank else 1)
@@ -221,6 +223,20 @@ def test_ranks_that_wait_in_a_circle_are_named_before_the_time_is_over() -> None
     error = mismatch_of(found)
     assert "ranks that should meet in it are at different collectives" in str(error)
     assert str(error).count("is at AllReduce") >= 2
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4])
+def test_a_rank_elsewhere_is_named_by_those_that_it_sends_nothing_to(cores: int) -> None:
+    """Rank 3 waits for rank 2, which waits for what ranks reduce that rank 3 has not come to."""
+    layout = replace(SegmentLayout.of(4), cores=cores)
+    orders = [[(0, "a,b")]] * 3 + [[(1, "b"), (0, "a,b")]]
+    with Ranks(4) as ranks:
+        options = {"mesh": SQUARE, "elements": 50_000, "layout": layout}
+        ranks.start(in_order, [{"order": order, **options} for order in orders])
+        found = ranks.answers(20)
+    error = mismatch_of(found)
+    assert "ranks that should meet in it are at different collectives" in str(error)
+    assert "rank 3 (a=1, b=1) is at AllReduce id=1 over b" in str(error)
 
 
 def test_a_rank_whose_program_ends_too_soon_is_named() -> None:

@@ -11,7 +11,7 @@ records, and turns on a core.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from irpar.ops.collectives.arrays import contiguous, cut
@@ -195,6 +195,10 @@ class Reduction(Parts):
         part = min(self._held, default=None)
         came = self._held[part].keys() if part is not None else set()
         return {rank for rank in self.peers if rank not in came}
+
+    def held_up(self) -> Collection[int]:
+        """See `Transfer.held_up`."""
+        return () if self.reduces else self._left.keys() - self.absent
 
     def result(self) -> Array:
         """See `Transfer.result`."""

@@ -18,7 +18,7 @@ from .semaphores import SEMAPHORE_BYTES, Semaphore
 
 FAULT_BYTES = 4096
 """Of what a rank says of its failure."""
-BOARD_WORDS = 9
+BOARD_WORDS = 10
 """8-byte words of a rank's board, before the mask of the ranks that it waits for."""
 _MOST_ARENAS = 256 << 20
 _MOST_RINGS = 64 << 20

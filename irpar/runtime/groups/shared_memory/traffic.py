@@ -179,7 +179,12 @@ class Traffic:
             PeerError: a rank failed, or one did not come in time.
         """
         if not self._spin(made):
-            self._wait(Wait(State.WAITING, lambda: made.is_done, made.missing, lambda: made.absent, made.meeting.call))
+            call = made.meeting.call
+
+            def absent() -> set[int]:
+                return made.absent | self.watch.waiting_at(call.collective.id, made.held_up())
+
+            self._wait(Wait(State.WAITING, lambda: made.is_done, made.missing, absent, call))
         if isinstance(made, Shipment):
             for place in self._numbers.pop(made).items():
                 del self._underway[place]

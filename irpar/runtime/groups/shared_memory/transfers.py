@@ -6,7 +6,7 @@ the receiver has come (`moves`, `reductions`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -98,6 +98,10 @@ class Transfer(ABC):
     @abstractmethod
     def missing(self) -> set[int]:
         """Ranks of members of which something is still to come."""
+
+    def held_up(self) -> Collection[int]:
+        """Ranks of members that have come, but do their part once others have, of which this member knows nothing."""
+        return ()
 
     @abstractmethod
     def result(self) -> Array:

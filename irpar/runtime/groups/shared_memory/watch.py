@@ -8,7 +8,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -28,6 +28,8 @@ TICK = 0.02
 _DEADLOCK_AFTER = 0.15
 """Seconds of waiting after which a rank looks whether those that it waits for wait for it."""
 _STATE, _VERSION, _TICKS, _SINCE, _PROCESS, _FAILED, _WHEN, _START = range(8)
+_AT = 9
+"""The word of the collective that a rank waits at: its id and 1; 0 where it waits for something else."""
 _FAULT = struct.Struct("<qI")
 _STOPPED = {"T": "is stopped (by SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger"}
 
@@ -50,7 +52,8 @@ class Wait:
         state: what kind of thing.
         is_done: whether it has come.
         missing: the ranks that have not done their part.
-        absent: those of them that have not even come: what they have begun they do whatever else they wait for.
+        absent: those of them that have not even come: what they have begun they do whatever else they wait for. Also
+            those that do their part once others have come, for which they wait.
         call: the collective, where it is one.
         is_bounded: whether it fails after the group's time; else only after as long with all that are missing stopped.
         text: what others are told of it.
@@ -140,6 +143,11 @@ class Watch:
             self._words[_STATE] = State.COMPUTING
             self._words[_VERSION] += 1
 
+    def waiting_at(self, id_: int, ranks: Iterable[int]) -> set[int]:
+        """Those of some ranks that say that they wait at a collective."""
+        boards = ((rank, self._boards[rank][0]) for rank in ranks)
+        return {rank for rank, words in boards if words[_STATE] == State.WAITING and words[_AT] == id_ + 1}
+
     # -- the others ---------------------------------------------------------------------------------------------
 
     def look(self, wait: Wait) -> None:
@@ -226,6 +234,7 @@ class Watch:
             text = text[: len(self._text)]
             self._text[:] = text.ljust(len(self._text), b"\0")
             self._words[_SINCE] = time.monotonic_ns()
+            self._words[_AT] = 0 if wait.call is None else wait.call.collective.id + 1
             self._words[_VERSION] += 1
             self._words[_STATE] = wait.state
         self._words[_TICKS] += 1
