@@ -148,12 +148,12 @@ def misplaced(partition: irpar.Partition, case: dict[str, Any]) -> list[str]:
     return [f"{name} is sharded as {found.get(name)}" for name, spec in wanted.items() if found.get(name) != spec]
 
 
-def inputs_of(case: dict[str, Any]) -> dict[str, Any]:
-    """The inputs, as the README of the cases says."""
+def inputs_of(case: dict[str, Any], lead: Sequence[int] = ()) -> dict[str, Any]:
+    """The inputs, as the README of the cases says; `lead` are sizes of dims that each has before its own."""
     rng = np.random.default_rng(case["seed"])
     arrays = {}
     for name, spec in case["inputs"].items():
-        shape = spec["shape"]
+        shape = [*lead, *spec["shape"]]
         if spec["kind"] == "normal":
             drawn = rng.standard_normal(shape) * spec["scale"]
         else:

@@ -13,6 +13,8 @@ from irpar.pass_manager import Pass, PassResult
 
 TARGET = "target"
 """The name of the input that the output is compared with."""
+COUNTED = "loss_targets"
+"""The name of the result that says how many targets count."""
 LossKind = Literal["cross_entropy", "mse", "bce"]
 LOSSES: tuple[str, ...] = get_args(LossKind)
 CROSS_ENTROPY = "cross_entropy"
@@ -40,6 +42,8 @@ class AddLoss(Pass):
         class_axis: of the output, where its classes are.
         ignore_index: the class number of targets that do not count; None: all count.
         label_smoothing: how much of each target is spread over all classes.
+        counted: whether one more result says of how many targets the loss is the mean, where some are ignored; the
+            mean of none then is 0.
     """
 
     name = "add-loss"
@@ -48,6 +52,7 @@ class AddLoss(Pass):
     class_axis: int = -1
     ignore_index: int | None = None
     label_smoothing: float = 0.0
+    counted: bool = False
 
     def run(self, module: Module) -> PassResult:
         """Write the loss.
@@ -61,13 +66,15 @@ class AddLoss(Pass):
         writer = GradientWriter(graph, module.opsets)
         writer.phase = "forward"
         notes: tuple[str, ...] = ()
+        results: dict[str, Value] = {}
         if self.kind.startswith("output:"):
-            loss = _single(_output(graph, self.kind.removeprefix("output:")))
+            results[LOSS] = _single(_output(graph, self.kind.removeprefix("output:")))
         else:
-            loss, notes = self._compared(graph, writer)
-        if loss.node in writer.made:
-            loss.rename(LOSS)
-        graph.set_outputs([*graph.outputs, loss], [*graph.output_names, LOSS])
+            results, notes = self._compared(graph, writer)
+        for name, value in results.items():
+            if value.node in writer.made:
+                value.rename(name)
+        graph.set_outputs([*graph.outputs, *results.values()], [*graph.output_names, *results])
         return PassResult(True, notes)
 
     def _check(self, graph: Graph) -> None:
@@ -89,7 +96,7 @@ class AddLoss(Pass):
                 f"{self.kind} has no label smoothing and ignores no targets", do="leave them out, or use cross_entropy"
             )
 
-    def _compared(self, graph: Graph, w: GradientWriter) -> tuple[Value, tuple[str, ...]]:
+    def _compared(self, graph: Graph, w: GradientWriter) -> tuple[dict[str, Value], tuple[str, ...]]:
         output = _output(graph, self.output)
         scores = _scores(output, self.kind, self.class_axis)
         notes: tuple[str, ...] = ()
@@ -108,9 +115,9 @@ class AddLoss(Pass):
             each = w.mul(difference, difference)
         else:
             each = w.sub(w.op("Softplus", [wide]), w.mul(wide, wanted))
-        return w.op("ReduceMean", [each], {"keepdims": 0}), notes
+        return {LOSS: w.op("ReduceMean", [each], {"keepdims": 0})}, notes
 
-    def _cross_entropy(self, graph: Graph, scores: Value, dims: tuple[Dim, ...], w: GradientWriter) -> Value:
+    def _cross_entropy(self, graph: Graph, scores: Value, dims: tuple[Dim, ...], w: GradientWriter) -> dict[str, Value]:
         rank = len(dims)
         if not rank or not -rank <= self.class_axis < rank:
             raise LossError(
@@ -124,19 +131,45 @@ class AddLoss(Pass):
             scores, labels = w.unsqueeze(scores, [0]), w.unsqueeze(target, [0])
         else:
             scores, labels = w.transpose(scores, [rest[0], axis, *rest[1:]]), target
+        if self.counted and self.ignore_index is not None:
+            return self._counted_loss(scores, labels, w)
         ignored = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
         loss = w.op("SoftmaxCrossEntropyLoss", [scores, labels], ignored)
         if not self.label_smoothing:
-            return loss
-        smooth = w.op("ReduceMean", [w.op("LogSoftmax", [scores], {"axis": 1}), w.ints([1])], {"keepdims": 0})
+            return {LOSS: loss}
         if self.ignore_index is None:
-            spread = w.op("ReduceMean", [smooth], {"keepdims": 0})
+            spread = w.op("ReduceMean", [_smooth(scores, w)], {"keepdims": 0})
         else:
-            ignored_rows = w.op("Equal", [labels, w.constant(self.ignore_index)])
-            counted = w.where(ignored_rows, w.number(0, scores), w.number(1, scores))
-            total = w.op("ReduceSum", [w.mul(smooth, counted)], {"keepdims": 0})
+            counted = self._rows(scores, labels, w)
+            total = w.op("ReduceSum", [w.mul(_smooth(scores, w), counted)], {"keepdims": 0})
             spread = w.div(total, w.op("ReduceSum", [counted], {"keepdims": 0}))
+        return {LOSS: self._smoothed(loss, spread, w)}
+
+    def _counted_loss(self, scores: Value, labels: Value, w: GradientWriter) -> dict[str, Value]:
+        """The mean over targets that count, 0 where none does, and how many do."""
+        assert self.ignore_index is not None
+        rows = self._rows(scores, labels, w)
+        count = w.op("ReduceSum", [rows], {"keepdims": 0})
+        ignored = {"ignore_index": self.ignore_index, "reduction": "sum"}
+        loss = w.op("SoftmaxCrossEntropyLoss", [scores, labels], ignored)
+        if self.label_smoothing:
+            spread = w.op("ReduceSum", [w.mul(_smooth(scores, w), rows)], {"keepdims": 0})
+            loss = self._smoothed(loss, spread, w)
+        return {LOSS: w.div(loss, w.op("Max", [count, w.number(1, count)])), COUNTED: count}
+
+    def _rows(self, scores: Value, labels: Value, w: GradientWriter) -> Value:
+        """1 of targets that count, 0 of others."""
+        assert self.ignore_index is not None
+        ignored = w.op("Equal", [labels, w.constant(self.ignore_index)])
+        return w.where(ignored, w.number(0, scores), w.number(1, scores))
+
+    def _smoothed(self, loss: Value, spread: Value, w: GradientWriter) -> Value:
         return w.sub(w.mul(loss, 1 - self.label_smoothing), w.mul(spread, self.label_smoothing))
+
+
+def _smooth(scores: Value, w: GradientWriter) -> Value:
+    """The mean of the log-probabilities of each row."""
+    return w.op("ReduceMean", [w.op("LogSoftmax", [scores], {"axis": 1}), w.ints([1])], {"keepdims": 0})
 
 
 def _output(graph: Graph, name: str) -> Value:

@@ -213,7 +213,7 @@ def test_training_is_as_the_page_shows(
     data, levels, trainer, zero, loop = code("training.md", "python")
     exec(data, {})
     found = transcripts(DOCS / "training.md")
-    assert len(found) == 8
+    assert len(found) == 10
     for _, command, shown in found:
         program, *words = shlex.split(command)
         assert (models_main(words[2:]) if program == "python" else main(words)) == 0

@@ -70,6 +70,7 @@ from .train_options import (
     LossOutput,
     LossScale,
     LrScale,
+    MicroBatches,
     Momentum,
     Nesterov,
     NoDecay,
@@ -79,6 +80,7 @@ from .train_options import (
     Seed,
     Trainable,
     WeightDecay,
+    Whole,
     Zero,
     ZeroAxes,
     ZeroPrefetch,
@@ -149,6 +151,8 @@ def train_command(
     zero_threshold_kb: ZeroThreshold = 64,
     zero_regather: ZeroRegather = True,
     zero_prefetch: ZeroPrefetch = 1,
+    micro_batches: MicroBatches = 1,
+    whole: Whole = None,
     dataset_sharding: DatasetSharding = "inputs",
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
@@ -245,7 +249,7 @@ class _Maker:
         mesh = mesh or Mesh({ONE: 1})
         of_model, of_step = _apart(file)
         module, count = self.plain(mesh, of_model)
-        of_step.annotate(module)
+        _led(of_step, module).annotate(module)
         assert self._module is not None
         count += file.entries + _shard_samples(module, self.dataset_sharding)
         return Read(module, count, source_files(self._module), self.notes)
@@ -288,12 +292,30 @@ def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
     return replace(file, tensors=own), replace(file, tensors=added, others=(), ops=(), layout=None)
 
 
+def _led(file: "ShardingsFile", module: "Module") -> "ShardingsFile":
+    """With a dim that counts micro-batches in the entries of inputs that have it: files are written for a batch."""
+    from irpar.output.training_facts import facts_of
+    from irpar.training.micro_batches import stacked_inputs
+
+    _, names = stacked_inputs(facts_of(module.metadata))
+    ranks = {value.source_name: value.tensor_type.rank or 0 for value in module.graph.inputs}
+    tensors = tuple(
+        replace(entry, spec=(None, *entry.spec))
+        if entry.pattern in names and len(entry.spec) == ranks[entry.pattern] - 1
+        else entry
+        for entry in file.tensors
+    )
+    return replace(file, tensors=tensors)
+
+
 def _shard_samples(module: "Module", how: str) -> int:
     """Annotate the inputs that are samples; returns how many."""
     from irpar.output.training_facts import facts_of
+    from irpar.training.micro_batches import stacked_inputs
 
     facts = facts_of(module.metadata)
     assert facts is not None
+    _, led = stacked_inputs(facts)
     axes = list(module.mesh.axes)
     named = {value.source_name: value for value in module.graph.inputs}
     names = facts["inputs"] if how != "inputs" else ()
@@ -305,8 +327,11 @@ def _shard_samples(module: "Module", how: str) -> int:
                 f"--dataset-sharding {how} and an annotation both say how {name} is sharded",
                 do="leave out one of the two",
             )
-        first = [axes] if how == "data_parallel" and rank else [None] * min(rank, 1)
-        module.shard(name, [*first, *[None] * (rank - 1)])
+        spec: list[Any] = [None] * rank
+        place = int(name in led)
+        if how == "data_parallel" and rank > place:
+            spec[place] = axes
+        module.shard(name, spec)
     return len(names)
 
 

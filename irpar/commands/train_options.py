@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 _LOSS, _UPDATE, _WHAT, _ZERO = "The loss", "The update", "What is trained", "What ranks share (ZeRO)"
+_BATCHES = "Micro-batches"
 
 Output = Annotated[
     Path,
@@ -210,5 +211,24 @@ ZeroRegather = Annotated[
         "--zero-regather/--no-zero-regather",
         help="Of --zero 3: gather parameters again in the backward pass, or keep what the forward pass gathered.",
         rich_help_panel=_ZERO,
+    ),
+]
+MicroBatches = Annotated[
+    int,
+    typer.Option(
+        "--micro-batches",
+        metavar="N",
+        help="Add up the gradients of so many batches of the model's size, one after the other, for each update.",
+        rich_help_panel=_BATCHES,
+    ),
+]
+Whole = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--whole",
+        metavar="GLOB",
+        help="Inputs that each micro-batch reads whole; so are those whose first dim is not that of the target.",
+        rich_help_panel=_BATCHES,
+        show_default=False,
     ),
 ]

@@ -16,6 +16,7 @@ from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
     from irpar.api import Partition
+    from irpar.output.training_facts import TrainingFacts
     from irpar.training.loop import LoopOptions, Step, Summary
 
 
@@ -86,7 +87,7 @@ class TrainingRun:
 
         with partition.trainer(**options) as trainer, ProgressReport(is_shown=not as_json) as progress:
             specs = {spec["name"]: spec for spec in partition.plan.inputs}
-            asked = self._loop_options(specs, given, trainer.facts["inputs"])
+            asked = self._loop_options(specs, given, trainer.facts)
             teller = _Teller(progress, asked.steps)
             start = time.perf_counter()
             summary = run_loop(trainer, specs, asked, teller.tell)
@@ -94,18 +95,20 @@ class TrainingRun:
         self._report(partition, summary, seconds, asked.steps, as_json)
 
     def _loop_options(
-        self, specs: Mapping[str, Mapping[str, Any]], given: Sequence[str] | None, samples: Sequence[str]
+        self, specs: Mapping[str, Mapping[str, Any]], given: Sequence[str] | None, facts: "TrainingFacts"
     ) -> "LoopOptions":
         from irpar.inputs.dataset import dataset_of
         from irpar.training.loop import LoopOptions
+        from irpar.training.micro_batches import as_samples
 
         assert self.data is not None
         values = given_inputs(list(specs.values()), None, given) or {}
         steps = self.steps
         if steps is None:
             assert self.epochs is not None
-            names = [name for name in samples if name not in values]
-            count, batch = dataset_of(str(self.data)).check({name: specs[name] for name in names})
+            names = [name for name in facts["inputs"] if name not in values]
+            wanted = {name: as_samples(facts, name, specs[name]) for name in names}
+            count, batch = dataset_of(str(self.data)).check(wanted)
             steps = math.ceil(self.epochs * (count // batch))
         return LoopOptions(
             self.data.absolute(),

@@ -126,16 +126,15 @@ class Dataset:
 
         Args:
             name: of the input.
-            rows: the samples of the step.
+            rows: the samples of the step; of several micro-batches a row of each.
             sharding: of the input on the mesh; None: every rank holds it in full.
             coords: of the rank.
         """
         array = self.arrays[name]
         if sharding is not None and not sharding.is_replicated:
-            shape = (len(rows), *array.shape[1:])
-            (first, last), *rest = local_region(sharding, shape, coords)
-            rows = rows[first:last]
-            array = array[(slice(None), *(slice(*region) for region in rest))]
+            region = [slice(*each) for each in local_region(sharding, (*rows.shape, *array.shape[1:]), coords)]
+            rows = rows[tuple(region[: rows.ndim])]
+            array = array[(slice(None), *region[rows.ndim :])]
         # Files may have been written on a machine of another byte order.
         return np.ascontiguousarray(array[rows], array.dtype.newbyteorder("="))
 
@@ -164,7 +163,7 @@ class Batch:
 
     Args:
         path: of the dataset.
-        rows: which samples.
+        rows: which samples; of several micro-batches a row of each.
         names: of the inputs that they are for.
         limits: name of an input to the least and the most that its numbers may be, and one that may be there besides.
     """

@@ -52,6 +52,20 @@ def carriers(node: Node, reduce: Reduction) -> Carriers:
     return () if find is None else find(node)
 
 
+def scaled_operand(node: Node) -> int | None:
+    """Which operand a node does the same with element by element, so that it may as well do it with a sum; or None.
+
+    A Cast to wider floats, a product with one number. The result has the shape of the operand, and lies as that does.
+    """
+    if node.domain or node.op_type not in _ELEMENTWISE or not all(value.is_static for value in node.inputs):
+        return None
+    places = next((places for places in carriers(node, "sum") if len(places) == 1), None)
+    if places is None:
+        return None
+    others = [value for index, value in enumerate(node.operands) if index != places[0] and value is not None]
+    return None if any(value.shape for value in others) else places[0]
+
+
 def _first(node: Node) -> Carriers:
     return ((0,),)
 
@@ -102,6 +116,8 @@ def _is_finite(value: Value | None, *, may_be_zero: bool = True) -> bool:
     numbers = data.numpy().astype(np.float64)
     return bool(np.isfinite(numbers).all() and (may_be_zero or numbers.all()))
 
+
+_ELEMENTWISE = frozenset({"Cast", "Div", "Identity", "Mul", "Neg"})
 
 _WIDE = {DType.BF16, DType.F32, DType.F64}
 """Floats that do not overflow where numbers are ordinary."""

@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from irpar.ir import Builder, DType, TensorType, Value
+from irpar.ir import ArrayTensor, Builder, DType, TensorType, Value
 from irpar.sharding import Axis, Mesh, Reduction
 
 from .coords import block_index
@@ -18,6 +18,16 @@ def neutral(reduce: Reduction, dtype: DType) -> "np.ndarray[Any, Any]":
     In sums of floats that is -0.0: -0.0 + 0.0 is 0.0, which has lost the sign (IEEE 754-2019, section 6.3).
     """
     return np.asarray(_NEUTRAL[reduce](dtype), dtype.numpy)
+
+
+def is_neutral(value: Value, reduce: Reduction) -> bool:
+    """Whether every element of a value is known to be one that changes nothing, the sign of a zero aside."""
+    node = value.node
+    source = node.inputs[0] if node is not None and node.identity == ("", "Expand") else value
+    data = source.data
+    if not isinstance(data, ArrayTensor) or data.dtype is DType.STR:
+        return False
+    return bool((data.numpy() == neutral(reduce, data.dtype)).all())
 
 
 def _limit(dtype: DType, sign: int) -> object:
@@ -50,7 +60,7 @@ def first_only(
 
     The first keeps it; the others get what changes nothing. A maximum is the same however often it counts.
     """
-    if reduce not in ("sum", "prod"):
+    if reduce not in ("sum", "prod") or is_neutral(value, reduce):
         return value
     position = block_index(builder, mesh, axes)
     zero = builder.constant(np.asarray(0, np.int64), "number_0")

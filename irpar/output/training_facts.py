@@ -42,6 +42,18 @@ class ZeroFacts(TypedDict):
     parameters: list[ZeroParameter]
 
 
+class MicroBatchFacts(TypedDict):
+    """What the pass `accumulate` did.
+
+    Attributes:
+        count: how many micro-batches a step has.
+        inputs: the inputs that are [count, b, ...]; each trip reads the others whole.
+    """
+
+    count: int
+    inputs: list[str]
+
+
 class TrainingFacts(TypedDict):
     """A training step.
 
@@ -52,10 +64,11 @@ class TrainingFacts(TypedDict):
         target: the input that the loss compares with; None: it has none.
         classes: how many there are, where targets are numbers of classes.
         ignore_index: the number of targets that do not count.
-        inputs: the inputs that are samples, along whose first dim the batch is.
+        inputs: the inputs that are samples, along whose first dim the batch is; of micro-batches along the first two.
         settings: all that `train_step` was asked for.
         bind: sizes of symbolic dims.
         zero: how optimizer state is sharded, where the pass `zero` ran.
+        micro_batches: what the step goes over one after the other, where there are several.
     """
 
     loss: str
@@ -68,6 +81,7 @@ class TrainingFacts(TypedDict):
     settings: dict[str, Any]
     bind: dict[str, int]
     zero: NotRequired[ZeroFacts]
+    micro_batches: NotRequired[MicroBatchFacts]
 
 
 def facts_of(metadata: Mapping[str, str]) -> TrainingFacts | None:

@@ -11,6 +11,7 @@ from irpar.ir.state_rules import add_states
 from irpar.output.plan import Plan
 from irpar.sharding import Sharding
 
+from .micro_batches import as_one_batch
 from .settings import Settings
 from .step import CLEAN, with_loss
 
@@ -35,7 +36,7 @@ def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
         module = clone_module(model)
         module.metadata.pop(SAID, None)  # The step has no optimizer here.
         module.set_mesh(plan.mesh_of_ranks)
-        with_loss(module, settings)
+        with_loss(module, replace(settings, micro_batches=1))
         graph = module.graph
         held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
         known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}
@@ -45,7 +46,7 @@ def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
             graph.states[value] = replace(graph.states[value], data=None)
         PassManager.parse(CLEAN).run(module)
         forget_domains(module)
-        _shard_as(module, [*held.values(), *plan.inputs])
+        _shard_as(module, [*held.values(), *(as_one_batch(plan.training, entry) for entry in plan.inputs)])
         return module
 
 

@@ -16,6 +16,7 @@ from irpar.inputs.dataset import Batch, dataset_of
 from irpar.inputs.order import Order
 from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
 
+from .micro_batches import as_one_batch, as_samples, in_micro_batches
 from .schedule import Schedule
 from .trainer import Trainer
 
@@ -136,7 +137,7 @@ def run_loop(
     _check(options)
     names = [name for name in trainer.facts["inputs"] if name not in options.values]
     data = dataset_of(str(options.data))
-    samples, batch = data.check({name: inputs[name] for name in names})
+    samples, batch = data.check({name: as_samples(trainer.facts, name, inputs[name]) for name in names})
     before = _resumed(trainer, options)
     order = _order(options, before, samples, batch)
     trainer.schedule = _schedule(trainer, options, before)
@@ -147,7 +148,8 @@ def run_loop(
         while trainer.steps < options.steps:
             number = trainer.steps
             start = time.perf_counter()
-            taken = Batch(str(options.data), order.rows(number), names, limits)
+            rows = in_micro_batches(trainer.facts, order.rows(number))
+            taken = Batch(str(options.data), rows, names, limits)
             loss = trainer.step(options.values, batch=taken)
             step = Step(
                 number + 1,
@@ -266,7 +268,7 @@ def _evaluation(
         )
     names = trainer.facts["inputs"]
     path = str(options.evaluation)
-    samples, batch = dataset_of(path).check({name: inputs[name] for name in names})
+    samples, batch = dataset_of(path).check({name: as_one_batch(trainer.facts, inputs[name]) for name in names})
     order = Order(samples, batch, is_shuffled=False)
     return [Batch(path, order.rows(number), names, limits) for number in range(order.steps_per_epoch)]
 

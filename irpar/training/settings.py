@@ -30,3 +30,5 @@ class Settings:
     label_smoothing: float = 0.0
     loss_scale: str = "none"
     precision: str = "f32"
+    micro_batches: int = 1
+    whole: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import numpy as np
 from irpar.errors import IrparError, listed
 from irpar.ir import DType, Graph, Module, TensorType, Value
 from irpar.ir.state import LOSS
-from irpar.output.training_facts import TrainingFacts, metadata_of
+from irpar.output.training_facts import MicroBatchFacts, TrainingFacts, metadata_of
 from irpar.sharding import spelled
 from irpar.units import count_text
 
@@ -51,6 +51,9 @@ def train_step(
         seed: what the masks of dropout begin with.
         class_axis, ignore_index, label_smoothing: of cross_entropy.
         loss_scale: "dynamic" for gradients of float16.
+        micro_batches: how many batches of the model's size a step adds up the gradients of, one after the other; its
+            inputs are [micro_batches, b, ...]. See the pass `accumulate`.
+        whole: names or globs of inputs that all of these read whole.
 
     Returns:
         A module with the model's inputs, `target` and `learning_rate`, the result `loss`, and the parameters and what
@@ -100,12 +103,16 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     differentiate = Autodiff((LOSS,), names, keep_outputs=True, only_reached=True)
     notes += PassManager([differentiate]).run(module).notes
     _require_gradients(module, parameters)
+    accumulated = _accumulate(module, settings)
     _seed(module, settings)
     PassManager([_optimizer(settings)]).run(module)
     _write_out(module)
     PassManager.parse(CLEAN).run(module)
     forget_domains(module)
-    module.metadata |= metadata_of(_facts(module, settings, classes, bind))
+    facts = _facts(module, settings, classes, bind)
+    if accumulated is not None:
+        facts["micro_batches"] = accumulated
+    module.metadata |= metadata_of(facts)
     return [_trained(module), *notes]
 
 
@@ -123,7 +130,14 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
     PassManager.parse(OPEN).run(module)
     lift_weights(module)
     parameters = _parameters(module, settings, running_statistics(module))
-    loss = AddLoss(settings.loss, settings.output, settings.class_axis, settings.ignore_index, settings.label_smoothing)
+    loss = AddLoss(
+        settings.loss,
+        settings.output,
+        settings.class_axis,
+        settings.ignore_index,
+        settings.label_smoothing,
+        counted=settings.micro_batches > 1,
+    )
     notes = loss.run(module).notes
     _keep_loss(module.graph)
     if settings.precision != FULL:
@@ -143,10 +157,12 @@ def _trained(module: Module) -> str:
 
 
 def _keep_loss(graph: Graph) -> None:
-    """Give the graph the loss as its only result."""
+    """Give the graph the loss as its only result, with how many targets count where that is told."""
+    from irpar.passes.add_loss import COUNTED
 
     pairs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    graph.set_outputs([pairs[LOSS]], [LOSS])
+    names = [name for name in (LOSS, COUNTED) if name in pairs]
+    graph.set_outputs([pairs[name] for name in names], names)
 
 
 def _parameters(module: Module, settings: Settings, statistics: set[Value]) -> list[Value]:
@@ -187,6 +203,20 @@ def _require_gradients(module: Module, parameters: list[Value]) -> None:
             f"the loss depends on none of the parameters: {listed([value.source_name for value in parameters], 5)}",
             do=spelled("name the output that does: --output NAME", 'name the output that does: output="NAME"'),
         )
+
+
+def _accumulate(module: Module, settings: Settings) -> MicroBatchFacts | None:
+    """Let the step go over micro-batches; what its plan says of them."""
+    from irpar.pass_manager import PassManager
+    from irpar.passes.accumulate import Accumulate
+
+    if settings.micro_batches == 1:
+        return None
+    accumulate = Accumulate(settings.micro_batches, settings.whole)
+    names = [value.source_name for value in accumulate.samples(module)]
+    PassManager.parse("cse").run(module)  # Gradients that are equal are added up once.
+    PassManager([accumulate]).run(module)
+    return {"count": settings.micro_batches, "inputs": names}
 
 
 def _seed(module: Module, settings: Settings) -> None:
@@ -230,7 +260,7 @@ def _write_out(module: Module) -> None:
     """Say BatchNormalization in training in operators that stock ONNX Runtime has."""
     from irpar.ops.training_batch_norm import trains, write_out
 
-    for node in module.graph:
+    for node in module.graph.walk():
         if trains(node):
             write_out(node, module.opsets)
 

@@ -18,6 +18,7 @@ from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_o
 from irpar.passes.optimizer.names import LEARNING_RATE
 from irpar.runtime.session import Session
 
+from .micro_batches import stacked
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Trainer(Session):
         self.facts = facts
         self.schedule = schedule or Schedule(facts["learning_rate"])
         self.results: dict[str, Any] = {}
+        self._shapes = {spec.name: tuple(spec.shape or ()) for spec in executor.inputs}
         self._rate_dtype = next(
             (spec.dtype.numpy for spec in executor.inputs if spec.name == LEARNING_RATE and spec.dtype is not None),
             np.float32,
@@ -62,7 +64,8 @@ class Trainer(Session):
         """Make one step.
 
         Args:
-            inputs: name to full array, of the inputs that are no state; without the learning rate.
+            inputs: name to full array, of the inputs that are no state; without the learning rate. Of several
+                micro-batches [count, b, ...], or the same samples as one batch.
             batch: samples of which each rank reads its own part.
             learning_rate: of this step; None: that of the schedule.
 
@@ -71,13 +74,14 @@ class Trainer(Session):
 
         Raises:
             InputError: inputs that do not fit.
+            BatchSizeError: there are too many samples for the micro-batches, or too few.
             DataError: a target that is no class.
             NotFiniteError: the loss is not finite; the state is that before the step.
             RunError: a rank failed; all ranks have stopped.
         """
         if inputs is not None:
             require("inputs", inputs, Mapping, "give a dict of arrays by the names of inputs")
-        given = dict(inputs or {})
+        given = stacked(self.facts, inputs or {}, self._shapes)
         self._check_target(given)
         rate = self.schedule.rate(self.steps) if learning_rate is None else learning_rate
         given[LEARNING_RATE] = np.asarray(rate, self._rate_dtype)

@@ -6,6 +6,7 @@ Where a Loop may have no trips at all it is a Loop, which ONNX Runtime runs no t
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from irpar.analysis.looping import Looping, Slices, runs_alike
 from irpar.analysis.types.control_flow import FLAG
 from irpar.ir import Builder, Graph, Ints, Node, Value, tensor_type
 from irpar.ir.clone import clone_node
@@ -15,7 +16,6 @@ from irpar.ops.facts import text_attribute
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .dependence import dependents, is_real
-from .looping import Looping, Slices, runs_alike
 
 if TYPE_CHECKING:
     from .reverse import Reverse

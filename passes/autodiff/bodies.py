@@ -7,12 +7,12 @@ s, ys = Scan(s0, xs) {s, x -> Tanh(s + x), y}    saves y of each step; its gradi
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from irpar.analysis.looping import Looping
 from irpar.ir import Graph, Node, Value, clone_graph
 from irpar.ops.effects import draws_random_numbers
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .backward_scan import BackwardScan
-from .looping import Looping
 
 if TYPE_CHECKING:
     from .reverse import Reverse

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from irpar.analysis.looping import LOOPS
 from irpar.analysis.types.inference import Inference
 from irpar.ir import (
     AnnotationError,
@@ -43,7 +44,8 @@ class FoldConstants(Pass):
 
     Before: inputs have types. After: no node is left whose operands are all constants, unless its operands or results
     have more than `max-bytes`, it reads a weight (a matrix of numbers that are no indices), a constant that carries an
-    annotation, or draws random numbers. An If whose predicate is constant is replaced by the branch that it takes.
+    annotation, draws random numbers, or fills what a loop of a backward pass adds to. An If whose predicate is constant
+    is replaced by the branch that it takes.
 
     Shape arithmetic goes away step by step: a Shape becomes a constant, then what gathers and joins its parts, then the
     Reshape that reads these has a static type, and so has a Shape after it.
@@ -67,6 +69,14 @@ class FoldConstants(Pass):
         statistics: dict[str, int | float] = {"folded": folder.folded, "branches": folder.branches}
         changed = bool(folder.folded or folder.branches or folder.inference.inferred)
         return PassResult(changed, folder.inference.notes, statistics)
+
+
+def _begins_sums(node: Node) -> bool:
+    """Whether a node fills what gradients are added to, trip by trip: as large as weights, and written over anyway."""
+    if node.identity != ("", "Expand") or node.phase != "backward":
+        return False
+    users = node.results[0].users
+    return bool(users) and all(user.identity in LOOPS for user in users)
 
 
 class _Folder:
@@ -141,7 +151,7 @@ class _Folder:
 
     def is_foldable(self, node: Node) -> bool:
         """Whether the results of a node are known now and worth keeping."""
-        if not is_compute(node) or node.callee is not None or not is_deterministic(node):
+        if not is_compute(node) or node.callee is not None or not is_deterministic(node) or _begins_sums(node):
             return False
         if any(isinstance(attribute, RefAttribute) for attribute in node.attributes.values()):
             return False

@@ -4,7 +4,7 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.redistribution import bytes_held, redistribution
 from irpar.analysis.redistribution.trees import insert_step
-from irpar.ir import Builder, Module, Value
+from irpar.ir import Builder, Decision, Module, Value
 from irpar.sharding import Sharding
 
 SMALL_SHARE, SMALL_BYTES = 1 / 64, 64 << 10
@@ -17,16 +17,18 @@ def share_small_constants(module: Module, network: Network) -> None:
     k : i64[2048@dp, 1] becomes k : i64[2048, 1], k_1 = irpar.AllSlice(k) : i64[2048@dp, 1]
 
     Ranks whose parameters are inputs differ in their constants alone: 64 of them would be 64 programs for a table of
-    positions. All constants of the graph, those of bodies aside, or none where that takes too much.
+    positions. All constants of the graph, those of bodies included, or none where that takes too much.
     """
     graph = module.graph
     if graph.first is None or not any(state.kind == "parameter" for state in graph.states.values()):
         return
-    found = [value for value in graph.constants if _is_cut(value)]
+    found = [value for body in graph.graphs() for value in body.constants if _is_cut(value)]
     more = sum(value_bytes(value) - bytes_held(value, value.sharding) for value in found)
     if more > SMALL_BYTES + SMALL_SHARE * sum(bytes_held(state, state.sharding) for state in graph.states):
         return
     for value in found:
+        if value.graph is not graph:
+            graph.lift_constant(value)
         _slice(module, value, network)
 
 
@@ -48,3 +50,7 @@ def _slice(module: Module, value: Value, network: Network) -> None:
     for step in planned.steps:
         result = insert_step(builder, result, step, "each rank slices its own, so that all share one program")
     value.replace_uses(result, only=uses)
+    module.decisions[result.name] = module.decisions.pop(value.name, [])
+    module.decide(
+        value.name, Decision("devices hold it whole and slice their blocks, so that all share one program", None)
+    )

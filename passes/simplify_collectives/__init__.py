@@ -23,6 +23,7 @@ from irpar.pass_manager import Pass, PassResult
 from .loop_invariants import leave_loops
 from .mixed_sums import add_alike_first
 from .reduced_sums import reduce_sums_once
+from .sums_of_trips import move_sums_once
 from .written_constants import ConstantWays
 
 LOOK_BACK = 3
@@ -57,11 +58,12 @@ class SimplifyCollectives(Pass):
         moved = leave_loops(module)
         apart = 0 if module.is_local else add_alike_first(module)
         sums = reduce_sums_once(module)
+        trips = move_sums_once(module)
         if module.is_local:
             merged, rewritten = _merge(module), 0
         else:
             merged, rewritten = 0, _replan(module, network_of(module.network))
-        changed = bool(moved or apart or sums or merged or rewritten)
+        changed = bool(moved or apart or sums or trips or merged or rewritten)
         if changed and module.is_local:
             number_alike(module.graphs)
         elif changed:
@@ -72,6 +74,7 @@ class SimplifyCollectives(Pass):
                 "out of loops": moved,
                 "sums added in two steps": apart,
                 "sums reduced once": sums,
+                "sums moved behind loops": trips,
                 "merged nodes": merged,
                 "planned anew": rewritten,
             },

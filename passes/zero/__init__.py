@@ -227,12 +227,16 @@ def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Shard
 def _regather(module: Module, value: Value, places: Mapping[Node, int]) -> bool:
     """Let the backward pass read a parameter through a view of its own, so that what is gathered of it is not kept.
 
-    False where the backward pass does not read it, or does so already.
+    False where the backward pass does not read it, or does so already, or one loop holds both passes: what trips read
+    of it is gathered before the loop, once.
     """
     uses = [(node, index) for node, index in value.uses if node.phase == "backward" and node.identity != _VIEW]
     if not uses:
         return False
     first = min((standing_in(module.graph, node) for node, _ in uses), key=places.__getitem__)
+    forward = (standing_in(module.graph, node) for node in value.users if node.phase == "forward")
+    if any(places[node] >= places[first] for node in forward):
+        return False
     builder = Builder(module.graph, module.opsets, before=first, like=first)
     again = builder.op("Identity", [value], type=value.type, name=f"{value.name}.again")
     value.replace_uses(again, only=uses)

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from irpar.analysis.cost.network import Network
+from irpar.analysis.looping import LOOPS
 from irpar.analysis.types.control_flow import runs, scan_axes
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops import has_open_bodies
@@ -103,6 +104,7 @@ class Flow:
             if state.output is not None
         )
         self.trips: dict[Graph, int | None] = {graph: 1}
+        self._summed: dict[Value, Graph] = {}
         self.nodes: list[Node] = []
         self._views: dict[Tie, RuleView | None] = {}
         self._rules: dict[Node, RuleView | None] = {}
@@ -118,6 +120,8 @@ class Flow:
                 continue
             self.ties[node] = tuple(_TIES[node.identity](node))
             self._views.update((tie, self._view(node, tie)) for tie in self.ties[node])
+            if node.identity in LOOPS:
+                self._summed.update(dict.fromkeys(LOOPS[node.identity](node).summed(), graph))
             for body in node.nested_graphs():
                 self.trips[body] = runs(body)
                 self._enter(body)
@@ -159,9 +163,9 @@ class Flow:
             yield self.holder(user) or user
 
     def usual_trips(self, value: Value) -> int:
-        """How often a value is made, where costs are compared."""
+        """How often a value is made and moved, where costs are compared: of what trips add up the sum is moved once."""
         assert value.owner is not None
-        return self.usual_trips_of(value.owner)
+        return self.usual_trips_of(self._summed.get(value, value.owner))
 
     def usual_trips_of(self, graph: Graph | None) -> int:
         """How often a graph runs, where costs are compared."""
@@ -273,6 +277,7 @@ class Flow:
             lies = self._lies(node, tie)
             if lies is not None:
                 around = Sharding.of_axes(self.mesh, _with_dim(lies.axes, tie.scanned))
+                around = around.with_partial(lies.partial, lies.reduce)
                 if tie.operand is not None:
                     operands[tie.operand] = around
                 if tie.result is not None:
@@ -307,7 +312,13 @@ class Flow:
             return None
         if tie.inputs:
             found = tie.inputs[0].sharding
-            return None if found is None else Sharding.of_axes(self.mesh, found.axes)
+            # What trips add up may be partial until the loop ends: what begins it is, too.
+            kept = found is not None and tie.result is not None
+            return (
+                None
+                if found is None
+                else Sharding.of_axes(self.mesh, found.axes).with_partial(found.partial if kept else (), found.reduce)
+            )
         assert tie.result is not None
         found = node.results[tie.result].sharding
         if found is None:

@@ -1,10 +1,12 @@
 """Loop and Scan seen alike: what is carried from trip to trip, what each trip reads of a tensor, what it collects."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from irpar.analysis.types.control_flow import scan_axes, trip_count
 from irpar.ir import Dim, Graph, Ints, Node, TensorType, Value, tensor_type
+from irpar.ops.linear import scaled_operand
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,35 @@ class Looping:
                 return found.shape[slices.axis]
         return None
 
+    def place(self, number: int) -> int:
+        """Which operand of the node a carried value begins as."""
+        return number if self.number is None else number + 2
+
+    def addition(self, number: int) -> tuple[Node, int] | None:
+        """What each trip adds to a carried value that nothing else in the body reads; None where there is no such sum.
+
+        Returns:
+            The Add, and which operand of it is added.
+        """
+        _, before, after = self.carried[number]
+        add = after.node
+        is_alone = before.use_count == after.use_count == 1
+        if add is None or add.graph is not self.body or add.identity != ("", "Add") or not is_alone:
+            return None
+        return (add, 1 - add.operands.index(before)) if before.users == (add,) else None
+
+    def summed(self) -> Iterator[Value]:
+        """The values that a body computes only to add them to what it carries: their sum may be moved instead."""
+        for number in range(len(self.carried)):
+            found = self.addition(number)
+            value = None if found is None else found[0].operands[found[1]]
+            while value is not None and value.use_count == 1 and value.node is not None:
+                if value.node.graph is not self.body:
+                    break
+                yield value
+                place = scaled_operand(value.node)
+                value = None if place is None else value.node.operands[place]
+
     @property
     def may_be_empty(self) -> bool:
         """Whether there may be no trip at all: only a Loop then runs."""
@@ -115,6 +146,13 @@ class Looping:
             if isinstance(known, Ints):
                 self.node.set_attribute(name, Ints((*known, 0)))
         return Slices(outside, value)
+
+
+LOOPS: Mapping[tuple[str, str], Callable[[Node], Looping]] = {
+    ("", "Loop"): Looping.of_loop,
+    ("", "Scan"): Looping.of_scan,
+}
+"""How each kind of loop is read; a Scan of opset 9 or newer."""
 
 
 def runs_alike(node: Node, around: Graph) -> bool:

@@ -1,0 +1,369 @@
+"""Micro-batches: the numbers of the whole batch, of one device and of several, in every way to run a step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import irpar
+from irpar.ir import clone_module
+from irpar.ir.text.files import parse_module
+from irpar.onnx_io import save
+from irpar.output.checkpoint import Checkpoint
+from irpar.pass_manager.default_pipeline import with_zero
+from irpar.passes.accumulate import AccumulateError
+from irpar.training.micro_batches import BatchSizeError
+from tests.command_line import Capture, call, refused
+from tests.partition_runs import GROUPS
+from tests.test_explanations import check_explained
+from tests.training.programs import CLASSIFIER, data_file, same, samples, state_in, with_weights
+
+SINGLE = """
+graph @single(%x: f32[], %w: f32[3] from "w") -> (%y) opset 21 {
+  %z = Mul(%x, %w) : f32[3]
+  %y = ReduceSum(%z) {keepdims=0} : f32[]
+}
+"""
+
+Array = np.ndarray[Any, Any]
+
+COUNT, ROWS = 4, 8
+CUTS = {"x": [None, "dp", None], "w": [None, "tp"], "u": ["tp", None]}
+WHOLE = CLASSIFIER.replace("8, ", f"{COUNT * ROWS}, ")
+"""The classifier with the batch of a step."""
+NORMALISED = """
+graph @normalised(%x: f32[8, 6], %w: f32[6, 3] from "w", %g: f32[3] from "g", %b: f32[3] from "b", %mean: f32[3] from "mean", %var: f32[3] from "var") -> (%y) opset 21 {
+  %h = MatMul(%x, %w) : f32[8, 3]
+  %y = BatchNormalization(%h, %g, %b, %mean, %var) {momentum=0.5} : f32[8, 3]
+}
+"""
+STATISTICS = {"mean": [0.0, 0.0, 0.0], "var": [1.0, 1.0, 1.0]}
+BIASED = """
+graph @biased(%x: f32[8, 6], %offset: f32[1, 6], %w: f32[6, 3] from "w") -> (%y) opset 21 {
+  %i = Add(%x, %offset) : f32[8, 6]
+  %y = MatMul(%i, %w) : f32[8, 3]
+}
+"""
+
+
+def step_of(text: str = CLASSIFIER, count: int = COUNT, **options: Any) -> irpar.Module:
+    """A step whose weights do not depend on the size of its batch."""
+    module = parse_module(text)
+    random = np.random.default_rng(7)
+    numbers = {
+        value.source: STATISTICS.get(value.source, random.standard_normal(value.tensor_type.static_shape))
+        for value in module.graph.inputs
+        if value.source is not None
+    }
+    given = {"optimizer": "momentum", "learning_rate": 0.1, "micro_batches": count, **options}
+    return irpar.train_step(with_weights(text, **numbers), **given)
+
+
+def batch(number: int = 0) -> dict[str, Array]:
+    """The samples of a step."""
+    first = number * ROWS
+    return {name: array[first : first + COUNT * ROWS] for name, array in samples(COUNT * ROWS + 4 * ROWS).items()}
+
+
+def in_parts(given: dict[str, Array]) -> dict[str, Array]:
+    return {name: array.reshape(COUNT, ROWS, *array.shape[1:]) for name, array in given.items()}
+
+
+def on(step: irpar.Module, mesh: str, zero: str = "") -> irpar.Partition:
+    module = clone_module(step)
+    known = {value.source_name for value in module.graph.inputs}
+    for name, cut in CUTS.items() if mesh != "d=1" else ():
+        if name in known:
+            module.shard(name, cut)
+    return irpar.partition(module, mesh, pipeline=with_zero(zero) if zero else None)
+
+
+def trained(partition: irpar.Partition, count: int = 3, **also: Array) -> tuple[list[float], dict[str, Any]]:
+    with partition.trainer(engine="numpy") as trainer:
+        return [trainer.step({**batch(number), **also}) for number in range(count)], trainer.read_all()
+
+
+def close(found: tuple[list[float], dict[str, Any]], expected: tuple[list[float], dict[str, Any]]) -> None:
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    for name, array in expected[1].items():
+        np.testing.assert_allclose(found[1][name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+# -- the same as one batch ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": "adamw", "clip_norm": 0.1},
+        {"optimizer": "lamb"},
+        {"label_smoothing": 0.1},
+        {"ignore_index": 2},
+        {"ignore_index": 2, "label_smoothing": 0.1, "clip_norm": 0.1},
+        {"loss_scale": "dynamic"},
+    ],
+    ids=str,
+)
+def test_micro_batches_are_the_whole_batch(options: dict[str, Any]) -> None:
+    expected = trained(on(step_of(WHOLE, 1, **options), "d=1"))
+    for mesh in ("d=1", "dp=2,tp=2", "dp=4,tp=1", "dp=3,tp=2"):
+        close(trained(on(step_of(**options), mesh)), expected)
+
+
+def test_micro_batches_count_by_their_targets() -> None:
+    """One of them has no target that counts, which is no reason for a loss that is no number."""
+    given = batch()
+    given["target"][:ROWS] = 1
+    given["target"][ROWS : 2 * ROWS : 2] = 1
+    states = []
+    for step in (step_of(WHOLE, 1, ignore_index=1), step_of(ignore_index=1)):
+        with on(step, "d=1").trainer(engine="numpy") as trainer:
+            states.append(([trainer.step(given)], trainer.read_all()))
+    close(states[1], states[0])
+
+
+@pytest.mark.parametrize("loss", ["mse", "output:y"])
+def test_other_losses(loss: str) -> None:
+    text = CLASSIFIER.replace("%y = Add(%k, %c)", "%s = Add(%k, %c)").replace(
+        "}\n", "  %y = ReduceMean(%s) {keepdims=0} : f32[]\n}\n"
+    )
+    texts = (CLASSIFIER, WHOLE) if loss == "mse" else (text, text.replace("8, ", f"{COUNT * ROWS}, "))
+    found = []
+    for step in (step_of(texts[1], 1, loss=loss), step_of(texts[0], loss=loss)):
+        with on(step, "d=1").trainer(engine="numpy") as trainer:
+            given = {"x": batch()["x"]}
+            if loss == "mse":
+                given["target"] = given["x"][:, :3]
+            found.append(([trainer.step(given)], trainer.read_all()))
+    close(found[1], found[0])
+
+
+def test_narrow_gradients_are_added_up_in_float32() -> None:
+    step = step_of(precision="bf16")
+    (scan,) = (node for node in step.graph if node.op_type == "Scan")
+    sums = [value for value in scan.results if value.name.startswith("grad.")]
+    assert len(sums) == 4
+    assert {str(value.dtype) for value in sums} == {"f32"}
+
+
+# -- what goes from trip to trip ----------------------------------------------------------------------------------
+
+
+def test_running_statistics_are_those_of_steps_in_order() -> None:
+    """With a learning rate of 0, four steps of one batch leave the same."""
+    step = step_of(NORMALISED, loss="mse", optimizer="sgd", learning_rate=0)
+    single = step_of(NORMALISED, 1, loss="mse", optimizer="sgd", learning_rate=0)
+    given = {"x": batch()["x"], "target": batch()["x"][:, :3]}
+    with on(single, "d=1").trainer(engine="numpy") as trainer:
+        losses = [
+            trainer.step({name: array[first : first + ROWS] for name, array in given.items()})
+            for first in range(0, COUNT * ROWS, ROWS)
+        ]
+        expected = trainer.read_all()
+    for mesh in ("d=1", "dp=2,tp=2"):
+        with on(step, mesh).trainer(engine="numpy") as trainer:
+            close(([trainer.step(given)], trainer.read_all()), ([float(np.mean(losses))], expected))
+
+
+def test_dropout_draws_other_masks_in_each_micro_batch() -> None:
+    """Those of as many steps of one batch; on every mesh."""
+    options = {"dropout": {"a": 0.5}, "optimizer": "sgd", "learning_rate": 0}
+    given = batch()
+    with on(step_of(count=1, **options), "d=1").trainer(engine="numpy") as trainer:
+        losses = [trainer.step({name: array[:ROWS] for name, array in given.items()}) for _ in range(COUNT)]
+    assert len(set(losses)) == COUNT
+    again = {name: np.stack([array[:ROWS]] * COUNT) for name, array in given.items()}
+    for mesh in ("d=1", "dp=2,tp=2"):
+        with on(step_of(**options), mesh).trainer(engine="numpy") as trainer:
+            np.testing.assert_allclose(trainer.step(again), np.mean(losses), rtol=1e-6)
+            assert trainer.read("dropout_step") == COUNT
+
+
+def test_gradients_are_looked_at_once_a_step() -> None:
+    """One micro-batch whose gradients are not finite leaves the update out, and halves the scale once."""
+    step = step_of(loss_scale="dynamic")
+    given = in_parts(batch())
+    given["x"][2] = np.nan
+    with on(step, "dp=2,tp=2").session(engine="numpy") as session:
+        before = session.read_all()
+        results = session.run({**given, "learning_rate": np.float32(0.1)})
+        after = session.read_all()
+    assert bool(results["skipped"])
+    assert after["loss_scale"] == before["loss_scale"] / 2
+    same({name: after[name] for name in ("w", "u")}, {name: before[name] for name in ("w", "u")})
+
+
+def test_inputs_without_a_batch_are_whole_in_every_trip() -> None:
+    step = step_of(BIASED, loss="mse")
+    shapes = {value.source_name: value.tensor_type.shape for value in step.graph.inputs}
+    assert (shapes["offset"], shapes["x"]) == ((1, 6), (COUNT, ROWS, 6))
+    single = step_of(BIASED.replace("8, ", f"{COUNT * ROWS}, "), 1, loss="mse")
+    given = {"x": batch()["x"], "target": batch()["x"][:, :3], "offset": np.ones((1, 6), np.float32)}
+    found = []
+    for each in (single, step):
+        with on(each, "d=1").trainer(engine="numpy") as trainer:
+            found.append(([trainer.step(given)], trainer.read_all()))
+    close(found[1], found[0])
+    text = BIASED.replace("%offset: f32[1, 6]", "%offset: f32[8, 6]")
+    step = step_of(text, loss="mse", whole=["off*"])
+    assert {value.source_name: value.tensor_type.shape for value in step.graph.inputs}["offset"] == (8, 6)
+
+
+# -- what is sent -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_are_reduced_once_a_step(stage: int) -> None:
+    """And what trips read of parameters is gathered before the loop."""
+    zero = f"zero{{stage={stage}, threshold-kb=0}}" if stage else ""
+    text = CLASSIFIER.replace("8, ", "256, ")  # Samples that cost more than parameters.
+    plans = {
+        count: irpar.partition(
+            _sharded(step_of(text, count, optimizer="adamw"), count),
+            "dp=4",
+            pipeline=with_zero(zero) if zero else None,
+        ).plan
+        for count in (1, COUNT)
+    }
+    sent = {count: plan.totals["sent_bytes"] for count, plan in plans.items()}
+    assert all(entry["times"] == 1 for entry in plans[COUNT].collectives)
+    assert sent[COUNT] <= sent[1]
+
+
+def _sharded(step: irpar.Module, count: int) -> irpar.Module:
+    lead = [None] if count > 1 else []
+    step.shard("x", [*lead, "dp", None])
+    step.shard("target", [*lead, "dp"])
+    return step
+
+
+def test_the_log_is_the_plan() -> None:
+    for zero in ("", "zero{stage=2, threshold-kb=0}", "zero{stage=3, threshold-kb=0}"):
+        made = on(step_of(optimizer="adamw"), "dp=2,tp=2", zero)
+        check_explained(made.plan)
+        executor = made.executor("numpy")
+        executor.run({**in_parts(batch()), "learning_rate": np.float32(0.1)})
+        assert executor.log.differences(made.plan.collectives) == []
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_stage_of_zero_learns_the_same(stage: int) -> None:
+    step = step_of(optimizer="adamw")
+    expected = trained(on(step, "d=1"))
+    for mesh in ("dp=2,tp=2", "dp=4,tp=1", "dp=3,tp=2"):
+        close(trained(on(step, mesh, f"zero{{stage={stage}, threshold-kb=0}}")), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS[1:])
+def test_every_group_computes_the_same_bits(group: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if group == "mpi":
+        pytest.skip("as the other groups; tests/training/test_zero.py runs it")
+    on(step_of(optimizer="adamw"), "dp=2,tp=2", "zero{stage=3, threshold-kb=0}").save(tmp_path / "out")
+    words = ["run", str(tmp_path / "out"), "--data", str(data_file(tmp_path, 80)), "--steps", "3", "--engine", "numpy"]
+    for name in ("threads", group):
+        code, _, err = call(capfd, *words, "--checkpoint", tmp_path / name, "--group", name)
+        assert code == 0, err
+    same(*(state_in(Checkpoint.open(tmp_path / name)) for name in (group, "threads")))
+
+
+# -- files and the command line -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    save(with_weights(CLASSIFIER), tmp_path / "classifier.onnx")
+    cuts = {"x": ["dp", None], "w": [None, "tp"], "u": ["tp", None], "target": ["dp"]}
+    (tmp_path / "s.json").write_text(json.dumps({"tensors": cuts}))
+    return tmp_path / "classifier.onnx"
+
+
+def train(capsys: Capture, network: Path, *options: Any, out: str = "out") -> tuple[int, str, str]:
+    given = ("--optimizer", "momentum", "--lr", "0.1", "--micro-batches", COUNT, "--no-cache")
+    return call(capsys, "train", network, "-o", network.parent / out, *given, *options)
+
+
+def test_a_run_of_the_command_line(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Annotations are those of the model; data, evaluation and checkpoints know micro-batches."""
+    code, printed, err = train(capsys, network, "--mesh", "dp=2,tp=2", "--shardings", tmp_path / "s.json")
+    assert code == 0, err
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert {entry["name"]: entry["sharding"] for entry in plan["inputs"]}["target"] == [None, ["dp"]]
+    assert plan["training"]["micro_batches"] == {"count": COUNT, "inputs": ["x", "target"]}
+    run = ("run", tmp_path / "out", "--data", data_file(tmp_path, 80), "--engine", "numpy")
+    more = ("--checkpoint", tmp_path / "steps", "--eval-data", tmp_path / "data.npz")
+    code, printed, err = call(capsys, *run, "--epochs", 2, *more)
+    assert code == 0, err
+    assert "4 steps on 4 ranks" in printed
+    assert "evaluation after step 4" in printed
+    code, printed, err = call(capsys, *run, "--steps", 5, *more, "--resume")
+    assert "1 step after 4" in printed, err
+    assert call(capsys, "verify", tmp_path / "out")[0] == 0
+
+
+def test_each_sample_is_in_one_micro_batch(tmp_path: Path) -> None:
+    """A run over data is that of the same samples given by hand."""
+    from irpar.training.loop import LoopOptions, run_loop
+
+    step = step_of()
+    options = LoopOptions(data_file(tmp_path, 80), 2, is_shuffled=False, schedule={"learning_rate": 0.1})
+    for mesh in ("d=1", "dp=2,tp=2"):
+        made = on(step, mesh)
+        with made.trainer(engine="numpy") as trainer:
+            run_loop(trainer, {spec["name"]: spec for spec in made.plan.inputs}, options)
+            found = trainer.read_all()
+        with made.trainer(engine="numpy") as trainer:
+            for first in (0, COUNT * ROWS):
+                trainer.step({name: array[first : first + COUNT * ROWS] for name, array in samples(80).items()})
+            same(found, trainer.read_all())
+
+
+def test_one_model_for_onnx_runtime(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    code, _, err = train(capsys, network, out="step.onnx")
+    assert code == 0, err
+    session = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
+    results = session.run(None, {**in_parts(batch()), "learning_rate": np.asarray(0.1, np.float32)})
+    found = dict(zip([output.name for output in session.get_outputs()], results, strict=True))
+    step = irpar.train_step(network, optimizer="momentum", learning_rate=0.1, micro_batches=COUNT)
+    with on(step, "d=1").trainer(engine="numpy") as trainer:
+        loss = trainer.step(batch())
+        np.testing.assert_allclose(found["loss"], loss, rtol=1e-6)
+        np.testing.assert_allclose(found["w.next"], trainer.read("w"), rtol=1e-5, atol=1e-6)
+
+
+def test_samples_are_sharded_over_all_ranks(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    code, _, err = train(capsys, network, "--mesh", "dp=4", "--dataset-sharding", "data_parallel")
+    assert code == 0, err
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert {entry["name"]: entry["sharding"] for entry in plan["inputs"]}["x"] == [None, ["dp"], None]
+
+
+# -- refused ------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_make_no_micro_batches() -> None:
+    for count in (0, -1):
+        with pytest.raises(AccumulateError, match=f"{count} micro-batches"):
+            step_of(count=count)
+
+
+def test_other_numbers_of_samples() -> None:
+    with on(step_of(), "d=1").trainer(engine="numpy") as trainer, pytest.raises(BatchSizeError) as caught:
+        trainer.step({name: array[:30] for name, array in batch().items()})
+    assert "30 samples, and a step takes 4 micro-batches of 8" in str(caught.value)
+    assert "give 32 samples" in caught.value.do
+
+
+def test_too_few_samples(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert train(capsys, network, "--mesh", "one")[0] == 0
+    data = data_file(tmp_path, 20)
+    refused(capsys, "there are 20 samples, and a step takes 32", "run", tmp_path / "out", "--data", data, "--steps", 1)
+
+
+def test_models_without_a_batch() -> None:
+    with pytest.raises(AccumulateError, match="no input has a first dim"):
+        step_of(SINGLE, loss="output:y")
