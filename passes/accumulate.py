@@ -211,14 +211,26 @@ class _Loop:
 
     def _add_up(self, name: str, value: Value, counted: Value | None) -> None:
         """Let the trips add up a gradient, the loss, or the number of targets that count."""
-        term = self.inside.widened(value)
+        inside = self._behind(value, counted if name == LOSS else None)
+        term = inside.widened(value)
         if name == LOSS:
-            term = self.inside.mul(term, 1 / self.trips if counted is None else self.inside.cast(counted, term.dtype))
+            term = inside.mul(term, 1 / self.trips if counted is None else inside.cast(counted, term.dtype))
         sizes = self.before.shape_of(value if value.is_static else self._parameter(name))
         self.starts.append(self.before.op("Expand", [self.before.number(0, term), sizes], type=term.type))
         total = self.body.add_input(f"{PREFIX}sum.{name}", term.type)
         value.rename(PREFIX + name)
-        self.ends[name] = self.inside.add(total, term)
+        self.ends[name] = inside.add(total, term)
+
+    def _behind(self, value: Value, other: Value | None) -> GradientWriter:
+        """Writes right behind what makes values: a gradient is held no longer than until it is added."""
+        makers = [each.node for each in (value, other) if each is not None and each.node is not None]
+        own = [node for node in makers if node.graph is self.body]
+        if not own:
+            return self.inside
+        last = own[0] if len(own) == 1 or self.body.is_before(own[1], own[0]) else own[1]
+        writer = GradientWriter(self.body, self.module.opsets, before=last.next)
+        writer.phase = "backward"
+        return writer
 
     def _parameter(self, name: str) -> Value:
         """What a gradient is of."""

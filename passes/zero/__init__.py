@@ -156,7 +156,8 @@ class Zero(Pass):
             "stage": self.stage,
             "axes": [str(axis) for axis in axes],
             "threshold_kb": self.threshold_kb,
-            "regather": self.stage == 3 and self.regather,
+            # What micro-batches read of parameters is gathered once, before the loop over them.
+            "regather": self.stage == 3 and self.regather and "micro_batches" not in facts,
             "parameters": rows,
         }
         module.metadata |= metadata_of({**facts, "zero": kept})

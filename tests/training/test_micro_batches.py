@@ -255,7 +255,10 @@ def test_every_stage_of_zero_learns_the_same(stage: int) -> None:
     step = step_of(optimizer="adamw")
     expected = trained(on(step, "d=1"))
     for mesh in ("dp=2,tp=2", "dp=4,tp=1", "dp=3,tp=2"):
-        close(trained(on(step, mesh, f"zero{{stage={stage}, threshold-kb=0}}")), expected)
+        made = on(step, mesh, f"zero{{stage={stage}, threshold-kb=0}}")
+        close(trained(made), expected)
+        assert made.plan.training is not None
+        assert not made.plan.training["zero"]["regather"]
 
 
 @pytest.mark.slow
