@@ -58,6 +58,7 @@ class StrictArray:
     itemsize = property(lambda self: self._array.itemsize)
     nbytes = property(lambda self: self._array.nbytes)
     strides = property(lambda self: self._array.strides)
+    base = property(lambda self: self._array.base)
     T = property(lambda self: StrictArray(self._array.T))
     real = property(lambda self: StrictArray(self._array.real))
     imag = property(lambda self: StrictArray(self._array.imag))
@@ -187,7 +188,9 @@ def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asarray(value: Any, dtype: Any = None) -> StrictArray:
-    """CuPy's asarray takes arrays of numpy too: that is how they come to the device."""
+    """CuPy's asarray takes arrays of numpy too: that is how they come to the device; its own it gives back."""
+    if isinstance(value, StrictArray) and dtype in (None, value.dtype):
+        return value
     return StrictArray(np.array(value._array if isinstance(value, StrictArray) else value, dtype=dtype))
 
 
@@ -254,6 +257,7 @@ def module() -> ModuleType:
     for name in NAMES:
         setattr(made, name, _function(name, getattr(np, name)))
     made.asarray = _asarray  # type: ignore[attr-defined]
+    made.ndarray = StrictArray  # type: ignore[attr-defined]
     made.lib = SimpleNamespace(  # type: ignore[attr-defined]
         stride_tricks=SimpleNamespace(
             as_strided=_function("as_strided", lambda *a: np.lib.stride_tricks.as_strided(*a, writeable=False))

@@ -10,7 +10,9 @@ from onnx import TensorProto, helper
 
 import irpar
 from irpar import models
+from irpar.analysis.memory.replaced import written_over
 from irpar.onnx_io import to_module
+from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cuda
 from irpar.runtime.engines import cupy as cupy_engine
 from irpar.runtime.engines.base import default_engine
@@ -20,10 +22,12 @@ from irpar.runtime.groups import Call, ThreadGroup
 from irpar.runtime.launch.environment import World
 from irpar.runtime.memory import OutOfMemoryError
 from irpar.sharding import Mesh
+from irpar.training.trainer import Trainer
 from irpar.verification.inputs import random_inputs
 from tests.runtime.devices import strict_device
 from tests.runtime.programs import MLP, mlp_weights, module
 from tests.strict_device import STRICT, StrictArray
+from tests.training.programs import batch, classifier, same
 
 FAMILIES = [
     *((family, {}) for family in sorted(models.FAMILIES) if family != "control"),
@@ -335,3 +339,29 @@ def test_segments_give_device_arrays_to_groups_that_take_them(
     for name, array in expected_by.run(inputs).items():
         assert isinstance(got[name], np.ndarray)
         np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("options", [{}, {"precision": "fp16", "loss_scale": "dynamic"}], ids=["f32", "fp16"])
+def test_state_is_replaced_on_the_device(stays: bool, options: dict[str, str]) -> None:
+    """Device arrays that stay with their rank are written over; others are the segment's own."""
+    partition = irpar.partition(classifier(optimizer="adamw", **options), "d=1")
+    with partition.trainer(engine="numpy") as trainer:
+        losses = [trainer.step(batch(number)) for number in range(4)]
+        expected = trainer.read_all()
+    assert partition.module is not None
+    mesh = partition.module.mesh
+    group = DeviceGroup(mesh) if stays else ThreadGroup(mesh)
+    facts = facts_of(partition.module.metadata)
+    assert facts is not None
+    with strict_device(), Executor(partition.module, mesh, engine="cupy", group=group) as executor:
+        trainer = Trainer(executor, facts)
+        assert [trainer.step(batch(number)) for number in range(3)] == losses[:3]
+        before = dict(executor._held.blocks(1, 0))
+        assert trainer.step(batch(3)) == losses[3]
+        after = executor._held.blocks(1, 0)
+        over = {value.source_name for value in written_over(executor.parts[0].graph).values()}
+        assert {"w.m", "w.v"} <= over
+        for name in over if stays else ():
+            assert np.shares_memory(after[name]._array, before[name]._array), name
+        same(trainer.read_all(), expected)
