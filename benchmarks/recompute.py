@@ -5,8 +5,9 @@
 The graphs (*.json) and the best costs that are known of them are not in the repository: --anchors, IRPAR_ANCHORS, or
 ../shared/anchors beside this project, in a folder recompute. Costs are those of all that runs, relative to no
 recompute, at a budget relative to the peak of what is not held throughout. Where the best is proven, irpar may not cost
-more; elsewhere half a percent more. Then gpts of more and more layers, to the answer, without anchors: 60 nodes in 5 s,
-500 in 60 s, 96 layers in 60 s, within 3 % of what 12 layers cost a layer. The exit code is 1 where something is missed.
+more; elsewhere half a percent more. Then saved bytes and recomputed FLOPs of one block beside PyTorch's min-cut
+partitioner, whose points are optimal for these. Last gpts of more and more layers: 60 nodes in 5 s, 500 in 60 s, 96
+layers in 60 s, within 3 % of what 12 layers cost a layer. The exit code is 1 where something is missed.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from irpar.analysis.recompute import RecomputeError, TrainingGraph, TrainingNode, read_graph, simulate, solve
+from irpar.analysis.recompute.saved_sets import cheapest_set, on_demand
 from irpar.analysis.recompute.solution import HEURISTICS
 
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "shared" / "anchors"
@@ -187,6 +189,51 @@ def layered(counts: list[int], seconds: float) -> bool:
     return good
 
 
+# -- saved bytes of one block --------------------------------------------------------------------------------------
+
+MIN_CUT = ((31.47, 0.0), (27.26, 0.0), (18.87, 0.268), (10.49, 2.147), (2.10, 4.295), (0.0, 4.832))
+"""MB that PyTorch's min-cut partitioner saves of a block beside its input, and GFLOP that are recomputed for that."""
+_STATISTICS = 8 * TOKENS
+"""Bytes of the mean and the deviation of each row."""
+
+
+def block() -> TrainingGraph:
+    """One block of the gpt, with q, k and v apart; only products cost something, as PyTorch counts."""
+    writer = _Writer()
+    x = writer.add("x", 0, 0)
+    a = writer.add("ln1", 0, _ROW, x)
+    moments = [writer.add("ln1 statistics", 0, _STATISTICS, x)]
+    q, k, v = (writer.add(name, _PRODUCT, _ROW, a) for name in "qkv")
+    softmax = writer.add("softmax", 0, _SCORES, writer.add("scores", _ATTEND, _SCORES, q, k))
+    context = writer.add("ctx", _ATTEND, _ROW, softmax, v)
+    y = writer.add("add1", 0, _ROW, x, writer.add("proj", _PRODUCT, _ROW, context))
+    b = writer.add("ln2", 0, _ROW, y)
+    moments.append(writer.add("ln2 statistics", 0, _STATISTICS, y))
+    up = writer.add("fc1", 4 * _PRODUCT, 4 * _ROW, b)
+    gelu = writer.add("gelu", 0, 4 * _ROW, up)
+    read = (a, *moments, q, k, v, softmax, context, y, b, up, gelu)
+    writer.add("add2", 0, 0, y, writer.add("fc2", 4 * _PRODUCT, _ROW, gelu))
+    writer.add("backward", 0, 0, *read, bwd=True)
+    return TrainingGraph(tuple(writer.nodes), tuple(writer.edges), name="block")
+
+
+def saved_bytes() -> bool:
+    """Print what is recomputed at the saved bytes of PyTorch's points; whether it is nowhere more."""
+    print("| saved MB, PyTorch | recomputed GFLOP | saved MB, irpar | recomputed GFLOP |")
+    print("|---|---|---|---|")
+    graph, good = block(), True
+    for megabytes, gigaflops in MIN_CUT:
+        # The points are rounded to 0.01 MB.
+        saved = cheapest_set(graph, round(megabytes * 1e6 + 5e3))
+        assert saved is not None
+        again = simulate(graph, on_demand(graph, saved)).cost - graph.cost
+        held = sum(graph.nodes[place].mem for place in saved)
+        good &= again <= gigaflops * 1e9 + 5e5
+        print(f"| {megabytes:.2f} | {gigaflops:.3f} | {held / 1e6:.2f} | {again / 1e9:.3f} |", flush=True)
+    print()
+    return good
+
+
 def main() -> int:
     """Run all; 1 where something is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,6 +247,7 @@ def main() -> int:
         good = beside_known(folder, options.seconds)
     else:
         print(f"no anchors at {folder}\n")
+    good &= saved_bytes()
     return 0 if layered(options.layers, options.seconds) and good else 1
 
 

@@ -14,7 +14,12 @@ Reducer = Callable[[ArrayModule, Array, Axes, bool], Array]
 
 
 def total(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool) -> Array:
-    """Sum in the dtype of x (NumPy would widen small integers)."""
+    """Sum in the dtype of x (NumPy would widen small integers).
+
+    In the order of a contiguous array: NumPy's own is that of the strides, so that rounding would tell how x was made.
+    """
+    if is_float(x.dtype) and x.ndim:
+        x = xp.ascontiguousarray(x)
     return xp.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""MindSpore's `shard` of an operator, its `Layout`, how it merges collectives and shards optimizer state."""
+"""MindSpore's `shard` of an operator, its `Layout`; how it merges collectives, shards optimizer state, recomputes."""
 
 import math
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from irpar.sharding.mesh import MOST_DEVICES, too_many
 from .devices import Devices, SpellingError, axes_over, device_array, mesh_over, spec_of
 from .mindspore_fusion import set_auto_parallel_context, set_comm_fusion
 from .mindspore_optimizer import hsdp, set_parallel_optimizer
+from .mindspore_recompute import recompute
 from .named import infer_undeclared_types
 from .strategies import OpCuts, Strategy, annotate_ops, named_nodes
 
@@ -21,6 +22,7 @@ __all__ = [
     "Layout",
     "TensorLayout",
     "hsdp",
+    "recompute",
     "set_auto_parallel_context",
     "set_comm_fusion",
     "set_parallel_optimizer",

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from irpar.analysis.optimizer_parallel import optimizer_parallel_said
+from irpar.analysis.recompute_said import recompute_said
 from irpar.ir import Module
 
 if TYPE_CHECKING:
@@ -35,19 +36,32 @@ def with_zero(zero: "Zero | str") -> str:
 
 
 def default_pipeline(module: Module) -> str:
-    """The default pipeline of a module with a mesh: with the pass `zero` where it says how optimizer state is sharded.
+    """The default pipeline of a module with a mesh: with the pass `zero` where it says how optimizer state is sharded,
+    and with `recompute` for each thing that it says is computed again.
 
     Raises:
         IrparError: what it says does not fit the mesh.
     """
+    from irpar.passes.recompute import Recompute
     from irpar.passes.zero import Zero
 
     said = optimizer_parallel_said(module)
     axes = said.axes_on(module.mesh) if said.stage else ()
-    return with_zero(Zero(said.stage, axes, said.threshold_kb, said.regather)) if axes else DEFAULT_PIPELINE
+    zero = Zero(said.stage, axes, said.threshold_kb, said.regather) if axes else None
+    again = [
+        Recompute(
+            (each.match,),
+            mp_comm_recompute=each.mp_comm_recompute,
+            parallel_optimizer_comm_recompute=each.parallel_optimizer_comm_recompute,
+        )
+        for each in recompute_said(module)
+    ]
+    if again:
+        return with_recompute(",".join(map(str, again)), zero)
+    return DEFAULT_PIPELINE if zero is None else with_zero(zero)
 
 
 def with_recompute(recompute: "Recompute | str", zero: "Zero | str | None" = None) -> str:
-    """The default pipeline with the pass `recompute`, and with `zero` where that is given."""
+    """The default pipeline with the pass `recompute`, or several of it, and with `zero` where that is given."""
     before = NORMALISE if zero is None else f"{NORMALISE},{zero}"
     return f"{before},{COMPLETE},{MOVES},{LOCAL},{recompute},{ORDER}"
