@@ -11,7 +11,10 @@ from .registry import Array, ArrayModule, kernel
 
 def sigmoid_of(xp: ArrayModule, x: Array) -> Array:
     """1 / (1 + exp(-x)); exp overflows to infinity for very negative x, which gives the right 0."""
-    return 1 / (1 + xp.exp(-x))
+    y = xp.asarray(-x)
+    xp.exp(y, out=y)
+    y += 1
+    return xp.divide(1, y, out=y)
 
 
 def softplus_of(xp: ArrayModule, x: Array) -> Array:

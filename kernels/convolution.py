@@ -28,6 +28,9 @@ from .windows import Windows
 
 Ints = tuple[int, ...]
 
+SPREAD_BYTES = 2**18
+"""What the columns of a transposed convolution take at once on a processor, if one image takes no more."""
+
 COLUMN_BYTES = 2**28
 """What the columns of a batch may take at once; a larger batch is convolved piece by piece."""
 
@@ -225,6 +228,7 @@ def conv_transpose(
     output_shape: Ints | None = None,
     pads: Ints | None = None,
     strides: Ints | None = None,
+    out: Array | None = None,
 ) -> Array:
     """Transposed convolution: each input element adds its weighted kernel to the result."""
     check_same_dtype(x, weight, bias)
@@ -246,10 +250,33 @@ def conv_transpose(
         )
         for d in range(rank)
     ]
-    y = _spread_kernels(xp, x, weight, group, strides, dilations, geometry)
+    y = _spread_by_images(xp, x, weight, group, strides, dilations, geometry, out)
     if bias is not None:
         y += widen(bias).reshape(-1, *ones)
     return narrow(y, x.dtype)
+
+
+def _spread_by_images(
+    xp: ArrayModule,
+    x: Array,
+    weight: Array,
+    group: int,
+    strides: Ints,
+    dilations: Ints,
+    geometry: list[tuple[int, int]],
+    out: Array | None,
+) -> Array:
+    """As `_spread_kernels`; on NumPy of as many images at once as have small columns, in `out` where that fits."""
+    if xp.__name__ != "numpy":
+        return _spread_kernels(xp, x, weight, group, strides, dilations, geometry)
+    kind = compute_dtype(x.dtype)
+    y = contiguous_result(out, (len(x), weight.shape[1] * group, *(size for _, size in geometry)), kind)
+    columns = math.prod(weight.shape[1:]) * group * math.prod(x.shape[2:]) * kind.itemsize
+    images = max(1, SPREAD_BYTES // max(1, columns))
+    for start in range(0, len(x), images):
+        piece = slice(start, start + images)
+        y[piece] = _spread_kernels(xp, x[piece], weight, group, strides, dilations, geometry)
+    return y
 
 
 def _spread_kernels(

@@ -13,8 +13,7 @@ come from the states of a round those are kept that have wasted the least for wh
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -24,43 +23,58 @@ from .lifetimes import Ints, Rectangles
 
 _DONE = np.iinfo(np.int64).max // 4
 """The height of a step in which everything has its place."""
-_WIDTHS = (16, 8, 32, 64)
-"""Of beams, in turn: many narrow ones find more than a wide one."""
+_WIDTH = 16
+"""Of a beam: many narrow ones find more than a few wide ones."""
+_RENEWED = 40
+"""Beams after which weights are drawn anew."""
+_MISSED = 1.3
+"""By how much what had no place is worth more to the next beam."""
 _LOWER = 0.3
 """How much of what an end is above the bound is to go next."""
 
+Bools = np.ndarray[Any, "np.dtype[np.bool_]"]
 Floats = np.ndarray[Any, "np.dtype[np.float64]"]
 
 
 def beam_search(
-    rectangles: Rectangles, bound: int, below: int, tries: int | None, until: float | None = None
+    rectangles: Rectangles, bound: int, below: int, tries: int, until: float | None = None
 ) -> Iterator[Ints]:
-    """Offsets that end lower and lower, from beams that weigh things differently, some from the last step to the first.
+    """Offsets that end lower and lower.
+
+    Beams start in turn from the first step and from the last. Each prefers more what the last one from there found no
+    place for ("squeaky wheel" optimization, Joslin and Clements, 1999); after some, all weigh things anew, by chance.
 
     Args:
         rectangles: what is to be placed.
         bound: what no end is below; there the search is over.
         below: the highest end that is of use.
-        tries: how many beams, those not counted that find something; None: as many as there is time for.
+        tries: how many beams, those not counted that find something.
         until: of `time.monotonic`, when to give up.
     """
     if not len(rectangles):
         return
     random = np.random.default_rng(0)
-    last = rectangles.last.max(initial=0)
-    mirrored = Rectangles(last - rectangles.last, last - rectangles.first, rectangles.size)
-    for number in count() if tries is None else range(tries):
-        weights = _Weights.drawn(random, len(rectangles))
-        side = mirrored if number % 2 else rectangles
+    last = rectangles.last.max()
+    sides = rectangles, Rectangles(last - rectangles.last, last - rectangles.first, rectangles.size)
+    weights: list[_Weights] = []
+    for number in range(tries):
+        if number % _RENEWED == 0:
+            weights = [_Weights.drawn(random, len(rectangles)) for _ in sides]
+        side = number % len(sides)
         end = below
         while end >= bound:
-            begins = _Beam(side, end, weights).search(_WIDTHS[number % len(_WIDTHS)], until)
+            beam = _Beam(sides[side], end, weights[side])
+            begins = beam.search(until)
             if begins is None:
+                taste = np.where(beam.missed, _MISSED, 1) * weights[side].taste
+                weights[side] = replace(weights[side], taste=taste)
                 break
             yield begins
             below = rectangles.top(begins) - 1
-            end = max(bound, int(below - _LOWER * (below - bound))) if below > bound else below
-        if below < bound or (until is not None and monotonic() > until):
+            if below < bound:
+                return
+            end = max(bound, int(below - _LOWER * (below - bound)))
+        if until is not None and monotonic() > until:
             return
 
 
@@ -108,7 +122,7 @@ class _States:
 
     heights: Ints
     coming: Ints
-    placed: "np.ndarray[Any, np.dtype[np.bool_]]"
+    placed: Bools
     begins: Ints
     score: Floats
     mark: Ints
@@ -126,10 +140,15 @@ class _States:
 
 
 class _Beam:
-    """A search for offsets that end at a height or below."""
+    """A search for offsets that end at a height or below.
+
+    Attributes:
+        missed: where it found none, what had no place when it gave up.
+    """
 
     def __init__(self, rectangles: Rectangles, end: int, weights: _Weights) -> None:
         bounds = np.unique(np.concatenate((rectangles.first, rectangles.last + 1)))
+        self.missed: Bools = np.zeros(len(rectangles), np.bool_)
         self._end = 2 * end
         self._size = 2 * rectangles.size
         # Steps between which nothing begins or ends are one, of some length.
@@ -150,23 +169,30 @@ class _Beam:
         self._mark = marks.integers(1, _DONE, len(rectangles))
         self._mark_of_step = marks.integers(1, _DONE, len(self._steps))
 
-    def search(self, width: int, until: float | None) -> Ints | None:
+    def search(self, until: float | None) -> Ints | None:
         """Offsets, or None where none are found."""
         if (self._coming > self._end).any():
             return None
         states = self._start()
         while not (found := states.placed.all(axis=1)).any():
-            states = self._next(states, width)
+            before, states = states, self._next(states)
+            if not len(states.score):
+                self.missed = self._missed(before)
             if not len(states.score) or (until is not None and monotonic() > until):
                 return None
         return np.asarray(states.begins[found.argmax()] // 2, np.int64)
+
+    def _missed(self, states: _States) -> Bools:
+        """What is to lie in the lowest steps of the best state, and cannot."""
+        lowest = np.concatenate(([0], np.cumsum(states.heights[0] == states.heights[0].min())))
+        return np.asarray(~states.placed[0] & (lowest[self._to] > lowest[self._from]), np.bool_)
 
     def _start(self) -> _States:
         heights = np.where(self._coming > 0, 0, _DONE)[None]
         nothing = np.zeros((1, len(self._size)), np.int64)
         return _States(heights, self._coming[None], nothing > 0, nothing, np.zeros(1), np.zeros(1, np.int64))
 
-    def _next(self, states: _States, width: int) -> _States:
+    def _next(self, states: _States) -> _States:
         """The best states that come from some, each of which places one thing more, or leaves steps empty."""
         rows = np.arange(len(states.score))
         heights, steps = states.heights, self._steps
@@ -198,7 +224,7 @@ class _Beam:
         score = states.score[parents] + np.where(is_empty, wasted[parents], -self._worth[what])
         of_step = self._mark_of_step[begin] * (2 * risen + 1)
         mark = states.mark[parents] ^ np.where(is_empty, of_step[parents], self._mark[what])
-        kept = _best(score, mark, width)
+        kept = _best(score, mark)
         parents, what, is_empty = parents[kept], what[kept], is_empty[kept]
 
         made = states.take(parents)
@@ -215,8 +241,8 @@ class _Beam:
         return made
 
 
-def _best(score: Floats, mark: Ints, width: int) -> Ints:
+def _best(score: Floats, mark: Ints) -> Ints:
     """The places of so many that score best, of equal states one."""
-    order = np.argsort(score, kind="stable")[: 2 * width]
+    order = np.argsort(score, kind="stable")[: 2 * _WIDTH]
     _, first = np.unique(mark[order], return_index=True)
-    return np.asarray(order[np.sort(first)[:width]], np.int64)
+    return np.asarray(order[np.sort(first)[:_WIDTH]], np.int64)
