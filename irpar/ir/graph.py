@@ -226,6 +226,11 @@ class Node:
         if self.graph is not None:
             self.graph.names.changes += 1  # the values of nested graphs come and go with them
 
+    @property
+    def holds_graphs(self) -> bool:
+        """Whether there are graphs among the attributes: of most nodes there are none."""
+        return bool(self.attributes) and not _GRAPHS.isdisjoint(map(type, self.attributes.values()))
+
     def nested_graphs(self) -> Iterator["Graph"]:
         """The graphs among the attributes (If, Loop, Scan bodies)."""
         found: list[Graph] = []
@@ -551,7 +556,7 @@ class Graph:
         """The nodes of this graph and of the graphs nested in it, each holder before what it holds."""
         for node in self:
             yield node
-            if node.attributes:
+            if node.holds_graphs:
                 for nested in node.nested_graphs():
                     yield from nested.walk()
 
@@ -559,7 +564,7 @@ class Graph:
         """This graph and all graphs nested in it."""
         yield self
         for node in self:
-            if node.attributes:
+            if node.holds_graphs:
                 for nested in node.nested_graphs():
                     yield from nested.graphs()
 
@@ -636,12 +641,15 @@ class Graph:
         return f"<graph @{self.name}: {self._count} nodes>"
 
 
+_GRAPHS = frozenset({Graph, Graphs})
+"""Attributes that are or hold graphs."""
+
+
 def captured_or_read(node: Node) -> tuple[Value, ...]:
     """The values that a node reads, those that its nested graphs read from outside them included."""
-    if not node.attributes:  # Most nodes hold no graphs: what they read are their operands.
+    if not node.holds_graphs:
         return node.inputs
-    captured = [value for nested in node.nested_graphs() for value in _captured(nested)]
-    return (*node.inputs, *captured) if captured else node.inputs
+    return (*node.inputs, *(value for nested in node.nested_graphs() for value in _captured(nested)))
 
 
 def _captured(nested: Graph) -> Iterator[Value]:

@@ -44,6 +44,6 @@ def reached(node: Node) -> Iterator[Node]:
 
 def holds_collectives(node: Node) -> bool:
     """True for collectives, and for nodes whose bodies hold some, or that call a function that does."""
-    if node.callee is None and not node.attributes:
+    if node.callee is None and not node.holds_graphs:
         return not traits(node).is_compute
     return not all(traits(inner).is_compute for inner in reached(node))

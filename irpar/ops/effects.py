@@ -34,7 +34,7 @@ def is_deterministic(node: Node) -> bool:
 
     A node that holds graphs or calls a function is judged by the nodes in there.
     """
-    if node.callee is None and not node.attributes:
+    if node.callee is None and not node.holds_graphs:
         return _is_deterministic_alone(node)
     return all(map(_is_deterministic_alone, reached(node)))
 
@@ -89,6 +89,6 @@ def is_communication(node: Node) -> bool:
 
 def communicates(node: Node) -> bool:
     """True where the node, a graph that it holds or a function that it calls has communication."""
-    if node.callee is None and not node.attributes:
+    if node.callee is None and not node.holds_graphs:
         return is_communication(node)
     return any(map(is_communication, reached(node)))

@@ -40,6 +40,9 @@ VARIADIC = ("Max", "Mean", "Min", "Sum")
 
 
 def _broadcast_type(node: Node, dtype: DType) -> list[Type]:
+    types = [tensor_of(node, index) for index, value in enumerate(node.operands) if value is not None]
+    if types and all(type_ == types[0] for type_ in types) and types[0].dtype is dtype and types[0].shape is not None:
+        return [types[0]]  # Most operands are of one type.
     dims = broadcast_dims([dims_of(node, index) for index, value in enumerate(node.operands) if value is not None])
     return [TensorType(dtype, dims)]
 

@@ -13,7 +13,7 @@ from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.by_use import bytes_by_use
-from irpar.analysis.memory.liveness import peak, value_bytes
+from irpar.analysis.memory.liveness import peak, uses_of, value_bytes
 from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
@@ -128,10 +128,11 @@ def make_plan(
     same = dict(zip(module.graphs, opened.graphs, strict=True))
     parts = [replace(part, graph=same[part.graph]) for part in parts]
     module = opened
-    peaks = {graph: peak(graph) for graph in module.graphs}
+    uses = {graph: uses_of(graph) for graph in module.graphs}
+    peaks = {graph: peak(graph, uses[graph]) for graph in module.graphs}
     costs = {graph: graph_flops(graph) for graph in module.graphs}
-    arenas = {graph: arena_bytes(graph) for graph in module.graphs}
-    memory = {graph: bytes_by_use(graph, most) for graph, most in peaks.items()}
+    arenas = {graph: arena_bytes(graph, uses[graph]) for graph in module.graphs}
+    memory = {graph: bytes_by_use(graph, most, uses[graph]) for graph, most in peaks.items()}
     segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
     not_as_annotated = settled_annotations(module)
     part_of = {rank: part for part in parts for rank in part.ranks}

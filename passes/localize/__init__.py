@@ -151,6 +151,7 @@ class _Localizer:
         self.values: dict[Value, Value] = {}
         self.bounds: dict[tuple[tuple[Axis, ...], int], tuple[Value, Value]] = {}
         self.lists: dict[tuple[int, ...], Value] = {}
+        self.types: dict[tuple[TensorType, Sharding], TensorType] = {}
         self.left: dict[Value, None] = {}
         """What nodes that are gone have read."""
         self.has_programs = False
@@ -243,7 +244,15 @@ class _Localizer:
         assert value.sharding is not None, f"{value!r} is not used and has no sharding"
         made.sharding = value.sharding
         made.global_shape = value.shape
-        made.type = TensorType(value.dtype, local_shape(value.sharding, value.shape, self.coords))
+        made.type = self._local_type(value.tensor_type, value.sharding)
+
+    def _local_type(self, whole: TensorType, sharding: Sharding) -> TensorType:
+        """The type of the device's block; values that are alike have one."""
+        known = self.types.get((whole, sharding))
+        if known is None:
+            shape = local_shape(sharding, whole.static_shape, self.coords)
+            known = self.types[whole, sharding] = TensorType(whole.dtype, shape)
+        return known
 
     def _localize(self, node: Node, made: Node) -> None:
         """Let the copy of a node be what a device runs."""

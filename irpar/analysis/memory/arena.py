@@ -4,22 +4,22 @@ from collections.abc import Iterator
 
 from irpar.ir import Graph, Node, Value
 
-from .liveness import last_uses, nested_bytes, roots_of, value_bytes
+from .liveness import Uses, nested_bytes, uses_of, value_bytes
 from .offsets.heuristics import place
 from .offsets.lifetimes import Lifetime
 
 
-def arena_bytes(graph: Graph) -> int:
+def arena_bytes(graph: Graph, uses: Uses | None = None) -> int:
     """Bytes of an arena in which all inputs and results of a graph find room, in its order; constants lie elsewhere."""
-    return place(list(lifetimes(graph))).nbytes
+    return place(list(lifetimes(graph, uses))).nbytes
 
 
-def lifetimes(graph: Graph) -> Iterator[Lifetime[Value | Node]]:
+def lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime[Value | Node]]:
     """When each value is held that has bytes of its own, and what a node's bodies hold while it runs."""
-    roots = roots_of(graph)
+    uses = uses or uses_of(graph)
+    roots, last = uses.roots, uses.last
     steps = {node: number for number, node in enumerate(graph, 1)}
     steps[graph.return_node] = len(steps) + 1
-    last = last_uses(graph, roots)
     for value in graph.inputs:
         yield Lifetime(value, value_bytes(value), 0, steps[last[value]] if value in last else 0)
     for node in graph:

@@ -8,17 +8,18 @@ from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.ops import traits
 from irpar.ops.effects import is_communication
 
-from .liveness import Peak, last_uses, roots_of, value_bytes
+from .liveness import Peak, Uses, uses_of, value_bytes
 
 USES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
-def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
+def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str, int]:
     """What the peak of a local graph is made of, in bytes.
 
     Args:
         graph: it.
         most: its peak.
+        uses: from `uses_of`, if they are known.
 
     Returns:
         parameters: weights, be they constants or state, and optimizer: state that belongs to parameters, old and new
@@ -29,7 +30,7 @@ def bytes_by_use(graph: Graph, most: Peak) -> dict[str, int]:
     found = dict.fromkeys(USES, 0)
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
     if graph.states:
-        held = _Held(graph)
+        held = _Held(graph, uses or uses_of(graph))
         kept = _kept(graph)
         gradients, unreduced = _gradients(graph)
         kept["gradients"] = gradients
@@ -54,11 +55,10 @@ def _kept(graph: Graph) -> dict[str, set[Value]]:
 class _Held:
     """When values are held: from the node that makes one to the last that reads it or a view of it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, uses: Uses) -> None:
         self.places: dict[Node | None, int] = {node: place for place, node in enumerate((*graph, graph.return_node))}
         self.places[None] = -1
-        self.roots = roots_of(graph)
-        self.last = last_uses(graph, self.roots)
+        self.roots, self.last = uses.roots, uses.last
 
     def at(self, values: Set[Value], node: Node | None) -> int:
         """The bytes of some values that are held while a node runs; before the first one where it is None."""

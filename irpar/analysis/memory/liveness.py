@@ -40,14 +40,33 @@ def constant_bytes(graph: Graph) -> int:
     return sum(value_bytes(value) for inner in graph.graphs() for value in inner.constants)
 
 
-def peak(graph: Graph) -> Peak:
+@dataclass(frozen=True)
+class Uses:
+    """Until when the values of a graph are held, in its order.
+
+    Attributes:
+        roots: from `roots_of`.
+        last: from `last_uses`.
+    """
+
+    roots: dict[Value, Value]
+    last: dict[Value, Node]
+
+
+def uses_of(graph: Graph) -> Uses:
+    """What peak, arena and kinds of memory are counted from; who asks for several finds it once."""
+    roots = roots_of(graph)
+    return Uses(roots, last_uses(graph, roots))
+
+
+def peak(graph: Graph, uses: Uses | None = None) -> Peak:
     """Peak memory of a graph that frees each value after its last use; results of views share their operand's bytes.
 
     What is written over the state that it replaces shares its bytes too. What a nested graph (If, Loop, Scan) needs
     inside counts while its holder runs. Linear in uses.
     """
     most, where = 0, None
-    for node, held in held_bytes(graph):
+    for node, held in held_bytes(graph, uses):
         if held > most:
             most, where = held, node
     return Peak(constant_bytes(graph), most, where)
@@ -62,10 +81,10 @@ def bytes_at_rest(graph: Graph) -> int:
     return max(outputs, *(held for node, held in held_bytes(graph) if node is None or holds_collectives(node)))
 
 
-def held_bytes(graph: Graph) -> Iterator[tuple[Node | None, int]]:
+def held_bytes(graph: Graph, uses: Uses | None = None) -> Iterator[tuple[Node | None, int]]:
     """The bytes of inputs and results that are held before the first node (None), and while each node runs."""
-    roots = roots_of(graph)
-    last = last_uses(graph, roots)
+    uses = uses or uses_of(graph)
+    roots, last = uses.roots, uses.last
     held = sum(value_bytes(value) for value in graph.inputs)
     yield None, held
     held -= sum(value_bytes(value) for value in graph.inputs if value not in last)
