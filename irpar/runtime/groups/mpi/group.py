@@ -123,8 +123,9 @@ class MpiGroup(SpmdGroup):
         """See `SpmdGroup.join`."""
         job = Job.enter(mesh, seconds)
         number = job.communicator(seconds)
-        # Two reduce by themselves what both bring.
-        return cls(mesh, job, number, seconds, shared_cores(job, seconds) if mesh.size > 2 else None)
+        if mesh.size > 2 and job.cores == 0:  # Two reduce by themselves what both bring.
+            job.cores = shared_cores(job, seconds)
+        return cls(mesh, job, number, seconds, job.cores or None)
 
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`."""

@@ -69,6 +69,7 @@ class Job:
         open_groups: those that have been joined and not closed.
         communicators: of all processes, that groups use or have used; every rank made the same.
         closed: the groups that were closed, and whose communicator no other uses since; by its number.
+        cores: that all ranks share; 0 until they have told each other, None where they are on several hosts.
     """
 
     _only: "Job | None" = None
@@ -80,6 +81,7 @@ class Job:
         self.open_groups: list[Open] = []
         self.communicators: list[Any] = []
         self.closed: dict[int, Closed] = {}
+        self.cores: int | None = 0
         self._bell = bell
         self._signs = 0
         self._interval = 0.0
