@@ -154,14 +154,24 @@ class Recompute(Pass):
 
     def _fitting(self, program: Program, graph: Graph, budget: int) -> Solution:
         """A schedule after which a program holds no more than a budget, by the liveness of the program itself."""
-        tried = budget
+        tried, least = budget, None
         for _ in range(_MOST_TRIES):
-            found = solve(program.graph, tried, self.method, self.seconds)
+            try:
+                found = solve(program.graph, tried, self.method, self.seconds)
+            except RecomputeError:
+                if least is None:
+                    raise
+                break
             held = _peak_after(graph, found.schedule)
             if held <= budget:
                 return found
+            least = held if least is None else min(least, held)
             tried -= held - budget
-        raise RecomputeError(f"no schedule was found that holds at most {budget:,} bytes", do="give a larger budget")
+        raise RecomputeError(
+            f"no schedule was found that holds at most {budget:,} bytes ({bytes_text(budget)})",
+            notes=(f"the least that was found holds {least:,} bytes",),
+            do=f"give a budget of at least {least:,} bytes",
+        )
 
 
 def _names(node: Node) -> list[str]:
