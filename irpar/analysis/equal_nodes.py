@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequenc
 
 from irpar.ir import Attribute, DType, ExternalTensor, Floats, Graph, Node, Tensor, Tensors, Value
 from irpar.ops.effects import is_deterministic
+from irpar.ops.recomputed import is_recomputed
 
 MAX_ELEMENTS = 64
 """Elements up to which constants of indices, shapes and axes are compared by their numbers."""
@@ -71,7 +72,8 @@ def equal_nodes(
     """The nodes that compute what an earlier one computes, in order, each with that one.
 
     Nodes in a nested graph are compared with those before its holder too. Nodes that hold graphs, draw random numbers,
-    or differ in phase, stage, place or in how their results lie are equal to none.
+    or differ in phase, stage, place or in how their results lie are equal to none; neither is what is
+    computed again on purpose.
 
     Args:
         graph: with the graphs nested in it.
@@ -110,7 +112,7 @@ def _find(
 
 def _node_key(node: Node, same: Same, without: frozenset[str], phase_of: PhaseOf) -> Hashable:
     """What makes two nodes one; None for a node that stays in any case."""
-    if not node.results or not is_deterministic(node):
+    if not node.results or not is_deterministic(node) or is_recomputed(node):
         return None
     attributes = []
     for name in sorted(node.attributes):

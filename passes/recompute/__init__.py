@@ -1,11 +1,13 @@
 """recompute: results that are computed again rather than held, so that ranks hold less."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import peak
-from irpar.analysis.recompute import RecomputeError, Solution, simulate, solve
+from irpar.analysis.recompute import RecomputeError, Solution, TooSmallError, TrainingGraph, simulate, solve
 from irpar.analysis.recompute.of_program import Program, of_program
 from irpar.analysis.recompute.rewriting import write
 from irpar.analysis.recompute.saved_sets import on_demand
@@ -20,13 +22,15 @@ from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError, nearest_names
 from irpar.units import bytes_text, count_text
 
-from .costs import Costs, gathers_parameter
+from .costs import Costs
 
 __all__ = ["Recompute"]
 
 GIGABYTE = 10**9
 _MOST_TRIES = 4
 """How often a budget is lowered where the program then holds more than its training graph says."""
+_TRY_SHARE = 0.6
+"""Of the time that is left goes to each try, and of programs that differ to each but the last in equal parts."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Recompute(Pass):
     equal order on all ranks. With a budget no rank holds more, which later passes keep: it is the module's memory limit
     then. All that counts is the peak of the whole step, as `irpar.analysis.memory.liveness` has it.
 
-    Time is that of the network of the module, or where it knows none, of an H100; the rank that holds most decides.
+    Time is that of the network of the module, or where it knows none, of an H100, of the rank that takes longest.
     What draws random numbers runs once, but for counters, whose numbers repeat.
 
     Options:
@@ -47,7 +51,7 @@ class Recompute(Pass):
         budget: what ranks may hold, as a share of what they hold without recompute.
         budget_gb: the same in GB.
         method: see `irpar.analysis.recompute`: auto is never worse than the others.
-        seconds: of search.
+        seconds: of search, for all programs together.
         mp_comm_recompute: whether communication may be repeated, but for what gathers parameters.
         parallel_optimizer_comm_recompute: whether what gathers parameters may be repeated.
     """
@@ -105,16 +109,21 @@ class Recompute(Pass):
             raise IrparError("recompute needs time to search", where=where, do="give seconds above 0")
 
     def _budget(self, before: int) -> int:
-        return int(before * self.budget) if self.budget else int(self.budget_gb * GIGABYTE)
+        return int(before * self.budget) if self.budget else round(self.budget_gb * GIGABYTE)
 
     def _programs(self, module: Module) -> list[Program]:
         """The training graphs of the programs, in which communication runs once where programs differ."""
         costs = Costs(module)
 
-        def may_send_again(node: Node) -> bool:
-            return self.parallel_optimizer_comm_recompute if gathers_parameter(node) else self.mp_comm_recompute
+        def read(graph: Graph) -> Program:
+            gathers = {node for node, _ in gathered(graph)}
+            return of_program(
+                graph,
+                costs.of_node,
+                lambda node: self.parallel_optimizer_comm_recompute if node in gathers else self.mp_comm_recompute,
+            )
 
-        programs = [of_program(graph, costs.of_node, may_send_again) for graph in module.graphs]
+        programs = [read(graph) for graph in module.graphs]
         if _are_alike(programs):
             return programs
         return [of_program(graph, costs.of_node, lambda node: False) for graph in module.graphs]
@@ -143,40 +152,75 @@ class Recompute(Pass):
     def _solved(
         self, module: Module, programs: Sequence[Program], budget: int
     ) -> tuple[list[list[int]], tuple[str, ...]]:
-        """Schedules that fit; lines about them. Programs that are alike have one: that of the one that holds most."""
-        peaks = [peak(graph).total_bytes for graph in module.graphs]
-        if not _are_alike(programs):
-            found = [self._fitting(*each, budget) for each in zip(programs, module.graphs, strict=True)]
-            return [each.schedule for each in found], _facts(max(found, key=lambda each: each.seconds))
-        most = max(range(len(programs)), key=peaks.__getitem__)
-        one = self._fitting(programs[most], module.graphs[most], budget)
-        return [one.schedule] * len(programs), _facts(one)
+        """Schedules that fit; lines about them. Programs that are alike have one, which fits each."""
+        end = time.monotonic() + self.seconds
+        if _are_alike(programs):
+            one = self._fitting([program.graph for program in programs], module.graphs, budget, end)
+            return [one.schedule] * len(programs), _facts(one)
+        found: list[Solution] = []
+        for place, (program, graph) in enumerate(zip(programs, module.graphs, strict=True)):
+            now = time.monotonic()
+            until = now + (end - now) / (len(programs) - place)
+            found.append(self._fitting([program.graph], [graph], budget, until))
+        return [each.schedule for each in found], _facts(max(found, key=lambda each: each.seconds))
 
-    def _fitting(self, program: Program, graph: Graph, budget: int) -> Solution:
-        """A schedule after which a program holds no more than a budget, by the liveness of the program itself."""
-        tried, least = budget, None
+    def _fitting(self, training: Sequence[TrainingGraph], graphs: Sequence[Graph], budget: int, end: float) -> Solution:
+        """A schedule after which no program holds more than a budget, by the liveness of the programs themselves.
+
+        Args:
+            training: the training graphs of the programs, the same but for sizes.
+            graphs: the programs.
+            budget: bytes.
+            end: when to stop, by `time.monotonic`.
+        """
+        whole = _at_most(training)
+        plain = list(range(len(whole.nodes)))
+        least = max(peak(graph).total_bytes for graph in graphs)
+        if least <= budget:
+            return Solution(plain, simulate(whole, plain), self.method, whole.cost, True, 0)
+        tried, begin = budget, time.monotonic()
         for _ in range(_MOST_TRIES):
-            try:
-                found = solve(program.graph, tried, self.method, self.seconds)
-            except RecomputeError:
-                if least is None:
-                    raise
-                break
-            held = _peak_after(graph, found.schedule)
+            found = self._tried(whole, tried, (end - time.monotonic()) * _TRY_SHARE)
+            held = max(_peak_after(graph, found.schedule) for graph in graphs)
             if held <= budget:
-                return found
-            least = held if least is None else min(least, held)
+                return replace(found, seconds=time.monotonic() - begin)
+            least = min(least, held)
+            if found.outcome.peak > tried:
+                break
             tried -= held - budget
         raise RecomputeError(
-            f"no schedule was found that holds at most {budget:,} bytes ({bytes_text(budget)})",
-            notes=(f"the least that was found holds {least:,} bytes",),
-            do=f"give a budget of at least {least:,} bytes",
+            f"no schedule was found after which ranks hold at most {budget:,} bytes ({bytes_text(budget)})",
+            notes=(f"the least that was found holds {least:,} bytes ({bytes_text(least)})",),
+            do=f"give a budget of at least {least:,} bytes, or more seconds to search",
         )
+
+    def _tried(self, graph: TrainingGraph, budget: int, seconds: float) -> Solution:
+        """A schedule that fits a budget; the one that holds least where none was found."""
+        try:
+            return solve(graph, budget, self.method, seconds)
+        except TooSmallError as error:
+            return Solution(error.schedule, simulate(graph, error.schedule), self.method, None, False, seconds)
 
 
 def _names(node: Node) -> list[str]:
     """What a node is known by: its scope, its name in the model, and those of its results."""
     return [name for name in (node.scope, node.source, *(value.source_name for value in node.results)) if name]
+
+
+def _at_most(graphs: Sequence[TrainingGraph]) -> TrainingGraph:
+    """Graphs that are the same but for sizes as one, of which each node has the most bytes and the most cost."""
+    nodes = [
+        replace(
+            each[0],
+            cost=max(node.cost for node in each),
+            mem=max(node.mem for node in each),
+            work=max(node.work for node in each),
+            keep=any(node.keep for node in each),
+            norec=any(node.norec for node in each),
+        )
+        for each in zip(*(graph.nodes for graph in graphs), strict=True)
+    ]
+    return replace(graphs[0], nodes=tuple(nodes), fixed_mem=max(graph.fixed_mem for graph in graphs))
 
 
 def _peak_after(graph: Graph, schedule: Sequence[int]) -> int:
@@ -209,11 +253,10 @@ def _write(module: Module, programs: Sequence[Program], schedules: Sequence[Sequ
 
 def _facts(found: Solution) -> tuple[str, ...]:
     """How good a schedule is."""
+    by = f"by {found.method}, in {found.seconds:.1f} s"
     if found.proven:
-        return (f"by {found.method}, in {found.seconds:.1f} s: nothing is faster, of what the search looks at",)
-    gap = (
-        ""
-        if found.bound is None
-        else f"; at most {100 * (1 - found.bound / found.outcome.cost):.1f} % of the step could be saved"
-    )
-    return (f"by {found.method}, in {found.seconds:.1f} s{gap}",)
+        return (f"{by}: nothing is faster, of what the search looks at",)
+    if found.bound is None:
+        return (by,)
+    share = 100 * (1 - found.bound / max(found.outcome.cost, 1))
+    return (f"{by}; at most {share:.1f} % of the step could be saved, of what the search looks at",)

@@ -6,7 +6,6 @@ from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.node import whole_work
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Module, Node
-from irpar.ops import traits
 from irpar.ops.collectives import KINDS, sends
 from irpar.ops.collectives.local import collective_axes
 from irpar.ops.effects import is_communication
@@ -33,11 +32,3 @@ class Costs:
             return 0
         seconds = self._links.seconds(kind, collective_axes(node), value_bytes(node.inputs[0]), self._mesh)
         return in_femtoseconds(seconds)
-
-
-def gathers_parameter(node: Node) -> bool:
-    """Whether a collective gathers a parameter that is stored sharded."""
-    value = node.inputs[0]
-    while value.node is not None and value.node.inputs and traits(value.node).moves_elements:
-        value = value.node.inputs[0]
-    return value.graph is not None and value in value.graph.states

@@ -195,3 +195,64 @@ def test_ranks_whose_blocks_differ_compute_the_same_bits(mesh: str, engine: str)
             found.append({"loss": np.asarray(losses), **trainer.read_all()})
     assert "again" in str(recomputed.module)
     same(*found)
+
+
+@pytest.mark.parametrize("later", ["simplify-collectives", "cse"])
+def test_no_later_pass_merges_what_is_computed_again(later: str) -> None:
+    # No phases tell the computations apart, and no limit is left that would keep a pass from merging them.
+    text = """
+    mesh @m = ["tp"=2]
+    graph local @g(%x: f32[4] of [4]) -> (%y) opset 21 ranks [0, 1] {
+      %large = constant : i64[2] [64, 4]
+      %e = Expand(%x, %large) : f32[64, 4] of [64, 4]
+      %a = irpar.AllReduce(%e) {axes=["tp"], id=0, reduce="sum"} : f32[64, 4] of [64, 4]
+      %b = ReduceSum(%a) : f32[1, 1] of [1, 1]
+      %c = Expand(%b, %large) : f32[64, 4] of [64, 4]
+      %d = Exp(%c) : f32[64, 4] of [64, 4]
+      %f = ReduceSum(%d) : f32[1, 1] of [1, 1]
+      %y = Mul(%a, %f) : f32[64, 4] of [64, 4]
+    }
+    """
+    module = run("recompute{budget=0.75, seconds=5}", text)
+    assert [node.op_type for node in module.graph].count("AllReduce") == 2
+    module.memory_limit = None
+    before = str(module)
+    run_pipeline(later, module)
+    assert str(module) == before
+
+
+def test_ranks_that_hold_most_at_different_nodes_all_fit() -> None:
+    first, second = (_unequal(sizes, rank) for rank, sizes in enumerate(((64, 128), (128, 64))))
+    before = read(f'mesh @m = ["tp"=2]\n{first}{second}')
+    whole = peak_bytes(before)
+    fitted = 0
+    for share in (0.95, 0.9, 0.85, 0.8, 0.75):
+        module = clone_module(before)
+        try:
+            run_pipeline(f"recompute{{budget={share}, seconds=5}}", module)
+        except RecomputeError:
+            continue
+        fitted += 1
+        assert peak_bytes(module) <= int(whole * share)
+    assert fitted
+
+
+def _unequal(sizes: tuple[int, int], rank: int) -> str:
+    """A forward pass of six results of one size and six of another, all of which the backward pass reads."""
+    lines, types = [], []
+    for half, size in enumerate(sizes):
+        types += [f"f32[{size}]"] * 6
+        lines += [f"  %f{half}_0 = Expand(%x, %size{half}) {{| phase=forward}} : f32[{size}]"]
+        lines += [f"  %f{half}_{n} = Tanh(%f{half}_{n - 1}) {{| phase=forward}} : f32[{size}]" for n in range(1, 6)]
+    for half in (1, 0):
+        size = sizes[half]
+        lines += [f"  %b{half}_5 = Neg(%f{half}_5) {{| phase=backward}} : f32[{size}]"]
+        lines += [
+            f"  %b{half}_{n} = Mul(%b{half}_{n + 1}, %f{half}_{n}) {{| phase=backward}} : f32[{size}]"
+            for n in reversed(range(5))
+        ]
+        lines += [f"  %s{half} = ReduceSum(%b{half}_0) {{| phase=backward}} : f32[1]"]
+    lines += ["  %y = Add(%s0, %s1) {| phase=backward} : f32[1]"]
+    constants = [f"  %size{half} = constant : i64[1] [{size}]" for half, size in enumerate(sizes)]
+    body = "\n".join((*constants, *lines))
+    return f"graph local @g{rank}(%x: f32[1] of [1]) -> (%y) opset 21 ranks [{rank}] {{\n{body}\n}}\n"

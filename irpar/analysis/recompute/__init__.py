@@ -5,7 +5,7 @@ list of its nodes; one that comes again is recomputed.
 """
 
 from .simulation import Outcome, simulate
-from .solution import METHODS, Solution, solve
+from .solution import METHODS, Solution, TooSmallError, solve
 from .training_graph import RecomputeError, TrainingGraph, TrainingNode, read_graph, write_graph
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Outcome",
     "RecomputeError",
     "Solution",
+    "TooSmallError",
     "TrainingGraph",
     "TrainingNode",
     "read_graph",

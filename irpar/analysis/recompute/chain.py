@@ -10,9 +10,11 @@ these choices, to the memory slots: what is kept stays until its block has run b
     forward of a block keeping as an option says, [i+1..j] whole, backward of the block        cost of the option
 """
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -135,10 +137,12 @@ class Chain:
     Args:
         graph: it.
         budget: bytes.
+        end: when to stop, by `time.monotonic`.
     """
 
-    def __init__(self, graph: TrainingGraph, budget: int) -> None:
+    def __init__(self, graph: TrainingGraph, budget: int, end: float = inf) -> None:
         self.graph = graph
+        self.end = end
         self.blocks = chain_of(graph)
         self.budget = budget
         self.unit = max(1, int((budget - graph.fixed_mem) * _HEADROOM / SLOTS))
@@ -206,7 +210,7 @@ class Chain:
         end = 0 if is_last else plain.nodes[-1].mem
         peak = max(held_bytes(plain, range(len(forward))))
         given = () if is_last else (len(forward) - 1,)
-        options = [self._option(part, saved, len(forward)) for saved in sweep(part, given, OPTIONS)]
+        options = [self._option(part, saved, len(forward)) for saved in sweep(part, given, OPTIONS, self.end)]
         return _Span(cost, peak, end, tuple(_undominated(options)))
 
     def _alone(self, forward: list[int], outside: list[int], backward: list[int]) -> TrainingGraph:
@@ -238,9 +242,11 @@ class Chain:
 
     @cached_property
     def best(self) -> np.ndarray:
-        """The least cost of all blocks for each number of slots."""
+        """The least cost of all blocks for each number of slots; infinite where there was no time to find it."""
         count = len(self.blocks)
         for length in range(1, count + 1):
+            if time.monotonic() > self.end:
+                return np.full(SLOTS + 1, np.inf)
             for start in range(count - length + 1):
                 key = self._key(start, start + length)
                 if key not in self.tables:
@@ -337,12 +343,12 @@ def _undominated(options: Sequence[_Option]) -> Iterator[_Option]:
             yield option
 
 
-def chain_schedule(graph: TrainingGraph, budget: int) -> list[int] | None:
+def chain_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[int] | None:
     """The cheapest schedule of the dynamic program that fits; the one with the least peak where none does.
 
     It plans with memory that no schedule holds exactly so: schedules for several numbers of slots are simulated.
     """
-    chain = Chain(graph, budget)
+    chain = Chain(graph, budget, end)
     if not chain.blocks:
         return None
     costs = chain.best
@@ -361,6 +367,6 @@ def chain_schedule(graph: TrainingGraph, budget: int) -> list[int] | None:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     for index in sorted(range(len(slots)), key=lambda index: abs(index - low))[:MOST_SCHEDULES]:
-        if index not in made:
+        if index not in made and time.monotonic() <= end:
             made[index] = chain.schedule(int(slots[index]))
     return cheapest(graph, list(made.values()), budget)

@@ -1,5 +1,8 @@
 """Chen, Xu, Zhang & Guestrin, Training Deep Nets with Sublinear Memory Cost (arXiv 1604.06174, 2016): segments."""
 
+import time
+from math import inf
+
 from .chain import chain_of
 from .saved_sets import cheapest, on_demand
 from .training_graph import TrainingGraph
@@ -8,7 +11,7 @@ MOST_COUNTS = 64
 """Numbers of segments that are tried, the square root among them."""
 
 
-def sqrt_schedule(graph: TrainingGraph, budget: int) -> list[int] | None:
+def sqrt_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[int] | None:
     """The forward pass in segments of equally many blocks, of which only the ends are saved.
 
     The square root of the number of blocks needs the least where all are equal; the cheapest number that fits is taken.
@@ -18,7 +21,11 @@ def sqrt_schedule(graph: TrainingGraph, budget: int) -> list[int] | None:
         return None
     root = max(1, round(len(ends) ** 0.5))
     counts = {root, *range(1, len(ends) + 1, max(1, len(ends) // MOST_COUNTS))}
-    found = [on_demand(graph, _crossing(graph, _evenly(ends, count))) for count in sorted(counts)]
+    found: list[list[int]] = []
+    for count in sorted(counts, key=lambda count: abs(count - root)):
+        if found and time.monotonic() > end:
+            break
+        found.append(on_demand(graph, _crossing(graph, _evenly(ends, count))))
     return cheapest(graph, found, budget)
 
 

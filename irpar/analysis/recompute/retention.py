@@ -35,8 +35,8 @@ class Found:
 
     Attributes:
         schedule: it.
-        bound: no schedule with so many computations a node costs less.
-        proven: whether it is the best of them.
+        bound: no schedule with so many computations a node costs less, of those that are looked at.
+        proven: whether it is the best of them; never said where bytes or costs had to be rounded.
     """
 
     schedule: list[int]
@@ -63,12 +63,13 @@ def optimal_schedule(
         if left < min(1, seconds / 4) and best is not None:
             break
         is_last = computations == most
-        limit = left if is_last else left * FIRST_SHARE
+        until = end - (0 if is_last else left * (1 - FIRST_SHARE))
         model = _Model(graph, budget, computations)
         start = best.schedule if best is not None else seed
         if start is not None:
             model.begin_with(start)
-        found = model.cheapest(limit)
+        # It took time to write the model too.
+        found = model.cheapest(until - time.monotonic())
         if found is None:
             continue
         if best is not None and _cost(graph, found) >= _cost(graph, best):
@@ -81,10 +82,11 @@ def optimal_schedule(
 
 def least_peak(graph: TrainingGraph, seconds: float, seed: Sequence[int]) -> Sequence[int]:
     """The schedule that holds least, as far as time allows: the seed where none that was found holds less."""
+    end = time.monotonic() + seconds
     most = simulate(graph, seed).peak
     model = _Model(graph, most, _most_computations(graph) if len(graph.nodes) <= SMALL else 2)
     model.begin_with(seed)
-    found = model.smallest(seconds)
+    found = model.smallest(end - time.monotonic())
     return found if found is not None and simulate(graph, found).peak < most else seed
 
 
@@ -269,7 +271,8 @@ class _Model:
         if solver is None:
             return None
         bound = self.graph.cost + int(solver.best_objective_bound) * unit
-        return Found(self._schedule(solver), bound, is_proven(solver))
+        # What is rounded proves nothing.
+        return Found(self._schedule(solver), bound, is_proven(solver) and unit == 1 and self.unit == 1)
 
     def smallest(self, seconds: float) -> list[int] | None:
         """The schedule with the least peak."""

@@ -1,6 +1,8 @@
 """What the forward pass saves for the backward pass, and schedules that recompute the rest when it is first read."""
 
+import time
 from collections.abc import Collection, Iterator
+from math import inf
 
 from .cp_sat import run, unit_of
 from .simulation import canonical, simulate
@@ -12,6 +14,8 @@ FEW = 120
 LEAST_LIMITS = 8
 MOST_NODES = 2000
 """Of a graph whose sets are swept."""
+MOST_SECONDS = 2
+"""Of search for one set."""
 
 
 def on_demand(graph: TrainingGraph, saved: Collection[int]) -> list[int]:
@@ -50,7 +54,7 @@ def needed(graph: TrainingGraph) -> list[int]:
 
 
 def cheapest_set(
-    graph: TrainingGraph, limit: int, given: Collection[int] = (), seconds: float = 2
+    graph: TrainingGraph, limit: int, given: Collection[int] = (), seconds: float = MOST_SECONDS
 ) -> frozenset[int] | None:
     """The saved set of at most so many bytes for which the least has to be recomputed; None where there is none.
 
@@ -85,8 +89,17 @@ def cheapest_set(
     return None if solver is None else frozenset(place for place, one in saved.items() if solver.value(one))
 
 
-def sweep(graph: TrainingGraph, given: Collection[int] = (), count: int = LIMITS) -> Iterator[frozenset[int]]:
-    """The cheapest saved sets for several limits, from all that the backward pass reads down to what must be saved."""
+def sweep(
+    graph: TrainingGraph, given: Collection[int] = (), count: int = LIMITS, end: float = inf
+) -> Iterator[frozenset[int]]:
+    """The cheapest saved sets for several limits, from all that the backward pass reads down to what must be saved.
+
+    Args:
+        graph: it.
+        given: what is saved in any case.
+        count: how many limits.
+        end: when to stop, by `time.monotonic`.
+    """
     everything = frozenset(needed(graph)) | frozenset(given)
     yield everything
     total = sum(graph.nodes[place].mem for place in everything)
@@ -95,19 +108,22 @@ def sweep(graph: TrainingGraph, given: Collection[int] = (), count: int = LIMITS
         limit = total * number // count
         if sum(graph.nodes[place].mem for place in last) <= limit:
             continue
-        found = cheapest_set(graph, limit, given)
+        left = end - time.monotonic()
+        if left <= 0:
+            return
+        found = cheapest_set(graph, limit, given, min(left, MOST_SECONDS))
         if found is None:
             return
         last = found
         yield found
 
 
-def sweep_schedule(graph: TrainingGraph, budget: int) -> list[int] | None:
+def sweep_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[int] | None:
     """The cheapest schedule of a sweep whose peak fits; the one with the least peak where none does."""
     if graph.backward == len(graph.nodes) or len(graph.nodes) > MOST_NODES:
         return None
     count = max(LEAST_LIMITS, min(LIMITS, LIMITS * FEW // len(graph.nodes)))
-    found = [on_demand(graph, saved) for saved in sweep(graph, count=count)]
+    found = [on_demand(graph, saved) for saved in sweep(graph, count=count, end=end)]
     return cheapest(graph, found, budget)
 
 

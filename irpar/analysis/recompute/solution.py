@@ -13,7 +13,8 @@ from .saved_sets import cheapest, sweep_schedule
 from .simulation import Outcome, simulate
 from .training_graph import RecomputeError, TrainingGraph
 
-Heuristic = Callable[[TrainingGraph, int], list[int] | None]
+Heuristic = Callable[[TrainingGraph, int, float], list[int] | None]
+"""A schedule for a graph and a budget, found before a time of `time.monotonic`."""
 
 HEURISTICS: dict[str, Heuristic] = {"sqrt": sqrt_schedule, "sweep": sweep_schedule, "chain": chain_schedule}
 """Methods that search no further than they were written to."""
@@ -21,6 +22,8 @@ METHODS = ("auto", "optimal", *HEURISTICS)
 """auto: the best of all, each as far as the size of the graph lets it help."""
 MOST_SOLVED = 1200
 """Nodes of a graph that CP-SAT improves on as a whole."""
+HEURISTIC_SHARE = 0.6
+"""Of the time that is left may go to the heuristics."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,9 @@ class Solution:
         schedule: nodes in the order in which they run.
         outcome: its peak and cost.
         method: which of the methods found it.
-        bound: what no schedule of the method costs less than; None where nothing is known.
-        proven: whether nothing is cheaper, of schedules in the order of the graph with few computations a node.
+        bound: what no schedule that CP-SAT looks at costs less than; None where nothing is known.
+        proven: whether nothing is cheaper, of schedules in the order of the graph with few computations a node, and of
+            graphs of more than a few nodes with the forward pass repeated in the backward pass only.
         seconds: that it took.
     """
 
@@ -44,6 +48,26 @@ class Solution:
     seconds: float
 
 
+class TooSmallError(RecomputeError):
+    """A budget for which no schedule was found.
+
+    Attributes:
+        schedule: the one that was found to hold least.
+    """
+
+    def __init__(self, graph: TrainingGraph, budget: int, schedule: list[int]) -> None:
+        least = simulate(graph, schedule).peak
+        super().__init__(
+            f"no schedule was found that holds at most {budget:,} bytes ({bytes_text(budget)})",
+            notes=(
+                f"the least that was found holds {least:,} bytes ({bytes_text(least)})",
+                f"none holds less than {lower_bound(graph):,}: a node with its operands and its result does",
+            ),
+            do=f"give a budget of at least {least:,} bytes, or more time to search",
+        )
+        self.schedule = schedule
+
+
 def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: float = 30) -> Solution:
     """The cheapest schedule that was found whose peak fits a budget.
 
@@ -51,33 +75,40 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
         graph: it.
         budget: bytes, what is held throughout included.
         method: one of METHODS.
-        seconds: of search by CP-SAT.
+        seconds: of search, by all that searches together. Where they are ample, the same schedule is found each time.
 
     Raises:
-        RecomputeError: no schedule that was found fits: with the least that can be held, as far as was found.
+        TooSmallError: no schedule that was found fits: with the least that can be held, as far as was found.
     """
     begin = time.monotonic()
+    end = begin + seconds
     plain = list(range(len(graph.nodes)))
     if simulate(graph, plain).peak <= budget:
         return Solution(plain, simulate(graph, plain), method, graph.cost, True, time.monotonic() - begin)
-    if budget < lower_bound(graph):
-        raise _too_small(graph, budget, seconds)
     names = [method] if method in HEURISTICS else list(HEURISTICS)
-    found = {name: schedule for name in names if (schedule := HEURISTICS[name](graph, budget)) is not None}
-    seed = cheapest(graph, [*found.values(), plain], budget)
-    assert seed is not None
-    name = next((name for name, schedule in found.items() if schedule == seed), method)
+    floor = lower_bound(graph)
+    found = _by_heuristics(graph, max(budget, floor), names, end)
     exact: Found | None = None
-    if method == "optimal" or (method == "auto" and len(plain) <= MOST_SOLVED):
-        exact = optimal_schedule(graph, budget, seconds - (time.monotonic() - begin), seed)
-        if exact is not None and cheapest(graph, [exact.schedule, seed], budget) == exact.schedule:
-            seed, name = exact.schedule, "optimal"
-    outcome = simulate(graph, seed)
+    is_searched = method == "optimal" or (method == "auto" and len(plain) <= MOST_SOLVED)
+    left = end - time.monotonic()
+    if is_searched and budget >= floor and left > 0:
+        seed = _best(graph, [*found.values(), plain], budget)
+        # Where nothing fits yet, what holds least is still to be looked for.
+        limit = left if simulate(graph, seed).peak <= budget else left / 2
+        exact = optimal_schedule(graph, budget, limit, seed)
+        if exact is not None:
+            found["optimal"] = exact.schedule
+    best = _best(graph, [*found.values(), plain], budget)
+    if simulate(graph, best).peak > budget:
+        best = _least(graph, names if budget > floor else (), end, best)
+        found.setdefault(method, best)
+    outcome = simulate(graph, best)
     if outcome.peak > budget:
-        raise _too_small(graph, budget, seconds)
+        raise TooSmallError(graph, budget, best)
+    name = next((name for name, schedule in found.items() if schedule == best), method)
     bound = None if exact is None else exact.bound
-    proven = exact is not None and exact.proven and name == "optimal"
-    return Solution(seed, outcome, name, bound, proven, time.monotonic() - begin)
+    proven = exact is not None and exact.proven and outcome.cost == simulate(graph, exact.schedule).cost
+    return Solution(best, outcome, name, bound, proven, time.monotonic() - begin)
 
 
 def lower_bound(graph: TrainingGraph) -> int:
@@ -91,20 +122,31 @@ def lower_bound(graph: TrainingGraph) -> int:
     )
 
 
-def _too_small(graph: TrainingGraph, budget: int, seconds: float) -> RecomputeError:
-    """The error for a budget that is not met."""
+def _by_heuristics(graph: TrainingGraph, budget: int, names: Sequence[str], end: float) -> dict[str, list[int]]:
+    """What they find in their share of the time, of which what one leaves goes to the others."""
+    now = time.monotonic()
+    stop = now + (end - now) * HEURISTIC_SHARE
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        now = time.monotonic()
+        schedule = HEURISTICS[name](graph, budget, now + (stop - now) / (len(names) - place))
+        if schedule is not None:
+            found[name] = schedule
+    return found
+
+
+def _best(graph: TrainingGraph, schedules: Sequence[list[int]], budget: int) -> list[int]:
+    best = cheapest(graph, schedules, budget)
+    assert best is not None
+    return best
+
+
+def _least(graph: TrainingGraph, names: Sequence[str], end: float, known: list[int]) -> list[int]:
+    """The schedule that was found to hold least, by CP-SAT and by the heuristics that plan with the budget."""
     floor = lower_bound(graph)
-    known = [list(range(len(graph.nodes)))]
-    known += [found for heuristic in HEURISTICS.values() if (found := heuristic(graph, floor)) is not None]
-    seed: Sequence[int] = min(known, key=lambda schedule: simulate(graph, schedule).peak)
-    if len(graph.nodes) <= MOST_SOLVED and simulate(graph, seed).peak > floor:
-        seed = least_peak(graph, seconds, seed)
-    least = simulate(graph, seed).peak
-    return RecomputeError(
-        f"no schedule was found that holds at most {budget:,} bytes ({bytes_text(budget)})",
-        notes=(
-            f"the least that was found holds {least:,} bytes ({bytes_text(least)})",
-            f"none holds less than {floor:,}: a node with its operands and its result does",
-        ),
-        do=f"give a budget of at least {least:,} bytes",
-    )
+    planning = [name for name in names if name == "chain"]
+    seed = _best(graph, [*_by_heuristics(graph, floor, planning, end).values(), known], 0)
+    left = end - time.monotonic()
+    if left > 0 and len(graph.nodes) <= MOST_SOLVED and simulate(graph, seed).peak > floor:
+        return list(least_peak(graph, left, seed))
+    return seed

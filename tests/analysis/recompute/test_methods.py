@@ -1,5 +1,8 @@
 """Schedules by each method, on graphs whose best schedules are known."""
 
+import time
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +58,31 @@ def test_a_budget_that_cannot_be_met_says_the_least_that_can() -> None:
     assert solve(graph, least, seconds=10).outcome.peak <= least
     with pytest.raises(RecomputeError, match=f"the least that was found holds {least} bytes"):
         solve(graph, least - 1, seconds=10)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.15, 0.01])
+def test_all_that_searches_ends_in_the_time_that_is_given(share: float) -> None:
+    graph = chain(58)
+    budget = int(simulate(graph, range(len(graph.nodes))).peak * share)
+    begin = time.monotonic()
+    try:
+        found = solve(graph, budget, seconds=0.5)
+    except RecomputeError:
+        assert share < 0.5
+    else:
+        assert found.outcome.peak <= budget
+    # What runs on when the time is over are steps of the methods, not searches. A loaded machine takes longer.
+    assert time.monotonic() - begin < 4
+
+
+def test_nothing_is_proven_where_numbers_are_rounded() -> None:
+    graph = chain(4)
+    large = TrainingGraph(tuple(replace(node, cost=node.cost << 45) for node in graph.nodes), graph.edges)
+    found, rounded = (solve(each, 5, "optimal", seconds=10) for each in (graph, large))
+    assert found.proven
+    assert not rounded.proven
+    assert rounded.bound is not None
+    assert rounded.bound <= rounded.outcome.cost == found.outcome.cost << 45
 
 
 @settings(deadline=None, max_examples=20)
