@@ -32,7 +32,16 @@ from .options import (
     choice,
 )
 from .progress_report import ProgressReport
-from .recompute_options import MemoryBudget, MemoryBudgetGb, Recompute, RecomputeMethod, RecomputeSeconds, pipeline_of
+from .recompute_options import (
+    METHOD,
+    SECONDS,
+    MemoryBudget,
+    MemoryBudgetGb,
+    Recompute,
+    RecomputeMethod,
+    RecomputeSeconds,
+    recompute_of,
+)
 
 if TYPE_CHECKING:
     from irpar.annotations.onnx_annotations import DecidedShardings
@@ -40,6 +49,8 @@ if TYPE_CHECKING:
     from irpar.ir import Module
     from irpar.output.plan_record import Plan
     from irpar.pass_manager import PassManager, PipelineResult
+    from irpar.passes.recompute import Recompute as RecomputePass
+    from irpar.passes.zero import Zero as ZeroPass
 
 Output = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.", show_default=False)]
 Weights = Annotated[str, typer.Option("--weights", metavar="WHICH", help="copy, or none: plan and programs only.")]
@@ -106,8 +117,8 @@ def partition_command(
     recompute: Recompute = None,
     memory_budget: MemoryBudget = None,
     memory_budget_gb: MemoryBudgetGb = None,
-    recompute_method: RecomputeMethod = "auto",
-    recompute_seconds: RecomputeSeconds = 30,
+    recompute_method: RecomputeMethod = METHOD,
+    recompute_seconds: RecomputeSeconds = SECONDS,
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
     print_ir_after: PrintIrAfter = None,
@@ -121,7 +132,7 @@ def partition_command(
 ) -> None:
     """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
     given = locals()
-    asked = replace(Asked.of(given), pipeline=pipeline_of(given))
+    asked = replace(Asked.of(given), recompute_pass=recompute_of(given))
     sources = checked_sources(asked, model, shardings)
     made = write_partition(
         asked,
@@ -134,7 +145,11 @@ def partition_command(
 
 @dataclass(frozen=True)
 class Asked:
-    """What `irpar partition`, and every other command that writes a partition, is asked for besides the model."""
+    """What `irpar partition`, and every other command that writes a partition, is asked for besides the model.
+
+    Attributes:
+        zero_pass, recompute_pass: what the default pipeline has beside what the model asks for.
+    """
 
     out: Path
     pipeline: str | None
@@ -155,11 +170,13 @@ class Asked:
     statistics: bool
     no_cache: bool
     as_json: bool
+    zero_pass: "ZeroPass | None" = None
+    recompute_pass: "RecomputePass | None" = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Asked":
         """These options of a command, of all that it has, by the names of its arguments."""
-        options = {field.name: given[field.name] for field in fields(cls)}
+        options = {field.name: given[field.name] for field in fields(cls) if field.name in given}
         lists = {name: tuple(options[name] or ()) for name in ("print_ir_before", "print_ir_after")}
         return cls(**{**options, **lists})
 
@@ -253,7 +270,8 @@ def _write_new(
     if asked.annotate is not None:
         check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
     module, annotated, files, notes = read()
-    if asked.pipeline is None and (chosen := default_pipeline(module)) != DEFAULT_PIPELINE:
+    added: Any = {"zero": asked.zero_pass, "recompute": asked.recompute_pass}
+    if asked.pipeline is None and (chosen := default_pipeline(module, **added)) != DEFAULT_PIPELINE:
         manager = _manager(replace(asked, pipeline=chosen), progress, None if asked.annotate is None else decided)
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)
     beside = None if evaluation is None else partition(evaluation(made.plan), network=asked.network)

@@ -9,9 +9,10 @@ from irpar.errors import IrparError
 
 if TYPE_CHECKING:
     from irpar.passes.recompute import Recompute as RecomputePass
-    from irpar.passes.zero import Zero
 
 _PANEL = "Recompute"
+METHOD, SECONDS = "auto", 30
+"""How, and how long, is searched where nothing else is asked for."""
 
 Recompute = Annotated[
     list[str] | None,
@@ -60,26 +61,11 @@ RecomputeSeconds = Annotated[
 ]
 
 
-def pipeline_of(given: Mapping[str, Any], zero: "Zero | None" = None) -> str | None:
-    """The pipeline that a command is asked for; None: the default one.
+def recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
+    """The pass that a command is asked for; None where it is not asked that something is computed again.
 
     Args:
         given: its arguments by name.
-        zero: the pass that shards what a training step keeps, where that is asked for.
-
-    Raises:
-        IrparError: the options contradict each other.
-    """
-    from irpar.pass_manager.default_pipeline import with_recompute, with_zero
-
-    recompute = _recompute_of(given)
-    if recompute is not None:
-        return with_recompute(recompute, zero)
-    return given["pipeline"] if zero is None else with_zero(zero)
-
-
-def _recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
-    """The pass that is asked for; None where nothing is to be computed again.
 
     Raises:
         IrparError: the options contradict each other.
@@ -90,6 +76,13 @@ def _recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
         "--memory-budget-gb": given["memory_budget_gb"],
     }
     said = [option for option, value in asked.items() if value]
+    has_budget = given["memory_budget"] is not None or given["memory_budget_gb"] is not None
+    for option, default in {"recompute_method": METHOD, "recompute_seconds": SECONDS}.items():
+        if given[option] != default and not has_budget:
+            name = f"--{option.replace('_', '-')}"
+            raise IrparError(
+                f"{name} without a budget, so nothing is searched", do=f"add --memory-budget 0.5, or leave out {name}"
+            )
     if not said and all(value is None or value == [] for value in asked.values()):
         return None
     if len(said) != 1:
@@ -101,6 +94,11 @@ def _recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
         raise IrparError(
             f"{said[0]} and --pipeline both say what runs",
             do=f"write recompute{{budget=0.5}} into the pipeline, after localize, and leave out {said[0]}",
+        )
+    if given.get("micro_batches", 1) != 1:
+        raise IrparError(
+            f"{said[0]} does not look into the loop over micro-batches",
+            do=f"leave out {said[0]}, or leave out --micro-batches and give a model with smaller batches",
         )
     if given["out"].suffix == ".onnx":
         do = f"give a folder, or leave out {said[0]}"

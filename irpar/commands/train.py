@@ -47,12 +47,14 @@ from .partition import (
     write_partition,
 )
 from .recompute_options import (
+    METHOD,
+    SECONDS,
     MemoryBudget,
     MemoryBudgetGb,
     Recompute,
     RecomputeMethod,
     RecomputeSeconds,
-    pipeline_of,
+    recompute_of,
 )
 from .train_options import (
     Betas,
@@ -126,8 +128,8 @@ def train_command(
     recompute: Recompute = None,
     memory_budget: MemoryBudget = None,
     memory_budget_gb: MemoryBudgetGb = None,
-    recompute_method: RecomputeMethod = "auto",
-    recompute_seconds: RecomputeSeconds = 30,
+    recompute_method: RecomputeMethod = METHOD,
+    recompute_seconds: RecomputeSeconds = SECONDS,
     class_axis: ClassAxis = -1,
     ignore_index: IgnoreIndex = None,
     label_smoothing: LabelSmoothing = 0.0,
@@ -172,7 +174,7 @@ def train_command(
     OUT ends in .onnx, that is one model for any ONNX runtime.
     """
     given = locals()
-    asked = replace(Asked.of(given), pipeline=pipeline_of(given, _zero(given)))
+    asked = replace(Asked.of(given), zero_pass=_zero(given), recompute_pass=recompute_of(given))
     settings = _settings(given)
     choice("--dataset-sharding", dataset_sharding, DATASET)
     from .loading import shardings_of

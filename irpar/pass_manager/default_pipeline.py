@@ -35,20 +35,37 @@ def with_zero(zero: "Zero | str") -> str:
     return f"{NORMALISE},{zero},{SHARD}"
 
 
-def default_pipeline(module: Module) -> str:
+def default_pipeline(module: Module, *, zero: "Zero | None" = None, recompute: "Recompute | None" = None) -> str:
     """The default pipeline of a module with a mesh: with the pass `zero` where it says how optimizer state is sharded,
     and with `recompute` for each thing that it says is computed again.
+
+    Args:
+        module: it.
+        zero: the pass where it is asked for: instead of what the module says.
+        recompute: the pass where it is asked for: after what the module says.
 
     Raises:
         IrparError: what it says does not fit the mesh.
     """
-    from irpar.passes.recompute import Recompute
+    zero = zero or _zero_said(module)
+    again = [*_recompute_said(module), *([] if recompute is None else [recompute])]
+    if again:
+        return with_recompute(",".join(map(str, again)), zero)
+    return DEFAULT_PIPELINE if zero is None else with_zero(zero)
+
+
+def _zero_said(module: Module) -> "Zero | None":
     from irpar.passes.zero import Zero
 
     said = optimizer_parallel_said(module)
     axes = said.axes_on(module.mesh) if said.stage else ()
-    zero = Zero(said.stage, axes, said.threshold_kb, said.regather) if axes else None
-    again = [
+    return Zero(said.stage, axes, said.threshold_kb, said.regather) if axes else None
+
+
+def _recompute_said(module: Module) -> "list[Recompute]":
+    from irpar.passes.recompute import Recompute
+
+    return [
         Recompute(
             (each.match,),
             mp_comm_recompute=each.mp_comm_recompute,
@@ -56,9 +73,6 @@ def default_pipeline(module: Module) -> str:
         )
         for each in recompute_said(module)
     ]
-    if again:
-        return with_recompute(",".join(map(str, again)), zero)
-    return DEFAULT_PIPELINE if zero is None else with_zero(zero)
 
 
 def with_recompute(recompute: "Recompute | str", zero: "Zero | str | None" = None) -> str:

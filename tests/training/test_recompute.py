@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from irpar.analysis.recompute_said import RecomputeSaid, say_recompute
+from irpar.annotations.mindspore import hsdp
 from irpar.onnx_io import save
+from irpar.training.step import make_step
 from tests.command_line import call, refused
 from tests.training.programs import CLASSIFIER, data_file, with_weights
 
@@ -58,6 +61,33 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     refused(capsys, "a memory budget of nothing", *given, "--memory-budget", 0)
     refused(capsys, "the budget of recompute is no share", *given, "--memory-budget", 2)
     refused(capsys, 'there is no --recompute-method "best"', *given, *both[2:], "--recompute-method", "best")
+    for name, value in (("--recompute-method", "chain"), ("--recompute-seconds", 3)):
+        refused(capsys, f"{name} without a budget", *given, name, value)
+        refused(capsys, f"{name} without a budget", *given, *both[:2], name, value)
+    for option in (both[:2], both[2:], ("--memory-budget-gb", 1)):
+        refused(capsys, f"{option[0]} does not look into the loop", *given, *option, "--micro-batches", 2)
     onnx = ("train", network, "-o", tmp_path / "no.onnx", "--recompute", "*")
     refused(capsys, "an .onnx file leaves the order", *onnx)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("options", [("--recompute", "*"), ("--memory-budget", 1), ("--zero", 1)])
+def test_what_the_model_asks_for_stays(
+    options: tuple[Any, ...], network: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The step itself asks for sharded optimizer state, and that all is computed again.
+    def asking(model: Any, settings: Any, bind: Any) -> Any:
+        module, notes = make_step(model, settings, bind)
+        hsdp(module, threshold=0, optimizer_level="level3")
+        say_recompute(module, RecomputeSaid("*"), True)
+        return module, notes
+
+    monkeypatch.setattr("irpar.training.step.make_step", asking)
+    mesh = ("--mesh", "dp=2", "--dataset-sharding", "data_parallel")
+    code, _, _ = train(capsys, network, "out", *mesh, *options)
+    assert code == 0
+    pipeline = json.loads((tmp_path / "out" / "plan.json").read_text())["pipeline"]
+    assert pipeline.count(",zero") == 1
+    assert (",zero," if options[0] == "--zero" else ",zero{stage=3") in pipeline
+    assert pipeline.count("recompute{match=[*]") == (2 if options[0] == "--recompute" else 1)
+    assert ("recompute{budget=1" in pipeline) == (options[0] == "--memory-budget")
