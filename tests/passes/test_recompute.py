@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 
 import irpar
-from irpar.analysis.recompute import RecomputeError
+from irpar.analysis.gathers import gathered
+from irpar.analysis.memory.liveness import constant_bytes, held_bytes
+from irpar.analysis.recompute import RecomputeError, simulation
+from irpar.analysis.recompute.of_program import of_program
 from irpar.ir import Module, clone_module
 from irpar.ir.text.files import parse_module
-from irpar.pass_manager.default_pipeline import with_recompute
+from irpar.ops.effects import is_communication
+from irpar.pass_manager.default_pipeline import with_recompute, with_zero
 from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.passes.recompute import Recompute
 from irpar.sharding import IrparError
 from tests.training.programs import MESHES, batch, classifier, on_mesh, same
 
@@ -256,3 +261,37 @@ def _unequal(sizes: tuple[int, int], rank: int) -> str:
     constants = [f"  %size{half} = constant : i64[1] [{size}]" for half, size in enumerate(sizes)]
     body = "\n".join((*constants, *lines))
     return f"graph local @g{rank}(%x: f32[1] of [1]) -> (%y) opset 21 ranks [{rank}] {{\n{body}\n}}\n"
+
+
+@pytest.mark.parametrize("mesh", list(MESHES))
+def test_a_training_graph_holds_what_its_program_does(mesh: str) -> None:
+    # Also where an update is written over the state that it replaces.
+    module = on_mesh(classifier(), mesh).module
+    assert module is not None
+    for graph in module.graphs:
+        program = of_program(graph, lambda node: 1, lambda node: True)
+        held = simulation.held_bytes(program.graph, range(len(program.nodes)))
+        found = {node: most for node, most in zip(program.nodes, held, strict=True) if node is not None}
+        live = {node: most + constant_bytes(graph) for node, most in held_bytes(graph)}
+        assert found == {node: live[node] for node in found}
+
+
+@pytest.mark.parametrize(("parameters", "others"), [(True, False), (False, True)])
+def test_gathers_of_parameters_are_repeated_where_that_is_said(parameters: bool, others: bool) -> None:
+    module = irpar.partition(
+        with_cuts(classifier(), "dp=2"), "dp=2", pipeline=with_zero("zero{stage=3, threshold-kb=0}")
+    ).module
+    assert module is not None
+    chosen = Recompute(mp_comm_recompute=others, parallel_optimizer_comm_recompute=parameters)
+    for graph, program in zip(module.graphs, chosen._programs(module), strict=True):
+        gathers = {node for node, _ in gathered(graph)}
+        sent = {
+            node: training
+            for node, training in zip(program.nodes, program.graph.nodes, strict=True)
+            if node is not None and is_communication(node) and node.phase != "optimizer"
+        }
+        # Each is gathered in both passes, the second time as well as the first.
+        assert len(gathers & sent.keys()) > len({value for _, value in gathered(graph)})
+        assert sent.keys() - gathers
+        for node, training in sent.items():
+            assert training.norec == (not (parameters if node in gathers else others))

@@ -97,7 +97,7 @@ class _Reader:
         read = [value for value in node.results if value in self.read_values]
         large = [value for value in read if self._bytes(value)]
         small = [value for value in node.results if value not in large]
-        unread = sum(value_bytes(value) for value in node.results if value not in self.read_values)
+        unread = sum(self._bytes(value) for value in node.results if value not in self.read_values)
         sources = {self.of_value.get(self.roots.get(value, value)) for value in self._operands(node)}
         groups = [[value] for value in large] or [[]]
         groups[-1] += small
