@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from irpar.ir import Graph, Node
-from irpar.kernels import has_kernel
+from irpar.kernels import has_kernel, lookup
 from irpar.ops.effects import is_compute
 from irpar.ops.updates import is_for_plans
 from irpar.process import import_native
@@ -24,6 +24,14 @@ def is_known(node: Node) -> bool:
     if node.callee is not None or not is_compute(node) or has_kernel(node.domain, node.op_type, node.version):
         return True
     return (node.domain, node.op_type) in _ort_operators() or is_for_plans(node)
+
+
+def writes_out(node: Node) -> bool:
+    """Whether a node has one result, which irpar's kernel can write into an array that it is given; never a view."""
+    if node.callee is not None or len(node.results) != 1:
+        return False
+    kernel = lookup(node.domain, node.op_type, node.version)
+    return kernel is not None and kernel.signature.writes_out
 
 
 def unknown_nodes(graphs: Iterable[Graph]) -> dict[str, list[Node]]:

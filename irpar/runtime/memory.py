@@ -136,9 +136,10 @@ def _kept_by(node: Node) -> int:
     kernel = None if node.callee is not None else lookup(node.domain, node.op_type, node.version)
     if kernel is None or kernel.kept_bytes is None:
         return 0
-    types = [None if value is None else tensor_type(value.type) for value in node.operands]
-    if not any(value is not None and value.is_constant for value in node.operands):
+    constants = [value if value is not None and value.is_constant else None for value in node.operands]
+    if not any(constants):
         return 0
+    types = [None if value is None else tensor_type(value.type) for value in constants]
     shapes = [type_.static_shape if type_ is not None and type_.is_static else None for type_ in types]
     attributes = {name: plain_attribute(value) for name, value in node.attributes.items()}
     # Kernels compute floats that are narrower than f32 in f32.

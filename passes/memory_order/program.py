@@ -125,8 +125,7 @@ class _Reader:
         begin = 0
         for cut, stop in pairwise((*cuts, len(self._nodes))):
             barrier = len(self._followers)
-            before = range(begin, cut) if cut > begin else [barrier - 1] if cut else []
-            for place in before:
+            for place in range(begin, cut):
                 self._followers[place].append(barrier)
             self._followers.append(list(range(cut, stop)))
             # Old state is there until the update begins, read or not.

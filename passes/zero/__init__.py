@@ -109,8 +109,8 @@ class Zero(Pass):
             raise ZeroError(f"there is no stage {self.stage}", do="use 1 (optimizer state), 2 (gradients too) or 3")
         if not 0 <= self.threshold_kb < float("inf"):
             raise ZeroError(f"a threshold of {self.threshold_kb} kB", do="give a number of 0 or more")
-        if self.prefetch < 0:
-            raise ZeroError(f"a prefetch of {self.prefetch} layers", do="give a number of 0 or more")
+        if self.prefetch < 1:
+            raise ZeroError(f"a prefetch of {self.prefetch} layers", do="give a number of 1 or more")
         if not self.axes:
             raise ZeroError("zero has no axes", do=f"name axes of the mesh {mesh}")
         try:

@@ -76,13 +76,13 @@ def test_outside_of_layers_no_more_than_the_largest_goes_together() -> None:
     assert list(dict.fromkeys(sorted(layers.values()))) == list(range(len(groups)))
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
 @pytest.mark.parametrize("regather", ["true", "false"])
 def test_gathers_of_a_few_layers_are_sent_together(prefetch: int, regather: str) -> None:
     partition = partitioned(step(), f"prefetch={prefetch}, regather={regather}")
     found = gathered_together(partition)
-    assert max(max(numbers) - min(numbers) + 1 for numbers in found["forward"]) == max(1, prefetch)
-    assert any(len(numbers) == max(1, prefetch) for numbers in found["forward"])
+    assert max(max(numbers) - min(numbers) + 1 for numbers in found["forward"]) == prefetch
+    assert any(len(numbers) == prefetch for numbers in found["forward"])
     assert {len(numbers) for numbers in found.get("backward", ())} == ({1} if regather == "true" else set())
 
 
@@ -119,8 +119,8 @@ def test_what_only_moves_a_parameter() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(IrparError, match="a prefetch of -1 layers"):
-        partitioned(step(), "prefetch=-1")
+    with pytest.raises(IrparError, match="a prefetch of 0 layers"):
+        partitioned(step(), "prefetch=0")
     module = step()
     module.metadata[SAID] = "[]"
     with pytest.raises(IrparError, match=f"the metadata {SAID} of the module cannot be read"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from irpar import kernels
+from irpar.ops.op_def import traits_of_operator
 
 from .conformance import EXCLUDED, Call, cases
 
@@ -62,6 +63,24 @@ def test_results_are_no_views_of_operands(written):
         for result in (case.into(out), case.expected):
             for operand in case.operands:
                 assert operand is None or not np.shares_memory(result, operand), case.call.kernel.op_type
+
+
+def test_elementwise_results_may_be_written_over_an_operand(written):
+    over = set()
+    for case in written:
+        kernel = case.call.kernel
+        if not traits_of_operator(kernel.domain, kernel.op_type).is_elementwise:
+            continue
+        for place, operand in enumerate(case.operands):
+            if operand is None or (operand.shape, operand.dtype) != (case.expected.shape, case.expected.dtype):
+                continue
+            copies = [None if other is None else other.copy() for other in case.operands]
+            out = copies[place]
+            assert out is not None
+            result = Written(case.call, copies, case.expected).into(out)
+            np.testing.assert_array_equal(result, case.expected, err_msg=f"{kernel.op_type} over {place}", strict=True)
+            over.add(kernel.op_type) if np.shares_memory(result, out) else None
+    assert {"Add", "Sub", "Mul", "Div", "Where"} <= over
 
 
 def test_what_does_not_fit_is_left_alone(written):

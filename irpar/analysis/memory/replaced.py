@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from irpar.analysis.engines import writes_out
 from irpar.ir import DType, Graph, Node, Value, captured_or_read, tensor_type
 from irpar.ir.state import LOSS
-from irpar.ops import holds_collectives
+from irpar.ops import holds_collectives, traits
 from irpar.ops.updates import is_for_plans
 
-_WRITES_OVER = frozenset({"Add", "Sub", "Mul", "Div", "Where"})
-"""Kernels of these can write their result over an operand of its shape."""
-_NEW_MEMORY = _WRITES_OVER | {"MatMul", "Gemm", "Conv", "Concat", "Relu", "Tanh", "Sqrt", "Neg", "Exp"}
-"""Results of these are never views of operands; what others give is taken for one where the dtypes are equal."""
 _WRITTEN = (DType.F32, DType.F64)
 """Of smaller floats kernels compute wider ones; and what is counted is small."""
 
@@ -79,7 +76,8 @@ def _can_write(new: Value, old: Value) -> bool:
         return False
     if type_ is None or new.type != type_ or not type_.is_static or type_.dtype not in _WRITTEN:
         return False
-    return (node.domain == "" and node.op_type in _WRITES_OVER) or (is_for_plans(node) and old in node.inputs)
+    is_written_over = traits(node).is_elementwise and writes_out(node)
+    return is_written_over or (is_for_plans(node) and old in node.inputs)
 
 
 @dataclass
@@ -131,7 +129,7 @@ class _Reads:
                     read.stretches.add(stretch)
                 else:
                     read.last_view = place
-        if seen and (node.domain or node.op_type not in _NEW_MEMORY):
+        if seen and not writes_out(node):  # What gives no array that is surely new is taken for a view.
             for value in node.results:
                 sources = tuple(source for source in seen if _may_share(value, source))
                 if sources:

@@ -189,7 +189,6 @@ def put(dims: Dims, dim: int, atoms: tuple[int, ...]) -> Dims:
 
 
 @lru_cache(maxsize=4096)
-@lru_cache(maxsize=4096)
 def prime_factors(number: int) -> tuple[int, ...]:
     """The prime factors, the smallest first: of 12 they are 2, 2, 3."""
     found, factor = [], 2

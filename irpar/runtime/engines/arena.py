@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from irpar.analysis.engines import writes_out
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime
 from irpar.ir import Node, Value, captured_or_read, tensor_type
-from irpar.kernels import lookup
 from irpar.runtime.instructions import Segment
 
 
@@ -77,7 +77,7 @@ def arena_layout(segment: Segment) -> ArenaLayout:
 
     What a node gives that cannot do so may be a view of what it reads, which is then held as long.
     """
-    writing = [node for node in segment.nodes if _writes_out(node)]
+    writing = [node for node in segment.nodes if _has_place(node)]
     made = {node.result: node for node in writing if node.result not in segment.outputs}
     last = _last_steps(segment, frozenset(writing))
     steps = {node: step for step, node in enumerate(segment.nodes)}
@@ -99,13 +99,12 @@ def places_of(segment: Segment) -> dict[Node, int]:
     return {node: places[state] for node, state in segment.over.items()}
 
 
-def _writes_out(node: Node) -> bool:
-    """Whether a node has one result of known size, which its kernel can write into an array that it is given."""
-    if node.callee is not None or len(node.results) != 1 or not node.result.is_static:
+def _has_place(node: Node) -> bool:
+    """Whether a node has one result, of known size and not empty, that its kernel can write into what it is given."""
+    if not writes_out(node) or not node.result.is_static:
         return False
-    kernel = lookup(node.domain, node.op_type, node.version)
     type_ = tensor_type(node.result.type)
-    return kernel is not None and kernel.signature.writes_out and type_ is not None and type_.nbytes > 0
+    return type_ is not None and type_.nbytes > 0
 
 
 def _last_steps(segment: Segment, writing: frozenset[Node]) -> dict[Value, int]:

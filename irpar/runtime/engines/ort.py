@@ -74,8 +74,8 @@ class OrtEngine:
     name = "ort"
     is_parallel = True
     writes_over = False
-    keeps = False
     """ONNX Runtime does not say that an output may be bound to the memory of an input."""
+    keeps = False
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:
