@@ -64,10 +64,18 @@ def flatten(xp: ArrayModule, x: Array, *, axis: int = 1) -> Array:
 
 
 @kernel("Concat", since=4)
-def concat(xp: ArrayModule, *operands: Array, axis: int) -> Array:
+def concat(xp: ArrayModule, *operands: Array, axis: int, out: Array | None = None) -> Array:
     """Operands joined along one axis."""
     check_same_dtype(*operands)
-    return xp.concatenate(operands, axis=normalize_axis(axis, operands[0].ndim))
+    axis = normalize_axis(axis, operands[0].ndim)
+    if out is not None and (out.dtype != operands[0].dtype or out.shape != _joined_shape(operands, axis)):
+        out = None
+    return xp.concatenate(operands, axis=axis, out=out)
+
+
+def _joined_shape(operands: tuple[Array, ...], axis: int) -> Ints:
+    shape = operands[0].shape
+    return (*shape[:axis], sum(operand.shape[axis] for operand in operands), *shape[axis + 1 :])
 
 
 def _split(x: Array, axis: int, sizes: Ints, n_outputs: int) -> tuple[Array, ...]:
