@@ -201,7 +201,8 @@ class _Loop:
         first = next((node for node in self.body if node in readers), None)
         writer = GradientWriter(self.body, self.module.opsets, before=first)
         writer.phase = "backward"
-        seed.replace_uses(writer.mul(seed, writer.cast(counted, seed.dtype)), only=uses)
+        share = writer.mul(writer.cast(counted, seed.dtype), 1 / self.trips)
+        seed.replace_uses(writer.mul(seed, share), only=uses)
 
     def _carry(self, name: str, state: Value, after: Value) -> None:
         """Let a trip find a state as the one before left it."""
@@ -214,7 +215,9 @@ class _Loop:
         inside = self._behind(value, counted if name == LOSS else None)
         term = inside.widened(value)
         if name == LOSS:
-            term = inside.mul(term, 1 / self.trips if counted is None else inside.cast(counted, term.dtype))
+            term = term if counted is None else inside.mul(term, inside.cast(counted, term.dtype))
+        if name in (LOSS, COUNTED):
+            term = inside.mul(term, 1 / self.trips)
         sizes = self.before.shape_of(value if value.is_static else self._parameter(name))
         self.starts.append(self.before.op("Expand", [self.before.number(0, term), sizes], type=term.type))
         total = self.body.add_input(f"{PREFIX}sum.{name}", term.type)

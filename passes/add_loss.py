@@ -14,7 +14,7 @@ from irpar.pass_manager import Pass, PassResult
 TARGET = "target"
 """The name of the input that the output is compared with."""
 COUNTED = "loss_targets"
-"""The name of the result that says how many targets count."""
+"""The name of the result that says which share of the targets counts."""
 LossKind = Literal["cross_entropy", "mse", "bce"]
 LOSSES: tuple[str, ...] = get_args(LossKind)
 CROSS_ENTROPY = "cross_entropy"
@@ -42,8 +42,8 @@ class AddLoss(Pass):
         class_axis: of the output, where its classes are.
         ignore_index: the class number of targets that do not count; None: all count.
         label_smoothing: how much of each target is spread over all classes.
-        counted: whether one more result says of how many targets the loss is the mean, where some are ignored; the
-            mean of none then is 0.
+        counted: whether one more result says of which share of the targets it is the mean, where some are ignored;
+            the mean of none then is 0.
     """
 
     name = "add-loss"
@@ -155,7 +155,10 @@ class AddLoss(Pass):
         if self.label_smoothing:
             spread = w.op("ReduceSum", [w.mul(_smooth(scores, w), rows)], {"keepdims": 0})
             loss = self._smoothed(loss, spread, w)
-        return {LOSS: w.div(loss, w.op("Max", [count, w.number(1, count)])), COUNTED: count}
+        return {
+            LOSS: w.div(loss, w.op("Max", [count, w.number(1, count)])),
+            COUNTED: w.op("ReduceMean", [rows], {"keepdims": 0}),
+        }
 
     def _rows(self, scores: Value, labels: Value, w: GradientWriter) -> Value:
         """1 of targets that count, 0 of others."""

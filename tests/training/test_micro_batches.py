@@ -41,6 +41,7 @@ graph @normalised(%x: f32[8, 6], %w: f32[6, 3] from "w", %g: f32[3] from "g", %b
   %y = BatchNormalization(%h, %g, %b, %mean, %var) {momentum=0.5} : f32[8, 3]
 }
 """
+WIDE = CLASSIFIER.replace("8, ", "512, ")
 STATISTICS = {"mean": [0.0, 0.0, 0.0], "var": [1.0, 1.0, 1.0]}
 BIASED = """
 graph @biased(%x: f32[8, 6], %offset: f32[1, 6], %w: f32[6, 3] from "w") -> (%y) opset 21 {
@@ -125,6 +126,15 @@ def test_micro_batches_count_by_their_targets() -> None:
         with on(step, "d=1").trainer(engine="numpy") as trainer:
             states.append(([trainer.step(given)], trainer.read_all()))
     close(states[1], states[0])
+
+
+def test_ignored_targets_leave_float16_its_range() -> None:
+    """Gradients of a micro-batch are those of a mean, not of a sum over its targets, which overflows sooner."""
+    step = step_of(WIDE, ignore_index=1, precision="fp16", loss_scale="dynamic")
+    given = {"x": np.ones((COUNT * 512, 6), np.float32), "target": np.zeros(COUNT * 512, np.int64)}
+    with on(step, "d=1").trainer(engine="numpy") as trainer:
+        trainer.step(given)
+        assert not trainer.results["skipped"]
 
 
 @pytest.mark.parametrize("loss", ["mse", "output:y"])
