@@ -15,10 +15,12 @@ from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.add_loss import COUNTED, TARGET
 from irpar.passes.autodiff import GRAD
-from irpar.sharding import Sharding
+from irpar.sharding import Sharding, option
 
 PREFIX = "micro_batch."
 """Before the names of what the loop has of a tensor in each trip."""
+MOST = 2**31 - 1
+"""Micro-batches; with more the sizes of what is stacked may leave 64 bits."""
 
 
 class AccumulateError(IrparError):
@@ -41,13 +43,13 @@ class Accumulate(Pass):
 
     Attributes:
         micro_batches: how many.
-        whole: names or globs of inputs that each trip reads whole. So are all inputs whose first dim is not that of
+        undivided: names or globs of inputs that each trip reads whole. So are all inputs whose first dim is not that of
             `target` or, where there is none, of the first input with dims.
     """
 
     name = "accumulate"
     micro_batches: int
-    whole: tuple[str, ...] = ()
+    undivided: tuple[str, ...] = ()
 
     def run(self, module: Module) -> PassResult:
         """Write the loop.
@@ -56,8 +58,8 @@ class Accumulate(Pass):
             AccumulateError: the number or a name does not fit, the graph has no gradients, or no batch.
             IrparError: the module is in local view already.
         """
-        if self.micro_batches < 1:
-            raise AccumulateError(f"{self.micro_batches} micro-batches", do="give a number of 1 or more")
+        if not 1 <= self.micro_batches <= MOST:
+            raise AccumulateError(f"{self.micro_batches} micro-batches", do=f"give a number from 1 to {MOST}")
         require_global(module, self.name)
         _check(module.graph)
         samples = self.samples(module)
@@ -70,7 +72,8 @@ class Accumulate(Pass):
         """The inputs of which each trip reads its own.
 
         Raises:
-            AccumulateError: there are none, or a name of `whole` matches none.
+            AccumulateError: there are none, or a name of `undivided` matches none, or the target
+                alone would be divided.
         """
         graph = module.graph
         gradients = {name for name in graph.output_names if name.startswith(GRAD)}
@@ -82,7 +85,7 @@ class Accumulate(Pass):
             and GRAD + value.source_name not in gradients
             and not value.source_name.startswith(GRAD)
         }
-        left = {name for pattern in self.whole for name in _named(pattern, given)}
+        left = {name for pattern in self.undivided for name in _named(pattern, given)}
         rows = {name: _first_dim(value) for name, value in given.items() if name not in left}
         batch = rows.get(TARGET) or next((size for size in rows.values() if size is not None), None)
         found = [given[name] for name, size in rows.items() if size is not None and size == batch]
@@ -91,6 +94,14 @@ class Accumulate(Pass):
                 "no input has a first dim that counts samples: there is nothing to divide into micro-batches",
                 notes=tuple(f"{name} is {value.type}" for name, value in given.items()),
                 do="train a model whose inputs are batches, or leave out micro-batches",
+            )
+        left_out = [name for name, size in rows.items() if size is not None and size != batch]
+        if left_out and [value.source_name for value in found] == [TARGET]:
+            raise AccumulateError(
+                f"only {TARGET} would be divided into micro-batches: the first dims of other inputs are not its own",
+                notes=tuple(f"{name} is {given[name].type}" for name in (TARGET, *left_out)),
+                do="let the model give its output with the samples in front, not merged with another dim; or say that "
+                f"micro-batches share these inputs: {option('undivided', left_out[0])}",
             )
         return found
 
@@ -122,7 +133,7 @@ def _named(pattern: str, known: Mapping[str, Value]) -> list[str]:
     """
     found = matching_names(pattern, known)
     if not found:
-        raise AccumulateError(f'whole "{pattern}" matches no input', do=f"name one of {listed(list(known), 5)}")
+        raise AccumulateError(f'undivided "{pattern}" matches no input', do=f"name one of {listed(list(known), 5)}")
     return found
 
 

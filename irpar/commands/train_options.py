@@ -222,10 +222,10 @@ MicroBatches = Annotated[
         rich_help_panel=_BATCHES,
     ),
 ]
-Whole = Annotated[
+Undivided = Annotated[
     list[str] | None,
     typer.Option(
-        "--whole",
+        "--undivided",
         metavar="GLOB",
         help="Inputs that each micro-batch reads whole; so are those whose first dim is not that of the target.",
         rich_help_panel=_BATCHES,

@@ -16,7 +16,7 @@ from .settings import Settings
 _CHOICES = {"precision": ("f32", "bf16", "fp16"), "loss_scale": ("none", "dynamic"), "optimizer": OPTIMIZERS}
 _ALSO = {"lr": "learning_rate"}
 """Options that have a short name, too, as on the command line."""
-_LISTS = ("no_decay", "trainable", "freeze", "whole")
+_LISTS = ("no_decay", "trainable", "freeze", "undivided")
 
 
 def settings_of(options: Mapping[str, Any]) -> Settings:

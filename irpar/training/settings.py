@@ -31,4 +31,4 @@ class Settings:
     loss_scale: str = "none"
     precision: str = "f32"
     micro_batches: int = 1
-    whole: tuple[str, ...] = ()
+    undivided: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from irpar.errors import IrparError, listed
 from irpar.ir import DType, Graph, Module, TensorType, Value
 from irpar.ir.state import LOSS
 from irpar.output.training_facts import MicroBatchFacts, TrainingFacts, metadata_of
-from irpar.sharding import spelled
+from irpar.sharding import option, spelled
 from irpar.units import count_text
 
 from .settings import Settings
@@ -53,7 +53,7 @@ def train_step(
         loss_scale: "dynamic" for gradients of float16.
         micro_batches: how many batches of the model's size a step adds up the gradients of, one after the other; its
             inputs are [micro_batches, b, ...]. See the pass `accumulate`.
-        whole: names or globs of inputs that all of these read whole.
+        undivided: names or globs of inputs that all of these read whole.
 
     Returns:
         A module with the model's inputs, `target` and `learning_rate`, the result `loss`, and the parameters and what
@@ -211,8 +211,13 @@ def _accumulate(module: Module, settings: Settings) -> MicroBatchFacts | None:
     from irpar.passes.accumulate import Accumulate
 
     if settings.micro_batches == 1:
+        if settings.undivided:
+            raise IrparError(
+                f"{option('undivided')} names what micro-batches share, and there is one alone",
+                do=f"give {option('micro_batches', '4')}, or leave it out",
+            )
         return None
-    accumulate = Accumulate(settings.micro_batches, settings.whole)
+    accumulate = Accumulate(settings.micro_batches, settings.undivided)
     names = [value.source_name for value in accumulate.samples(module)]
     PassManager.parse("cse").run(module)  # Gradients that are equal are added up once.
     PassManager([accumulate]).run(module)

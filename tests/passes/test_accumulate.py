@@ -99,13 +99,13 @@ def test_gradients_that_are_equal_are_added_up_once() -> None:
 def test_inputs_that_are_named_are_whole() -> None:
     text = STEP.replace("%k: f32[1, 4]", "%k: f32[8, 4]")
     shapes = []
-    for options in ("", ", whole=[k]"):
+    for options in ("", ", undivided=[k]"):
         module = run(f"accumulate{{micro-batches=4{options}}}", text)
         shapes.append(str(module.graph.inputs[1].type))
     assert shapes == ["f32[4, 8, 4]", "f32[8, 4]"]
 
 
-@pytest.mark.parametrize("count", [0, -2])
+@pytest.mark.parametrize("count", [0, -2, 2**31, 2**70])
 def test_numbers_that_mean_nothing(count: int) -> None:
     with pytest.raises(AccumulateError, match=f"{count} micro-batches"):
         PassManager.parse(f"accumulate{{micro-batches={count}}}").run(parse_module(STEP))
@@ -120,8 +120,9 @@ def test_the_number_must_be_given() -> None:
     ("before", "after", "options", "said"),
     [
         ("%grad.loss", "%other", "", "the graph has no gradients of a loss"),
-        ("f32[8@dp, 4]", "f32[]", ", whole=[k]", "no input has a first dim that counts samples"),
-        ("", "", ", whole=[q*]", 'whole "q*" matches no input'),
+        ("f32[8@dp, 4]", "f32[]", ", undivided=[k]", "no input has a first dim that counts samples"),
+        ("%x", "%target", "", "only target would be divided into micro-batches"),
+        ("", "", ", undivided=[q*]", 'undivided "q*" matches no input'),
     ],
 )
 def test_graphs_that_do_not_fit(before: str, after: str, options: str, said: str) -> None:

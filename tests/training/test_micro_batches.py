@@ -220,7 +220,7 @@ def test_inputs_without_a_batch_are_whole_in_every_trip() -> None:
             found.append(([trainer.step(given)], trainer.read_all()))
     close(found[1], found[0])
     text = BIASED.replace("%offset: f32[1, 6]", "%offset: f32[8, 6]")
-    step = step_of(text, loss="mse", whole=["off*"])
+    step = step_of(text, loss="mse", undivided=["off*"])
     assert {value.source_name: value.tensor_type.shape for value in step.graph.inputs}["offset"] == (8, 6)
 
 
@@ -387,3 +387,8 @@ def test_too_few_samples(network: Path, tmp_path: Path, capsys: Capture) -> None
 def test_models_without_a_batch() -> None:
     with pytest.raises(AccumulateError, match="no input has a first dim"):
         step_of(SINGLE, loss="output:y")
+
+
+def test_names_that_would_mean_nothing_are_refused() -> None:
+    with pytest.raises(irpar.IrparError, match="names what micro-batches share, and there is one alone"):
+        irpar.train_step(parse_module(CLASSIFIER), undivided=["x"])

@@ -18,6 +18,8 @@ _OLDER = {"buffer": "id", "start": "lower", "end": "upper"}
 MOST_BYTES = 2**50
 """Of all sizes together."""
 _MOST_STEPS = 2**50
+_DIGITS = 16
+"""Of one number."""
 
 
 class BuffersFileError(IrparError):
@@ -91,8 +93,8 @@ def _buffer(row: Sequence[str], columns: Mapping[str, int]) -> Lifetime[str]:
 
 
 def _number(column: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 16:
-        raise ValueError(f'{column} is "{text}", not a whole number')
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS:
+        raise ValueError(f'{column} is "{text}", not a whole number from 0 to {10**_DIGITS - 1}')
     number = int(text)
     if number > _MOST_STEPS:
         raise ValueError(f"{column} is {number}, more than {_MOST_STEPS:,}")
