@@ -169,8 +169,8 @@ def kind_of_rule(node: Node) -> Hashable | None:
     """Equal for nodes that have the same rule, shapes, and no local programs; None where that is not known."""
     if node.callee is not None or node.identity not in _OWN:
         return None
-    alike = _likeness(node)
-    return None if alike is None else (node.identity, alike)
+    found, alike = definition(node), _likeness(node)
+    return None if found is None or alike is None else (node.identity, found.rule, alike)
 
 
 def factor_rule(node: Node) -> FactorRule | None:

@@ -391,4 +391,4 @@ def test_models_without_a_batch() -> None:
 
 def test_names_that_would_mean_nothing_are_refused() -> None:
     with pytest.raises(irpar.IrparError, match="names what micro-batches share, and there is one alone"):
-        irpar.train_step(parse_module(CLASSIFIER), undivided=["x"])
+        irpar.train_step(with_weights(CLASSIFIER), undivided=["x"])
