@@ -76,8 +76,7 @@ def test_outside_of_layers_no_more_than_the_largest_goes_together() -> None:
     assert list(dict.fromkeys(sorted(layers.values()))) == list(range(len(groups)))
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 3])
-@pytest.mark.parametrize("regather", ["true", "false"])
+@pytest.mark.parametrize(("prefetch", "regather"), [(1, "true"), (3, "true"), (2, "false")])
 def test_gathers_of_a_few_layers_are_sent_together(prefetch: int, regather: str) -> None:
     partition = partitioned(step(), f"prefetch={prefetch}, regather={regather}")
     found = gathered_together(partition)
@@ -86,6 +85,7 @@ def test_gathers_of_a_few_layers_are_sent_together(prefetch: int, regather: str)
     assert {len(numbers) for numbers in found.get("backward", ())} == ({1} if regather == "true" else set())
 
 
+@pytest.mark.slow
 def test_buffers_are_of_one_layer_more() -> None:
     """The gathered layer, packed, beside its parts."""
     module = step()
@@ -100,6 +100,7 @@ def test_buffers_are_of_one_layer_more() -> None:
     assert held[1] <= 4 * max(bytes_of.values())
 
 
+@pytest.mark.slow
 def test_numbers_are_the_same() -> None:
     losses = []
     random = np.random.default_rng(0)

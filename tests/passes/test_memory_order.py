@@ -187,7 +187,12 @@ def test_a_schedule_knows_what_is_held(nodes):
     assert sorted(least_peak(program)) == list(range(len(program.touches)))
 
 
-@pytest.mark.parametrize("family", models.FAMILIES)
+QUICK = ("mlp", "gpt")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in models.FAMILIES]
+)
 def test_training_steps_hold_no_more_and_compute_the_same(family):
     partition = irpar.partition(irpar.train_step(models.build(family), optimizer="adamw"), "dp=2")
     module = partition.module
