@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from irpar.analysis.recompute import METHODS, RecomputeError, TrainingGraph, TrainingNode, simulate, solve
 from irpar.analysis.recompute.chain import chain_of
 from irpar.analysis.recompute.saved_sets import cheapest_set, on_demand
+from tests.patience import patient
 
 from .graphs import chain, random_graphs
 
@@ -72,7 +73,7 @@ def test_all_that_searches_ends_in_the_time_that_is_given(share: float) -> None:
     else:
         assert found.outcome.peak <= budget
     # What runs on when the time is over are steps of the methods, not searches. A loaded machine takes longer.
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < patient(4)
 
 
 def test_nothing_is_proven_where_numbers_are_rounded() -> None:
