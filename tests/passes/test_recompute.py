@@ -8,6 +8,8 @@ from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import constant_bytes, held_bytes
 from irpar.analysis.recompute import RecomputeError, simulation
 from irpar.analysis.recompute.of_program import of_program
+from irpar.analysis.recompute.rewriting import write
+from irpar.analysis.recompute.saved_sets import on_demand
 from irpar.ir import Module, clone_module
 from irpar.ir.text.files import parse_module
 from irpar.ops.effects import is_communication
@@ -295,3 +297,35 @@ def test_gathers_of_parameters_are_repeated_where_that_is_said(parameters: bool,
         assert sent.keys() - gathers
         for node, training in sent.items():
             assert training.norec == (not (parameters if node in gathers else others))
+
+
+TWO_RESULTS = """
+mesh @m = ["tp"=1]
+graph local @g(%x: f32[8, 64] of [8, 64]) -> (%y) opset 21 ranks [0] {
+  %a = Tanh(%x) {| phase=forward} : f32[8, 64]
+  %b, %c = Split(%a) {axis=0, num_outputs=2 | phase=forward} : f32[4, 64], f32[4, 64]
+  %d = Exp(%a) {| phase=forward} : f32[8, 64]
+  %e = Neg(%d) {| phase=forward} : f32[8, 64]
+  %f = Mul(%e, %e) {| phase=backward} : f32[8, 64]
+  %g, %h = Split(%f) {axis=0, num_outputs=2 | phase=backward} : f32[4, 64], f32[4, 64]
+  %i = Mul(%g, %b) {| phase=backward} : f32[4, 64]
+  %j = Add(%i, %h) {| phase=backward} : f32[4, 64]
+  %y = Mul(%j, %c) {| phase=backward} : f32[4, 64]
+}
+"""
+
+
+def test_results_of_a_node_are_computed_again_together() -> None:
+    module = read(TWO_RESULTS)
+    program = of_program(module.graph, lambda node: 10, lambda node: True)
+    split = [place for place, node in enumerate(program.nodes) if node is not None and node.op_type == "Split"]
+    assert [program.graph.nodes[place].cost for place in split] == [10, 0, 10, 0]
+    everything = frozenset(range(len(program.nodes)))
+    for held in (everything - {split[0]}, everything - {split[1]}, everything - {*split}, frozenset[int]()):
+        schedule = on_demand(program.graph, held)
+        outcome = simulation.simulate(program.graph, schedule)
+        trial = clone_module(module)
+        count = write(trial.graph, of_program(trial.graph, lambda node: 10, lambda node: True), schedule, 0)
+        assert count
+        assert outcome.peak == peak_bytes(trial)
+        assert outcome.cost == program.graph.cost + 10 * count

@@ -34,10 +34,10 @@ class Program:
 def of_program(graph: Graph, cost_of: CostOf, may_send_again: MaySendAgain) -> Program:
     """The training graph of a program.
 
-    A node of several results is as many nodes, one after the other, each of which costs as much: written into a
-    program, what is repeated of them in one stage is repeated once. What nobody reads, and what bodies hold, is held
-    while the node runs. Views are no nodes: who reads them reads what they are views of. Inputs, and state that is let
-    go, are nodes that may run only once. So the peak of the whole is that of `irpar.analysis.memory.liveness`.
+    A node of several results is as many nodes that run as one, of which the first costs what the node does. What nobody
+    reads, and what bodies hold, is held while the node runs. Views are no nodes: who reads them reads what they are
+    views of. Inputs, and state that is let go, are nodes that may run only once. So the peak of the whole is that of
+    `irpar.analysis.memory.liveness`.
 
     Args:
         graph: a local program.
@@ -101,18 +101,22 @@ class _Reader:
         sources = {self.of_value.get(self.roots.get(value, value)) for value in self._operands(node)}
         groups = [[value] for value in large] or [[]]
         groups[-1] += small
+        numbers: list[int] = []
         for results in groups:
             made = TrainingNode(
                 name=node.name or (node.results[0].name if node.results else node.op_type),
-                cost=self.cost_of(node),
+                cost=0 if numbers else self.cost_of(node),
                 mem=sum(map(self._bytes, (value for value in results if value in self.read_values))),
                 bwd=node.phase in ("backward", "optimizer"),
                 keep=any(value in self.kept for value in results),
                 norec=node in self.once,
                 work=unread + (nested_bytes(node) if node.attributes else 0) if results is groups[-1] else 0,
+                joined=bool(numbers),
             )
             number = self._add(node, results, made)
-            self.edges.update((source, number) for source in sources if source is not None)
+            # All results are there when the node has run.
+            self.edges.update((source, number) for source in (*sources, *numbers) if source is not None)
+            numbers.append(number)
 
     def _bytes(self, value: Value) -> int:
         """Those of a result; none where it is written over something."""

@@ -120,6 +120,7 @@ class _Model:
         self.reach = list(self._reaches())
         self.times = [list(self._stages(place)) for place in range(self.width)]
         self.intervals = [self._intervals(place, computations) for place in range(self.width)]
+        self._join()
         self.reads: list[tuple[BoolVarT, int, int, int, int]] = []
         for place in range(self.width):
             for number in range(len(self.intervals[place])):
@@ -143,14 +144,20 @@ class _Model:
                 reach[place] = self.width - 1
             for reader in self.graph.readers[place]:
                 reach[place] = max(reach[place], reach[reader] if self._is_repeatable(reader) else reader)
+            results = self.graph.together[place]
+            if place == results[0]:
+                reach[place : results[-1] + 1] = [max(reach[one] for one in results)] * len(results)
         return iter(reach)
 
     def _stages(self, place: int) -> Iterator[int]:
         """When a node may run again."""
         if self._is_repeatable(place):
-            first = max(place + 1, self.graph.backward) if self._is_restricted else place + 1
-            for stage in range(first, self.reach[place] + 1):
-                yield stage * self.width + place
+            first = self.graph.together[place][-1] + 1
+            for stage in range(
+                max(first, self.graph.backward) if self._is_restricted else first, self.reach[place] + 1
+            ):
+                if not self.graph.nodes[stage].joined:
+                    yield stage * self.width + place
 
     def _intervals(self, place: int, computations: int) -> list[_Interval]:
         from ortools.sat.python import cp_model
@@ -170,6 +177,15 @@ class _Model:
                 self.model.add_implication(there, before)
             found.append(_Interval(start, until, there))
         return found
+
+    def _join(self) -> None:
+        """The results of a node are computed together."""
+        for place, node in enumerate(self.graph.nodes):
+            if node.joined:
+                for one, before in zip(self.intervals[place], self.intervals[place - 1], strict=True):
+                    if one.there is not None and before.there is not None:
+                        self.model.add(one.there == before.there)
+                        self.model.add(one.start == before.start + 1)
 
     def _read(self, place: int, number: int, operand: int) -> None:
         """A computation reads a result that is there when it runs."""

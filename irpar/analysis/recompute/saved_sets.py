@@ -41,9 +41,11 @@ def _missing(graph: TrainingGraph, wanted: Collection[int], there: set[int]) -> 
     while waiting:
         place = waiting.pop()
         if place not in there:
-            there.add(place)
-            found.append(place)
-            waiting += [operand for operand in graph.operands[place] if operand not in there]
+            there.update(graph.together[place])
+            found += graph.together[place]
+            waiting += [
+                operand for one in graph.together[place] for operand in graph.operands[one] if operand not in there
+            ]
     return found
 
 
@@ -72,7 +74,10 @@ def cheapest_set(
     model = cp_model.CpModel()
     first = graph.backward
     saved = {place: model.new_bool_var("") for place in range(first)}
-    again = {place: model.new_bool_var("") for place in range(first) if graph.may_repeat(place)}
+    again: dict[int, cp_model.BoolVarT] = {}
+    for place in range(first):
+        if graph.may_repeat(place):
+            again[place] = again[place - 1] if graph.nodes[place].joined else model.new_bool_var("")
     for place in given:
         model.add(saved[place] == 1)
     for place in needed(graph):

@@ -48,7 +48,8 @@ def last_uses(graph: TrainingGraph, schedule: Schedule) -> list[int]:
     """For each entry of a schedule the last one that reads its result: itself where none does.
 
     Raises:
-        RecomputeError: an entry reads what has not been computed, or a node that may run once runs again.
+        RecomputeError: an entry reads what has not been computed, a node that may run once runs again, or one runs
+            without what it is joined to.
     """
     last = list(range(len(schedule)))
     newest: dict[int, int] = {}
@@ -61,6 +62,8 @@ def last_uses(graph: TrainingGraph, schedule: Schedule) -> list[int]:
             last[newest[operand]] = entry
         if place in newest and not graph.may_repeat(place):
             raise RecomputeError(f"{graph.nodes[place].name} may run only once")
+        if graph.nodes[place].joined and (not entry or schedule[entry - 1] != place - 1):
+            raise RecomputeError(f"{graph.nodes[place].name} runs without the node before it, whose result it is")
         newest[place] = entry
     for place, entry in newest.items():
         if graph.nodes[place].keep:
@@ -77,10 +80,12 @@ def canonical(graph: TrainingGraph, schedule: Schedule) -> list[int]:
     seen: set[int] = set()
     for place in schedule:
         if place in seen:
-            stages[-1].update([place] if graph.may_repeat(place) else [])
+            stages[-1].update(graph.together[place] if graph.may_repeat(place) else ())
         else:
             seen.add(place)
             stages.append(set())
+            if graph.nodes[place].joined:  # Nothing runs between the results of a node.
+                stages[-2:] = reversed(stages[-2:])
     order = iter(dict.fromkeys(schedule))
     listed: list[int] = []
     for stage in stages[:-1]:
@@ -97,7 +102,10 @@ def without_idle(graph: TrainingGraph, schedule: Schedule) -> list[int]:
         first = set[int]()
         found: list[int] = []
         for entry, place in enumerate(kept):
-            if place not in first or last[entry] != entry:
+            results = graph.together[place]
+            begin = entry - results.index(place)
+            end = begin + len(results)
+            if place not in first or any(use >= end for use in last[begin:end]):
                 found.append(place)
             first.add(place)
         if len(found) == len(kept):

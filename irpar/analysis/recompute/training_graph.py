@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class TrainingNode:
         keep: whether its result is held to the end, from when it is there.
         norec: whether it may run only once.
         work: bytes that are held while it runs only.
+        joined: whether it is a further result of the node before it: it runs whenever that does, right after it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TrainingNode:
     keep: bool = False
     norec: bool = False
     work: int = 0
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class TrainingGraph:
         for u, v in self.edges:
             if not 0 <= u < v < len(self.nodes):
                 raise RecomputeError(f"no edge leads from node {u} to node {v}", do="number nodes in their order")
+        if self.nodes and self.nodes[0].joined:
+            raise RecomputeError("the first node is joined to one before it", do="let it stand for itself")
 
     @cached_property
     def operands(self) -> tuple[tuple[int, ...], ...]:
@@ -86,23 +90,33 @@ class TrainingGraph:
         """Of running every node once."""
         return sum(node.cost for node in self.nodes)
 
+    @cached_property
+    def together(self) -> tuple[range, ...]:
+        """Of each node the nodes that run as one with it, itself included: more than one where a node has results."""
+        starts = [place for place, node in enumerate(self.nodes) if not node.joined]
+        groups = map(range, starts, (*starts[1:], len(self.nodes)))
+        return tuple(group for group in groups for _ in group)
+
     def may_repeat(self, place: int) -> bool:
-        """Whether a node may run again."""
-        node = self.nodes[place]
-        return not (node.norec or node.keep)
+        """Whether a node may run again, with those that run as one with it."""
+        return not any(self.nodes[one].norec or self.nodes[one].keep for one in self.together[place])
 
     def part(self, places: Sequence[int]) -> "TrainingGraph":
         """Some of the nodes, which must be in order, and the edges among them."""
         number = {place: index for index, place in enumerate(places)}
         edges = tuple((number[u], number[v]) for v in places for u in self.operands[v] if u in number)
-        return TrainingGraph(tuple(self.nodes[place] for place in places), edges, name=self.name)
+        nodes = [
+            replace(node, joined=False) if node.joined and place - 1 not in number else node
+            for place, node in ((place, self.nodes[place]) for place in places)
+        ]
+        return TrainingGraph(tuple(nodes), edges, name=self.name)
 
 
 _FIELDS = {each.name: each for each in fields(TrainingNode)}
 
 
 def read_graph(path: str | Path) -> TrainingGraph:
-    """Read the JSON form: nodes (name, cost, mem, bwd, layer, keep, norec, work), edges [u, v], fixed_mem.
+    """Read the JSON form: nodes (name, cost, mem, bwd, layer, keep, norec, work, joined), edges [u, v], fixed_mem.
 
     Raises:
         RecomputeError: it is not that.

@@ -122,3 +122,23 @@ def test_the_saved_set_recomputes_what_is_cheap() -> None:
     assert 1 in saved
     assert 2 not in saved
     assert on_demand(graph, saved) == [0, 1, 2, 3, 2, 4]
+
+
+@settings(deadline=None, max_examples=40)
+@given(random_graphs(most=9), st.integers(1, 8), st.sets(st.integers(1, 8)), st.floats(0, 1))
+def test_results_of_a_node_run_as_one(graph: TrainingGraph, first: int, joined: set[int], share: float) -> None:
+    nodes = [
+        replace(node, bwd=place >= first, joined=place in joined and place != first)
+        for place, node in enumerate(graph.nodes)
+    ]
+    edges = {(place - 1, place) for place, node in enumerate(nodes) if node.joined} | set(graph.edges)
+    graph = TrainingGraph(tuple(nodes), tuple(sorted(edges)), graph.fixed_mem)
+    budget = int(simulate(graph, range(len(nodes))).peak * (1 - share / 2))
+    for method in METHODS:
+        try:
+            found = solve(graph, budget, method, seconds=0.5)
+        except RecomputeError:
+            continue
+        # A schedule in which a result comes without the others is refused by the simulation.
+        assert simulate(graph, found.schedule) == found.outcome
+        assert found.outcome.peak <= budget
