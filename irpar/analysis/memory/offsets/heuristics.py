@@ -11,7 +11,7 @@ from .lifetimes import ALIGNMENT, Ints, K, Lifetime, Offsets, Rectangles, most_h
 
 MOST_FOR_GREEDY = 2**13
 """Above that many, time that grows with the square of their number is more than a better plan is worth."""
-MOST_FOR_SEARCH = 2**9
+MOST_FOR_SEARCH = 2**8
 _CLOSE = 1.002
 """What is that close to the most that is held at once is not improved any more."""
 _WORTH_SEARCH = 1.01
