@@ -234,9 +234,9 @@ def test_a_rank_elsewhere_is_named_by_those_that_it_sends_nothing_to(cores: int)
         options = {"mesh": SQUARE, "elements": 50_000, "layout": layout}
         ranks.start(in_order, [{"order": order, **options} for order in orders])
         found = ranks.answers(20)
-    error = mismatch_of(found)
-    assert "ranks that should meet in it are at different collectives" in str(error)
-    assert "rank 3 (a=1, b=1) is at AllReduce id=1 over b" in str(error)
+    assert "ranks that should meet in it are at different collectives" in str(mismatch_of(found))
+    # Where several find it at once, one may see another that has left its wait already; that one names itself.
+    assert any("rank 3 (a=1, b=1) is at AllReduce id=1 over b" in str(error) for error, _ in found)
 
 
 def test_a_rank_whose_program_ends_too_soon_is_named() -> None:
