@@ -6,7 +6,7 @@ it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, TypeGuard, get_args
 
@@ -14,6 +14,8 @@ from irpar.analysis.cost.together import MOST_MB
 from irpar.ir import Module
 from irpar.ops.collectives import OF_KIND
 from irpar.sharding import IrparError
+
+from .said import write_said
 
 SAID = "irpar.communication_fusion"
 """The entry of a module's metadata."""
@@ -151,14 +153,10 @@ def _number(name: str, number: object) -> int:
 
 def say_fusion_of_kinds(module: Module, kinds: Mapping[str, FusionMode]) -> None:
     """Say how kinds of collectives are merged; what was said of kinds before is forgotten."""
-    _say(module, replace(fusion_said(module), kinds=dict(kinds)))
+    write_said(module, SAID, replace(fusion_said(module), kinds=dict(kinds)))
 
 
 def say_fusion_of_tensors(module: Module, numbers: Mapping[str, int]) -> None:
     """Say with which number tensors go, besides what was said of others."""
     said = fusion_said(module)
-    _say(module, replace(said, numbers={**said.numbers, **numbers}))
-
-
-def _say(module: Module, said: FusionSaid) -> None:
-    module.metadata[SAID] = json.dumps(asdict(said))
+    write_said(module, SAID, replace(said, numbers={**said.numbers, **numbers}))

@@ -3,16 +3,15 @@
 What is said stands in the metadata of the module; fuse-communication reads it.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from irpar.analysis.layers import find_layers
 from irpar.analysis.memory.by_use import only_moves
 from irpar.analysis.memory.liveness import value_bytes
-from irpar.files.records import MisfitError, read_record
 from irpar.ir import Graph, Module, Node, Value
-from irpar.sharding import IrparError
+
+from .said import read_said, write_said
 
 SAID = "irpar.gathers"
 """The entry of a module's metadata."""
@@ -44,22 +43,14 @@ def gathers_said(module: Module) -> Gathers:
     Raises:
         IrparError: its metadata cannot be read.
     """
-    text = module.metadata.get(SAID)
-    if text is None:
-        return Gathers()
-    try:
-        return read_record(json.loads(text), Gathers)
-    except (ValueError, RecursionError, MisfitError) as error:
-        raise IrparError(
-            f"the metadata {SAID} of the module cannot be read: {error}", do="run zero again, which writes it"
-        ) from None
+    return read_said(module, SAID, Gathers, "run zero again, which writes it") or Gathers()
 
 
 def say_gathers(module: Module, gathers: Gathers) -> bool:
     """Say it, where there are several layers; true where something else was said."""
     before = module.metadata.pop(SAID, None)
     if len(set(gathers.layers.values())) > 1:
-        module.metadata[SAID] = json.dumps(asdict(gathers))
+        write_said(module, SAID, gathers)
     return module.metadata.get(SAID) != before
 
 

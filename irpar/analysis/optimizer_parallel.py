@@ -4,14 +4,14 @@ What is said stands in the metadata of the module, so that clones, text and ONNX
 gets the pass `zero` where it is said how, and `zero` reads which parameters it leaves.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 
-from irpar.files.records import MisfitError, read_record
 from irpar.ir import Module
 from irpar.sharding import IrparError, Mesh
+
+from .said import read_said, write_said
 
 SAID = "irpar.optimizer_parallel"
 """The entry of a module's metadata."""
@@ -71,29 +71,18 @@ def optimizer_parallel_said(module: Module) -> OptimizerParallel:
     Raises:
         IrparError: its metadata cannot be read.
     """
-    text = module.metadata.get(SAID)
-    if text is None:
-        return OptimizerParallel()
-    try:
-        return read_record(json.loads(text), OptimizerParallel)
-    except (ValueError, RecursionError, MisfitError) as error:
-        raise IrparError(
-            f"the metadata {SAID} of the module cannot be read: {error}",
-            do="take it out, and say anew how optimizer state is sharded (irpar.annotations.mindspore)",
-        ) from None
+    do = "take it out, and say anew how optimizer state is sharded (irpar.annotations.mindspore)"
+    return read_said(module, SAID, OptimizerParallel, do) or OptimizerParallel()
 
 
 def say_optimizer_parallel(module: Module, said: OptimizerParallel) -> None:
     """Say how optimizer state is sharded; which parameters stay as they are was said, and stays so."""
-    _say(module, replace(said, whole=optimizer_parallel_said(module).whole))
+    write_said(module, SAID, replace(said, whole=optimizer_parallel_said(module).whole))
 
 
 def say_whole(module: Module, parameters: Mapping[str, bool]) -> None:
     """Say of parameters whether they stay as they are."""
     said = optimizer_parallel_said(module)
     kept = {**dict.fromkeys(said.whole, True), **parameters}
-    _say(module, replace(said, whole=tuple(name for name, is_whole in kept.items() if is_whole)))
-
-
-def _say(module: Module, said: OptimizerParallel) -> None:
-    module.metadata[SAID] = json.dumps(asdict(said))
+    whole = tuple(name for name, is_whole in kept.items() if is_whole)
+    write_said(module, SAID, replace(said, whole=whole))

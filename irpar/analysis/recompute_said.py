@@ -4,12 +4,11 @@ What is said stands in the metadata of the module, so that clones, text and ONNX
 gets a pass `recompute` for each.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from irpar.files.records import MisfitError, read_record
 from irpar.ir import Module
-from irpar.sharding import IrparError
+
+from .said import read_said, write_said
 
 SAID = "irpar.recompute_said"
 """The entry of a module's metadata."""
@@ -40,19 +39,12 @@ def recompute_said(module: Module) -> tuple[RecomputeSaid, ...]:
     Raises:
         IrparError: its metadata cannot be read.
     """
-    text = module.metadata.get(SAID)
-    if text is None:
-        return ()
-    try:
-        return read_record(json.loads(text), _All).said
-    except (ValueError, RecursionError, MisfitError) as error:
-        raise IrparError(
-            f"the metadata {SAID} of the module cannot be read: {error}",
-            do="take it out, and say anew what is computed again (irpar.annotations.mindspore)",
-        ) from None
+    do = "take it out, and say anew what is computed again (irpar.annotations.mindspore)"
+    found = read_said(module, SAID, _All, do)
+    return () if found is None else found.said
 
 
 def say_recompute(module: Module, said: RecomputeSaid, is_on: bool) -> None:
     """Say of something that it is computed again, or that it is not; what was said of it before is forgotten."""
     kept = tuple(each for each in recompute_said(module) if each.match != said.match)
-    module.metadata[SAID] = json.dumps(asdict(_All((*kept, said) if is_on else kept)))
+    write_said(module, SAID, _All((*kept, said) if is_on else kept))
