@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .cp_sat import is_proven, run, unit_of
+from irpar.analysis.cp_sat import is_proven, run, solver_module, unit_of
+
 from .simulation import simulate, without_idle
 from .training_graph import TrainingGraph
 
@@ -111,11 +112,9 @@ class _Model:
     """Retention intervals of a graph, each node computed at most so often."""
 
     def __init__(self, graph: TrainingGraph, budget: int, computations: int) -> None:
-        from ortools.sat.python import cp_model
-
         self.graph = graph
         self.budget = budget
-        self.model: CpModel = cp_model.CpModel()
+        self.model: CpModel = solver_module().CpModel()
         self.width = len(graph.nodes)
         self.reach = list(self._reaches())
         self.times = [list(self._stages(place)) for place in range(self.width)]
@@ -160,8 +159,7 @@ class _Model:
                     yield stage * self.width + place
 
     def _intervals(self, place: int, computations: int) -> list[_Interval]:
-        from ortools.sat.python import cp_model
-
+        cp_model = solver_module()
         first = place * self.width + place
         last = self.reach[place] * self.width + self.width
         end = last if self.graph.nodes[place].keep else first

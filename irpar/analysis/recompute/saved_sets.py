@@ -3,10 +3,15 @@
 import time
 from collections.abc import Collection, Iterator
 from math import inf
+from typing import TYPE_CHECKING
 
-from .cp_sat import run, unit_of
+from irpar.analysis.cp_sat import run, solver_module, unit_of
+
 from .simulation import canonical, simulate
 from .training_graph import TrainingGraph
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import BoolVarT, CpModel
 
 LIMITS = 40
 """Sizes of saved sets that a sweep tries; of graphs of more than FEW nodes as many as make LIMITS * FEW nodes."""
@@ -69,12 +74,10 @@ def cheapest_set(
         given: what is saved in any case.
         seconds: of search.
     """
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
+    model: CpModel = solver_module().CpModel()
     first = graph.backward
     saved = {place: model.new_bool_var("") for place in range(first)}
-    again: dict[int, cp_model.BoolVarT] = {}
+    again: dict[int, BoolVarT] = {}
     for place in range(first):
         if graph.may_repeat(place):
             again[place] = again[place - 1] if graph.nodes[place].joined else model.new_bool_var("")

@@ -7,7 +7,7 @@ from typing import Generic
 
 import numpy as np
 
-from irpar.process import import_native
+from irpar.analysis.cp_sat import run, solver_module
 
 from .beam import beam_search
 from .heuristics import place
@@ -80,10 +80,8 @@ def _solved(rectangles: Rectangles, begins: Ints, bound: int, alignment: int, se
     Returns:
         The offsets, and what no end is below.
     """
-    cp_model = import_native("ortools.sat.python.cp_model")
-
     top = rectangles.top(begins)
-    model = cp_model.CpModel()
+    model = solver_module().CpModel()
     end = model.new_int_var(bound // alignment, top // alignment, "")
     model.add_hint(end, top // alignment)
     variables, across, upward = [], [], []
@@ -97,10 +95,8 @@ def _solved(rectangles: Rectangles, begins: Ints, bound: int, alignment: int, se
         upward.append(model.new_fixed_size_interval_var(variable, size, ""))
     model.add_no_overlap_2d(across, upward)
     model.minimize(end)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(seconds, 0.1)
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # Not even what it was told was taken up in time.
+    solver = run(model, max(seconds, 0.1), workers=0)
+    if solver is None:  # Not even what it was told was taken up in time.
         return begins, bound
     proven = round(solver.best_objective_bound) * alignment
     return np.array([solver.value(variable) for variable in variables], np.int64) * alignment, max(bound, proven)

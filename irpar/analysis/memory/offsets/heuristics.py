@@ -1,6 +1,6 @@
 """Offsets for everything: the best that several heuristics find."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,8 +16,6 @@ _CLOSE = 1.002
 """What is that close to the most that is held at once is not improved any more."""
 _WORTH_SEARCH = 1.01
 _TRIES = 4
-
-Heuristic = Callable[[Rectangles], Ints]
 
 
 def place(held: Sequence[Lifetime[K]], alignment: int = ALIGNMENT) -> Offsets[K]:
