@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Module, clone_module
 from irpar.ir.collector import collector_off
+from irpar.module_pipeline import default_pipeline
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan, make_plan, original_of, read_plan, source_of
-from irpar.pass_manager.default_pipeline import NORMALISING, default_pipeline
+from irpar.pass_manager.default_pipeline import NORMALISING
 from irpar.sharding import ArgumentError, IrparError, Mesh, require, spelled
 from irpar.units import count_text
 

@@ -258,8 +258,9 @@ def _write_new(
     """Shard a model, write its programs and keep them."""
     from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
+    from irpar.module_pipeline import default_pipeline
     from irpar.output.target import EVALUATION
-    from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, default_pipeline
+    from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
     from .annotated import check_annotate, write_annotated
 

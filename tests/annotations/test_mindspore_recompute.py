@@ -11,8 +11,9 @@ from irpar.annotations.mindspore import hsdp, recompute
 from irpar.ir import Module, clone_module
 from irpar.ir.text.files import parse_module, print_module
 from irpar.models import build
+from irpar.module_pipeline import default_pipeline
 from irpar.onnx_io import save
-from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, default_pipeline
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.sharding import IrparError, Mesh
 
 

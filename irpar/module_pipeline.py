@@ -1,0 +1,55 @@
+"""The default pipeline of a module that says of itself what is sharded or computed again."""
+
+from typing import TYPE_CHECKING
+
+from irpar.analysis.optimizer_parallel import optimizer_parallel_said
+from irpar.analysis.recompute_said import recompute_said
+from irpar.ir import Module
+from irpar.pass_manager.default_pipeline import composed
+
+if TYPE_CHECKING:
+    from irpar.passes.recompute import Recompute
+    from irpar.passes.zero import Zero
+
+
+def default_pipeline(module: Module, *, zero: "Zero | None" = None, recompute: "Recompute | None" = None) -> str:
+    """The default pipeline of a module with a mesh: with the pass `zero` where it says how optimizer state is sharded,
+    and with `recompute` for each thing that it says is computed again.
+
+    Args:
+        module: it.
+        zero: the pass where it is asked for: instead of what the module says.
+        recompute: the pass where it is asked for: after what the module says.
+
+    Raises:
+        IrparError: what it says does not fit the mesh.
+    """
+    zero = zero or _zero_said(module)
+    again = [*_recompute_said(module), *([] if recompute is None else [recompute])]
+    return composed(zero, again)
+
+
+def _zero_said(module: Module) -> "Zero | None":
+    said = optimizer_parallel_said(module)
+    axes = said.axes_on(module.mesh) if said.stage else ()
+    if not axes:
+        return None
+    from irpar.passes.zero import Zero
+
+    return Zero(said.stage, axes, said.threshold_kb, said.regather)
+
+
+def _recompute_said(module: Module) -> "list[Recompute]":
+    said = recompute_said(module)
+    if not said:
+        return []
+    from irpar.passes.recompute import Recompute
+
+    return [
+        Recompute(
+            (each.match,),
+            mp_comm_recompute=each.mp_comm_recompute,
+            parallel_optimizer_comm_recompute=each.parallel_optimizer_comm_recompute,
+        )
+        for each in said
+    ]
