@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from irpar.analysis.memory.liveness import bytes_at_rest, peak, value_bytes
+from irpar.analysis.memory.liveness import bytes_at_rest, peak, uses_of, value_bytes
 from irpar.analysis.memory.replaced import written_over
 from irpar.ir import Graph, Node, plain_attribute, tensor_type
 from irpar.kernels import lookup
@@ -116,7 +116,8 @@ def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool, keeps: boo
     total = 0
     extra: list[int] = []
     for part in parts:
-        most, rest = peak(part.graph), bytes_at_rest(part.graph)
+        uses = uses_of(part.graph)
+        most, rest = peak(part.graph, uses), bytes_at_rest(part.graph, uses)
         total += most.constant_bytes + rest * len(part.ranks)
         if keeps:
             total += kept_bytes(part.graph)

@@ -18,13 +18,13 @@ from irpar.ir import (
     Graph,
     Module,
     Node,
-    RefAttribute,
     Tensor,
     TensorType,
     Value,
 )
 from irpar.ir.annotate import hand_over, matches
 from irpar.ops.effects import is_compute, is_deterministic
+from irpar.ops.facts import refers_to_call
 from irpar.ops.listed_sizes import known_numbers
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Sharding
@@ -153,7 +153,7 @@ class _Folder:
         """Whether the results of a node are known now and worth keeping."""
         if not is_compute(node) or node.callee is not None or not is_deterministic(node) or _begins_sums(node):
             return False
-        if any(isinstance(attribute, RefAttribute) for attribute in node.attributes.values()):
+        if refers_to_call(node):
             return False
         if not all(value in self.promised or self.is_foldable_operand(value) for value in node.inputs):
             return False
@@ -324,7 +324,7 @@ def _size_of_static(node: Node) -> Tensor | None:
     if node.identity not in (("", "Shape"), ("", "Size")) or not isinstance(node.inputs[0].type, TensorType):
         return None
     type_ = node.inputs[0].type
-    if not type_.is_static or any(isinstance(attribute, RefAttribute) for attribute in node.attributes.values()):
+    if not type_.is_static or refers_to_call(node):
         return None
     if node.op_type == "Size":
         return ArrayTensor(np.array(math.prod(type_.static_shape), np.int64))

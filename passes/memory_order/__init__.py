@@ -1,11 +1,10 @@
 """memory-order: an order in which a device holds less at once."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.analysis.memory.liveness import peak
-from irpar.ir import Graph, Module, Node
+from irpar.ir import Graph, Module
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 from irpar.units import bytes_text
@@ -52,14 +51,9 @@ def _order(graph: Graph) -> int:
     if not moved:
         return 0
     before = peak(graph).activation_bytes
-    _put(graph, order)
+    graph.reorder(order)
     if peak(graph).activation_bytes < before:
         return moved
     # What is written over state depends on the order, of which a schedule knows the old one.
-    _put(graph, nodes)
+    graph.reorder(nodes)
     return 0
-
-
-def _put(graph: Graph, order: Sequence[Node]) -> None:
-    for node in order:
-        graph.append(node.detach())

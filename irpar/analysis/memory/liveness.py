@@ -72,13 +72,13 @@ def peak(graph: Graph, uses: Uses | None = None) -> Peak:
     return Peak(constant_bytes(graph), most, where)
 
 
-def bytes_at_rest(graph: Graph) -> int:
+def bytes_at_rest(graph: Graph, uses: Uses | None = None) -> int:
     """The most bytes of inputs and results that a rank holds while it waits: at a collective, or when it has ended.
 
     At one in a body it holds what its holder holds, and at most what the body does.
     """
     outputs = sum(map(value_bytes, dict.fromkeys(graph.outputs)))
-    return max(outputs, *(held for node, held in held_bytes(graph) if node is None or holds_collectives(node)))
+    return max(outputs, *(held for node, held in held_bytes(graph, uses) if node is None or holds_collectives(node)))
 
 
 def held_bytes(graph: Graph, uses: Uses | None = None) -> Iterator[tuple[Node | None, int]]:
