@@ -18,8 +18,8 @@ from irpar.passes.accumulate import AccumulateError
 from irpar.training.micro_batches import BatchSizeError
 from tests.command_line import Capture, call, refused
 from tests.partition_runs import GROUPS
-from tests.runtime.groups.mpi_libraries import find
 from tests.test_explanations import check_explained
+from tests.training.group_runs import run_in_group
 from tests.training.programs import CLASSIFIER, data_file, same, samples, state_in, with_weights
 
 SINGLE = """
@@ -276,18 +276,9 @@ def test_every_stage_of_zero_learns_the_same(stage: int) -> None:
 @pytest.mark.parametrize("group", GROUPS[1:])
 def test_every_group_computes_the_same_bits(group: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     on(step_of(optimizer="adamw"), "dp=2,tp=2", "zero{stage=3, threshold-kb=0}").save(tmp_path / "out")
-    words = ["run", str(tmp_path / "out"), "--data", str(data_file(tmp_path, 80)), "--steps", "3", "--engine", "numpy"]
-    code, _, err = call(capfd, *words, "--checkpoint", tmp_path / "threads")
-    assert code == 0, err
-    words += ["--checkpoint", str(tmp_path / group), "--group", group]
-    if group == "mpi":
-        library = find("MPICH")
-        if isinstance(library, str):
-            pytest.skip(library)
-        ended = library.run(4, "irpar", *words)
-        assert ended.code == 0, ended.err
-    else:
-        assert call(capfd, *words)[0] == 0
+    words = [tmp_path / "out", "--data", data_file(tmp_path, 80), "--steps", 3]
+    for name in ("threads", group):
+        run_in_group(capfd, name, *words, "--checkpoint", tmp_path / name)
     same(*(state_in(Checkpoint.open(tmp_path / name)) for name in (group, "threads")))
 
 

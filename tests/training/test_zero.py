@@ -14,7 +14,7 @@ from irpar.output.checkpoint import Checkpoint
 from irpar.pass_manager.default_pipeline import with_zero
 from tests.command_line import Capture, call, refused
 from tests.partition_runs import GROUPS
-from tests.runtime.groups.mpi_libraries import find
+from tests.training.group_runs import run_in_group
 from tests.training.programs import CLASSIFIER, batch, classifier, data_file, same, state_in, with_weights
 
 STAGES = (0, 1, 2, 3)
@@ -57,18 +57,9 @@ def test_every_group_computes_the_same_bits(
     group: str, step: irpar.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     on(step, "dp=2,tp=2", 3).save(tmp_path / "out")
-    words = ["run", str(tmp_path / "out"), "--data", str(data_file(tmp_path)), "--steps", "4", "--engine", "numpy"]
-    code, _, err = call(capfd, *words, "--checkpoint", tmp_path / "threads")
-    assert code == 0, err
-    words += ["--checkpoint", str(tmp_path / group), "--group", group]
-    if group == "mpi":
-        library = find("MPICH")
-        if isinstance(library, str):
-            pytest.skip(library)
-        ended = library.run(4, "irpar", *words)
-        assert ended.code == 0, ended.err
-    else:
-        assert call(capfd, *words)[0] == 0
+    words = [tmp_path / "out", "--data", data_file(tmp_path), "--steps", 4]
+    for name in ("threads", group):
+        run_in_group(capfd, name, *words, "--checkpoint", tmp_path / name)
     same(*(state_in(Checkpoint.open(tmp_path / name)) for name in (group, "threads")))
 
 

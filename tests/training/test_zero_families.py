@@ -17,9 +17,8 @@ from irpar.output.training_facts import facts_of
 from irpar.pass_manager.default_pipeline import with_zero
 from irpar.runtime.specs import input_specs
 from irpar.verification.inputs import random_inputs
-from tests.command_line import call
 from tests.partition_runs import GROUPS
-from tests.runtime.groups.mpi_libraries import find
+from tests.training.group_runs import run_in_group
 from tests.training.programs import state_in
 
 Array = np.ndarray[Any, Any]
@@ -107,19 +106,10 @@ def test_every_stage_learns_what_one_device_does(family: str, stage: int, mesh: 
 def test_processes_learn_it_too(
     family: str, placed: tuple[int, str], group: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    library = find("MPICH")
-    if group == "mpi" and isinstance(library, str):
-        pytest.skip(library)
     stage, mesh = placed
     step, batches, expected = reference(family)
     on(step, family, mesh, stage).save(tmp_path / "out")
     np.savez(tmp_path / "data.npz", **{name: np.concatenate([each[name] for each in batches]) for name in batches[0]})
-    words = ["run", tmp_path / "out", "--data", tmp_path / "data.npz", "--steps", STEPS, "--in-order"]
-    words = [str(word) for word in (*words, "--engine", "numpy", "--checkpoint", tmp_path / "steps", "--group", group)]
-    if isinstance(library, str) or group != "mpi":
-        code, _, err = call(capfd, *words)
-        assert code == 0, err
-    else:
-        ended = library.run(4, "irpar", *words)
-        assert ended.code == 0, ended.err
+    words = ["--data", tmp_path / "data.npz", "--steps", STEPS, "--in-order", "--checkpoint", tmp_path / "steps"]
+    run_in_group(capfd, group, tmp_path / "out", *words)
     compare(state_in(Checkpoint.open(tmp_path / "steps")), expected, f"stage {stage} on {mesh} in {group}")
