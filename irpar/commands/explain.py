@@ -3,6 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,16 +52,57 @@ Conflicts = Annotated[
 
 Memory = Annotated[
     bool,
-    typer.Option("--memory", help="What ranks hold: parameters, gradients, optimizer state, activations, buffers."),
+    typer.Option(
+        "--memory",
+        help="What ranks hold: parameters, gradients, optimizer state, activations, buffers; what of it at the peak, "
+        "and what would lower that.",
+    ),
 ]
 
 
+Rank = Annotated[
+    int | None,
+    typer.Option(
+        "--rank",
+        metavar="RANK",
+        help="--memory: whose peak; if not given, that of a rank that holds most.",
+        show_default=False,
+    ),
+]
+
+
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        "--svg",
+        metavar="FILE.svg",
+        help="--memory: draw memory over the steps of the program, before and after recompute.",
+        show_default=False,
+    ),
+]
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace the file of --svg.")]
+
+
 def explain_command(
-    out: Out, target: Target = None, conflicts: Conflicts = False, memory: Memory = False, as_json: Json = False
+    out: Out,
+    target: Target = None,
+    conflicts: Conflicts = False,
+    memory: Memory = False,
+    rank: Rank = None,
+    picture: Picture = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Say why a tensor is sharded as it is, or why a collective is there. Without a target: all collectives."""
     from irpar.output.plan import read_plan
 
+    if not memory and (rank is not None or picture is not None):
+        option = "--svg" if rank is None else "--rank"
+        raise IrparError(f"{option} is for --memory alone", do="leave it out, or give --memory too")
+    if force and picture is None:
+        raise IrparError("--force is for --svg alone", do="leave it out, or give --svg FILE.svg too")
     plan = read_plan(out)
     if conflicts or memory:
         if target is not None:
@@ -68,9 +110,12 @@ def explain_command(
             raise IrparError(shown, do=f"leave out {target}")
         if conflicts and memory:
             raise IrparError("--conflicts and --memory are two reports", do="ask for one")
-        from .explain_memory import explain_memory
+        if conflicts:
+            _explain_conflicts(plan, as_json)
+            return
+        from .explain_memory import Asked, explain_memory
 
-        (_explain_conflicts if conflicts else explain_memory)(plan, as_json)
+        explain_memory(plan, out, Asked(rank, picture, force, as_json))
         return
     if target is None:
         _explain_all(plan, as_json)

@@ -1,6 +1,8 @@
-"""irpar explain OUT --memory: what a rank holds, and what ZeRO leaves unsharded."""
+"""irpar explain OUT --memory: what a rank holds, what of it at its peak, and what would lower that."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -13,18 +15,68 @@ from irpar.units import bytes_text, count_text, sharding_text
 if TYPE_CHECKING:
     from irpar.output.plan import Plan
 
+SUFFIX = ".svg"
 
-def explain_memory(plan: "Plan", as_json: bool) -> None:
-    """Print what each rank holds, ranks that hold the same together.
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for beside the tables.
+
+    Attributes:
+        rank: whose peak; None: that of the first rank that holds most.
+        picture: a file for the picture; None: none.
+        force: whether that may replace one.
+        as_json: whether JSON is printed.
+    """
+
+    rank: int | None = None
+    picture: Path | None = None
+    force: bool = False
+    as_json: bool = False
+
+    def check(self) -> None:
+        """Refuse a file that is no picture, or that is there.
+
+        Raises:
+            IrparError: it is refused.
+        """
+        if self.picture is None:
+            return
+        if self.picture.suffix.lower() != SUFFIX:
+            raise IrparError("the picture is SVG", where=str(self.picture), do="give a file that ends in .svg")
+        if self.picture.exists() and not self.force:
+            raise IrparError("the file exists", where=str(self.picture), do="give another file, or --force")
+
+
+def explain_memory(plan: "Plan", folder: Path, asked: Asked) -> None:
+    """Print what each rank holds, ranks that hold the same together; then what is held at the peak of one.
+
+    Args:
+        plan: of the partition.
+        folder: where it is.
+        asked: what else.
 
     Raises:
-        IrparError: the plan was written before plans said so.
+        IrparError: the plan was written before plans said so, or something that is asked for cannot be.
     """
     if not all("memory" in entry for entry in plan.ranks):
         raise IrparError("this plan does not say what memory is for", do="partition the model again")
+    asked.check()
+    from .explain_peak import PeakReport
+
+    report, missing = None, ""
+    try:
+        report = PeakReport.of(plan, folder, asked.rank)
+    except IrparError as error:
+        if asked.rank is not None or asked.picture is not None:
+            raise
+        missing = error.what
+    if report is not None and asked.picture is not None:
+        report.draw(asked.picture)
     zero = (plan.training or {}).get("zero")
-    if as_json:
-        print_json({"ranks": plan.ranks, "zero": zero})
+    if asked.as_json:
+        peak = {"peak": None, "changes": [], "missing": missing} if report is None else report.facts()
+        print_json({"ranks": plan.ranks, "zero": zero, **peak})
         return
     console = output()
     names = list(plan.ranks[0]["memory"])
@@ -37,9 +89,16 @@ def explain_memory(plan: "Plan", as_json: bool) -> None:
         Text("gradients and buffers: the most that is held at once; activations: what else is held at the peak"),
         soft_wrap=True,
     )
+    console.print()
+    if report is None:
+        console.print(Text(f"what is held at the peak is in the programs: {missing}"), soft_wrap=True)
+    else:
+        report.print(console)
     if zero is not None:
         console.print()
         _print_zero(console, zero)
+    if asked.picture is not None:
+        console.print(f"\npicture: {asked.picture}", soft_wrap=True)
 
 
 def _alike(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:

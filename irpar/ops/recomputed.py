@@ -15,3 +15,8 @@ def mark_recomputed(node: Node, which: str) -> None:
 def is_recomputed(node: Node) -> bool:
     """Whether a node is one of several computations of the same."""
     return node.metadata is not None and RECOMPUTED in node.metadata
+
+
+def unmark_recomputed(node: Node) -> None:
+    """Say nothing of the kind any more."""
+    node.metadata = {key: text for key, text in (node.metadata or {}).items() if key != RECOMPUTED} or None

@@ -8,11 +8,12 @@ from typing import Literal
 from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.recompute import RecomputeError, Solution, TooSmallError, TrainingGraph, simulate, solve
+from irpar.analysis.recompute.costs import Costs
+from irpar.analysis.recompute.matching import names_of, schedule_without
 from irpar.analysis.recompute.of_program import Program, of_program
 from irpar.analysis.recompute.rewriting import write
-from irpar.analysis.recompute.saved_sets import on_demand
 from irpar.globs import matching_names
-from irpar.ir import Graph, Module, Node
+from irpar.ir import Graph, Module
 from irpar.ir.clone import clone_graph
 from irpar.ops.bodies import is_numbered
 from irpar.ops.collectives import number_alike
@@ -21,8 +22,6 @@ from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError, nearest_names
 from irpar.units import bytes_text, count_text
-
-from .costs import Costs
 
 __all__ = ["Recompute"]
 
@@ -130,7 +129,7 @@ class Recompute(Pass):
 
     def _matched(self, module: Module, programs: Sequence[Program]) -> list[list[int]]:
         """Schedules that save nothing of what matches."""
-        names = dict.fromkeys(name for graph in module.graphs for node in graph for name in _names(node))
+        names = dict.fromkeys(name for graph in module.graphs for node in graph for name in names_of(node))
         chosen: set[str] = set()
         for pattern in self.match:
             found = matching_names(pattern, names)
@@ -142,12 +141,7 @@ class Recompute(Pass):
                     do="name a scope of the model, such as h.0/mlp, or a glob",
                 )
             chosen.update(found)
-        schedules = []
-        for program in programs:
-            nodes = enumerate(program.nodes)
-            held = {place for place, node in nodes if node is None or chosen.isdisjoint(_names(node))}
-            schedules.append(on_demand(program.graph, held))
-        return schedules
+        return [schedule_without(program, chosen) for program in programs]
 
     def _solved(
         self, module: Module, programs: Sequence[Program], budget: int
@@ -200,11 +194,6 @@ class Recompute(Pass):
             return solve(graph, budget, self.method, seconds)
         except TooSmallError as error:
             return Solution(error.schedule, simulate(graph, error.schedule), self.method, None, False, seconds)
-
-
-def _names(node: Node) -> list[str]:
-    """What a node is known by: its scope, its name in the model, and those of its results."""
-    return [name for name in (node.scope, node.source, *(value.source_name for value in node.results)) if name]
 
 
 def _at_most(graphs: Sequence[TrainingGraph]) -> TrainingGraph:

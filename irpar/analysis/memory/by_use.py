@@ -31,13 +31,28 @@ def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
     if graph.states:
         held = _Held(graph, uses or uses_of(graph))
-        kept = _kept(graph)
-        gradients, unreduced = _gradients(graph)
-        kept["gradients"] = gradients
-        kept["buffers"] |= (unreduced | _gathered(graph)) - gradients - kept["parameters"] - kept["optimizer"]
-        for use, values in kept.items():
+        for use, values in _by_use(graph).items():
             found[use] += held.most(values)
             found["activations"] -= held.at(values, most.node)
+    return found
+
+
+def uses_by_value(graph: Graph) -> dict[Value, str]:
+    """What values of a local graph are for, each with one of USES; others are activations, constants parameters."""
+    found: dict[Value, str] = dict.fromkeys(graph.constants, "parameters")
+    if graph.states:
+        for use, values in _by_use(graph).items():
+            for value in values:
+                found.setdefault(value, use)
+    return found
+
+
+def _by_use(graph: Graph) -> dict[str, set[Value]]:
+    """What there is beside activations and constants, by use."""
+    found = _kept(graph)
+    gradients, unreduced = _gradients(graph)
+    found["gradients"] = gradients
+    found["buffers"] |= (unreduced | _gathered(graph)) - gradients - found["parameters"] - found["optimizer"]
     return found
 
 

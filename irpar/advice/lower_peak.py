@@ -1,0 +1,190 @@
+"""What would lower the peak of a partition, and what it would cost: tried on its programs."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from irpar.analysis.cost.model import FEMTOSECONDS
+from irpar.analysis.memory.holdings import at_step, holdings, step_of_peak
+from irpar.analysis.recompute import RecomputeError
+from irpar.analysis.recompute.chen import sqrt_schedule
+from irpar.analysis.recompute.costs import Costs
+from irpar.analysis.recompute.of_program import of_program
+from irpar.analysis.recompute.simulation import simulate
+from irpar.analysis.recompute.undone import without_repetitions
+from irpar.ir import Module, clone_module
+from irpar.pass_manager import Pass, PassManager
+from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.passes.memory_order import MemoryOrder
+from irpar.passes.recompute import Recompute
+
+_NUMBER = re.compile(r"(?<![\d()])\d+")
+_GLOB = re.compile(r"[*?\[\]]")
+_MOST_SCOPES = 8
+"""Of the scopes that hold activations at the peak those are tried that hold most."""
+_LEAST_LOWER = 0.01
+"""Of the peak is what a change has to lower it by."""
+_BUDGET_STEP = 0.01
+"""Of the shares that `--memory-budget` is given."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something else that could be asked for.
+
+    Attributes:
+        what: in words.
+        option: the option of the command line that asks for it.
+        peak_bytes: what the worst rank would hold.
+        more_seconds: what a step would take longer by the time model; below 0 where it is faster.
+        is_most: whether it takes that long at the most.
+    """
+
+    what: str
+    option: str
+    peak_bytes: int
+    more_seconds: float
+    is_most: bool = False
+
+
+class Programs:
+    """The different programs of a partition.
+
+    Args:
+        module: all of them, calls opened, with the network that the plan has.
+        pipeline: what made them.
+        has_loop: whether a loop goes over micro-batches.
+
+    Attributes:
+        now: as they are.
+        plain: as they would be if they computed nothing again.
+        repeated: how many nodes of the one with most run again.
+    """
+
+    def __init__(self, module: Module, pipeline: str, has_loop: bool = False) -> None:
+        self.now = module
+        self.plain = clone_module(module)
+        undone = [without_repetitions(graph) for graph in module.graphs]
+        self.plain.graphs = [graph for graph, _ in undone]
+        self.repeated = max(count for _, count in undone)
+        self.passes = PassManager.parse(pipeline).passes
+        self.has_loop = has_loop
+        self.cost_of = Costs(module).of_node
+
+    def seconds(self, module: Module) -> float:
+        """What a step of programs takes, of the slowest one."""
+        return max(sum(map(self.cost_of, graph)) for graph in module.graphs) / FEMTOSECONDS
+
+    def untried(self) -> Iterator[str]:
+        """What cannot be tried, in words."""
+        if self.has_loop:
+            yield "recompute, which does not look into the loop over micro-batches, is not tried"
+        elif all(node.phase is None for graph in self.plain.graphs for node in graph):
+            yield "there is no backward pass in which results of scopes could be computed again"
+
+    def limit(self) -> int | None:
+        """What ranks may hold, as the last pass says that computes again for a budget; None where none does."""
+        for one in reversed(self.passes):
+            if isinstance(one, Recompute) and not one.match:
+                return int(peak_bytes(self.plain) * one.budget) if one.budget else round(one.budget_gb * 1e9)
+        return None
+
+
+def changes(programs: Programs) -> list[Change]:
+    """Changes that lower the peak, those first that lower it most, without those that another one beats.
+
+    Each is tried: the pass runs on the programs, and what they then hold and take is counted.
+    """
+    before, seconds = peak_bytes(programs.now), programs.seconds(programs.now)
+    found: list[Change] = []
+    for start, pass_, what, option in _candidates(programs):
+        trial = clone_module(start)
+        try:
+            pass_.run(trial)
+        except RecomputeError:
+            continue
+        is_most = isinstance(pass_, Recompute) and not pass_.match
+        found.append(Change(what, option, peak_bytes(trial), programs.seconds(trial) - seconds, is_most))
+    return unbeaten(each for each in found if each.peak_bytes <= (1 - _LEAST_LOWER) * before)
+
+
+def unbeaten(found: Iterable[Change]) -> list[Change]:
+    """Changes in the order of their peaks, but for those that hold no less and take no less time than another."""
+    kept: list[Change] = []
+    for each in sorted(found, key=lambda each: (each.peak_bytes, each.more_seconds, each.option)):
+        if not kept or each.more_seconds < kept[-1].more_seconds:
+            kept.append(each)
+    return kept
+
+
+def _candidates(programs: Programs) -> Iterator[tuple[Module, Pass, str, str]]:
+    """What is tried: the programs to begin with, the pass, what it does, and how it is asked for."""
+    if not programs.has_loop:
+        said = [each for each in programs.passes if isinstance(each, Recompute)]
+        for glob in _globs(programs.plain):
+            pass_ = Recompute((glob,))
+            yield programs.plain, pass_, f"compute {glob} again in the backward pass", _option(pass_, said, programs)
+        share = _least_share(programs)
+        if share is not None:
+            pass_ = Recompute(budget=share, method="sqrt")
+            option = _option(Recompute(budget=share), said, programs)
+            yield programs.plain, pass_, f"hold at most {share:.0%} of what is held without recompute", option
+    if not any(isinstance(each, MemoryOrder) for each in programs.passes):
+        pipeline = ",".join(map(str, (*programs.passes, MemoryOrder())))
+        yield (
+            programs.now,
+            MemoryOrder(),
+            "run nodes in an order that holds less",
+            f"--pipeline {shlex.quote(pipeline)}",
+        )
+
+
+def _option(pass_: Recompute, said: Sequence[Recompute], programs: Programs) -> str:
+    """How a pass `recompute` is asked for, in the place of those that ran."""
+    from irpar.pass_manager.default_pipeline import composed
+    from irpar.passes.zero import Zero
+
+    zero = next((each for each in programs.passes if isinstance(each, Zero)), None)
+    if ",".join(map(str, programs.passes)) == composed(zero, said):
+        return f"--recompute {shlex.quote(pass_.match[0])}" if pass_.match else f"--memory-budget {pass_.budget:g}"
+    places = [place for place, each in enumerate(programs.passes) if each.name == "localize"]
+    passes = [each for each in programs.passes if each not in said]
+    passes.insert(places[-1] + 1 if places else len(passes), pass_)
+    return f"--pipeline {shlex.quote(','.join(map(str, passes)))}"
+
+
+def _globs(module: Module) -> list[str]:
+    """Globs of scopes, those of all layers as one, whose activations are at the peak; first those that hold most."""
+    held: dict[str, int] = {}
+    for graph in module.graphs:
+        forward = {node.scope for node in graph if node.phase == "forward" and node.scope}
+        step = step_of_peak(graph)
+        for one in at_step(holdings(graph), step):
+            if one.use == "activations" and one.scope in forward and not _GLOB.search(one.scope):
+                for scope in _outer(_NUMBER.sub("*", one.scope)):
+                    held[scope] = held.get(scope, 0) + one.nbytes
+    ordered = sorted(held, key=lambda scope: (-held[scope], scope))[:_MOST_SCOPES]
+    return [*(["*"] if ordered else []), *(scope if scope.endswith("*") else f"{scope}*" for scope in ordered)]
+
+
+def _outer(scope: str) -> Iterator[str]:
+    """A scope and those around it."""
+    parts = scope.split("/")
+    for count in range(1, len(parts) + 1):
+        yield "/".join(parts[:count])
+
+
+def _least_share(programs: Programs) -> float | None:
+    """The least share of the peak without recompute that Chen's segments hold; None where they hold no less."""
+    whole = peak_bytes(programs.plain)
+    least = 0
+    for graph in programs.plain.graphs:
+        training = of_program(graph, programs.cost_of, lambda node: len(programs.plain.graphs) == 1).graph
+        schedule = sqrt_schedule(training, 0)
+        if schedule is None:
+            return None
+        least = max(least, simulate(training, schedule).peak)
+    share = ceil(least / whole / _BUDGET_STEP) * _BUDGET_STEP
+    return round(share, 2) if share < 1 else None
