@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from irpar.analysis.completion.flow import require_global
+from irpar.analysis.trips import Trips, When, say_trips
 from irpar.errors import IrparError, listed
 from irpar.globs import matching_names
 from irpar.ir import Dim, Graph, Module, Value, captured_or_read, tensor_type
@@ -45,11 +46,16 @@ class Accumulate(Pass):
         micro_batches: how many.
         undivided: names or globs of inputs that each trip reads whole. So are all inputs whose first dim is not that of
             `target` or, where there is none, of the first input with dims.
+        reduce: when gradients are reduced of which a rank then holds a share: once a `step`, of which ranks hold all
+            that micro-batches add up; in each `micro-batch`, which sends more; auto: once, where ranks have the memory.
+        gather: when parameters are gathered that `zero` shards; likewise.
     """
 
     name = "accumulate"
     micro_batches: int
     undivided: tuple[str, ...] = ()
+    reduce: When = "auto"
+    gather: When = "auto"
 
     def run(self, module: Module) -> PassResult:
         """Write the loop.
@@ -66,6 +72,7 @@ class Accumulate(Pass):
         if self.micro_batches == 1:
             return PassResult(False)
         _Loop(module, self.micro_batches, samples).write()
+        say_trips(module, Trips(self.reduce, self.gather))
         return PassResult(True, (), {"inputs": len(samples)})
 
     def samples(self, module: Module) -> list[Value]:

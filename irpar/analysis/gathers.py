@@ -96,9 +96,17 @@ def _inside_layers(graph: Graph, parameters: set[Value], places: Mapping[Node, i
     return found
 
 
+def _outermost(graph: Graph) -> Graph:
+    """The graph that holds a body, or the graph itself."""
+    while graph.parent is not None and graph.parent.graph is not None:
+        graph = graph.parent.graph
+    return graph
+
+
 def gathered(graph: Graph) -> Iterator[tuple[Node, Value]]:
-    """The nodes that only move elements of a parameter that is state, and that parameter."""
-    moved: dict[Value, Value] = {value: value for value, state in graph.states.items() if state.kind == "parameter"}
+    """The nodes that only move elements of a parameter that is state, of the graph around it in a body; and that."""
+    states = _outermost(graph).states
+    moved: dict[Value, Value] = {value: value for value, state in states.items() if state.kind == "parameter"}
     for node in graph if moved else ():
         reads = [value for value in node.inputs if not value.is_constant]
         sources = {moved.get(value) for value in reads}

@@ -1,5 +1,6 @@
 """irpar train: a training step of a model, partitioned and written to a folder."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import signature
@@ -65,6 +66,7 @@ from .train_options import (
     Eps,
     Freeze,
     FreezeStatistics,
+    GatherParameters,
     IgnoreIndex,
     LabelSmoothing,
     LearningRate,
@@ -72,6 +74,7 @@ from .train_options import (
     LossOutput,
     LossScale,
     LrScale,
+    MemoryLimitGb,
     MicroBatches,
     Momentum,
     Nesterov,
@@ -79,6 +82,7 @@ from .train_options import (
     OptimizerName,
     Output,
     Precision,
+    ReduceGradients,
     Seed,
     Trainable,
     Undivided,
@@ -155,6 +159,9 @@ def train_command(
     zero_prefetch: ZeroPrefetch = 1,
     micro_batches: MicroBatches = 1,
     undivided: Undivided = None,
+    reduce_gradients: ReduceGradients = "auto",
+    gather_parameters: GatherParameters = "auto",
+    memory_limit_gb: MemoryLimitGb = None,
     dataset_sharding: DatasetSharding = "inputs",
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
@@ -177,10 +184,11 @@ def train_command(
     asked = replace(Asked.of(given), zero_pass=_zero(given), recompute_pass=recompute_of(given))
     settings = _settings(given)
     choice("--dataset-sharding", dataset_sharding, DATASET)
+    limit = _memory_limit(given)
     from .loading import shardings_of
 
     file, agreed = shardings_of(f"{ONE}=1" if mesh == ONE else mesh, shardings)
-    step_of = _Maker(model, bind, set_, configuration, settings, dataset_sharding)
+    step_of = _Maker(model, bind, set_, configuration, settings, dataset_sharding, limit)
     if out.suffix == ".onnx":
         _write_model(step_of, asked, agreed)
         return
@@ -210,6 +218,7 @@ class _Maker:
         configuration: str,
         settings: "Settings",
         dataset_sharding: str,
+        memory_limit: int | None,
     ) -> None:
         self.model = model
         self.bind = bind
@@ -217,6 +226,7 @@ class _Maker:
         self.configuration = configuration
         self.settings = settings
         self.dataset_sharding = dataset_sharding
+        self.memory_limit = memory_limit
         self.notes: tuple[str, ...] = ()
         self._module: Module | None = None
 
@@ -234,6 +244,7 @@ class _Maker:
             file.annotate(module)
         self._module = module
         made, self.notes = make_step(module, self.settings, bind_of(self.bind))
+        made.memory_limit = self.memory_limit
         return made, len(made.annotated)
 
     def evaluation(self, plan: "Plan") -> "Module":
@@ -283,6 +294,23 @@ def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
         )
     axes = tuple(axis.strip() for axis in given["zero_axes"].split(",") if axis.strip())
     return ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"], given["zero_prefetch"])
+
+
+def _memory_limit(given: Mapping[str, Any]) -> int | None:
+    """The bytes that a rank may hold; None where nothing is said.
+
+    Raises:
+        IrparError: they are none, or there is nothing that could keep to them.
+    """
+    limit = given["memory_limit_gb"]
+    if limit is None:
+        return None
+    if not 0 < limit < math.inf:
+        raise IrparError(f"--memory-limit-gb {limit:g}", do="give a number of GB above 0")
+    if given["out"].suffix == ".onnx":
+        do = "give a folder, or leave out --memory-limit-gb"
+        raise IrparError("an .onnx file leaves the order, and so what is held, to who runs it", do=do)
+    return max(1, int(limit * 10**9))
 
 
 def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":

@@ -232,3 +232,33 @@ Undivided = Annotated[
         show_default=False,
     ),
 ]
+ReduceGradients = Annotated[
+    str,
+    typer.Option(
+        "--reduce-gradients",
+        metavar="WHEN",
+        help="Of --zero 2 and 3: reduce gradients once a step (step), in each micro-batch, which holds less and sends "
+        "more (micro-batch), or as memory allows (auto).",
+        rich_help_panel=_BATCHES,
+    ),
+]
+GatherParameters = Annotated[
+    str,
+    typer.Option(
+        "--gather-parameters",
+        metavar="WHEN",
+        help="Of --zero 3: gather parameters once a step, in each micro-batch, or as memory allows.",
+        rich_help_panel=_BATCHES,
+    ),
+]
+MemoryLimitGb = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-limit-gb",
+        metavar="GB",
+        help="What a rank may hold: nothing that only saves time is done where it would then hold more. If not given, "
+        "what --network says of the memory of its devices counts for what micro-batches send.",
+        rich_help_panel=_BATCHES,
+        show_default=False,
+    ),
+]

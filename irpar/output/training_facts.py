@@ -48,10 +48,16 @@ class MicroBatchFacts(TypedDict):
     Attributes:
         count: how many micro-batches a step has.
         inputs: the inputs that are [count, b, ...]; each trip reads the others whole.
+        reduce: whether gradients of which ranks hold shares are reduced once a "step" or in each "micro-batch".
+        gather: the same of parameters that ranks hold shares of.
+        why: why so, where memory was looked at; else "".
     """
 
     count: int
     inputs: list[str]
+    reduce: str
+    gather: str
+    why: str
 
 
 class TrainingFacts(TypedDict):

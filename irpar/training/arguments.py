@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from irpar.analysis.trips import WHEN
 from irpar.arguments import ArgumentError, described
 from irpar.errors import nearest_names
 from irpar.passes.optimizer import OPTIMIZERS
@@ -13,7 +14,13 @@ from irpar.passes.optimizer import OPTIMIZERS
 from .schedule import Schedule
 from .settings import Settings
 
-_CHOICES = {"precision": ("f32", "bf16", "fp16"), "loss_scale": ("none", "dynamic"), "optimizer": OPTIMIZERS}
+_CHOICES = {
+    "precision": ("f32", "bf16", "fp16"),
+    "loss_scale": ("none", "dynamic"),
+    "optimizer": OPTIMIZERS,
+    "reduce_gradients": WHEN,
+    "gather_parameters": WHEN,
+}
 _ALSO = {"lr": "learning_rate"}
 """Options that have a short name, too, as on the command line."""
 _LISTS = ("no_decay", "trainable", "freeze", "undivided")

@@ -32,3 +32,5 @@ class Settings:
     precision: str = "f32"
     micro_batches: int = 1
     undivided: tuple[str, ...] = ()
+    reduce_gradients: str = "auto"
+    gather_parameters: str = "auto"

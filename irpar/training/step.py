@@ -54,6 +54,7 @@ def train_step(
         micro_batches: how many batches of the model's size a step adds up the gradients of, one after the other; its
             inputs are [micro_batches, b, ...]. See the pass `accumulate`.
         undivided: names or globs of inputs that all of these read whole.
+        reduce_gradients, gather_parameters: once a "step", in each "micro-batch", or as memory allows: "auto".
 
     Returns:
         A module with the model's inputs, `target` and `learning_rate`, the result `loss`, and the parameters and what
@@ -211,17 +212,44 @@ def _accumulate(module: Module, settings: Settings) -> MicroBatchFacts | None:
     from irpar.passes.accumulate import Accumulate
 
     if settings.micro_batches == 1:
-        if settings.undivided:
-            raise IrparError(
-                f"{option('undivided')} names what micro-batches share, and there is one alone",
-                do=f"give {option('micro_batches', '4')}, or leave it out",
-            )
+        _require_several(settings)
         return None
-    accumulate = Accumulate(settings.micro_batches, settings.undivided)
+    reduce, gather = settings.reduce_gradients, settings.gather_parameters
+    accumulate = Accumulate(settings.micro_batches, settings.undivided, reduce, gather)  # type: ignore[arg-type]
     names = [value.source_name for value in accumulate.samples(module)]
     PassManager.parse("cse").run(module)  # Gradients that are equal are added up once.
     PassManager([accumulate]).run(module)
-    return {"count": settings.micro_batches, "inputs": names}
+    return {
+        "count": settings.micro_batches,
+        "inputs": names,
+        "reduce": _when(reduce),
+        "gather": _when(gather),
+        "why": "",
+    }
+
+
+def _when(asked: str) -> str:
+    """When something is sent, where nobody knows what ranks have the memory for."""
+    return "step" if asked == "auto" else asked
+
+
+def _require_several(settings: Settings) -> None:
+    """Refuse what only several micro-batches have.
+
+    Raises:
+        IrparError: see there.
+    """
+    said = {
+        "undivided": ("names what micro-batches share", bool(settings.undivided)),
+        "reduce_gradients": ("is about micro-batches", settings.reduce_gradients != "auto"),
+        "gather_parameters": ("is about micro-batches", settings.gather_parameters != "auto"),
+    }
+    for name, (words, is_given) in said.items():
+        if is_given:
+            raise IrparError(
+                f"{option(name)} {words}, and there is one alone",
+                do=f"give {option('micro_batches', '4')}, or leave it out",
+            )
 
 
 def _seed(module: Module, settings: Settings) -> None:

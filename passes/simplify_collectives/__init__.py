@@ -24,6 +24,7 @@ from .loop_invariants import leave_loops
 from .mixed_sums import add_alike_first
 from .reduced_sums import reduce_sums_once
 from .sums_of_trips import move_sums_once
+from .trips import sums_leave
 from .written_constants import ConstantWays
 
 LOOK_BACK = 3
@@ -46,8 +47,10 @@ class SimplifyCollectives(Pass):
     what two readers need goes the same way as far as it can. A constant is written in each of the ways in which its
     readers need it, as far as devices then hold little more of it (`written_constants`). In both views a
     collective on what a Loop or Scan reads from outside stands before it, and a sum (or difference, or maximum) of
-    reduced values is reduced once. In local view equal computations with equal collectives in them merge, in all
-    programs alike: what a backward pass would send again it keeps from the forward pass.
+    reduced values is reduced once. What trips of a loop add up is reduced behind it; where ranks hold more for that, as
+    the module says (`irpar.analysis.trips`) or, where it says nothing, if they have the memory. In local view equal
+    computations with equal collectives in them merge, in all programs alike: what a backward pass would send again it
+    keeps from the forward pass.
     """
 
     name = "simplify-collectives"
@@ -55,30 +58,39 @@ class SimplifyCollectives(Pass):
 
     def run(self, module: Module) -> PassResult:
         """Rewrite all graphs."""
-        moved = leave_loops(module)
-        apart = 0 if module.is_local else add_alike_first(module)
-        sums = reduce_sums_once(module)
-        trips = move_sums_once(module)
-        if module.is_local:
-            merged, rewritten = _merge(module), 0
-        else:
-            merged, rewritten = 0, _replan(module, network_of(module.network))
-        changed = bool(moved or apart or sums or trips or merged or rewritten)
+        leave, notes = sums_leave(module, _rewrite)
+        statistics = _rewrite(module, leave)
+        changed = any(statistics.values())
         if changed and module.is_local:
             number_alike(module.graphs)
         elif changed:
             number_collectives(module.graph)
-        return PassResult(
-            changed,
-            statistics={
-                "out of loops": moved,
-                "sums added in two steps": apart,
-                "sums reduced once": sums,
-                "sums moved behind loops": trips,
-                "merged nodes": merged,
-                "planned anew": rewritten,
-            },
-        )
+        return PassResult(changed or bool(notes), notes, statistics)
+
+
+def _rewrite(module: Module, sums_may_hold_more: bool) -> dict[str, int | float]:
+    """Rewrite all graphs; what was done, and how often.
+
+    Args:
+        module: it.
+        sums_may_hold_more: whether sums leave loops of which ranks then hold more.
+    """
+    moved = leave_loops(module)
+    apart = 0 if module.is_local else add_alike_first(module)
+    sums = reduce_sums_once(module)
+    trips = move_sums_once(module, may_hold_more=sums_may_hold_more)
+    if module.is_local:
+        merged, rewritten = _merge(module), 0
+    else:
+        merged, rewritten = 0, _replan(module, network_of(module.network))
+    return {
+        "out of loops": moved,
+        "sums added in two steps": apart,
+        "sums reduced once": sums,
+        "sums moved behind loops": trips,
+        "merged nodes": merged,
+        "planned anew": rewritten,
+    }
 
 
 # -- global view --------------------------------------------------------------------------------------------------

@@ -66,16 +66,29 @@ class _Sum:
     steps: tuple[_Step, ...]
 
     @property
+    def holds_more(self) -> bool:
+        """Whether a rank holds more of the parts than of what they are reduced to."""
+        return any(sends(step.node) and step.node.identity != _REDUCTION for step in self.steps)
+
+    @property
     def key(self) -> tuple[int, ...]:
         """The ids of the moves, which are the same in all programs."""
         return tuple(int_attribute(step.node, "id") for step in self.steps if sends(step.node))
 
 
-def move_sums_once(module: Module) -> int:
-    """Rewrite the sums of a module, in all programs alike; returns how many there were."""
+def move_sums_once(module: Module, *, may_hold_more: bool = True) -> int:
+    """Rewrite the sums of a module, in all programs alike; returns how many there were.
+
+    Args:
+        module: it.
+        may_hold_more: also those of which ranks then hold parts that are larger than their shares.
+    """
     total = 0
     while True:
-        found = [{made.key: made for made in _sums(graph, module)} for graph in module.graphs]
+        found = [
+            {made.key: made for made in _sums(graph, module) if may_hold_more or not made.holds_more}
+            for graph in module.graphs
+        ]
         agreed = set.intersection(*(set(sums) for sums in found))
         if not agreed:
             return total
@@ -86,6 +99,11 @@ def move_sums_once(module: Module) -> int:
                     names.update(_rewrite(module, made))
         follow_instead(module, names)
         total += len(agreed)
+
+
+def sums_hold_more(module: Module) -> bool:
+    """Whether there are sums of which a rank would hold more behind their loops."""
+    return any(made.holds_more for made in _sums(module.graphs[0], module))
 
 
 def _sums(graph: Graph, module: Module) -> Iterator[_Sum]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from irpar.analysis.completion.flow import require_global
 from irpar.analysis.gathers import Gathers, layers_of, say_gathers
+from irpar.analysis.looping import LOOPS
 from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.analysis.redistribution import bytes_held
-from irpar.analysis.redistribution.trees import standing_in
 from irpar.errors import IrparError, listed, nearest_names
-from irpar.ir import Builder, Module, Node, Value, clone_module
+from irpar.ir import Module, Value, clone_module
 from irpar.ir.annotate import annotate_further
 from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.output.training_facts import ZeroFacts, ZeroParameter, facts_of, metadata_of
@@ -19,11 +19,11 @@ from irpar.sharding import Axis, Mesh, Sharding, ShardingError, are_disjoint, sp
 from irpar.units import bytes_text, count_text
 
 from .cuts import Cut, cut_of
+from .views import enter, gather_in_trips, gathers_in_trips, loop_over, regather
 
 __all__ = ["Zero", "ZeroError"]
 
 STAGES = (1, 2, 3)
-_VIEW = ("", "Identity")
 
 
 class ZeroError(IrparError):
@@ -88,16 +88,15 @@ class Zero(Pass):
         whole = optimizer_parallel_said(module).whole
         cuts = {each: self._cut(each.value, before[each.value], axes, whole) for each in trained}
         changed = [self._annotate(module, each, before[each.value], cut) for each, cut in cuts.items()]
-        if self.stage == 3 and self.regather:
-            places = {node: place for place, node in enumerate(module.graph)}
-            changed += [_regather(module, each.value, places) for each, cut in cuts.items() if cut.is_sharded]
+        regathers, told = False, tuple[str, ...]()
         if self.stage == 3:
-            layers = layers_of(module.graph, [each.value for each, cut in cuts.items() if cut.is_sharded])
-            changed.append(say_gathers(module, Gathers(self.prefetch, layers)))
-        changed.append(self._write_facts(module, cuts, axes))
+            regathers, told = self._gather(
+                module, [each.value for each, cut in cuts.items() if cut.is_sharded], changed
+            )
+        changed.append(self._write_facts(module, cuts, axes, regathers=regathers))
         sharded = sum(cut.is_sharded for cut in cuts.values())
         statistics: dict[str, int | float] = {"sharded": sharded, "left": len(cuts) - sharded}
-        return PassResult(any(changed), tuple(self._notes(module, cuts, axes)), statistics)
+        return PassResult(any(changed), (*self._notes(module, cuts, axes), *told), statistics)
 
     def _axes(self, mesh: Mesh) -> list[Axis]:
         """The mesh axes that are meant.
@@ -137,7 +136,35 @@ class Zero(Pass):
                 changed = annotate_further(module, value, cut.sharding, words) or changed
         return changed
 
-    def _write_facts(self, module: Module, cuts: Mapping[Trained, Cut], axes: Sequence[Axis]) -> bool:
+    def _gather(self, module: Module, sharded: Sequence[Value], changed: list[bool]) -> tuple[bool, tuple[str, ...]]:
+        """Say which parameters are gathered together, and let them be gathered again where that is asked for.
+
+        What trips of a loop read is gathered once, before it, unless they are to gather it themselves.
+
+        Returns:
+            Whether they are; a line where memory was looked at.
+        """
+        graph = module.graph
+        over = loop_over(graph, sharded)
+        in_trips, told = (False, ()) if over is None else gathers_in_trips(module)
+        if over is None or not in_trips:
+            places = {node: place for place, node in enumerate(graph)}
+            if self.regather:
+                changed += [regather(module, value, places) for value in sharded]
+            layers = layers_of(graph, sharded)
+        else:
+            for value in sharded:
+                enter(value, over)
+            body = LOOPS[over.identity](over).body
+            layers = layers_of(body, sharded)
+            places = {node: place for place, node in enumerate(body)}
+            changed += [gather_in_trips(module, value, over, places, again=self.regather) for value in sharded]
+        changed.append(say_gathers(module, Gathers(self.prefetch, layers)))
+        return self.regather and (over is None or in_trips), told
+
+    def _write_facts(
+        self, module: Module, cuts: Mapping[Trained, Cut], axes: Sequence[Axis], *, regathers: bool
+    ) -> bool:
         """Let the plan of a training step say what was done; true where it said something else."""
         facts = facts_of(module.metadata)
         if facts is None:
@@ -156,8 +183,7 @@ class Zero(Pass):
             "stage": self.stage,
             "axes": [str(axis) for axis in axes],
             "threshold_kb": self.threshold_kb,
-            # What micro-batches read of parameters is gathered once, before the loop over them.
-            "regather": self.stage == 3 and self.regather and "micro_batches" not in facts,
+            "regather": regathers,
             "parameters": rows,
         }
         module.metadata |= metadata_of({**facts, "zero": kept})
@@ -223,23 +249,3 @@ def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Shard
     known = {value.name: value.sharding for value in completed.graph.inputs}
     found = {value: known[value.name] for value in parameters}
     return {value: sharding for value, sharding in found.items() if sharding is not None}
-
-
-def _regather(module: Module, value: Value, places: Mapping[Node, int]) -> bool:
-    """Let the backward pass read a parameter through a view of its own, so that what is gathered of it is not kept.
-
-    False where the backward pass does not read it, or does so already, or one loop holds both passes: what trips read
-    of it is gathered before the loop, once.
-    """
-    uses = [(node, index) for node, index in value.uses if node.phase == "backward" and node.identity != _VIEW]
-    if not uses:
-        return False
-    first = min((standing_in(module.graph, node) for node, _ in uses), key=places.__getitem__)
-    forward = (standing_in(module.graph, node) for node in value.users if node.phase == "forward")
-    if any(places[node] >= places[first] for node in forward):
-        return False
-    builder = Builder(module.graph, module.opsets, before=first, like=first)
-    again = builder.op("Identity", [value], type=value.type, name=f"{value.name}.again")
-    value.replace_uses(again, only=uses)
-    assert value.sharding is not None
-    return annotate_further(module, again, value.sharding, f"what %{value.name} is")

@@ -1,6 +1,7 @@
 """Micro-batches: the numbers of the whole batch, of one device and of several, in every way to run a step."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,61 @@ def test_gradients_are_reduced_once_a_step(stage: int) -> None:
     assert sent[COUNT] <= sent[1]
 
 
+def _in_trips(partition: irpar.Partition) -> list[str]:
+    """What each trip sends."""
+    return [entry["kind"] for entry in partition.plan.collectives if entry["times"] == COUNT]
+
+
+STAGE_3 = "zero{stage=3, threshold-kb=0}"
+BOTH = {"reduce_gradients": "micro-batch", "gather_parameters": "micro-batch"}
+
+
+@cache
+def _once_a_step() -> tuple[irpar.Partition, tuple[list[float], dict[str, Any]]]:
+    """A step that sends all it can once, and what it learns."""
+    made = on(step_of(optimizer="adamw"), "dp=2,tp=1", STAGE_3)
+    assert not _in_trips(made)
+    return made, trained(made, 2)
+
+
+@pytest.mark.parametrize("asked", [{"reduce_gradients": "micro-batch"}, {"gather_parameters": "micro-batch"}, BOTH])
+def test_what_each_micro_batch_sends(asked: dict[str, str]) -> None:
+    once, expected = _once_a_step()
+    each = on(step_of(optimizer="adamw", **asked), "dp=2,tp=1", STAGE_3)
+    close(trained(each, 2), expected)
+    sent = _in_trips(each)
+    assert sent.count("reduce_scatter") == 4 * ("reduce_gradients" in asked)
+    assert sent.count("all_gather") == 5 * ("gather_parameters" in asked)
+    assert each.plan.ranks[0]["peak_bytes"] < once.plan.ranks[0]["peak_bytes"]
+    facts = each.plan.training
+    assert facts is not None
+    told: Any = facts["micro_batches"]
+    assert [told["reduce"], told["gather"]] == [asked.get(name, "step") for name in BOTH]
+    assert facts["zero"]["regather"] == ("gather_parameters" in asked)
+
+
+@pytest.mark.parametrize(("share", "gathers"), [(1, 0), (0.95, 0), (0.5, 5)])
+def test_micro_batches_send_what_memory_asks_for(share: float, gathers: int) -> None:
+    once, expected = _once_a_step()
+    most = once.plan.ranks[0]["peak_bytes"]
+    limited = step_of(optimizer="adamw")
+    limited.memory_limit = int(share * most)
+    made = on(limited, "dp=2,tp=1", STAGE_3)
+    close(trained(made, 2), expected)
+    sent = _in_trips(made)
+    assert (sent.count("reduce_scatter"), sent.count("all_gather")) == (4 * (share < 1), gathers)
+    assert made.plan.ranks[0]["peak_bytes"] <= max(share, 0.8) * most
+    facts = made.plan.training
+    assert facts is not None
+    told = facts["micro_batches"]
+    assert told["reduce"] == ("step" if share == 1 else "micro-batch")
+    assert told["gather"] == ("micro-batch" if gathers else "step")
+    assert told["why"].count("a rank would otherwise hold about" if share < 1 else "a rank holds about") >= 1
+    if share == 1:
+        sizes = [sorted((each["kind"], each["sent_bytes"]) for each in part.plan.collectives) for part in (once, made)]
+        assert sizes[0] == sizes[1]
+
+
 def _sharded(step: irpar.Module, count: int) -> irpar.Module:
     lead = [None] if count > 1 else []
     step.shard("x", [*lead, "dp", None])
@@ -304,7 +360,8 @@ def test_a_run_of_the_command_line(network: Path, tmp_path: Path, capsys: Captur
     assert code == 0, err
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert {entry["name"]: entry["sharding"] for entry in plan["inputs"]}["target"] == [None, ["dp"]]
-    assert plan["training"]["micro_batches"] == {"count": COUNT, "inputs": ["x", "target"]}
+    told = plan["training"]["micro_batches"]
+    assert told == {"count": COUNT, "inputs": ["x", "target"], "reduce": "step", "gather": "step", "why": ""}
     run = ("run", tmp_path / "out", "--data", data_file(tmp_path, 80), "--engine", "numpy")
     more = ("--checkpoint", tmp_path / "steps", "--eval-data", tmp_path / "data.npz")
     code, printed, err = call(capsys, *run, "--epochs", 2, *more)
