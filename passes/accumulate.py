@@ -14,7 +14,7 @@ from irpar.ir.state_rules import replace_outputs
 from irpar.ops.effects import draws_random_numbers
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
-from irpar.passes.add_loss import COUNTED, TARGET
+from irpar.passes.add_loss import COUNTED, MASK, TARGET
 from irpar.passes.autodiff import GRAD
 from irpar.sharding import Sharding, option
 
@@ -103,7 +103,7 @@ class Accumulate(Pass):
                 do="train a model whose inputs are batches, or leave out micro-batches",
             )
         left_out = [name for name, size in rows.items() if size is not None and size != batch]
-        if left_out and [value.source_name for value in found] == [TARGET]:
+        if left_out and TARGET in rows and {value.source_name for value in found} <= {TARGET, MASK}:
             raise AccumulateError(
                 f"only {TARGET} would be divided into micro-batches: the first dims of other inputs are not its own",
                 notes=tuple(f"{name} is {given[name].type}" for name in (TARGET, *left_out)),

@@ -15,6 +15,10 @@ TARGET = "target"
 """The name of the input that the output is compared with."""
 COUNTED = "loss_targets"
 """The name of the result that says which share of the targets counts."""
+MASK = "sample_mask"
+"""The name of the input that says which samples count."""
+IGNORED = -1
+"""The class number of what does not count, where none is given."""
 LossKind = Literal["cross_entropy", "mse", "bce"]
 LOSSES: tuple[str, ...] = get_args(LossKind)
 CROSS_ENTROPY = "cross_entropy"
@@ -44,6 +48,7 @@ class AddLoss(Pass):
         label_smoothing: how much of each target is spread over all classes.
         counted: whether one more result says of which share of the targets it is the mean, where some are ignored;
             the mean of none then is 0.
+        masked: whether one more input, `sample_mask`, says of each sample whether it counts; counted as well.
     """
 
     name = "add-loss"
@@ -53,6 +58,7 @@ class AddLoss(Pass):
     ignore_index: int | None = None
     label_smoothing: float = 0.0
     counted: bool = False
+    masked: bool = False
 
     def run(self, module: Module) -> PassResult:
         """Write the loss.
@@ -68,7 +74,12 @@ class AddLoss(Pass):
         notes: tuple[str, ...] = ()
         results: dict[str, Value] = {}
         if self.kind.startswith("output:"):
-            results[LOSS] = _single(_output(graph, self.kind.removeprefix("output:")))
+            if self.masked:
+                raise LossError(
+                    f"the model computes its loss itself ({self.kind}): no sample can be left out of it",
+                    do="let irpar compute the loss, of an output with a row for each sample: cross_entropy, mse or bce",
+                )
+            results[LOSS] = _single(output_of(graph, self.kind.removeprefix("output:")))
         else:
             results, notes = self._compared(graph, writer)
         for name, value in results.items():
@@ -97,7 +108,7 @@ class AddLoss(Pass):
             )
 
     def _compared(self, graph: Graph, w: GradientWriter) -> tuple[dict[str, Value], tuple[str, ...]]:
-        output = _output(graph, self.output)
+        output = output_of(graph, self.output)
         scores = _scores(output, self.kind, self.class_axis)
         notes: tuple[str, ...] = ()
         if scores is not output and output.node is not None:
@@ -115,7 +126,21 @@ class AddLoss(Pass):
             each = w.mul(difference, difference)
         else:
             each = w.sub(w.op("Softplus", [wide]), w.mul(wide, wanted))
+        if self.masked:
+            return self._masked_mean(graph, each, w), notes
         return {LOSS: w.op("ReduceMean", [each], {"keepdims": 0})}, notes
+
+    def _masked_mean(self, graph: Graph, each: Value, w: GradientWriter) -> dict[str, Value]:
+        """The mean over samples that count, 0 where none does, and which share of them does."""
+        counts = w.cast(_mask(graph, w.dims(each), w), each.dtype)
+        rest = list(range(1, len(w.dims(each))))
+        rows = w.op("ReduceMean", [each, w.ints(rest)], {"keepdims": 0}) if rest else each
+        total = w.op("ReduceSum", [w.mul(rows, counts)], {"keepdims": 0})
+        count = w.op("ReduceSum", [counts], {"keepdims": 0})
+        return {
+            LOSS: w.div(total, w.op("Max", [count, w.number(1, count)])),
+            COUNTED: w.op("ReduceMean", [counts], {"keepdims": 0}),
+        }
 
     def _cross_entropy(self, graph: Graph, scores: Value, dims: tuple[Dim, ...], w: GradientWriter) -> dict[str, Value]:
         rank = len(dims)
@@ -131,8 +156,12 @@ class AddLoss(Pass):
             scores, labels = w.unsqueeze(scores, [0]), w.unsqueeze(target, [0])
         else:
             scores, labels = w.transpose(scores, [rest[0], axis, *rest[1:]]), target
+        if self.masked:
+            ignore = IGNORED if self.ignore_index is None else self.ignore_index
+            mask = w.unsqueeze(_mask(graph, w.dims(labels), w), list(range(1, len(w.dims(labels)))))
+            return self._counted_loss(scores, w.where(mask, labels, w.constant(ignore)), ignore, w)
         if self.counted and self.ignore_index is not None:
-            return self._counted_loss(scores, labels, w)
+            return self._counted_loss(scores, labels, self.ignore_index, w)
         ignored = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
         loss = w.op("SoftmaxCrossEntropyLoss", [scores, labels], ignored)
         if not self.label_smoothing:
@@ -140,17 +169,16 @@ class AddLoss(Pass):
         if self.ignore_index is None:
             spread = w.op("ReduceMean", [_smooth(scores, w)], {"keepdims": 0})
         else:
-            counted = self._rows(scores, labels, w)
+            counted = _rows(scores, labels, self.ignore_index, w)
             total = w.op("ReduceSum", [w.mul(_smooth(scores, w), counted)], {"keepdims": 0})
             spread = w.div(total, w.op("ReduceSum", [counted], {"keepdims": 0}))
         return {LOSS: self._smoothed(loss, spread, w)}
 
-    def _counted_loss(self, scores: Value, labels: Value, w: GradientWriter) -> dict[str, Value]:
+    def _counted_loss(self, scores: Value, labels: Value, ignore: int, w: GradientWriter) -> dict[str, Value]:
         """The mean over targets that count, 0 where none does, and how many do."""
-        assert self.ignore_index is not None
-        rows = self._rows(scores, labels, w)
+        rows = _rows(scores, labels, ignore, w)
         count = w.op("ReduceSum", [rows], {"keepdims": 0})
-        ignored = {"ignore_index": self.ignore_index, "reduction": "sum"}
+        ignored = {"ignore_index": ignore, "reduction": "sum"}
         loss = w.op("SoftmaxCrossEntropyLoss", [scores, labels], ignored)
         if self.label_smoothing:
             spread = w.op("ReduceSum", [w.mul(_smooth(scores, w), rows)], {"keepdims": 0})
@@ -160,14 +188,28 @@ class AddLoss(Pass):
             COUNTED: w.op("ReduceMean", [rows], {"keepdims": 0}),
         }
 
-    def _rows(self, scores: Value, labels: Value, w: GradientWriter) -> Value:
-        """1 of targets that count, 0 of others."""
-        assert self.ignore_index is not None
-        ignored = w.op("Equal", [labels, w.constant(self.ignore_index)])
-        return w.where(ignored, w.number(0, scores), w.number(1, scores))
-
     def _smoothed(self, loss: Value, spread: Value, w: GradientWriter) -> Value:
         return w.sub(w.mul(loss, 1 - self.label_smoothing), w.mul(spread, self.label_smoothing))
+
+
+def _rows(scores: Value, labels: Value, ignore: int, w: GradientWriter) -> Value:
+    """1 of targets that count, 0 of others."""
+    ignored = w.op("Equal", [labels, w.constant(ignore)])
+    return w.where(ignored, w.number(0, scores), w.number(1, scores))
+
+
+def _mask(graph: Graph, dims: tuple[Dim, ...], w: GradientWriter) -> Value:
+    """The input that says which samples count.
+
+    Raises:
+        LossError: there are no samples.
+    """
+    if not dims:
+        raise LossError(
+            "the output has no dim that counts samples: none can be left out",
+            do="train a model whose inputs are batches",
+        )
+    return add_named_input(graph, MASK, TensorType(DType.BOOL, dims[:1]))
 
 
 def _smooth(scores: Value, w: GradientWriter) -> Value:
@@ -175,7 +217,7 @@ def _smooth(scores: Value, w: GradientWriter) -> Value:
     return w.op("ReduceMean", [w.op("LogSoftmax", [scores], {"axis": 1}), w.ints([1])], {"keepdims": 0})
 
 
-def _output(graph: Graph, name: str) -> Value:
+def output_of(graph: Graph, name: str) -> Value:
     """The result of that name; of none the first one of floats.
 
     Raises:

@@ -262,3 +262,12 @@ MemoryLimitGb = Annotated[
         show_default=False,
     ),
 ]
+ShortBatches = Annotated[
+    bool,
+    typer.Option(
+        "--short-batches",
+        help="Steps may have fewer samples than all micro-batches take, such as those at the end of the data; refused "
+        "where samples of the model depend on each other.",
+        rich_help_panel=_BATCHES,
+    ),
+]

@@ -98,8 +98,9 @@ class TrainingRun:
         self, specs: Mapping[str, Mapping[str, Any]], given: Sequence[str] | None, facts: "TrainingFacts"
     ) -> "LoopOptions":
         from irpar.inputs.dataset import dataset_of
+        from irpar.inputs.order import Order
         from irpar.training.loop import LoopOptions
-        from irpar.training.micro_batches import as_samples
+        from irpar.training.micro_batches import as_samples, takes_short
 
         assert self.data is not None
         values = given_inputs(list(specs.values()), None, given) or {}
@@ -108,8 +109,9 @@ class TrainingRun:
             assert self.epochs is not None
             names = [name for name in facts["inputs"] if name not in values]
             wanted = {name: as_samples(facts, name, specs[name]) for name in names}
-            count, batch = dataset_of(str(self.data)).check(wanted)
-            steps = math.ceil(self.epochs * (count // batch))
+            has_short = takes_short(facts)
+            count, batch = dataset_of(str(self.data)).check(wanted, may_be_short=has_short)
+            steps = math.ceil(self.epochs * Order(count, batch, has_short=has_short).steps_per_epoch)
         return LoopOptions(
             self.data.absolute(),
             steps,

@@ -69,11 +69,12 @@ class Dataset:
             raise DataError("the data have no arrays", where=str(path), do=do)
         return cls(path, arrays)
 
-    def check(self, specs: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    def check(self, specs: Mapping[str, Mapping[str, Any]], *, may_be_short: bool = False) -> tuple[int, int]:
         """Compare the arrays with the inputs that they are for.
 
         Args:
             specs: the entry of plan.json's `inputs`, by name.
+            may_be_short: whether a step may have fewer samples.
 
         Returns:
             How many samples there are, and how many a step takes.
@@ -99,7 +100,14 @@ class Dataset:
                 notes=tuple(problems),
                 do="give an array for each input, of its dtype, its first dim the samples",
             )
-        return self._counts(specs)
+        samples, batch = self._counts(specs)
+        if samples < (1 if may_be_short else batch):
+            raise DataError(
+                f"there are {samples} samples, and a step takes {batch}",
+                where=str(self.path),
+                do="give more, or make the step for a smaller batch (--bind)",
+            )
+        return samples, batch
 
     def _counts(self, specs: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
         sizes = {name: (len(self.arrays[name]), spec["shape"][0]) for name, spec in specs.items()}
@@ -113,12 +121,6 @@ class Dataset:
                     where=str(self.path),
                     do="give arrays with equally many samples; an input that is no batch gets its value by --input",
                 )
-        if samples < batch:
-            raise DataError(
-                f"there are {samples} samples, and a step takes {batch}",
-                where=str(self.path),
-                do="give more, or make the step for a smaller batch (--bind)",
-            )
         return samples, batch
 
     def block(self, name: str, rows: Array, sharding: Sharding | None, coords: Sequence[int]) -> Array:

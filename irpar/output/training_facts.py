@@ -51,6 +51,7 @@ class MicroBatchFacts(TypedDict):
         reduce: whether gradients of which ranks hold shares are reduced once a "step" or in each "micro-batch".
         gather: the same of parameters that ranks hold shares of.
         why: why so, where memory was looked at; else "".
+        short: whether steps may have fewer samples: the input `sample_count` says how many of them count.
     """
 
     count: int
@@ -58,6 +59,7 @@ class MicroBatchFacts(TypedDict):
     reduce: str
     gather: str
     why: str
+    short: bool
 
 
 class TrainingFacts(TypedDict):

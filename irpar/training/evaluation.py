@@ -36,7 +36,7 @@ def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
         module = clone_module(model)
         module.metadata.pop(SAID, None)  # The step has no optimizer here.
         module.set_mesh(plan.mesh_of_ranks)
-        with_loss(module, replace(settings, micro_batches=1))
+        with_loss(module, replace(settings, micro_batches=1, short_batches=False))
         graph = module.graph
         held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
         known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}

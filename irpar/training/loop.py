@@ -16,7 +16,7 @@ from irpar.inputs.dataset import Batch, dataset_of
 from irpar.inputs.order import Order
 from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
 
-from .micro_batches import as_one_batch, as_samples, in_micro_batches
+from .micro_batches import as_one_batch, as_samples, in_micro_batches, takes_short
 from .schedule import Schedule
 from .trainer import Trainer
 
@@ -137,9 +137,11 @@ def run_loop(
     _check(options)
     names = [name for name in trainer.facts["inputs"] if name not in options.values]
     data = dataset_of(str(options.data))
-    samples, batch = data.check({name: as_samples(trainer.facts, name, inputs[name]) for name in names})
+    has_short = takes_short(trainer.facts)
+    wanted = {name: as_samples(trainer.facts, name, inputs[name]) for name in names}
+    samples, batch = data.check(wanted, may_be_short=has_short)
     before = _resumed(trainer, options)
-    order = _order(options, before, samples, batch)
+    order = _order(options, before, samples, batch, has_short=has_short)
     trainer.schedule = _schedule(trainer, options, before)
     summary = Summary(trainer.steps, trainer.steps, [])
     limits = {name: limit for name, limit in trainer.limits().items() if name in names}
@@ -148,9 +150,9 @@ def run_loop(
         while trainer.steps < options.steps:
             number = trainer.steps
             start = time.perf_counter()
-            rows = in_micro_batches(trainer.facts, order.rows(number))
-            taken = Batch(str(options.data), rows, names, limits)
-            loss = trainer.step(options.values, batch=taken)
+            rows = order.rows(number)
+            taken = Batch(str(options.data), in_micro_batches(trainer.facts, rows, batch), names, limits)
+            loss = trainer.step(options.values, batch=taken, samples=len(rows) if has_short else None)
             step = Step(
                 number + 1,
                 order.place(number)[0],
@@ -203,7 +205,7 @@ def _resumed(trainer: Trainer, options: LoopOptions) -> Checkpoint | None:
     return trainer.load_checkpoint(options.checkpoint)
 
 
-def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch: int) -> Order:
+def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch: int, *, has_short: bool) -> Order:
     """The order of the samples.
 
     Raises:
@@ -219,7 +221,7 @@ def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch:
                 do="go on with the same data and seed, or begin anew in another folder",
             )
     seed = options.seed if options.seed is not None else known.get("seed", 0)
-    return Order(samples, batch, seed, options.is_shuffled)
+    return Order(samples, batch, seed, options.is_shuffled, has_short)
 
 
 def _schedule(trainer: Trainer, options: LoopOptions, before: Checkpoint | None) -> Schedule:

@@ -15,6 +15,10 @@ Entry = Mapping[str, Any]
 """Of an input, in plan.json."""
 
 
+SAMPLE_COUNT = "sample_count"
+"""The name of the input that says how many samples of a step count."""
+
+
 class BatchSizeError(IrparError):
     """A batch that does not make the micro-batches of a step."""
 
@@ -42,34 +46,63 @@ def as_one_batch(facts: "TrainingFacts | Mapping[str, Any] | None", entry: Entry
     return {**entry, "shape": entry["shape"][1:], "sharding": None if sharding is None else sharding[1:]}
 
 
-def in_micro_batches(facts: "TrainingFacts", rows: Array) -> Array:
-    """Numbers of samples in the order in which a step takes them: of several micro-batches a row of each."""
+def takes_short(facts: "TrainingFacts | Mapping[str, Any] | None") -> bool:
+    """Whether steps may have fewer samples than their micro-batches take."""
+    found = (facts or {}).get("micro_batches")
+    return found is not None and bool(found.get("short"))
+
+
+def in_micro_batches(facts: "TrainingFacts", rows: Array, batch: int) -> Array:
+    """Numbers of samples in the order in which a step takes them: of several micro-batches a row of each.
+
+    The last sample comes again in place of those that are missing.
+
+    Args:
+        facts: of the step.
+        rows: the samples.
+        batch: how many a step takes.
+    """
     count, names = stacked_inputs(facts)
-    return rows.reshape(count, -1) if names else rows
+    return np.pad(rows, (0, batch - len(rows)), mode="edge").reshape(count, -1) if names else rows
 
 
-def stacked(facts: "TrainingFacts", given: Mapping[str, Any], entries: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+def stacked(
+    facts: "TrainingFacts", given: Mapping[str, Any], entries: Mapping[str, tuple[Any, ...]]
+) -> tuple[dict[str, Any], int | None]:
     """Inputs of a step with a dim that counts micro-batches, also of those that were given as one batch.
+
+    Where a step may have fewer samples than it takes, the last one comes again in place of those that are missing.
 
     Args:
         facts: of the step.
         given: arrays by name.
         entries: the shape of each input, as the program has it.
 
+    Returns:
+        These; how many samples there are, where some were given as one batch.
+
     Raises:
-        BatchSizeError: one has neither that many samples nor that dim.
+        BatchSizeError: one has neither that many samples nor that dim, or another number than others.
     """
     _, names = stacked_inputs(facts)
     found = dict(given)
+    samples: dict[str, int] = {}
     for name in names & given.keys():
         shape, array = entries[name], np.asarray(given[name])
         if array.ndim != len(shape) - 1:
             continue
         count, rows = shape[:2]
-        if len(array) != count * rows:
+        samples[name] = len(array)
+        if not (0 < len(array) <= count * rows if takes_short(facts) else len(array) == count * rows):
             raise BatchSizeError(
                 f"{name} has {len(array)} samples, and a step takes {count} micro-batches of {rows}",
-                do=f"give {count * rows} samples, or make the step for others: --bind, --micro-batches",
+                do=f"give {count * rows} samples, or make the step for others: --bind, --micro-batches"
+                + ("" if takes_short(facts) else ", --short-batches"),
             )
+        if len(array) < count * rows:
+            array = np.concatenate([array, np.repeat(array[-1:], count * rows - len(array), axis=0)])
         found[name] = array.reshape(count, rows, *array.shape[1:])
-    return found
+    if len(set(samples.values())) > 1:
+        words = ", ".join(f"{name} has {size}" for name, size in sorted(samples.items()))
+        raise BatchSizeError(f"inputs have different numbers of samples: {words}", do="give equally many of each")
+    return found, next(iter(samples.values()), None)

@@ -34,3 +34,4 @@ class Settings:
     undivided: tuple[str, ...] = ()
     reduce_gradients: str = "auto"
     gather_parameters: str = "auto"
+    short_batches: bool = False

@@ -14,6 +14,7 @@ from irpar.output.training_facts import MicroBatchFacts, TrainingFacts, metadata
 from irpar.sharding import option, spelled
 from irpar.units import count_text
 
+from .micro_batches import SAMPLE_COUNT
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def train_step(
             inputs are [micro_batches, b, ...]. See the pass `accumulate`.
         undivided: names or globs of inputs that all of these read whole.
         reduce_gradients, gather_parameters: once a "step", in each "micro-batch", or as memory allows: "auto".
+        short_batches: whether steps may have fewer samples than all micro-batches take. The step gets the input
+            `sample_count`; samples behind so many change nothing. Refused where samples of the model meet.
 
     Returns:
         A module with the model's inputs, `target` and `learning_rate`, the result `loss`, and the parameters and what
@@ -91,10 +94,14 @@ def make_step(model: Module, settings: Settings, bind: Mapping[str, int]) -> tup
 def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> list[str]:
     """Make a step of a model, in its place; lines about it."""
     from irpar.differentiation import forget_domains, normalise
+    from irpar.ir import clone_module
     from irpar.pass_manager import PassManager
     from irpar.passes.autodiff import Autodiff
     from irpar.passes.training_mode import TrainingMode
 
+    from .short_batches import count_samples, require_independent
+
+    model = clone_module(module) if settings.short_batches else None
     parameters, found = with_loss(module, settings)
     notes = list(found)
     classes = _classes(module.graph, settings)
@@ -105,6 +112,9 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     notes += PassManager([differentiate]).run(module).notes
     _require_gradients(module, parameters)
     accumulated = _accumulate(module, settings)
+    if accumulated is not None and model is not None:
+        require_independent(model, accumulated["inputs"], settings)
+        count_samples(module)
     _seed(module, settings)
     PassManager([_optimizer(settings)]).run(module)
     _write_out(module)
@@ -138,6 +148,7 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
         settings.ignore_index,
         settings.label_smoothing,
         counted=settings.micro_batches > 1,
+        masked=settings.short_batches,
     )
     notes = loss.run(module).notes
     _keep_loss(module.graph)
@@ -210,13 +221,14 @@ def _accumulate(module: Module, settings: Settings) -> MicroBatchFacts | None:
     """Let the step go over micro-batches; what its plan says of them."""
     from irpar.pass_manager import PassManager
     from irpar.passes.accumulate import Accumulate
+    from irpar.passes.add_loss import MASK
 
     if settings.micro_batches == 1:
         _require_several(settings)
         return None
     reduce, gather = settings.reduce_gradients, settings.gather_parameters
     accumulate = Accumulate(settings.micro_batches, settings.undivided, reduce, gather)  # type: ignore[arg-type]
-    names = [value.source_name for value in accumulate.samples(module)]
+    names = [value.source_name for value in accumulate.samples(module) if value.source_name != MASK]
     PassManager.parse("cse").run(module)  # Gradients that are equal are added up once.
     PassManager([accumulate]).run(module)
     return {
@@ -225,6 +237,7 @@ def _accumulate(module: Module, settings: Settings) -> MicroBatchFacts | None:
         "reduce": _when(reduce),
         "gather": _when(gather),
         "why": "",
+        "short": settings.short_batches,
     }
 
 
@@ -243,6 +256,7 @@ def _require_several(settings: Settings) -> None:
         "undivided": ("names what micro-batches share", bool(settings.undivided)),
         "reduce_gradients": ("is about micro-batches", settings.reduce_gradients != "auto"),
         "gather_parameters": ("is about micro-batches", settings.gather_parameters != "auto"),
+        "short_batches": ("is about the last of several micro-batches", settings.short_batches),
     }
     for name, (words, is_given) in said.items():
         if is_given:
@@ -321,7 +335,7 @@ def _facts(module: Module, settings: Settings, classes: int | None, bind: Mappin
 
     graph = module.graph
     given = [value for value in graph.inputs if value not in graph.states and value.source_name not in module.fixed]
-    names = [value.source_name for value in given if value.source_name != LEARNING_RATE]
+    names = [value.source_name for value in given if value.source_name not in (LEARNING_RATE, SAMPLE_COUNT)]
     return {
         "loss": settings.loss,
         "optimizer": settings.optimizer,

@@ -17,8 +17,9 @@ from irpar.ir.state import LOSS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
 from irpar.passes.optimizer.names import LEARNING_RATE
 from irpar.runtime.session import Session
+from irpar.sharding import option
 
-from .micro_batches import stacked
+from .micro_batches import SAMPLE_COUNT, BatchSizeError, stacked, stacked_inputs, takes_short
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -59,7 +60,12 @@ class Trainer(Session):
         )
 
     def step(
-        self, inputs: Mapping[str, Any] | None = None, *, batch: Batch | None = None, learning_rate: float | None = None
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        batch: Batch | None = None,
+        learning_rate: float | None = None,
+        samples: int | None = None,
     ) -> float:
         """Make one step.
 
@@ -68,29 +74,50 @@ class Trainer(Session):
                 micro-batches [count, b, ...], or the same samples as one batch.
             batch: samples of which each rank reads its own part.
             learning_rate: of this step; None: that of the schedule.
+            samples: how many samples count, from the first on, where a step may have fewer than it takes; None: as many
+                as are given.
 
         Returns:
             The loss, before the update.
 
         Raises:
             InputError: inputs that do not fit.
-            BatchSizeError: there are too many samples for the micro-batches, or too few.
+            BatchSizeError: there are too many samples for the micro-batches, or too few; or no number of them counts.
             DataError: a target that is no class.
             NotFiniteError: the loss is not finite; the state is that before the step.
             RunError: a rank failed; all ranks have stopped.
         """
         if inputs is not None:
             require("inputs", inputs, Mapping, "give a dict of arrays by the names of inputs")
-        given = stacked(self.facts, inputs or {}, self._shapes)
+        given, count = stacked(self.facts, inputs or {}, self._shapes)
         self._check_target(given)
         rate = self.schedule.rate(self.steps) if learning_rate is None else learning_rate
         given[LEARNING_RATE] = np.asarray(rate, self._rate_dtype)
+        if takes_short(self.facts):
+            counted = self._counted(samples if samples is not None else count)
+            given.setdefault(SAMPLE_COUNT, np.asarray(counted))
+        elif samples is not None:
+            raise BatchSizeError(
+                "the step takes all of its samples", do=f"make one that may have fewer: {option('short_batches')}"
+            )
         self.results = self.run(given, batch=batch)
         loss = float(self.results[LOSS])
         if not math.isfinite(loss):
             self.undo()
             raise self._not_finite(loss, given, batch)
         return loss
+
+    def _counted(self, samples: int | None) -> int:
+        """How many samples of a step count: all where nothing is said."""
+        trips, names = stacked_inputs(self.facts)
+        rows = self._shapes[next(iter(names))][1]
+        assert isinstance(rows, int)
+        found = trips * rows if samples is None else samples
+        if not 0 < found <= trips * rows:
+            raise BatchSizeError(
+                f"{found} samples count, and a step takes {trips * rows}", do=f"give a number from 1 to {trips * rows}"
+            )
+        return found
 
     @property
     def read_bytes(self) -> int:

@@ -263,7 +263,14 @@ def _once_a_step() -> tuple[irpar.Partition, tuple[list[float], dict[str, Any]]]
     return made, trained(made, 2)
 
 
-@pytest.mark.parametrize("asked", [{"reduce_gradients": "micro-batch"}, {"gather_parameters": "micro-batch"}, BOTH])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param({"reduce_gradients": "micro-batch"}, marks=pytest.mark.slow),
+        pytest.param({"gather_parameters": "micro-batch"}, marks=pytest.mark.slow),
+        BOTH,
+    ],
+)
 def test_what_each_micro_batch_sends(asked: dict[str, str]) -> None:
     once, expected = _once_a_step()
     each = on(step_of(optimizer="adamw", **asked), "dp=2,tp=1", STAGE_3)
@@ -279,7 +286,10 @@ def test_what_each_micro_batch_sends(asked: dict[str, str]) -> None:
     assert facts["zero"]["regather"] == ("gather_parameters" in asked)
 
 
-@pytest.mark.parametrize(("share", "gathers"), [(1, 0), (0.95, 0), (0.5, 5)])
+@pytest.mark.parametrize(
+    ("share", "gathers"),
+    [pytest.param(1, 0, marks=pytest.mark.slow), pytest.param(0.95, 0, marks=pytest.mark.slow), (0.5, 5)],
+)
 def test_micro_batches_send_what_memory_asks_for(share: float, gathers: int) -> None:
     once, expected = _once_a_step()
     most = once.plan.ranks[0]["peak_bytes"]
@@ -361,7 +371,8 @@ def test_a_run_of_the_command_line(network: Path, tmp_path: Path, capsys: Captur
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert {entry["name"]: entry["sharding"] for entry in plan["inputs"]}["target"] == [None, ["dp"]]
     told = plan["training"]["micro_batches"]
-    assert told == {"count": COUNT, "inputs": ["x", "target"], "reduce": "step", "gather": "step", "why": ""}
+    when = {"reduce": "step", "gather": "step", "why": "", "short": False}
+    assert told == {"count": COUNT, "inputs": ["x", "target"], **when}
     run = ("run", tmp_path / "out", "--data", data_file(tmp_path, 80), "--engine", "numpy")
     more = ("--checkpoint", tmp_path / "steps", "--eval-data", tmp_path / "data.npz")
     code, printed, err = call(capsys, *run, "--epochs", 2, *more)
@@ -440,3 +451,90 @@ def test_models_without_a_batch() -> None:
 def test_names_that_would_mean_nothing_are_refused() -> None:
     with pytest.raises(irpar.IrparError, match="names what micro-batches share, and there is one alone"):
         irpar.train_step(with_weights(CLASSIFIER), undivided=["x"])
+
+
+# -- fewer samples than a step takes --------------------------------------------------------------------------------
+
+SHORT = 27
+"""Samples of which the last micro-batch has three, or where there are fewer none."""
+
+
+def _learnt(
+    step: irpar.Module, mesh: str, given: dict[str, Array], zero: str = ""
+) -> tuple[list[float], dict[str, Any]]:
+    with on(step, mesh, zero).trainer(engine="numpy") as trainer:
+        return [trainer.step(given), trainer.step(given)], trainer.read_all()
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        pytest.param({}, SHORT, marks=pytest.mark.slow),
+        ({"ignore_index": 2, "label_smoothing": 0.1, "clip_norm": 0.1}, SHORT),
+        pytest.param({"loss": "mse"}, SHORT, marks=pytest.mark.slow),
+        ({"loss": "bce"}, 5),
+    ],
+)
+def test_a_short_batch_is_the_batch_without_what_pads_it(options: dict[str, Any], count: int) -> None:
+    given = {name: array[:count] for name, array in batch().items()}
+    if "loss" in options:
+        given["target"] = (given["x"][:, :3] > 0).astype(np.float32)
+    text = CLASSIFIER.replace("f32", "f64")
+    given = {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in given.items()}
+    expected = _learnt(step_of(text.replace("8, ", f"{count}, "), 1, **options), "d=1", given)
+    step = step_of(text, short_batches=True, **options)
+    for mesh, zero in (("d=1", ""), ("dp=2,tp=2", STAGE_3)):
+        losses, state = _learnt(step, mesh, given, zero)
+        np.testing.assert_allclose(losses, expected[0], rtol=1e-10)
+        for name, array in expected[1].items():
+            np.testing.assert_allclose(state[name], array, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_a_run_takes_what_is_left_of_the_data(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    """50 samples make steps of 32 and 18; the second one is resumed into."""
+    code, _, err = train(capsys, network, "--mesh", "dp=2,tp=2", "--short-batches")
+    assert code == 0, err
+    run = ["run", tmp_path / "out", "--data", data_file(tmp_path, 50), "--in-order", "--engine", "numpy"]
+    for also in (["--steps", 1], ["--epochs", 1, "--resume"]):
+        code, _, err = call(capsys, *run, "--checkpoint", tmp_path / "steps", *also)
+        assert code == 0, err
+    with on(
+        irpar.train_step(network, optimizer="momentum", learning_rate=0.1, micro_batches=COUNT, short_batches=True),
+        "d=1",
+    ).trainer(engine="numpy") as trainer:
+        for first, last in ((0, 32), (32, 50)):
+            trainer.step({name: array[first:last] for name, array in samples(50).items()})
+        found = state_in(Checkpoint.open(tmp_path / "steps"))
+        for name, array in trainer.read_all().items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        (NORMALISED, {"loss": "mse"}, "samples of a batch meet in BatchNormalization"),
+        (CLASSIFIER.replace("Tanh(%i)", "Softmax(%i) {axis=0}"), {}, "samples of a batch meet in Softmax"),
+        (CLASSIFIER, {"loss": "output:y"}, "the model computes its loss itself"),
+        (CLASSIFIER, {"count": 1}, "short_batches=True is about the last of several micro-batches"),
+    ],
+)
+def test_steps_that_cannot_have_fewer_samples(text: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(irpar.IrparError, match=said) as caught:
+        step_of(text, short_batches=True, **options)
+    assert caught.value.do
+
+
+def test_statistics_of_the_model_let_samples_be_independent() -> None:
+    step_of(NORMALISED, loss="mse", short_batches=True, freeze_statistics=True)
+
+
+def test_numbers_of_samples_that_cannot_be() -> None:
+    given = batch()
+    with on(step_of(short_batches=True), "d=1").trainer(engine="numpy") as trainer:
+        for count in (0, 33):
+            with pytest.raises(BatchSizeError, match=f"{count} samples"):
+                trainer.step(given, samples=count)
+        with pytest.raises(BatchSizeError, match="target has 3, x has 4"):
+            trainer.step({"x": given["x"][:4], "target": given["target"][:3]})
+    with on(step_of(), "d=1").trainer(engine="numpy") as trainer, pytest.raises(BatchSizeError, match="takes all"):
+        trainer.step(given, samples=3)
